@@ -4,26 +4,28 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
+import msgspec
 import torch
 
 from dllm_decode.training.examples import Batch, Part, Source, lay_out
 from samplers.checks import require_count
 
 
-class Demonstration(NamedTuple):
+class Demonstration(msgspec.Struct, forbid_unknown_fields=True):
     """An answer of the teacher.
 
     Attributes:
         prompt: Token ids of the prompt.
         answer: Token ids of the answer, with the EOS that ends it if one does.
         ranks: Of each token of the answer in the order of commits, from 0.
+        score: 1 for a right answer.
     """
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     ranks: tuple[int, ...]
+    score: float
 
 
 class Lessons(Source[Batch]):
@@ -75,7 +77,8 @@ class Lessons(Source[Batch]):
         for number in range(first, first + self._num_forwards):
             places = range(number * self._num_rows, (number + 1) * self._num_rows)
             rows = [self._order(place // num_all)[place % num_all] for place in places]
-            batch = lay_out([one[:2] for one in rows], self._gen_length, self._eos_id)
+            pairs = [(one.prompt, one.answer) for one in rows]
+            batch = lay_out(pairs, self._gen_length, self._eos_id)
             ranks = torch.full((len(rows), self._gen_length), self._gen_length)
             for row, one in zip(ranks, rows, strict=True):
                 row[: len(one.ranks)] = torch.tensor(one.ranks)

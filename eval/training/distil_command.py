@@ -38,7 +38,6 @@ from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, on_fir
 from eval.training.student import (
     Student,
     accelerator_of,
-    alpha_of,
     load_student,
     objective_of,
     optimisers_of,
@@ -78,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
     teaching = asked.run(student.loaded, teacher, cache, student.config, size)
     objective_of(student, options)
     if options.lora_rank:
-        require_lora(student.model, rank=options.lora_rank, alpha=alpha_of(options))
+        alpha = options.lora_alpha or options.lora_rank
+        require_lora(student.model, rank=options.lora_rank, alpha=alpha)
     accelerator = accelerator_of(options, student.model)
     if accelerator.is_main_process:
         asked.warn(teaching.tokenizer)
@@ -194,7 +194,7 @@ class Distillation:
         options, student, accelerator = self.options, self.student, self.accelerator
         lora = None
         if options.lora_rank:
-            rank, alpha = options.lora_rank, alpha_of(options)
+            rank, alpha = options.lora_rank, options.lora_alpha or options.lora_rank
             lora = LoRA(student.model, student.family, rank=rank, alpha=alpha)
         else:
             student.model.requires_grad_(True)

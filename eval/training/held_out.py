@@ -97,12 +97,8 @@ def measure(
         records = answer(run, batch, replace(run.decoding, seed=seed))
         for i, (example, record) in enumerate(zip(batch, records, strict=True), start):
             mine.append((i, score_of(run, example, record), record["nfe"], record["length"]))
-    found = sorted(gather(mine))
-    return Measured(
-        [score for _, score, _, _ in found],
-        [forwards for _, _, forwards, _ in found],
-        [length for _, _, _, length in found],
-    )
+    _, scores, forwards, lengths = map(list, zip(*sorted(gather(mine)), strict=True))
+    return Measured(scores, forwards, lengths)
 
 
 def read_measured(file: Path, questions: Questions) -> Measured:

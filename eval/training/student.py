@@ -83,12 +83,6 @@ def accelerator_of(options: argparse.Namespace, model: MaskedTransformer) -> Acc
     )
 
 
-def alpha_of(options: argparse.Namespace) -> int:
-    """Returns the scale of LoRA's additions: their rank, unless it is given."""
-    alpha: int = options.lora_alpha or options.lora_rank
-    return alpha
-
-
 def teacher_of(options: argparse.Namespace, student: Student) -> Sampler:
     """Returns how the teacher answers: one token a step, unless another sampler is named."""
     assert student.config.block_length is not None

@@ -15,24 +15,8 @@ from eval.tasks import Example
 from eval.training.held_out import score_of
 
 
-class Answer(msgspec.Struct, forbid_unknown_fields=True):
-    """A `Demonstration` with its score.
-
-    Attributes:
-        prompt: Token ids.
-        answer: Token ids.
-        ranks: Of each token of the answer in the order of commits.
-        score: The task's first, 1 for a right answer.
-    """
-
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-    ranks: tuple[int, ...]
-    score: float
-
-
 class _Answers(msgspec.Struct, forbid_unknown_fields=True):
-    answers: list[Answer]
+    answers: list[Demonstration]
 
 
 def file_of(folder: Path, start: int) -> Path:
@@ -40,7 +24,9 @@ def file_of(folder: Path, start: int) -> Path:
     return folder / f"{start:06}.json"
 
 
-def ask(run: Run, examples: Sequence[Example], prompts: Sequence[Sequence[int]]) -> list[Answer]:
+def ask(
+    run: Run, examples: Sequence[Example], prompts: Sequence[Sequence[int]]
+) -> list[Demonstration]:
     """Decodes and scores one batch, whose prompts are given as token ids too."""
     trace, found = Trace(), []
     records = answer(run, examples, run.decoding, [trace])
@@ -51,11 +37,11 @@ def ask(run: Run, examples: Sequence[Example], prompts: Sequence[Sequence[int]])
         ranks = last.argsort(stable=True).argsort().tolist()
         tokens = record["tokens"][: record["length"]]
         score = score_of(run, example, record)
-        found.append(Answer(tuple(prompts[row]), tuple(tokens), tuple(ranks), score))
+        found.append(Demonstration(tuple(prompts[row]), tuple(tokens), tuple(ranks), score))
     return found
 
 
-def write_batch(file: Path, answers: list[Answer]) -> None:
+def write_batch(file: Path, answers: list[Demonstration]) -> None:
     """Writes the answers to a batch of prompts."""
     write_json(file, msgspec.to_builtins(_Answers(answers)))
 
@@ -67,7 +53,7 @@ def read_answers(
 
     Raises ValueError if a file is damaged, or holds answers to other prompts, or nothing is left.
     """
-    answers: list[Answer] = []
+    answers: list[Demonstration] = []
     for start in range(0, len(prompts), batch_size):
         answers += read_batch(file_of(folder, start), prompts[start : start + batch_size])
     right = [one for one in answers if one.score == 1.0]
@@ -77,10 +63,10 @@ def read_answers(
             f"Answers to learn from must be right, got none of {len(answers)}. Choose prompts that "
             "the model can answer, or pass --keep-wrong."
         )
-    return [Demonstration(one.prompt, one.answer, one.ranks) for one in kept], len(right)
+    return kept, len(right)
 
 
-def read_batch(file: Path, prompts: Sequence[Sequence[int]]) -> list[Answer]:
+def read_batch(file: Path, prompts: Sequence[Sequence[int]]) -> list[Demonstration]:
     """Reads the answers to a batch; ValueError if they are damaged, or to other prompts."""
     found = read_object(file, _Answers).answers
     belongs = [one.prompt for one in found] == [tuple(prompt) for prompt in prompts]

@@ -53,7 +53,7 @@ def reversals(count: int = 24) -> list[Demonstration]:
     for i in range(count):
         digits = torch.randint(2, VOCAB, (2 + i % 4,), generator=generator).tolist()
         ranks = tuple(reversed(range(len(digits) + 1)))
-        found.append(Demonstration((*digits, 2), (*digits[::-1], EOS), ranks))
+        found.append(Demonstration((*digits, 2), (*digits[::-1], EOS), ranks, 1.0))
     return found
 
 
