@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises ValueError if anything is wrong; as far as it can be known, before the first forward.
     """
-    require_output(Path(options.output), work_of(options))
+    work = require_output(Path(options.output))
     options.threshold = list(dict.fromkeys(options.threshold))
     for threshold in options.threshold:
         require_probability("--threshold", threshold)
@@ -65,7 +65,10 @@ def run(options: argparse.Namespace) -> int:
     asked, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts or "", least=LEAST_PROMPTS
     )
-    settings_of(options)
+    settings = FilterSettings(
+        hidden_sizes=tuple(options.hidden), activation=options.activation, num_steps=options.steps,
+        learning_rate=options.learning_rate, counted=options.counted, seed=options.seed,
+    )  # fmt: skip
     loaded = open_model(options.model, options, options.revision)
     asked.warn(loaded.tokenizer)
     config = config_of(asked, loaded, given_of(options, FILTER_DECODING))
@@ -74,47 +77,34 @@ def run(options: argparse.Namespace) -> int:
     asked.run(loaded, FixedSchedule(config.block_length), cache, config, options.batch_size)
     # The filter is not there yet; the oracle that its examples come from needs as much.
     compatibility.check(loaded.model, Learn2PD(options.output), cache, verifier=NoVerifier())
-    training = FilterTraining(options, asked, judged, judging)
+    training = FilterTraining(options, work, settings, asked, judged, judging)
     try:
-        with writing(training.work):
+        with writing(work):
             training.run(Console())
     except NotFiniteError as error:
         raise ValueError(str(error)) from None
     return 0
 
 
-def settings_of(options: argparse.Namespace) -> FilterSettings:
-    """Returns how the filter is trained; ValueError if an option is out of range."""
-    return FilterSettings(
-        hidden_sizes=tuple(options.hidden), activation=options.activation, num_steps=options.steps,
-        learning_rate=options.learning_rate, counted=options.counted, seed=options.seed,
-    )  # fmt: skip
+def require_output(output: Path) -> Path:
+    """Returns the folder of all that is needed to go on.
 
-
-def work_of(options: argparse.Namespace) -> Path:
-    """Returns the folder of what is needed to go on."""
-    return Path(f"{options.output}.run")
-
-
-def report_of(output: Path) -> Path:
-    """Returns the file that says what a filter is worth."""
-    return output.with_suffix(".json")
-
-
-def require_output(output: Path, work: Path) -> None:
-    """Raises ValueError if filter and report cannot be written, or replace something else."""
+    Raises ValueError if filter and report cannot be written, or replace something else.
+    """
     if not output.name or output.suffix == ".json":
         raise ValueError(
             f"--output must name a file, and not the report, which ends in .json, got {output}; "
             "choose a name such as learn2pd.safetensors."
         )
+    work = Path(f"{output}.run")
     has_run = (work / SETTINGS_FILE).exists()
-    for file in (output, report_of(output)):
+    for file in (output, output.with_suffix(".json")):
         if file.is_dir() or (file.exists() and not has_run):
             raise ValueError(
                 f"--output must name a new filter, or that of the run in {work}, got {file}, which "
                 "exists; choose another, or remove it."
             )
+    return work
 
 
 @dataclass(frozen=True)
@@ -123,6 +113,8 @@ class FilterTraining:
 
     Attributes:
         options: Of the command.
+        work: The folder of all that is needed to go on.
+        settings: How the filter is trained.
         asked: What examples come from.
         judged: What the filter is judged on.
         judging: The sampler that the filter is compared with, on these questions; its model,
@@ -130,18 +122,15 @@ class FilterTraining:
     """
 
     options: argparse.Namespace
+    work: Path
+    settings: FilterSettings
     asked: Questions
     judged: Questions
     judging: Run
 
-    @property
-    def work(self) -> Path:
-        """The folder of what is needed to go on."""
-        return work_of(self.options)
-
     def run(self, console: Console) -> None:
         """Goes through the parts; each goes on where it stopped."""
-        options, judging, settings = self.options, self.judging, settings_of(self.options)
+        options, judging, settings = self.options, self.judging, self.settings
         claim(self.work / SETTINGS_FILE, {
             "model": options.model, "revision": options.revision, "dtype": judging.dtype,
             "task": self.asked.settings(), **asdict(judging.decoding),
@@ -207,7 +196,7 @@ class FilterTraining:
                 for threshold, (_, one) in zip(options.threshold, found[1:], strict=True)
             ],
         }  # fmt: skip
-        file = report_of(Path(options.output))
+        file = Path(options.output).with_suffix(".json")
         write_json(file, report)
         console.print(f"wrote {options.output} and {file}", highlight=False, soft_wrap=True)
 
