@@ -27,6 +27,7 @@ from eval.reports.plots import draw_trade_off
 from eval.reports.replay import replay_page
 from eval.reports.summary import Measured
 from eval.reports.table import accepted_lengths, bold, commits, other_scores, pass_at, table
+from eval.reports.templates import asset
 from eval.runs.lines import Record
 from eval.runs.names import parse_task
 from eval.runs.records import Settings
@@ -82,24 +83,9 @@ def _opening(summary: dict[str, Any]) -> str:
     errors = sum(row["num_errors"] for row in rows)
     missing = sum(row["num_missing"] for row in rows)
     total = sum(row["settings"]["num_examples"] * len(row["seeds"]) for row in rows)
-    said = [
-        f"# Results\n\nTo sort, search and replay, open [{PAGE}]({PAGE}).",
-        "Accuracy with its 95 % interval: Wilson's, or the bootstrap's over examples where there "
-        "are several seeds, which are averaged for each example first. Against the reference, the "
-        "first row of a table: paired difference with its 95 % bootstrap interval over examples, "
-        "and the exact McNemar p-value. Tokens per forward is a ratio of sums; tokens count up to "
-        "and including the first EOS. NFE is forwards per example. Seconds are those of a batch, "
-        "the first examples left out as warm-up. tau is Kendall's tau-b between position and "
-        "step: 1 is left to right. Names leave arguments out that have their default in all rows; "
-        "`summary.json` has them all.",
-    ]
+    said = [asset("opening.md").rstrip()]
     if any("verified" in row for row in rows):
-        said.append(
-            "Accepted length is how many tokens a forward of the model, with what the verifier "
-            "made of it, committed on average. Tokens per forward and NFE are of the model alone; "
-            "bold, advice, picture and AUP count the forwards of a verifier's causal target as "
-            "well."
-        )
+        said.append(asset("verified.md").rstrip())
     if errors:
         said.append(
             f"**{errors} of {total} examples raised an error.** They count as wrong. Most frequent:"

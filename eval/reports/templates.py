@@ -15,17 +15,18 @@ def fill(name: str, *, title: str, content: object) -> str:
     written = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
     parts = {
         "@TITLE@": html.escape(title),
-        "@STYLE@": _asset("page.css"),
+        "@STYLE@": asset("page.css"),
         # Without any `<` no text can end the script element, nor keep it from ending.
         "@CONTENT@": written.replace("<", "\\u003c"),
-        "@SCRIPT@": _asset("common.js") + _asset(f"{name}.js"),
+        "@SCRIPT@": asset("common.js") + asset(f"{name}.js"),
     }
-    page = _asset(f"{name}.html")
+    page = asset(f"{name}.html")
     # Split first, so that no placeholder is looked for in what was filled in.
     for mark in parts:
         page = page.replace(mark, f"\0{mark}\0")
     return "".join(parts.get(piece, piece) for piece in page.split("\0"))
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Returns a file of `assets`."""
     return (ASSETS / name).read_text(encoding="utf-8")
