@@ -67,7 +67,7 @@ COMMANDS = {
         "the probability of each allowed answer: 'it is [even|odd]'",
         "eval.conversation:read_once", (Group(own.Choices), _MODEL, _OWN_MACHINE),
     ),
-    "chat": Command("talk with a model, turn by turn", "eval.chat:chat", _TALK),
+    "chat": Command("talk with a model, turn by turn", "eval.conversation:chat", _TALK),
     "serve": Command(
         "answer clients of OpenAI's API over HTTP", "eval.serving:run",
         (_MODEL, _PLUGINS, Group(own.Server), _MACHINE, Group(Limits, "bounds"),

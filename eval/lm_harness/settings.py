@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol, cast, get_args, runtime_checkable
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
 from eval.arguments import Dtype, Nll, Positive
-from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
 from eval.lm_harness.generation import AnswerLength
+from eval.lm_harness.likelihood import Estimator, LeftToRight, MonteCarlo
 from eval.runs.command import load
 from eval.runs.names import read
 from eval.runs.options import OPTIONS

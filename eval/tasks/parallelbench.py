@@ -1,14 +1,192 @@
-"""ParallelBench, from a user's own checkout or copy."""
+"""ParallelBench, from a user's own checkout or copy, and how these keep their tasks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
+
+from eval.files import REPAIR, converted, decoded
 from eval.tasks.base import Example, content_id, conversation, cut_at
-from eval.tasks.parallelbench_files import SPLIT, V1, Row, sources
 from eval.tasks.parallelbench_scores import SCORERS, UNKNOWN
-from eval.tasks.problem_files import FileTask
+from eval.tasks.problem_files import FileTask, Found, read_objects
+
+SPLIT = "test"
+CONFIG = "task_config.yaml"
+V1, V2 = "v1", "v2"
+
+OUTPUTS = (
+    (V1, "dataset/parallel_bench/data/output"),
+    (V2, "parallelbench/dataset/data/output"),
+    (V2, "parallelbench/datasets/data/output"),
+    (V2, "."),
+)
+"""Folders of `<split>/<category>/<task>.jsonl`, relative to the given one, with their version."""
+
+TABLES = (f"{SPLIT}-*.parquet", f"{SPLIT}/*.parquet", f"{SPLIT}/data-*.arrow", "data-*.arrow")
+"""Files that a hub copy's folder of one task may hold."""
+
+RECIPES = f"parallelbench/datasets/data/task_configs/{SPLIT}"
+PREBUILT = "parallelbench/datasets/data/resources"
+
+HOW = (
+    "give a checkout with dataset/parallel_bench/data/output (v1), the folder that `pb data "
+    "--output_dir` wrote, or a local copy of the hub's furiosa-ai/ParallelBench (v2)"
+)
+
+
+class Config(msgspec.Struct):
+    """A template with the names of inputs in braces, and upstream's name of the scorer."""
+
+    prompt: str
+    metric: str
+
+
+class Demonstration(msgspec.Struct):
+    """A question with its answer, shown before the question that is asked."""
+
+    input: dict[str, Any]
+    answer: Any
+
+
+class Input(msgspec.Struct):
+    """The part of a row's inputs that does not fill the prompt."""
+
+    icl_examples: list[Demonstration] | None = None
+
+
+class Row(NamedTuple):
+    """One question as the files hold it; `where` names file and line, for messages.
+
+    `input` fills the prompt, `shown` are demonstrations, and the label `answer` is a text, or
+    fields of which `example` may be a right answer.
+    """
+
+    where: str
+    input: Mapping[str, Any]
+    shown: Sequence[Demonstration]
+    answer: Any
+    config: Config
+
+
+class Source(NamedTuple):
+    """A task that is there: its version, `v1` or `v2`, and the function that reads its rows."""
+
+    version: str
+    rows: Callable[[], list[Row]]
+
+
+def sources(root: Path) -> dict[str, Source]:
+    """Returns the tasks of a folder by name, such as `waiting_line/copy`.
+
+    Raises ValueError if the folder does not exist, or holds no task.
+    """
+    if not root.is_dir():
+        raise ValueError(f"ParallelBench is read from a folder, got {root}, which is none; {HOW}.")
+    found: dict[str, Source] = {}
+    for name, source in (*_generated(root), *_hub_copy(root), *_prebuilt(root)):
+        found.setdefault(name, source)
+    if not found:
+        raise ValueError(f"{root} holds no task of ParallelBench in a layout known here; {HOW}.")
+    return found
+
+
+def _generated(root: Path) -> Iterator[tuple[str, Source]]:
+    for version, relative in OUTPUTS:
+        for file in sorted((root / relative / SPLIT).glob("*/*.jsonl")):
+            if (file.parent / CONFIG).is_file():
+                name = f"{file.parent.name}/{file.stem}"
+                yield name, Source(version, partial(_read_generated, file, name))
+
+
+def _read_generated(file: Path, name: str) -> list[Row]:
+    config = file.parent / CONFIG
+    return _read_lines(
+        file, converted(_yaml(config).get(name), Config, f"{name!r} in {config}", REPAIR)
+    )
+
+
+def _read_lines(file: Path, config: Config) -> list[Row]:
+    return [_row(found, config) for found in read_objects(file)]
+
+
+def _hub_copy(root: Path) -> Iterator[tuple[str, Source]]:
+    for folder in sorted(path for path in root.glob("*-*") if path.is_dir()):
+        for pattern in TABLES:
+            if files := sorted(folder.glob(pattern)):
+                yield folder.name.replace("-", "/", 1), Source(V2, partial(_read_tables, files))
+
+
+def _read_tables(files: Sequence[Path]) -> list[Row]:
+    found = [
+        Found(fields, f"Row {number} of {file}")
+        for file in files
+        for number, fields in enumerate(_table(file), start=1)
+    ]
+    return [_row(one, converted(one.fields, Config, one.where, REPAIR)) for one in found]
+
+
+def _prebuilt(root: Path) -> Iterator[tuple[str, Source]]:
+    for recipe in sorted((root / RECIPES).glob("*.yaml")):
+        tasks = _yaml(recipe).get("tasks")
+        # The other recipes are rules, or name another file.
+        for name, given in tasks.items() if isinstance(tasks, dict) else ():
+            is_built = isinstance(given, dict) and given.get("type") == "prebuilt"
+            file = root / PREBUILT / str(given.get("source")) if is_built else root
+            if file.is_file():
+                config = converted(given, Config, f"{name!r} in {recipe}", REPAIR)
+                yield f"{recipe.stem}/{name}", Source(V2, partial(_read_lines, file, config))
+
+
+def _row(found: Found, config: Config) -> Row:
+    if not {"input", "answer"} <= found.fields.keys():
+        raise ValueError(
+            f"{found.where} must have an 'input' and an 'answer', got {sorted(found.fields)}; "
+            "repair or remove it."
+        )
+    # The hub's tables hold both as text; a label that is a list stays a text, as in the files.
+    given, answer = (_unpacked(found.fields[name], found.where) for name in ("input", "answer"))
+    shown = converted(given, Input, f"The input of {found.where}", REPAIR).icl_examples or []
+    inputs = {name: value for name, value in given.items() if name != "icl_examples"}
+    return Row(found.where, inputs, shown, answer, config)
+
+
+def _unpacked(value: Any, where: str) -> Any:
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return value
+    return decoded(value.encode(), dict[str, Any], f"A field of {where}", REPAIR)
+
+
+def _yaml(file: Path) -> Mapping[str, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ValueError(
+            f"{file} is read by the package `pyyaml`, got none; install the extra `eval`."
+        ) from error
+    try:
+        return converted(
+            yaml.safe_load(file.read_text(encoding="utf-8")), dict[str, Any], str(file), REPAIR
+        )
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is not valid YAML: {str(error).splitlines()[0]}.") from error
+
+
+def _table(file: Path) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import ipc, parquet
+    except ImportError as error:
+        raise ValueError(
+            f"{file} is read by the package `datasets`, got none; install the extra `eval`."
+        ) from error
+    with file.open("rb") as opened:
+        is_parquet = file.suffix == ".parquet"
+        table = parquet.read_table(opened) if is_parquet else ipc.open_stream(opened).read_all()
+        rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
 
 GEN_LENGTHS = {"waiting_line": 32, "waiting_line_n15": 128}
 OTHER_GEN_LENGTH = 64

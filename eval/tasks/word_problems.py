@@ -8,8 +8,7 @@ from functools import cached_property
 
 from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of
 from eval.tasks.grammar import cast, word_list
-from eval.tasks.number_world import Plan, draw, plan_of
-from eval.tasks.word_problem_templates import Template, templates
+from eval.tasks.number_world import Plan, Template, draw, plan_of, templates
 from samplers.checks import require_count
 
 MINI_TEMPLATES = word_list(

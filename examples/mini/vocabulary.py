@@ -11,8 +11,8 @@ from dllm_decode.training import Pair
 from eval.tasks.grammar import cast, sentences
 from eval.tasks.ledgers import months
 from eval.tasks.lists import MAX_SUM, OUTPUTS
+from eval.tasks.number_world import templates
 from eval.tasks.puzzles import BLANK, ROW_END
-from eval.tasks.word_problem_templates import templates
 
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<|mdm_mask|>"

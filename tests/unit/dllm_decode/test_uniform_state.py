@@ -33,8 +33,7 @@ from dllm_decode import (
 from dllm_decode.models.base import ForwardInputs
 from dllm_decode.models.diffusion_gemma import DiffusionGemma
 from dllm_decode.serve.limits import Limits
-from eval.lm_harness.estimators import LeftToRight
-from eval.lm_harness.likelihood import Likelihood
+from eval.lm_harness.likelihood import LeftToRight, Likelihood
 from samplers import AcceptAndRenoise, ConfidenceThreshold, JointThreshold
 
 QUICK = AcceptAndRenoise(num_steps=8, confidence_threshold=0.3)

@@ -12,8 +12,7 @@ from tiny_models import FAMILIES, Spied, tiny
 from toys import HashModel
 
 from dllm_decode import MaskPredictor, StepEvent, decode
-from eval.lm_harness.estimators import Estimator, LeftToRight, MonteCarlo
-from eval.lm_harness.likelihood import Likelihood
+from eval.lm_harness.likelihood import Estimator, LeftToRight, Likelihood, MonteCarlo
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
 from samplers import FixedSchedule

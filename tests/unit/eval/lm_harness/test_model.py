@@ -26,7 +26,7 @@ from dllm_decode import (
 from dllm_decode.blocks import MultiBlock, Sequential
 from eval.cli import evaluate as main
 from eval.lm_harness import command as lm_command
-from eval.lm_harness.estimators import LeftToRight, MonteCarlo
+from eval.lm_harness.likelihood import LeftToRight, MonteCarlo
 from eval.lm_harness.ranks import Ranks
 from eval.lm_harness.settings import LmSettings, Opened, open_model
 from eval.oracle.joint import Joint

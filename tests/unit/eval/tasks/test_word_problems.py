@@ -7,7 +7,7 @@ import pytest
 
 from eval.tasks.base import BUCKETS
 from eval.tasks.grammar import cast
-from eval.tasks.word_problem_templates import templates
+from eval.tasks.number_world import templates
 from eval.tasks.word_problems import EQUATION, SPLITS, WordProblems
 
 TEMPLATES = templates().values()
