@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple, Protocol, cast, get_args, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from eval.arguments import Dtype, Nll, Positive
+from eval.arguments import Harness, Machine, Plugins
 from eval.lm_harness.generation import AnswerLength
 from eval.lm_harness.likelihood import Estimator, LeftToRight, MonteCarlo
 from eval.runs.command import load
@@ -16,7 +16,6 @@ from eval.runs.plugins import CHECKS, built
 from eval.runs.prompts import Tokenizer
 from eval.runs.records import digest
 from samplers import Sampler
-from samplers.checks import require_choice
 
 # The harness' own keys are hashes.
 _STAMP = "settings of dllm_decode"
@@ -93,6 +92,10 @@ class LmSettings:
         store[_STAMP] = own
 
 
+_OPTIONS = (DecodeConfig, Machine, Plugins, Harness)
+"""Classes whose fields say how arguments are read, the later before the earlier ones."""
+
+
 class Opened(NamedTuple):
     """A model that is ready to answer, with its settings."""
 
@@ -125,11 +128,9 @@ def read_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
             f"The model's arguments must be among {', '.join(known)}, got {unknown[0]!r}. An "
             "expression with a comma in it needs model_args to be a dictionary."
         )
-    given = {name: _read(name, value) for name, value in arguments.items() if value is not None}
-    found = {**DEFAULTS, **given}
-    require_choice("nll", found["nll"], get_args(Nll))
-    if found["dtype"] is not None:
-        require_choice("dtype", found["dtype"], get_args(Dtype))
+    kinds = {one.name: one.type for own in _OPTIONS for one in fields(own)} | {"pretrained": str}
+    there = {name: value for name, value in arguments.items() if value is not None}
+    found = {**DEFAULTS, **{name: read(name, value, kinds[name]) for name, value in there.items()}}
     decoding_of(found)
     for name, check in CHECKS.items():
         check(found[name])
@@ -166,11 +167,3 @@ def open_model(arguments: Mapping[str, Any]) -> Opened:
     )
     # A tokenizer of transformers has all of it.
     return Opened(own.model, cast(LmTokenizer, own.tokenizer), settings)
-
-
-_KINDS: Mapping[str, Any] = {**OPTIONS, "mc_num": Positive, "batch_size": Positive}
-
-
-def _read(name: str, value: Any) -> Any:
-    is_word = name not in _KINDS or (name, value) == ("gen_length", "task")
-    return value if is_word else read(name, value, _KINDS[name])

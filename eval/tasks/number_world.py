@@ -13,6 +13,21 @@ from typing import NamedTuple
 
 from eval.tasks.grammar import one_line, read_world, words_in
 
+WIDE_WORLD = 999
+MIN_TUPLES = 500
+MAX_DRAWS = 20_000
+MAX_FRUITLESS = 1_000
+
+COMPUTE: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.floordiv,
+}
+
+Uniform = Callable[[], float]
+Choices = Callable[[int], Sequence[int]]
+
 
 class Step(NamedTuple):
     """One line of a solution: `prefix left operator right = result`.
@@ -76,22 +91,6 @@ def templates() -> Mapping[str, Template]:
         slots, question = table["slots"], one_line(table["question"])
         found[table["id"]] = Template(table["id"], slots, question, steps, held_out)
     return found
-
-
-WIDE_WORLD = 999
-MIN_TUPLES = 500
-MAX_DRAWS = 20_000
-MAX_FRUITLESS = 1_000
-
-COMPUTE: Mapping[str, Callable[[int, int], int]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.floordiv,
-}
-
-Uniform = Callable[[], float]
-Choices = Callable[[int], Sequence[int]]
 
 
 class Interval(NamedTuple):

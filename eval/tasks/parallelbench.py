@@ -13,6 +13,9 @@ from eval.tasks.base import Example, content_id, conversation, cut_at
 from eval.tasks.parallelbench_scores import SCORERS, UNKNOWN
 from eval.tasks.problem_files import FileTask, Found, read_objects
 
+GEN_LENGTHS = {"waiting_line": 32, "waiting_line_n15": 128}
+OTHER_GEN_LENGTH = 64
+
 SPLIT = "test"
 CONFIG = "task_config.yaml"
 V1, V2 = "v1", "v2"
@@ -186,10 +189,6 @@ def _table(file: Path) -> list[dict[str, Any]]:
         table = parquet.read_table(opened) if is_parquet else ipc.open_stream(opened).read_all()
         rows: list[dict[str, Any]] = table.to_pylist()
     return rows
-
-
-GEN_LENGTHS = {"waiting_line": 32, "waiting_line_n15": 128}
-OTHER_GEN_LENGTH = 64
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,17 @@ from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, on_fir
 from eval.training.teacher_answers import ask, file_of, read_answers, write_batch
 from samplers import FixedSchedule, Sampler
 
+MOST = 1e9
+"""Learning rates, epochs and minutes are at most this."""
+
+# They change where and how fast a run goes, not what comes out.
+_FREE = ("name", "output", "threads", "device", "code_runner", "allow_code", "log_with")
+# They decide the teacher's answers, by themselves or within its questions and its decoding.
+_OF_ANSWERS = (
+    "model", "revision", "dtype", "task", "prompts", "batch_size", "teacher_sampler",
+    "gen_length", "block_length", "cache",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Student:
@@ -139,18 +150,6 @@ def optimisers_of(model: MaskedTransformer, options: argparse.Namespace) -> Sequ
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         return [AdamW(weights, lr=options.learning_rate, weight_decay=0.0)]
     return make_optimisers(model, matrix_lr=options.muon, other_lr=options.learning_rate)
-
-
-MOST = 1e9
-"""Learning rates, epochs and minutes are at most this."""
-
-# They change where and how fast a run goes, not what comes out.
-_FREE = ("name", "output", "threads", "device", "code_runner", "allow_code", "log_with")
-# They decide the teacher's answers, by themselves or within its questions and its decoding.
-_OF_ANSWERS = (
-    "model", "revision", "dtype", "task", "prompts", "batch_size", "teacher_sampler",
-    "gen_length", "block_length", "cache",
-)  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
