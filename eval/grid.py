@@ -24,13 +24,8 @@ def show_grid(
 ) -> None:
     """Shows a table, in Markdown unless on a terminal.
 
-    There it shows the names of the rows, numbered, and then the numbers under folded heads.
-
-    Args:
-        console: Where to show the table.
-        grid: The table.
-        styles: The style of each row, as rich takes it.
-        narrow: Columns that are shown if there is no room for all.
+    There it shows the names of the rows, numbered, and then the numbers under folded heads: of the
+    columns `narrow` if there is no room for all. Rows have their `styles`, as rich takes them.
     """
     if not console.is_terminal:
         console.print(markdown_of(grid), markup=False, soft_wrap=True)

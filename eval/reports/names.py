@@ -17,11 +17,9 @@ _HIDDEN = (*_PLUGINS, "seed", "task", "task_version", "examples", "num_examples"
 
 
 def names_of(rows: Sequence[Row], *, short: bool = True) -> list[str]:
-    """Names rows by their sampler, if any, and by whatever else tells the rows apart.
+    """Names the rows of a table by their sampler, if any, and by all else that tells them apart.
 
-    Args:
-        rows: The rows of one table.
-        short: Leave out arguments that have their default in all rows.
+    A `short` name leaves out arguments that have their default in all rows.
     """
     options = [_options(row, rows) for row in rows]
     parts = [_plugins(row, rows) for row in rows]

@@ -48,11 +48,8 @@ def page_of(
 ) -> str:
     """Returns the page of one folder that was read, or of two to compare.
 
-    Args:
-        found: The folders.
-        replays: Files in the folder of the page that replay an example.
-        exact: By set of examples, the curve of an exact model, drawn dotted.
-        cost: Cost that the page shows first; None is `usual_cost`.
+    `replays` are files in the folder of the page; `exact` has, by set of examples, the curve of an
+    exact model, drawn dotted; `cost` is shown first, `usual_cost` if it is None.
     """
     groups = _grouped(found)
     titles = titles_of(asked_of(one.row["settings"]) for own in groups.values() for one in own)

@@ -32,14 +32,9 @@ def draw_trade_off(
     """Draws accuracy against the tokens for a cost as PNG and SVG.
 
     Methods have a colour each and their settings are joined; bars are 95 per cent intervals; a
-    setting is pale if another one is better in both. Labels are the numbers of the rows, from 1.
-
-    Args:
-        rows: Settings of one task and model; those whose cost is unknown are left out.
-        path: The files, without the suffix.
-        title: Above the picture.
-        cost: Cost of the axis.
-        exact: Curve of an exact model, dotted.
+    setting is pale if another one is better in both. Labels are the numbers of the rows, from 1;
+    rows whose cost is unknown are left out. `exact` is the curve of an exact model, dotted.
+    `path` is that of both files without the suffix.
     """
     # Names instead of outlines keep the file small, and fixed ids keep it the same.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trade-off", "font.size": 10}):

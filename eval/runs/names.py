@@ -81,17 +81,11 @@ def construct(
     *,
     others: Collection[str] = (),
 ) -> Any:
-    """Calls a constructor with options that were written as text.
+    """Calls a constructor with options that were written as text, and are read as it declares them.
 
-    Args:
-        name: Name of the thing that is made, for messages.
-        make: The constructor; the types that it declares say how a text is read.
-        options: The texts.
-        others: Options that are read elsewhere, for messages.
-
-    Raises:
-        ValueError: If there is no such option, one lacks, a text is not of the declared type, or
-            an option is declared as a type that no text can give.
+    Messages name the thing that is made, and `others`, options that are read elsewhere. Raises
+    ValueError if there is no such option, one lacks, a text is not of the declared type, or an
+    option is declared as a type that no text can give.
     """
     # An address must not allow programs to run: the user does, by an option of the command.
     known = {
@@ -190,12 +184,8 @@ def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
 
     After the question mark come `split`, `limit`, `examples_seed` and the task's own options.
 
-    Args:
-        address: The address.
-        code: Runs the programs of a task that is scored by running them.
-
-    Raises:
-        ValueError: If the address names no task, or an option that the task does not have.
+    `code` runs the programs of a task that is scored by running them. Raises ValueError if the
+    address names no task, or an option that the task does not have.
     """
     name, options = split_address(address, _EXAMPLE)
     own = {key: text for key, text in options.items() if key not in SELECTION}

@@ -68,9 +68,8 @@ def no_target(source: str) -> CausalTarget:
 def parse_verifier(text: str, target: Callable[[str], CausalTarget] = no_target) -> Verifier:
     """Builds a verifier from its repr, such as `ARVerify(CausalTarget('mini-ar'))`.
 
-    Args:
-        text: The expression; ValueError is raised if it is none.
-        target: Loads a target by embedded name, folder or hub id.
+    `target` loads a target by embedded name, folder or hub id. Raises ValueError if the text is no
+    verifier.
     """
     exported = {name: getattr(verify, name) for name in verify.__all__}
     known = {name: kind for name, kind in exported.items() if not isabstract(kind)}

@@ -132,15 +132,9 @@ Notes: TypeAlias = Mapping[str, Mapping[str, Digests]]
 def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[str]) -> Notes:
     """Checks that records which are kept were made by the code and files that are there now.
 
-    Raises ValueError if the code of a plug-in, or a file that was read, changed since.
-
-    Args:
-        folder: The results folder.
-        runs: By setting (`Settings.key("")`) the run.
-        kept: Settings that have records which will not be decoded anew.
-
-    Returns:
-        The notes of all settings of the folder, to be written by `write_notes`.
+    `runs` has the run by setting (`Settings.key("")`); `kept` are settings that have records which
+    will not be decoded anew. Raises ValueError if the code of a plug-in, or a file that was read,
+    changed since. Returns the notes of all settings of the folder, to be written by `write_notes`.
     """
     files = {setting: files_of(run) for setting, run in runs.items()}
     # Each file is read once, however many settings read it.

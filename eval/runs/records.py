@@ -181,13 +181,9 @@ class Folder:
 
         A run that an earlier command asked for stays if it has records, so that a corrected
         sweep, or one more sampler, needs no new folder. The first run of the folder stays first.
-        Raises ValueError if the folder is none, or is in another format.
-
-        Args:
-            runs: The runs.
-            skipped: Settings that were asked for and are not run.
-            alone: Show these runs only. Records of others stay on the disk; a later command that
-                asks for them finds them again.
+        `skipped` were asked for and are not run. With `alone` these runs only are shown; records of
+        others stay on the disk, and a later command that asks for them finds them again. Raises
+        ValueError if the folder is none, or is in another format.
         """
         self.require_usable()
         runs = list(dict.fromkeys(runs))

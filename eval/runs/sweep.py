@@ -115,12 +115,8 @@ class Sweep:
     def selections(self, code: CodeRunner = NO_CODE) -> list[Selection]:
         """Returns the tasks' examples, read and scorable, before a model is loaded.
 
-        Args:
-            code: Runs the programs of tasks that are scored by running them.
-
-        Raises:
-            ValueError: If files are missing or damaged, a split does not exist or is too small, or
-                answers cannot be scored.
+        Raises ValueError if files are missing or damaged, a split does not exist or is too small,
+        or answers cannot be scored.
         """
         found = [parse_task(address, code) for address in self.tasks]
         for selection in found:
@@ -132,10 +128,7 @@ class Sweep:
     ) -> Iterator[Run]:
         """Yields the runs, task by task; one for all samplers where the verifier asks none.
 
-        Args:
-            loaded: The models by name.
-            selections: As `selections` returns them.
-            trace: Record step and confidence of every position.
+        `loaded` has the models by name; with `trace` step and confidence are recorded.
         """
         for source, selection, cache, verifier, blocks, options, sampler in product(
             self.models, selections, self.caches, self.verifiers, self.blocks, self._options(),

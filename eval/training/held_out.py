@@ -79,16 +79,10 @@ def measure(
     place: Place = ALONE,
     gather: Callable[[list[Any]], list[Any]] = lambda mine: mine,
 ) -> Measured:
-    """Decodes and scores all examples; several processes share the batches.
+    """Decodes and scores examples of the task of a run.
 
-    Args:
-        run: Model, task, plug-ins and options.
-        examples: Of its task.
-        place: Which of several processes this is.
-        gather: Joins lists over all processes.
-
-    Raises:
-        ValueError: If a score is undefined.
+    Several processes, of which this one is at `place`, share the batches, and `gather` joins their
+    lists. Raises ValueError if a score is undefined.
     """
     size, mine = run.batch_size, []
     for start in range(0, len(examples), size)[place.rank :: place.world_size]:
