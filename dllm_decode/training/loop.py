@@ -131,15 +131,12 @@ def train(
         ValueError: If the checkpoint was changed, or is that of another model.
     """
     run = _Run(objective, optimisers, source, settings, accelerator)
-    if resume and run.checkpoints is not None:
-        run.progress = run.checkpoints.load(measures)
-    clock = _Clock(settings, run.progress)
-    turn = _Turn(settings.spent(run.progress))
+    turn = run.begin(measures if resume else None)
     while turn.spent < 1 and not turn.pauses:
         objective.advance(turn.spent)
         loss = run.step(turn.spent)
         # The clocks of processes differ, so the first one decides.
-        (turn,) = broadcast_object_list([clock.turn(run.progress)])
+        (turn,) = broadcast_object_list([run.turn()])
         if turn.pace is not None or turn.measures:
             loss = accelerator.reduce(loss, "mean")
             require_finite("The loss", [loss], run.progress.step)
@@ -148,9 +145,9 @@ def train(
             if accelerator.is_main_process:
                 observe(Report(run.progress, turn.spent, loss.item(), turn.pace))
         if turn.measures:
-            run.measure(evaluate, clock)
+            run.measure(evaluate)
     if not run.is_measured:
-        run.measure(evaluate, clock)
+        run.measure(evaluate)
     return run.progress
 
 
@@ -161,33 +158,6 @@ class _Turn(NamedTuple):
     pace: float | None = None
     measures: bool = False
     pauses: bool = False
-
-
-class _Clock:
-    """Says when a run is to report, to measure and to pause."""
-
-    def __init__(self, settings: Settings, progress: Progress) -> None:
-        self._settings = settings
-        self._started_s = self._reported_s = self._measured_s = time.perf_counter()
-        self._before_s, self._samples = progress.elapsed_s, progress.samples
-
-    def run_s(self) -> float:
-        return self._before_s + time.perf_counter() - self._started_s
-
-    def measured(self) -> None:
-        self._measured_s = time.perf_counter()
-
-    def turn(self, progress: Progress) -> _Turn:
-        """Says what comes now, and notes in the progress how long the run has taken."""
-        now_s, settings, pace = time.perf_counter(), self._settings, None
-        progress.elapsed_s = self.run_s()
-        spent = settings.spent(progress)
-        if now_s - self._reported_s > 1.0 or spent >= 1:
-            pace = (progress.samples - self._samples) / max(now_s - self._reported_s, 1e-9)
-            self._reported_s, self._samples = now_s, progress.samples
-        is_due = progress.step % settings.evaluate_every == 0
-        is_due = is_due or now_s - self._measured_s > settings.evaluate_every_s
-        return _Turn(spent, pace, is_due, now_s - self._started_s >= settings.pause_after_s)
 
 
 class _Losses(nn.Module, Generic[BatchT]):
@@ -229,6 +199,26 @@ class _Run(Generic[BatchT]):
         if settings.folder is not None:
             self.checkpoints = Checkpoints(settings.folder, accelerator, losses, optimisers)
 
+    def begin(self, measures: Collection[str] | None) -> _Turn:
+        """Starts the clocks, at the latest checkpoint unless `measures` is None."""
+        if measures is not None and self.checkpoints is not None:
+            self.progress = self.checkpoints.load(measures)
+        self._started_s = self._reported_s = self._measured_s = time.perf_counter()
+        self._before_s, self._samples = self.progress.elapsed_s, self.progress.samples
+        return _Turn(self._settings.spent(self.progress))
+
+    def turn(self) -> _Turn:
+        """Says what comes now, and notes in the progress how long the run has taken."""
+        now_s, settings, progress, pace = time.perf_counter(), self._settings, self.progress, None
+        progress.elapsed_s = self._before_s + now_s - self._started_s
+        spent = settings.spent(progress)
+        if now_s - self._reported_s > 1.0 or spent >= 1:
+            pace = (progress.samples - self._samples) / max(now_s - self._reported_s, 1e-9)
+            self._reported_s, self._samples = now_s, progress.samples
+        is_due = progress.step % settings.evaluate_every == 0
+        is_due = is_due or now_s - self._measured_s > settings.evaluate_every_s
+        return _Turn(spent, pace, is_due, now_s - self._started_s >= settings.pause_after_s)
+
     @property
     def is_measured(self) -> bool:
         """True if no step was taken since the last evaluation."""
@@ -258,18 +248,18 @@ class _Run(Generic[BatchT]):
         self.progress.step += 1
         return total / sum(part.weight for part in parts)
 
-    def measure(self, evaluate: Evaluate, clock: _Clock) -> None:
+    def measure(self, evaluate: Evaluate) -> None:
         """Evaluates, notes the result and writes a checkpoint."""
         require_finite("The weights", self._weights, self.progress.step)
         self._model.eval()
         measured = dict(evaluate(self.progress))
-        self.progress.elapsed_s = clock.run_s()
+        self.progress.elapsed_s = self._before_s + time.perf_counter() - self._started_s
         now = {"step": float(self.progress.step), "samples": float(self.progress.samples)}
         self.progress.history.append(now | {"elapsed_s": self.progress.elapsed_s} | measured)
         self.log(measured)
         if self.checkpoints is not None:
             self.checkpoints.save(self.progress)
-        clock.measured()
+        self._measured_s = time.perf_counter()
 
     def log(self, values: Mapping[str, float]) -> None:
         self._accelerator.log(dict(values), step=self.progress.step)
