@@ -2,7 +2,9 @@
 
 import argparse
 import inspect
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -16,23 +18,7 @@ from eval.tasks.lists import ListTask
 from eval.tasks.parallelbench import ParallelBench
 from samplers import ALL_SAMPLERS
 
-_EMBEDDED = {
-    "mini": "Embedded: masked diffusion, arithmetic word problems.",
-    "mini-ar": "Embedded: causal, the same problems; a target of verifiers.",
-    "mini-lists": "Embedded: masked diffusion, lists of words.",
-    "mini-long": "Embedded: masked diffusion in blocks, long answers (ledgers).",
-    "mini-long-ar": "Embedded: causal, the same ledgers.",
-    "mini-long-parallel": "Embedded: `mini-long`, distilled into fewer forwards.",
-    "mini-uniform": "Embedded: a DiffusionGemma (uniform state), the problems of `mini`.",
-}
-_ENDS = {
-    "samplers": '--sampler "LocalLeap(radius=6)"; arguments and papers: docs/samplers.md',
-    "caches": '--cache "DualCache(refresh_every=8)"; how exact each is: docs/caches.md',
-    "verifiers": '--verifier "SelfVerify(4)"; guarantees of each: docs/verifiers.md',
-    "schedules": '--blocks "MultiBlock(16)"; what each opens: docs/blocks.md',
-    "models": "--model mini, a folder, or a hub id of one of the families; ids: docs/models.md",
-    "tasks": '"word_problems?split=test&limit=200"; options of addresses: docs/evaluation.md',
-}
+_SAID = tomllib.loads((Path(__file__).parent / "help/lists.toml").read_text(encoding="utf-8"))
 
 
 def show(options: argparse.Namespace) -> int:
@@ -43,7 +29,7 @@ def show(options: argparse.Namespace) -> int:
         table.add_row(Text(name, style="bold"), Text(line))
     console = Console()
     console.print(table)
-    console.print(f"\n{_ENDS[options.name]}", markup=False, highlight=False)
+    console.print(f"\n{_SAID['ends'][options.name]}", markup=False, highlight=False)
     return 0
 
 
@@ -51,7 +37,7 @@ def entries(kind: str) -> Mapping[str, str]:
     """Returns each name of a kind with its line."""
     if kind == "models":
         families = {n: f"Family {one.name}: {one.architecture}." for n, one in FAMILIES.items()}
-        return _EMBEDDED | families
+        return {**_SAID["embedded"], **families}
     if kind == "tasks":
         others = {f"{LISTS}KEYWORD": ListTask, f"{JSON_LINES}FILE": JsonLines,
                   f"{PARALLEL_BENCH}FOLDER#TASK": ParallelBench}  # fmt: skip
