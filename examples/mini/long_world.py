@@ -7,7 +7,7 @@ import argparse
 import random
 
 import recipe
-from recipe import Answer, scores_of
+from recipe import Answer, read_mixtures, scores_of
 from transformers import PreTrainedTokenizerBase
 from vocabulary import Encoder
 
@@ -17,19 +17,7 @@ from eval.tasks.ledgers import Ledgers, draw_ledger, write_answer, write_story
 
 SPLITS = ("val", "test_entity")
 
-MIXTURE = (
-    ((2, 4), 36, 80, 0.25),
-    ((5, 7), 54, 136, 0.35),
-    ((8, 9), 68, 168, 0.20),
-    ((10, 11), 78, 204, 0.20),
-)
-"""Steps of training ledgers, lengths of prompts and answers in tokens, and share of the rows."""
-
-STORIES = (
-    ((2, 4), 26, 72, 0.5),
-    ((5, 7), 44, 120, 0.5),
-)
-"""The same of the stories without a question."""
+MIXTURE, STORIES = (read_mixtures()[name] for name in ("ledgers", "stories"))
 
 WORLD = [repr(Ledgers(*steps)) for steps, *_ in MIXTURE]
 

@@ -3,9 +3,11 @@
 import argparse
 import json
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -57,6 +59,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0)
     add("--matrix-lr", type=float, default=0.02, help="peak rate of Muon")
     add("--other-lr", type=float, default=0.003, help="peak rate of AdamW")
+
+
+def read_mixtures() -> dict[str, Any]:
+    """Returns what the worlds are mixed of, as `mixtures.toml` says."""
+    return tomllib.loads(Path(__file__).with_name("mixtures.toml").read_text(encoding="utf-8"))
 
 
 def sizes(parser: argparse.ArgumentParser, num_layers: int) -> None:

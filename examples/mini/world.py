@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from recipe import Answer, arguments, scores_of
+from recipe import Answer, arguments, read_mixtures, scores_of
 from transformers import PreTrainedTokenizerBase
 from vocabulary import Encoder, build_tokenizer
 
@@ -22,22 +22,7 @@ from eval.tasks.word_problems import MINI_TEMPLATES
 
 SPLIT = "val"
 
-LIST_SHARES = {
-    "copy": 0.5,
-    "reverse": 2.5,
-    "sort": 1.5,
-    "replace_at": 3.0,
-    "insert_at": 1.5,
-    "remove_at": 1.5,
-    "replace_any": 4.0,
-    "remove_any": 1.0,
-    "insert_any": 1.5,
-    "shuffle": 3.0,
-    "agree": 0.5,
-    "pair_sum": 0.5,
-    "city": 1.0,
-}
-"""What is hard has more: indices, and answers of which each item depends on all the others."""
+LIST_SHARES: dict[str, float] = read_mixtures()["lists"]
 
 UNSIZED = ("pair_sum", "city")
 """List tasks whose answers all have the same length."""
