@@ -13,10 +13,7 @@ from eval.tasks.checks import checked_scores
 
 
 def answer(
-    run: Run,
-    examples: Sequence[Example],
-    config: DecodeConfig,
-    observers: Sequence[Observer] = (),
+    run: Run, examples: Sequence[Example], config: DecodeConfig, observers: Sequence[Observer] = ()
 ) -> list[ScoredExample]:
     """Decodes one batch and scores the answers, in the order of the examples.
 

@@ -75,11 +75,7 @@ def split_address(address: str, example: str) -> tuple[str, dict[str, str]]:
 
 
 def construct(
-    name: str,
-    make: Callable[..., Any],
-    options: Mapping[str, str],
-    *,
-    others: Collection[str] = (),
+    name: str, make: Callable[..., Any], options: Mapping[str, str], *, others: Collection[str] = ()
 ) -> Any:
     """Calls a constructor with options that were written as text, and are read as it declares them.
 

@@ -46,14 +46,7 @@ from eval.runs.plugins import parse_cache, parse_model, parse_sampler
 from eval.runs.settings import Place, Run
 from eval.runs.sweep import Loaded
 from eval.training.curve import draw_curve, require_package
-from eval.training.held_out import (
-    Measured,
-    compared,
-    described,
-    measure,
-    read_measured,
-    table_of,
-)
+from eval.training.held_out import Measured, compared, described, measure, read_measured, table_of
 from eval.training.questions import Questions, config_of, read_questions
 from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, on_first, writing
 from eval.training.teacher_answers import ask, file_of, read_answers, write_batch

@@ -35,14 +35,7 @@ from eval.runs.plugins import parse_cache, parse_sampler
 from eval.runs.records import digest
 from eval.runs.settings import Run
 from eval.training.arguments import FILTER_DECODING
-from eval.training.held_out import (
-    Measured,
-    compared,
-    described,
-    measure,
-    read_measured,
-    table_of,
-)
+from eval.training.held_out import Measured, compared, described, measure, read_measured, table_of
 from eval.training.questions import Questions, config_of, read_questions
 from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, writing
 from samplers import FixedSchedule, Learn2PD, Sampler

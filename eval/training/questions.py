@@ -93,12 +93,7 @@ def config_of(asked: Questions, loaded: Loaded, given: Mapping[str, Any]) -> Dec
 
 
 def read_questions(
-    address: str,
-    held_out: str,
-    *,
-    prompts: str = "",
-    code: CodeRunner = NO_CODE,
-    least: int = 1,
+    address: str, held_out: str, *, prompts: str = "", code: CodeRunner = NO_CODE, least: int = 1
 ) -> tuple[Questions, Questions]:
     """Reads the questions to train on and those to judge by.
 
