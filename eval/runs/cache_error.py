@@ -30,10 +30,11 @@ from eval.files import require_file, write_json
 from eval.grid import show_grid
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer
+from eval.runs.command import open_model
 from eval.runs.lines import ScoredExample
 from eval.runs.names import Selection, parse_task
 from eval.runs.options import given_of
-from eval.runs.plugins import DTYPES, open_address, parse_blocks, parse_cache, parse_sampler
+from eval.runs.plugins import parse_blocks, parse_cache, parse_sampler
 from eval.runs.settings import Run
 from eval.runs.sweep import decoding_of
 from eval.tasks import Example, Task
@@ -211,12 +212,9 @@ def run(options: argparse.Namespace) -> int:
         # Before the model is loaded: files may be missing.
         selection.require_scores(selection.examples())
     written = None if options.json is None else require_file("--json", options.json)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    model, tokenizer = open_address(
-        options.model, device=options.device, dtype=DTYPES[options.dtype],
-        revision=options.revision or None, tokenizer="required" if selection else "optional",
-    )  # fmt: skip
+    has_texts = selection is not None
+    loaded = open_model(options.model, options, options.revision, needs_tokenizer=has_texts)
+    model, tokenizer = loaded.model, loaded.tokenizer
     if selection is None:
         task = TokenPrompts.random(model, options.num_prompts, seed=options.seed or 0)
         selection, tokenizer = Selection(task.name, task), TokenIds()

@@ -4,17 +4,17 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from typing import TypeAlias
 
 import torch
 from rich.console import Console
 
-from dllm_decode import load_target
+from dllm_decode import load_model, load_target
 from eval.runs.crew import Crew
 from eval.runs.options import axes_of
-from eval.runs.plugins import DTYPES, open_address
+from eval.runs.plugins import parse_model
 from eval.runs.progress import Reporter
 from eval.runs.prompts import said_of_unknown_words
 from eval.runs.records import Folder, Settings
@@ -112,18 +112,29 @@ def code_for(options: argparse.Namespace) -> CodeRunner:
     return Sandbox(options.code_runner) if options.allow_code else NO_CODE
 
 
-def open_model(source: str, options: argparse.Namespace, revision: str = "") -> Loaded:
+def open_model(
+    source: str, options: argparse.Namespace, revision: str = "", *, needs_tokenizer: bool = True
+) -> Loaded:
     """Sets the number of threads, and loads a model as `load` does."""
     if options.threads:
         torch.set_num_threads(options.threads)
-    return load(source, device=options.device, dtype=options.dtype, revision=revision)
+    return load(
+        source, device=options.device, dtype=options.dtype, revision=revision,
+        needs_tokenizer=needs_tokenizer,
+    )  # fmt: skip
 
 
-def load(source: str, *, device: str | None, dtype: str | None, revision: str = "") -> Loaded:
-    """Loads a model with its tokenizer as `load_model` does; each process has its own "cuda"."""
+def load(
+    source: str, *, device: str | None = "cpu", dtype: str | None = None, revision: str = "",
+    needs_tokenizer: bool = True,
+) -> Loaded:  # fmt: skip
+    """Loads the model of an address as `load_model` does; each process has its own "cuda"."""
     own = f"cuda:{Place.of_launch().local_rank}" if device == "cuda" else device
-    wanted = DTYPES[dtype]
-    model, tokenizer = open_address(source, device=own, dtype=wanted, revision=revision or None)
+    model, tokenizer = load_model(
+        **asdict(parse_model(source)), device=own, dtype=dtype, revision=revision or None,
+        tokenizer="required" if needs_tokenizer else "optional",
+    )  # fmt: skip
+    wanted: torch.dtype | None = dtype and getattr(torch, dtype)
     return Loaded(
         model=model,
         tokenizer=tokenizer,

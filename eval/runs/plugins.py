@@ -5,25 +5,21 @@ A plug-in is an expression as its repr shows it, or "@card.json": the part of a 
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from inspect import isabstract
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from dllm_decode import CachePolicy, CausalTarget, Verifier, blocks, caches, load_model, verify
+from dllm_decode import CachePolicy, CausalTarget, Verifier, blocks, caches, verify
 from dllm_decode.blocks import BlockSchedule
-from dllm_decode.models.loading.load import LoadedModel
 from eval.runs.names import construct, split_address
 from samplers import Sampler, parse
 from samplers.checks import shown
 from samplers.expression import parse_plugin
 
-DTYPES: Mapping[str | None, torch.dtype | None] = {
-    None: None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16
-}  # fmt: skip
 _EXAMPLE = "path/to/open-dcoder?family=open_dllm&mask_id=151665"
 TITLES = {"blocks": "block schedule"}
 """Names of parts of a setting in messages, where they differ from the part's own name."""
@@ -157,21 +153,3 @@ def parse_model(address: str) -> ModelAddress:
     source, options = split_address(address, _EXAMPLE)
     found: ModelAddress = construct("A model", partial(ModelAddress, source), options)
     return found
-
-
-def open_address(
-    address: str,
-    *,
-    device: str | None = "cpu",
-    dtype: torch.dtype | None = None,
-    revision: str | None = None,
-    tokenizer: Literal["required", "optional"] = "required",
-) -> tuple[LoadedModel, Any]:
-    """Loads the model of an address; the other arguments and the errors are `load_model`'s."""
-    return load_model(
-        **asdict(parse_model(address)),
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        tokenizer=tokenizer,
-    )

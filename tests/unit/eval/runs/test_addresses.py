@@ -6,10 +6,10 @@ from tiny_models import MODELS
 
 from dllm_decode import NoCache, NoVerifier
 from dllm_decode.blocks import MultiBlock, Sequential
+from eval.runs.command import load
 from eval.runs.names import digest_of, parse_task
 from eval.runs.plugins import (
     ModelAddress,
-    open_address,
     parse_blocks,
     parse_cache,
     parse_model,
@@ -81,8 +81,8 @@ def test_a_model_is_told_what_its_files_do_not_say(tmp_path: Path) -> None:
 def test_an_address_opens_a_model_as_its_options_say() -> None:
     folder = str(MODELS / "open_dllm")
     with pytest.raises(ValueError, match="name its family: family='open_dllm'"):
-        open_address(folder, tokenizer="optional")
-    model, _ = open_address(f"{folder}?family=open_dllm&mask_id=508", tokenizer="optional")
+        load(folder, needs_tokenizer=False)
+    model = load(f"{folder}?family=open_dllm&mask_id=508", needs_tokenizer=False).model
     assert (model.name, model.mask_id, model.logit_shift) == ("open_dllm", 508, 1)
 
 

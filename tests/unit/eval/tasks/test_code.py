@@ -255,7 +255,7 @@ def test_the_command_line_decodes_and_scores_only_if_told_to(
         "--gen-length", "16", "--no-trace",
     ]  # fmt: skip
     with monkeypatch.context() as patched:
-        patched.setattr(runs_command, "open_address", lambda *_, **__: pytest.fail("loaded"))
+        patched.setattr(runs_command, "load_model", lambda *_, **__: pytest.fail("loaded"))
         assert evaluate(command) == 2
         assert "mbpp is scored by running programs" in capsys.readouterr().err
         assert evaluate([*command, "--allow-code", "--code-runner", "no-such-one"]) == 2
