@@ -317,8 +317,8 @@ def _interrupt(report: Report) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"num_rows": 0}, "num_rows must be at least 1, got 0"),
-        ({"num_forwards": 0}, "num_forwards must be at least 1, got 0"),
+        ({"num_rows": 0}, "num_rows must be a whole number, at least 1"),
+        ({"num_forwards": 0}, "num_forwards must be a whole number, at least 1"),
         ({"evaluate_every": -1}, "evaluate_every must be at least 1, got -1"),
     ],
 )

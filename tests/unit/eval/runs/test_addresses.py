@@ -151,7 +151,7 @@ def test_a_file_of_ones_own_is_a_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (['{"prompt": "a", "answer": "b"}', '{"prompt": "a", "ans'], "Line 2 .* JSON object"),
+        (['{"prompt": "a", "answer": "b"}', '{"prompt": "a", "ans'], "Line 2 .* must be JSON"),
         (['{"prompt": "a"}'], "Line 1 .* 'answer'"),
         (['{"answer": "a"}'], "Line 1 .* 'prompt'"),
         (['{"prompt": ["a"], "answer": "b"}'], "Line 1 .* chat turns"),

@@ -101,7 +101,7 @@ def test_a_folder_is_gone_on_with_only_by_the_same_run(tmp_path: Path) -> None:
         require_own(tmp_path / "full")
     for text in ("{", "[1]"):
         (folder / "settings.json").write_text(text)
-        with pytest.raises(ValueError, match=r"settings\.json must be as this .* remove the fold"):
+        with pytest.raises(ValueError, match=r"settings\.json must be .* remove the fold"):
             claim(folder / "settings.json", {})
 
 
