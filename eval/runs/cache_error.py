@@ -61,7 +61,7 @@ _SETTINGS = (
 class TokenIds:
     """A tokenizer for models without text: ids, separated by spaces."""
 
-    chat_template = None
+    chat_template: str | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [int(token) for token in text.split()]

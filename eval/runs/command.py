@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from rich.console import Console
 
 from dllm_decode import load_model, load_target
+from dllm_decode.models.loading.load import LoadedModel
 from eval.runs.crew import Crew
 from eval.runs.options import axes_of
 from eval.runs.plugins import parse_model
@@ -130,11 +131,12 @@ def load(
 ) -> Loaded:  # fmt: skip
     """Loads the model of an address as `load_model` does; each process has its own "cuda"."""
     own = f"cuda:{Place.of_launch().local_rank}" if device == "cuda" else device
-    model, tokenizer = load_model(
+    found: tuple[LoadedModel, Any] = load_model(
         **asdict(parse_model(source)), device=own, dtype=dtype, revision=revision or None,
         tokenizer="required" if needs_tokenizer else "optional",
     )  # fmt: skip
-    wanted: torch.dtype | None = dtype and getattr(torch, dtype)
+    model, tokenizer = found
+    wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
     return Loaded(
         model=model,
         tokenizer=tokenizer,

@@ -97,7 +97,8 @@ def measure(
 
 def read_measured(file: Path, questions: Questions) -> Measured:
     """Reads what was measured; ValueError if it is damaged, or of other questions."""
-    found, wanted = read_object(file, Measured), len(questions.examples)
+    found: Measured = read_object(file, Measured)
+    wanted = len(questions.examples)
     for name, values in msgspec.structs.asdict(found).items():
         if len(values) != wanted:
             raise ValueError(

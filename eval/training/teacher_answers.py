@@ -68,7 +68,7 @@ def read_answers(
 
 def read_batch(file: Path, prompts: Sequence[Sequence[int]]) -> list[Demonstration]:
     """Reads the answers to a batch; ValueError if they are damaged, or to other prompts."""
-    found = read_object(file, _Answers).answers
+    found: list[Demonstration] = read_object(file, _Answers).answers
     belongs = [one.prompt for one in found] == [tuple(prompt) for prompt in prompts]
     if not belongs or any(len(one.answer) != len(one.ranks) for one in found):
         raise ValueError(
