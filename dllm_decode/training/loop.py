@@ -26,8 +26,8 @@ WARMUP = 0.01
 Evaluate = Callable[[Progress], Mapping[str, float]]
 
 
-class NotFiniteError(RuntimeError):
-    """The loss or a weight of a training has become infinite or NaN."""
+class NotFiniteError(RuntimeError, ValueError):
+    """The loss or a weight of a training has become infinite or NaN: its rates are too high."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ from dllm_decode.training.certainty import (
     Curriculum,
     TrajectoryForcing,
 )
-from dllm_decode.training.loop import NotFiniteError
 from dllm_decode.training.lora import LoRA, require_lora
 from dllm_decode.training.saving import read_family, save_like
 from dllm_decode.training.teacher import Demonstration, Lessons
@@ -174,10 +173,7 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         # The first process writes all but the teacher's answers.
         on_first(accelerator, lambda: stack.enter_context(writing(distillation.folder)))
-        try:
-            distillation.run()
-        except NotFiniteError as error:
-            raise ValueError(str(error)) from None
+        distillation.run()
     return 0
 
 

@@ -27,7 +27,6 @@ from dllm_decode.training.learn2pd_examples import (
     save_examples,
     split,
 )
-from dllm_decode.training.loop import NotFiniteError
 from eval.files import write_json
 from eval.runs.command import open_model
 from eval.runs.options import given_of
@@ -71,11 +70,8 @@ def run(options: argparse.Namespace) -> int:
     # The filter is not there yet; the oracle that its examples come from needs as much.
     compatibility.check(loaded.model, Learn2PD(options.output), cache, verifier=NoVerifier())
     training = FilterTraining(options, work, settings, asked, judged, judging)
-    try:
-        with writing(work):
-            training.run(Console())
-    except NotFiniteError as error:
-        raise ValueError(str(error)) from None
+    with writing(work):
+        training.run(Console())
     return 0
 
 
