@@ -1,10 +1,15 @@
 """Options of `train-filter` and `distil`, as dataclasses. Nothing heavy is imported."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from eval.arguments import Dtype, Expression, File, Folder, Positive
+from msgspec import Meta
+
+from eval.arguments import Count, Dtype, Expression, File, Folder, Positive
 from eval.runs.options import LENGTHS
+
+Amount: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e9)]
+Rate: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e9), "RATE"]
 
 FILTER_DECODING = (*LENGTHS, "stop_at_eos", "truncate_at_eos")
 
@@ -47,8 +52,8 @@ class Filter:
     activation: Literal["relu", "tanh", "gelu"] = "relu"
     counted: Literal["all", "masked"] = "all"
     steps: Positive = 5_000
-    learning_rate: Annotated[float, "RATE"] = 3e-3
-    threshold: list[Annotated[float, "P"]] = field(
+    learning_rate: Rate = 3e-3
+    threshold: list[Annotated[float, Meta(ge=0.0, le=1.0), "P"]] = field(
         default_factory=lambda: [0.96, 0.9, 0.99], metadata={"nargs": "+"}
     )
     against: Expression = "ConfidenceThreshold(0.9)"
@@ -116,17 +121,17 @@ class Training:
         muon: Train the matrices of the layers with Muon at this rate, not AdamW.
     """
 
-    lora_rank: int = 0
+    lora_rank: Count = 0
     lora_alpha: Positive | None = None
     temperature: float = 0.5
     entropy_weight: float = 2.0
     greatest_share: float = 0.8
-    epochs: float = 6.0
-    minutes: float | None = None
+    epochs: Amount = 6.0
+    minutes: Amount | None = None
     rows: Positive = 1
     forwards: Positive = 8
-    learning_rate: Annotated[float, "RATE"] = 2e-5
-    muon: Annotated[float, "RATE"] | None = None
+    learning_rate: Rate = 2e-5
+    muon: Rate | None = None
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,6 @@ from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, on_fir
 from eval.training.teacher_answers import ask, file_of, read_answers, write_batch
 from samplers import FixedSchedule, Sampler
 
-MOST = 1e9
-"""Learning rates, epochs and minutes are at most this."""
-
 # They change where and how fast a run goes, not what comes out.
 _FREE = ("name", "output", "threads", "device", "code_runner", "allow_code", "log_with")
 # They decide the teacher's answers, by themselves or within its questions and its decoding.
@@ -178,18 +175,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises ValueError if an option is out of range, or two do not go together."""
-    for name in ("learning_rate", "muon", "epochs", "minutes"):
-        value = vars(options)[name]
-        if value is not None and not 0 < value <= MOST:
-            limit = f"at most {MOST:g}" if value > MOST else "above 0"
-            raise ValueError(f"--{name.replace('_', '-')} must be {limit}, got {value}.")
+    """Raises ValueError if options do not go together, or a package lacks."""
     CertaintyLoss(options.method, options.temperature, options.entropy_weight)
     Curriculum(greatest_share=options.greatest_share)
     if options.muon is not None and options.lora_rank:
         raise ValueError("--muon must be left out beside --lora-rank: it is for whole matrices.")
-    if options.lora_rank < 0:
-        raise ValueError(f"--lora-rank must be at least 0, got {options.lora_rank}.")
     if options.lora_alpha and not options.lora_rank:
         raise ValueError(
             "--lora-alpha must be left out without --lora-rank: it is the scale of its additions."

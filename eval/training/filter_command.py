@@ -38,7 +38,6 @@ from eval.training.held_out import Measured, compared, described, measure, read_
 from eval.training.questions import Questions, config_of, read_questions
 from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, writing
 from samplers import FixedSchedule, Learn2PD, Sampler
-from samplers.checks import require_probability
 
 PLAIN = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)
 """Thresholds of the table of held-out blocks."""
@@ -51,8 +50,6 @@ def run(options: argparse.Namespace) -> int:
     """
     work = require_output(Path(options.output))
     options.threshold = list(dict.fromkeys(options.threshold))
-    for threshold in options.threshold:
-        require_probability("--threshold", threshold)
     against, cache = parse_sampler(options.against), parse_cache(options.cache)
     asked, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts or "", least=LEAST_PROMPTS
