@@ -22,7 +22,9 @@ NUM_BINS = 10
 class Bin(NamedTuple):
     """Commits, or proposals, whose confidence is in [low, high), or in [low, 1].
 
-    `confidence` is their mean; `agreement` is the share of tokens that are the final ones.
+    `confidence` is their mean; `agreement` is the share of tokens that are the final ones. A
+    threshold of `low` would have committed `share` of all in the same states, of which
+    `share_final` are the final tokens; that is not a decode.
     """
 
     low: float
@@ -30,6 +32,8 @@ class Bin(NamedTuple):
     num_commits: int
     confidence: float
     agreement: float
+    share: float
+    share_final: float
 
 
 class Reliability(NamedTuple):
@@ -42,18 +46,6 @@ class Reliability(NamedTuple):
     bins: tuple[Bin, ...]
     calibration_error: float
     num_commits: int
-
-
-class WhatIf(NamedTuple):
-    """The commits of a threshold in the same states; this is not a decode.
-
-    `share` of the commits reach it; `agreement` is the share of these whose token is the final one,
-    None if there are none.
-    """
-
-    threshold: float
-    share: float
-    agreement: float | None
 
 
 def reliability(records: Iterable[Record]) -> Reliability:
@@ -86,30 +78,19 @@ def reliability_of_proposals(records: Iterable[Record]) -> Reliability:
 
 def _diagram(found: Shaped[np.ndarray, "N 3"]) -> Reliability:
     """Returns the diagram of bins: how many, how many of them agree, their summed confidence."""
+    # Summed from the highest bin down: all that reach a bin's lower end.
+    reached = found[::-1].cumsum(0)[::-1]
     bins = [
-        Bin(i / len(found), (i + 1) / len(found), int(count), total / count, agreeing / count)
+        Bin(
+            i / len(found), (i + 1) / len(found), int(count), total / count, agreeing / count,
+            float(reached[i, 0] / reached[0, 0]), float(reached[i, 1] / reached[i, 0]),
+        )
         for i, (count, agreeing, total) in enumerate(found.tolist())
         if count
-    ]
+    ]  # fmt: skip
     num_commits = found[:, 0].sum()
     distance = np.abs(found[:, 2] - found[:, 1]).sum()
     return Reliability(tuple(bins), float(distance / num_commits), int(num_commits))
-
-
-def what_if_proposed(records: Iterable[Record]) -> list[WhatIf]:
-    """Returns for thresholds 0, 0.05, ... 0.95 what they would have committed in the same states.
-
-    Raises ValueError as `reliability_of_proposals`.
-    """
-    # Summed from the highest bin down: all proposals that reach a bin's lower end.
-    reached = _proposals(records)[::-1].cumsum(0)[::-1]
-    num_proposals = reached[0, 0]
-    return [
-        WhatIf(
-            number / NUM_PROPOSAL_BINS, count / num_proposals, agreeing / count if count else None
-        )
-        for number, (count, agreeing, _) in enumerate(reached.tolist())
-    ]
 
 
 def _proposals(records: Iterable[Record]) -> Shaped[np.ndarray, "N 3"]:

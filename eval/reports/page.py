@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from eval.calibrate.reliability import reliability_of_proposals, what_if_proposed
+from eval.calibrate.reliability import reliability_of_proposals
 from eval.metrics.costs import COSTS, Cost, Row, is_on_front, speed_of, usual_cost
 from eval.metrics.curves import ExampleSet, RowGroup, asked_of, method_of, titles_of
 from eval.metrics.statistics import mean
@@ -166,13 +166,11 @@ def _reliability(pool: Pool) -> dict[str, Any] | None:
     if not any(count for one in told for count, *_ in proposals_of(one) or ()):
         return None
     found = reliability_of_proposals(told)
-    by_threshold = {one.threshold: one for one in what_if_proposed(told)}
     return {
         "error": found.calibration_error,
         "num_proposals": found.num_commits,
-        "bins": [[*one, by_threshold[one.low].share, by_threshold[one.low].agreement]
-                 for one in found.bins],
-    }  # fmt: skip
+        "bins": found.bins,
+    }
 
 
 _PARTS = ("against_reference", "speed", "timing")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dllm_decode import StepEvent, decode
-from eval.calibrate.reliability import reliability, reliability_of_proposals, what_if_proposed
+from eval.calibrate.reliability import reliability, reliability_of_proposals
 from eval.runs.traces import NUM_BINS, Proposals
 from samplers import ConfidenceThreshold, FixedSchedule, Wino
 
@@ -61,13 +61,9 @@ def test_proposals_of_all_records_share_the_bins() -> None:
 
 
 def test_a_threshold_commits_the_proposals_of_its_bin_and_of_those_above() -> None:
-    found = {one.threshold: one for one in what_if_proposed([
-        proposed(b18=[4, 3, 3.7], b2=[1, 0, 0.12], b19=[5, 5, 5.0])
-    ])}  # fmt: skip
-    assert found[0.0][1:] == (1.0, 0.8)
-    assert found[0.9][1:] == (0.9, pytest.approx(8 / 9))
-    assert found[0.95][1:] == (0.5, 1.0)
-    assert what_if_proposed([proposed(b2=[1, 0, 0.12])])[-1].agreement is None
+    found = reliability_of_proposals([proposed(b18=[4, 3, 3.7], b2=[1, 0, 0.12], b19=[5, 5, 5.0])])
+    by_threshold = {one.low: one[-2:] for one in found.bins}
+    assert by_threshold == {0.1: (1.0, 0.8), 0.9: (0.9, 8 / 9), 0.95: (0.5, 1.0)}
 
 
 def test_damaged_proposals_are_named() -> None:
