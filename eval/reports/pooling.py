@@ -22,11 +22,6 @@ class Pool:
     records: tuple[Record, ...]
 
     @property
-    def num_expected(self) -> int:
-        """How many records there will be."""
-        return self.settings.num_examples * len(self.seeds)
-
-    @property
     def finished(self) -> list[Record]:
         """The records of examples that did not raise."""
         return [record for record in self.records if record["error"] is None]
@@ -47,7 +42,7 @@ def pools(results: Mapping[Settings, Sequence[Record]]) -> list[Pool]:
         own = [record for setting in group for record in results[setting]]
         # In the order of the ids, so that the order of writing leaves no trace in any sum.
         own.sort(key=lambda record: str(record["example"]))
-        found.append(Pool(group[0], tuple(setting.seed for setting in group), tuple(own)))
+        found.append(Pool(group[0], tuple(setting.decoding.seed for setting in group), tuple(own)))
     return found
 
 

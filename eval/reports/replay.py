@@ -37,8 +37,10 @@ def panels_of(example: Example) -> list[dict[str, Any]]:
 
 def parts_of(example: Example) -> list[list[str]]:
     """Returns the parts that name each setting; the seed too, if there are several."""
-    has_seeds = len({settings.seed for settings, _ in example}) > 1
-    return [[*one.parts, *([f"seed {one.seed}"] if has_seeds else [])] for one, _ in example]
+    has_seeds = len({settings.decoding.seed for settings, _ in example}) > 1
+    return [
+        [*one.parts, *([f"seed {one.decoding.seed}"] if has_seeds else [])] for one, _ in example
+    ]
 
 
 def _panel(settings: Settings, record: Record, parts: list[str]) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def _panel(settings: Settings, record: Record, parts: list[str]) -> dict[str, An
     return {
         "key": record["settings"],
         "parts": parts,
-        "block": settings.block_length,
+        "block": settings.decoding.block_length,
         **{name: trace[name] for name in ("lead", "steps", "confidences")},
         "tokens": tokens,
         # Older records have none.

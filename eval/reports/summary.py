@@ -89,7 +89,7 @@ def _row(pool: Pool) -> Row:
         "settings": pool.settings.written(),
         "seeds": list(pool.seeds),
         "num_records": len(pool.records),
-        "num_missing": pool.num_expected - len(pool.records),
+        "num_missing": pool.settings.num_examples * len(pool.seeds) - len(pool.records),
         "num_errors": len(failed),
         "git": _commits(pool.records),
         "errors": dict(Counter(record["error"] for record in failed).most_common(5)),

@@ -20,7 +20,7 @@ def answer(
     `run.trace` says whether traces are kept; `config` has the seed of the batch. Raises ValueError
     as `decode`, or if a chat prompt has no template.
     """
-    chat = (run.prompts or run.selection.prompts) == "chat"
+    chat = (run.prompts or run.selection.task.prompts) == "chat"
     prompts = [encode_prompt(run.tokenizer, example, chat=chat) for example in examples]
     gains, looks = Gains(), Looks.new()
     traced = looks if run.trace else ()

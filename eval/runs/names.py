@@ -164,11 +164,6 @@ class Selection:
         for example in examples[:1]:
             require_target_score(self.address, self.task, example)
 
-    @property
-    def prompts(self) -> str:
-        """Where plain prompts go by default: into the "chat" template, or "plain" as they are."""
-        return self.task.prompts
-
 
 def digest_of(examples: Sequence[Example]) -> str:
     """Returns a hash of ids, prompts and targets, so that changed examples are noticed."""

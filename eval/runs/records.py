@@ -55,16 +55,6 @@ class Settings:
     prompts: str
 
     @property
-    def seed(self) -> int:
-        """Seed of the noise."""
-        return self.decoding.seed
-
-    @property
-    def block_length(self) -> int | None:
-        """Tokens per block."""
-        return self.decoding.block_length
-
-    @property
     def parts(self) -> list[str]:
         """Sampler, cache, verifier and block schedule, as far as they are not the usual ones."""
         return named_parts(self.sampler, self.cache, self.verifier, self.blocks)

@@ -72,7 +72,8 @@ class Worker:
     @property
     def label(self) -> str:
         """The setting in words, beginning with its parts."""
-        seed = f" seed {self._settings.seed}" if self._settings.seed else ""
+        own = self._settings.decoding.seed
+        seed = f" seed {own}" if own else ""
         return f"{' + '.join(self._settings.parts)}{seed} on {self._settings.task}"
 
     @property
@@ -99,7 +100,7 @@ class Worker:
         rows = self._rows(batch.number)
         warm_up = self._num_begun < _NUM_WARM_UP
         self._num_begun += len(rows)
-        seed = self._settings.seed + _BATCH_STRIDE * batch.number
+        seed = self._settings.decoding.seed + _BATCH_STRIDE * batch.number
         records = self._decode(rows, seed, warm_up=warm_up)
         return [record for record in records if record["example"] in batch.missing]
 

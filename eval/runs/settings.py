@@ -105,7 +105,7 @@ class Run:
         )  # fmt: skip
         self.selection.task.require_scorable()
         has_turns = any(not isinstance(example.prompt, str) for example in examples)
-        if has_turns or (self.prompts or self.selection.prompts) == "chat":
+        if has_turns or (self.prompts or self.selection.task.prompts) == "chat":
             require_template(self.tokenizer)
 
     def settings(self, examples: Sequence[Example]) -> Settings:
@@ -126,5 +126,5 @@ class Run:
             blocks=repr(self.blocks),
             decoding=replace(self.decoding, block_length=block_length),
             batch_size=self.batch_size,
-            prompts=self.prompts or self.selection.prompts,
+            prompts=self.prompts or self.selection.task.prompts,
         )

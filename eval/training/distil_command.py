@@ -331,9 +331,11 @@ class Distillation:
         if not options.lora_rank:
             write_json(written / "training.json", found)
         num_prompts = len(judged.examples)
-        title = f"{student.model.name}, {options.method}, {options.sampler}, {judged.address}"
+        title = (
+            f"{student.model.name}, {options.method}, {options.sampler}, {judged.selection.address}"
+        )
         draw_curve(points, curve, title=title, num_prompts=num_prompts)
-        title = f"{num_prompts} held-out prompts, {judged.address}"
+        title = f"{num_prompts} held-out prompts, {judged.selection.address}"
         console.print(table_of(title, ("before", before), [("after", after)]))
         console.print(f"wrote {written}, {record} and {curve}", highlight=False, soft_wrap=True)
 

@@ -170,7 +170,7 @@ class FilterTraining:
                     measure(replace(judging, sampler=rule), judged.examples).save(file)
                 found.append((name, read_measured(file, judged)))
                 bar.advance(1)
-        title = f"{len(judged.examples)} held-out prompts, {judged.address}"
+        title = f"{len(judged.examples)} held-out prompts, {judged.selection.address}"
         console.print(table_of(title, found[0], found[1:]))
         name, first = found[0]
         report = described("train-filter", judging, judged) | {

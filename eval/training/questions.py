@@ -34,11 +34,6 @@ class Questions:
     examples: Sequence[Example]
     prompts: str
 
-    @property
-    def address(self) -> str:
-        """Where they come from, for messages."""
-        return self.selection.address
-
     def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
         """Returns the token ids of every prompt."""
         chat = self.prompts == "chat"
@@ -63,12 +58,12 @@ class Questions:
         """Says on standard error which words of the prompts the tokenizer does not know."""
         said = said_of_unknown_words(tokenizer, self.examples, chat=self.prompts == "chat")
         if said:
-            sys.stderr.write(f"WARNING: {self.address}: {said}\n")
+            sys.stderr.write(f"WARNING: {self.selection.address}: {said}\n")
 
     def described(self) -> dict[str, object]:
         """Returns what decides the questions, ready for JSON."""
         return {
-            "address": self.address,
+            "address": self.selection.address,
             "num_examples": len(self.examples),
             "examples": digest_of(self.examples),
             "prompts": self.prompts,
@@ -76,7 +71,7 @@ class Questions:
 
     def settings(self) -> dict[str, object]:
         """Returns the same option by option, so that one that changed can be named."""
-        name, options = split_address(self.address, self.address)
+        name, options = split_address(self.selection.address, self.selection.address)
         return {
             "name": name,
             **options,
@@ -128,8 +123,8 @@ def read_questions(
     other.task.require_scorable()
     other.require_scores(judged)
     return (
-        Questions(selection, examples, prompts or selection.prompts),
-        Questions(other, judged, prompts or other.prompts),
+        Questions(selection, examples, prompts or selection.task.prompts),
+        Questions(other, judged, prompts or other.task.prompts),
     )
 
 

@@ -103,10 +103,10 @@ def test_too_many_examples_are_refused_alike(tmp_path: Path, name: str) -> None:
 
 
 def test_gsm8k_goes_plain_under_the_plain_protocol_and_into_the_template_under_others() -> None:
-    assert parse_task("gsm8k?path=x").prompts == "plain"
-    assert parse_task("gsm8k?path=x&protocol=lm_eval").prompts == "plain"
-    assert parse_task("gsm8k?path=x&protocol=llada").prompts == "chat"
-    assert parse_task("word_problems").prompts == "chat"
+    assert parse_task("gsm8k?path=x").task.prompts == "plain"
+    assert parse_task("gsm8k?path=x&protocol=lm_eval").task.prompts == "plain"
+    assert parse_task("gsm8k?path=x&protocol=llada").task.prompts == "chat"
+    assert parse_task("word_problems").task.prompts == "chat"
 
 
 def test_caches_verifiers_and_block_schedules_are_expressions() -> None:

@@ -218,7 +218,7 @@ def test_addresses_name_the_tasks_but_give_no_permission(humaneval: str) -> None
     selection = parse_task(f"humaneval?path={humaneval}&protocol=instruct")
     assert selection.task == HumanEval(humaneval, "instruct", sandbox=NO_CODE)
     assert parse_task("mbpp?num_fewshot=0&gen_length=9").task == Mbpp(num_fewshot=0, gen_length=9)
-    assert (selection.prompts, parse_task("mbpp").prompts) == ("chat", "plain")
+    assert (selection.task.prompts, parse_task("mbpp").task.prompts) == ("chat", "plain")
     assert parse_task("lists/copy", QUICK) == parse_task("lists/copy")
     with pytest.raises(ValueError, match=r"has the options .*, got 'sandbox'"):
         parse_task("humaneval?sandbox=1")

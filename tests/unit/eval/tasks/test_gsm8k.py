@@ -77,7 +77,7 @@ def test_the_address_alone_gives_the_published_setting(folder: Path, name: str) 
     )  # fmt: skip
     settings = run.settings(selection.examples())
     assert settings.decoding.gen_length == gen_length
-    assert settings.block_length == block_length
+    assert settings.decoding.block_length == block_length
     assert settings.prompts == ("chat" if num_turns else "plain")
 
 
@@ -164,5 +164,5 @@ def test_a_sweep_leaves_the_block_length_to_each_task(folder: Path) -> None:
     sweep = Sweep(("toy",), tasks, ("FixedSchedule()",))
     loaded = {"toy": Loaded(eval_runs.model(), eval_runs.TOKENIZER, "float32")}
     runs = list(sweep.runs(loaded, sweep.selections(), trace=False))
-    found = [run.settings(run.selection.examples()).block_length for run in runs]
+    found = [run.settings(run.selection.examples()).decoding.block_length for run in runs]
     assert found == [8, 32]

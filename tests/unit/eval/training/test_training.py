@@ -48,7 +48,7 @@ def test_every_fifth_prompt_is_held_out(tmp_path: Path) -> None:
 def test_the_training_split_is_taken_unless_another_is_named(tmp_path: Path) -> None:
     asked, judged = read_questions("word_problems?limit=10", "word_problems?split=val&limit=5")
     assert asked.selection.split == "train"
-    assert asked.address == "word_problems?limit=10&split=train"
+    assert asked.selection.address == "word_problems?limit=10&split=train"
     assert (len(asked.examples), len(judged.examples)) == (10, 5)
     asked, _ = read_questions("word_problems?limit=10&split=test", "")
     assert asked.selection.split == "test"
