@@ -33,13 +33,9 @@ class BatchDecoder:
         self, one: Checked, first: int = 0, *, reporter: Reporter | None = None
     ) -> Iterator[list[Record]]:
         """Yields the records of each batch from the example `first` on."""
-        reporter = reporter or self.reporter
-        worker = Worker(one, self.part, reporter, self.machine)
-        keys = worker.keys(ALONE)
-        reporter.begin(
-            worker.label, len(keys), [self.done[key] for key in keys if key in self.done]
-        )
-        for index in range(first // one.run.batch_size, worker.num_batches):
+        worker = Worker(one, self.part, reporter or self.reporter, self.machine)
+        worker.begin(self.done, ALONE)
+        for index in range(first // one.run.batch_size, len(worker.batches)):
             skipped = max(0, first - index * one.run.batch_size)
             yield worker.finish_batch(index, self.done)[skipped:]
 

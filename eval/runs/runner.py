@@ -41,11 +41,21 @@ class Batch(NamedTuple):
 
 
 class Worker:
-    """Decodes the batches of one run that belong to this process."""
+    """Decodes the batches of one run that belong to this process.
+
+    `label` is the setting in words, `settings_key` names it in records.
+    """
 
     def __init__(self, one: Checked, part: Path, reporter: Reporter, machine: str) -> None:
         """Takes a run, the file of its records, and the folder's note on this process."""
-        self._run, self._examples, self._settings = one
+        run, examples, settings = one
+        self.batches = [
+            examples[i : i + run.batch_size] for i in range(0, len(examples), run.batch_size)
+        ]
+        seed = f" seed {settings.decoding.seed}" if settings.decoding.seed else ""
+        self.label = f"{' + '.join(settings.parts)}{seed} on {settings.task}"
+        self.settings_key = settings.key("")
+        self._run, self._settings, self._key = run, settings, settings.keys()
         self._machine = machine
         self._num_begun = 0
         self._part = part
@@ -56,35 +66,22 @@ class Worker:
 
         `done` has the records of earlier runs by key.
         """
-        keys = self.keys(place)
-        self._reporter.begin(self.label, len(keys), [done[key] for key in keys if key in done])
+        self.begin(done, place)
         batches = (self._batch(index, done) for index in self._mine(place))
         for records in decoded(self, [batch for batch in batches if batch.missing]):
             self._keep(records)
 
+    def begin(self, done: Mapping[str, Record], place: Place) -> None:
+        """Starts the display of the run."""
+        keys = self.keys(place)
+        self._reporter.begin(self.label, len(keys), [done[key] for key in keys if key in done])
+
     def keys(self, place: Place) -> list[str]:
         """Returns the keys of this process's examples, in the order in which they are decoded."""
-        return [self._key(e) for index in self._mine(place) for e in self._rows(index)]
+        return [self._key(e.id) for index in self._mine(place) for e in self.batches[index]]
 
     def _mine(self, place: Place) -> range:
-        return range(place.rank, self.num_batches, place.world_size)
-
-    @property
-    def label(self) -> str:
-        """The setting in words, beginning with its parts."""
-        own = self._settings.decoding.seed
-        seed = f" seed {own}" if own else ""
-        return f"{' + '.join(self._settings.parts)}{seed} on {self._settings.task}"
-
-    @property
-    def settings_key(self) -> str:
-        """Names the settings of the run in records."""
-        return self._settings.key("")
-
-    @property
-    def num_batches(self) -> int:
-        """How many batches there are."""
-        return -(-len(self._examples) // self._run.batch_size)
+        return range(place.rank, len(self.batches), place.world_size)
 
     def finish_batch(self, index: int, done: dict[str, Record]) -> list[Record]:
         """Decodes what `done` lacks of a batch, adds it there, and returns the batch's records."""
@@ -93,11 +90,11 @@ class Worker:
             records = self.decode(batch)
             self._keep(records)
             done |= {record["key"]: record for record in records}
-        return [done[self._key(example)] for example in self._rows(index)]
+        return [done[self._key(example.id)] for example in self.batches[index]]
 
     def decode(self, batch: Batch) -> list[Record]:
         """Decodes a batch, and returns the records that were missing."""
-        rows = self._rows(batch.number)
+        rows = self.batches[batch.number]
         warm_up = self._num_begun < _NUM_WARM_UP
         self._num_begun += len(rows)
         seed = self._settings.decoding.seed + _BATCH_STRIDE * batch.number
@@ -109,15 +106,8 @@ class Worker:
         self._reporter.add(records)
 
     def _batch(self, index: int, done: Mapping[str, Record]) -> Batch:
-        missing = (e.id for e in self._rows(index) if self._key(e) not in done)
+        missing = (e.id for e in self.batches[index] if self._key(e.id) not in done)
         return Batch(index, frozenset(missing))
-
-    def _rows(self, index: int) -> Sequence[Example]:
-        size = self._run.batch_size
-        return self._examples[index * size : (index + 1) * size]
-
-    def _key(self, example: Example) -> str:
-        return self._settings.key(example.id)
 
     def _decode(self, examples: Sequence[Example], seed: int, *, warm_up: bool) -> list[Record]:
         """Decodes a batch; if that fails, each example alone."""
@@ -149,7 +139,7 @@ class Worker:
 
     def _record(self, example: Example, found: ScoredExample, *, warm_up: bool) -> Record:
         return {
-            "key": self._key(example),
+            "key": self._key(example.id),
             "settings": self.settings_key,
             "example": example.id,
             "sampler": self._settings.sampler,
