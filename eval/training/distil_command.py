@@ -64,12 +64,8 @@ _OF_ANSWERS = (
 class Student:
     """The model that is trained, and what it came from.
 
-    Attributes:
-        loaded: The model with its tokenizer.
-        model: The model again, as a network of this package.
-        source: Folder of its checkpoint.
-        family: Of the checkpoint.
-        config: How it is decoded.
+    `model` is the loaded one, as a network of this package; `source` is the folder of its
+    checkpoint, `config` says how it is decoded.
     """
 
     loaded: Loaded
@@ -193,14 +189,8 @@ def check(options: argparse.Namespace) -> None:
 class Distillation:
     """A run of the command, all options of which were checked.
 
-    Attributes:
-        options: Of the command.
-        student: The model.
-        asked: What the teacher answers.
-        judged: What the result is judged on.
-        teaching: How the teacher answers.
-        judging: How the held-out prompts are decoded.
-        accelerator: Where the run goes.
+    The teacher answers the questions `asked` as `teaching` says; the result is judged on others, as
+    `judging` says.
     """
 
     options: argparse.Namespace

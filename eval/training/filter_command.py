@@ -12,20 +12,18 @@ from dllm_decode import NoVerifier, compatibility
 from dllm_decode.models.base import fingerprint_of
 from dllm_decode.training import ProgressBar
 from dllm_decode.training.learn2pd import (
-    FilterSettings,
-    acceptance,
-    save_filter,
-    score,
-    train_filter,
-)
-from dllm_decode.training.learn2pd_examples import (
     LEAST_PROMPTS,
     FilterExamples,
+    FilterSettings,
+    acceptance,
     collect_examples,
     join,
     load_examples,
     save_examples,
+    save_filter,
+    score,
     split,
+    train_filter,
 )
 from eval.files import write_json
 from eval.runs.command import open_model
@@ -97,14 +95,9 @@ def require_output(output: Path) -> Path:
 class FilterTraining:
     """A run of the command, all options of which were checked.
 
-    Attributes:
-        options: Of the command.
-        work: The folder of all that is needed to go on.
-        settings: How the filter is trained.
-        asked: What examples come from.
-        judged: What the filter is judged on.
-        judging: The sampler that the filter is compared with, on these questions; its model,
-            cache and options are those of every decode.
+    Examples come from the questions `asked`; `work` is the folder of all that is needed to go on.
+    `judging` is the sampler that the filter is compared with, on the questions `judged`; its model,
+    cache and options are those of every decode.
     """
 
     options: argparse.Namespace

@@ -16,17 +16,15 @@ from dllm_decode import DecodeConfig, ForwardInputs, PrefixCache, decode
 from dllm_decode.models.base import fingerprint_of
 from dllm_decode.training import Report, learn2pd
 from dllm_decode.training.learn2pd import (
+    FilterExamples,
     FilterSettings,
     acceptance,
-    save_filter,
-    score,
-    train_filter,
-)
-from dllm_decode.training.learn2pd_examples import (
-    FilterExamples,
     collect_examples,
     join,
+    save_filter,
+    score,
     split,
+    train_filter,
 )
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, Learn2PD, Prophet, parse
 from samplers.learn2pd import MAX_FILTER_BYTES, load_filter, new_network
