@@ -51,16 +51,10 @@ def calibrate(
 ) -> Card:
     """Tests settings from cautious to bold and decodes no more than the tests need.
 
-    Args:
-        reference: The setting that the others are compared with.
-        ladder: The settings, in their order; with `order_on` in any.
-        guarantee: The promise that is to be certified.
-        decoder: Decodes and keeps the records.
-        agreement: Compare answers with the reference's, rather than scores.
-        order_on: Learn the order on the first so many prompts, and test on the others.
-
-    Raises:
-        ValueError: If a score is undefined, or the reference raised.
+    Settings of the ladder are compared with the reference, in their order: by scores, or with
+    `agreement` by answers that equal the reference's. With `order_on` the order is learned on the
+    first so many prompts, and tested on the others. Raises ValueError if a score is undefined, or
+    the reference raised.
     """
     score = _agreement_of(reference.run.selection.task) if agreement else _scores_of
     ordered = list(ladder)

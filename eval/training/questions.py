@@ -92,15 +92,10 @@ def read_questions(
 ) -> tuple[Questions, Questions]:
     """Reads the questions to train on and those to judge by.
 
-    Args:
-        address: A task's; without `split` it is the training split, if the task has one.
-        held_out: The other task's; empty: every fifth example of the first.
-        prompts: "chat" or "plain"; empty: the task's habit.
-        code: Runs programs that a model wrote.
-        least: Prompts to train on that are needed.
-
-    Raises:
-        ValueError: If an address is wrong, or a prompt is in both, or there are too few.
+    An address without `split` is that of the training split, if the task has one. If `held_out` is
+    empty, every fifth example of the first task is held out. `prompts` are "chat" or "plain"; empty:
+    the task's habit. Raises ValueError if an address is wrong, a prompt is in both, or there are
+    fewer than `least` prompts to train on.
     """
     selection = _with_split(parse_task(address, code), "train")
     examples = selection.examples()
