@@ -93,9 +93,9 @@ def read_questions(
     """Reads the questions to train on and those to judge by.
 
     An address without `split` is that of the training split, if the task has one. If `held_out` is
-    empty, every fifth example of the first task is held out. `prompts` are "chat" or "plain"; empty:
-    the task's habit. Raises ValueError if an address is wrong, a prompt is in both, or there are
-    fewer than `least` prompts to train on.
+    empty, every fifth example of the first task is held out. `prompts` are "chat" or "plain", or
+    empty for the task's habit. Raises ValueError if an address is wrong, a prompt is in both, or
+    there are fewer than `least` prompts to train on.
     """
     selection = _with_split(parse_task(address, code), "train")
     examples = selection.examples()
