@@ -52,7 +52,7 @@ class Filter:
     activation: Literal["relu", "tanh", "gelu"] = "relu"
     counted: Literal["all", "masked"] = "all"
     steps: Positive = 5_000
-    learning_rate: Rate = 3e-3
+    learning_rate: Annotated[float, "RATE"] = 3e-3
     threshold: list[Annotated[float, Meta(ge=0.0, le=1.0), "P"]] = field(
         default_factory=lambda: [0.96, 0.9, 0.99], metadata={"nargs": "+"}
     )

@@ -224,7 +224,7 @@ def test_comparisons_are_paired() -> None:
         (["distil", "--block-length", "7000"], "block_length must be between 1 and gen_length"),
         (["distil", "--sampler", "Learn2PD()", "--block-length", "16"], "block_length must be 32"),
         (["train-filter", "--against", "Learn2PD()", "--block-length", "16"], "must be 32"),
-        (["train-filter", "--learning-rate", "inf"], "--learning-rate: must be at most 1000000000"),
+        (["train-filter", "--learning-rate", "inf"], "learning_rate must be a number above 0"),
         (["train-filter", "--seed", "9" * 30], "seed must be between"),
         (["train-filter", "--threshold", "nan"], "--threshold: must be at least 0, got nan"),
         (["train-filter", "--cache", "DelayedCache()"], "Learn2PD(filter="),
