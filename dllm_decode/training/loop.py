@@ -63,7 +63,6 @@ class Settings:
         schedule: Factor of the learning rate, given the share of the run that is over.
         evaluate_every: Steps between evaluations, at least 1.
         evaluate_every_s: Seconds between evaluations.
-        pause_after_s: Seconds after which the session ends, with a checkpoint.
         max_gradient_norm: Longer gradients are shortened to this.
         seed: Of all that is random in the loss.
     """
@@ -74,7 +73,6 @@ class Settings:
     schedule: Callable[[float], float] = linear_decay
     evaluate_every: int | float = math.inf
     evaluate_every_s: float = math.inf
-    pause_after_s: float = math.inf
     max_gradient_norm: float = 1.0
     seed: int = 0
 
@@ -104,7 +102,7 @@ def train(
     observe: Callable[[Report], None] = lambda report: None,
     resume: bool = True,
 ) -> Progress:
-    """Trains until the run ends or the session is to pause.
+    """Trains until the run ends.
 
     Without a limit of time, a run that was killed and started again gives the weights of one that
     was not. Gradients are averaged over processes, each of which holds the whole model: two
@@ -132,7 +130,7 @@ def train(
     """
     run = _Run(objective, optimisers, source, settings, accelerator)
     turn = run.begin(measures if resume else None)
-    while turn.spent < 1 and not turn.pauses:
+    while turn.spent < 1:
         objective.advance(turn.spent)
         loss = run.step(turn.spent)
         # The clocks of processes differ, so the first one decides.
@@ -152,12 +150,11 @@ def train(
 
 
 class _Turn(NamedTuple):
-    """The work after a step: a report if there is a pace, an evaluation, the end of the session."""
+    """The work after a step: a report if there is a pace, and an evaluation."""
 
     spent: float
     pace: float | None = None
     measures: bool = False
-    pauses: bool = False
 
 
 class _Losses(nn.Module, Generic[BatchT]):
@@ -217,7 +214,7 @@ class _Run(Generic[BatchT]):
             self._reported_s, self._samples = now_s, progress.samples
         is_due = progress.step % settings.evaluate_every == 0
         is_due = is_due or now_s - self._measured_s > settings.evaluate_every_s
-        return _Turn(spent, pace, is_due, now_s - self._started_s >= settings.pause_after_s)
+        return _Turn(spent, pace, is_due)
 
     @property
     def is_measured(self) -> bool:

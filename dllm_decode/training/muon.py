@@ -1,8 +1,8 @@
 """Muon for matrices, AdamW for the rest."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -35,16 +35,9 @@ class Muon(Optimizer):
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], lr: float) -> None:
         super().__init__(params, {"lr": lr, "num_parts": 1})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # there is none
         """Moves the weights once; closures are not supported."""
-        assert closure is None
         by_shape: dict[torch.Size, list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
         for group in self.param_groups:
             for weight in group["params"]:
@@ -62,7 +55,6 @@ class Muon(Optimizer):
             stacked = orthogonalise(torch.stack([direction for _, direction, _ in moves]))
             for (piece, _, lr), direction in zip(moves, stacked, strict=True):
                 piece.add_(direction, alpha=-lr * max(1, rows / columns) ** 0.5)
-        return None
 
 
 def orthogonalise(matrices: Float[Tensor, "N R C"], num_steps: int = 5) -> Float[Tensor, "N R C"]:

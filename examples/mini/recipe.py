@@ -48,7 +48,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu")
     add("--minutes", type=float, default=0.0, help="length of the whole run")
     add("--samples", type=int, default=0, help="length, instead of --minutes")
-    add("--pause-after", type=float, default=0.0, help="minutes until it pauses")
     add("--resume", action="store_true", help="continue from the checkpoint")
     add("--evaluate-every", type=float, default=5.0, help="in minutes")
     add("--evaluate-on", type=int, default=400, help="questions of each kind; lists: / 8")
@@ -105,7 +104,6 @@ def run(
         num_samples=options.samples or float("inf"),
         minutes=options.minutes or float("inf"),
         folder=options.output / f"{name}-checkpoints",
-        pause_after_s=60 * options.pause_after or float("inf"),
         evaluate_every_s=60 * options.evaluate_every,
         seed=options.seed,
     )
