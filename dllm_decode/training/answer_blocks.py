@@ -56,12 +56,9 @@ class Blocks(NamedTuple):
 
 
 def lay_blocks(ends: Bool[Tensor, "B G"], block_length: int, leads: Int[Tensor, " B"]) -> Blocks:
-    """Divides answers into blocks.
+    """Divides answers into blocks; `ends` are the positions that hold an EOS.
 
-    Args:
-        ends: Positions that hold an EOS.
-        block_length: In tokens.
-        leads: Tokens of each prompt that belong to the block in which the answer begins.
+    `leads` counts the tokens of each prompt that belong to the block in which the answer begins.
     """
     gen_length = ends.shape[1]
     positions = torch.arange(gen_length, device=ends.device).expand_as(ends)
@@ -72,12 +69,7 @@ def lay_blocks(ends: Bool[Tensor, "B G"], block_length: int, leads: Int[Tensor, 
 
 
 def split(learned: Bool[Tensor, "B G"], first: Bool[Tensor, "B G"]) -> BlockMasks:
-    """Shares out positions among two canvases.
-
-    Args:
-        learned: The positions.
-        first: Those of the first canvas; where nothing is learned, any value.
-    """
+    """Shares out positions among two canvases; `first` are those of the first one."""
     ahead = learned.flip(1).cummax(1).values.flip(1)
     return BlockMasks(learned & first, learned & ~first, ~ahead)
 
@@ -99,13 +91,8 @@ def logits_of_both(
     """Returns the predictions of every answer position, from either canvas.
 
     Where the logits at a column predict the next one they are shifted; in a block-causal model a
-    column sees its own block and those before it, as in a decode.
-
-    Args:
-        model: The model, on its device.
-        batch: Prompts and answers.
-        masks: What is learned.
-        block_length: Of the blocks that are masked, in tokens.
+    column sees its own block and those before it, as in a decode. `block_length` is that of the
+    blocks that are masked.
     """
     # A decode fills up the last block of a block-causal model with masks.
     num_more = max(0, model.causal_block_length - 1)

@@ -66,13 +66,9 @@ def blocks_of(batch: Batch, block_length: int) -> Int[Tensor, "B L"]:
 def _who_sees_whom(
     batch: Batch, blocks: Int[Tensor, "B L"], own: Int[Tensor, "B L"], first: int
 ) -> Bool[Tensor, "B Q K"]:
-    """Says which columns each column sees, of a batch and of its copy from a column on.
+    """Says which columns each column sees, of a batch and of its copy from the column `first` on.
 
-    Args:
-        batch: Prompts and answers.
-        blocks: The copied block of each column.
-        own: The block of each column in which it attends.
-        first: The column that the copy begins with.
+    `blocks` are those that are copied, `own` those in which columns attend.
     """
     copied, own_copied = blocks[:, first:], own[:, first:]
     original = F.pad(own[:, :, None] >= own[:, None], (0, copied.shape[1]))

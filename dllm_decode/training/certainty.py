@@ -273,13 +273,9 @@ def masks_of_states(
 
     The teacher commits one token a step, so the state with c commits masks the ranks from c on. It
     is looked at when it has committed all before the block and 1 - share of a whole block.
-
-    Args:
-        ranks: Of each position in the order of commits; beyond the answer's, any greater number.
-        blocks: Where the blocks are.
-        learned: The positions of those that are learned.
-        share: How much of a whole block is to be left, the same at all positions of a block.
-        block_length: Of a whole block; the last of an answer may be shorter.
+    `ranks` are as in `Batch`, `learned` are the positions of the blocks that are learned, and
+    `share` is the same at all positions of a block. The last block of an answer may be shorter than
+    `block_length`.
     """
     committed = blocks.start + ((1.0 - share) * block_length).long()
     return split(learned, ranks >= committed.minimum(blocks.last))
