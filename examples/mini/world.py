@@ -7,6 +7,7 @@ import argparse
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,25 +33,13 @@ PUZZLE_PERIOD = 8
 """Puzzles come seldom, so they come all at once: a forward for a few rows is a waste."""
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """Draws examples from tasks as token ids.
-
-    Attributes:
-        encode: Of the model.
-        tasks: The tasks.
-        shares: How often each is drawn, in any unit.
-    """
-
-    encode: Encoder
-    tasks: Sequence[GeneratedTask]
-    shares: Sequence[float]
-
-    def __call__(self, rng: random.Random) -> Pair:
-        """Draws one training example."""
-        (task,) = rng.choices(self.tasks, self.shares)
-        example = task.draw(rng, "train")
-        return self.encode(str(example.prompt), example.target)
+def draw(
+    encode: Encoder, tasks: Sequence[GeneratedTask], shares: Sequence[float], rng: random.Random
+) -> Pair:
+    """Draws one training example as token ids; `shares` say how often each task is drawn."""
+    (task,) = rng.choices(tasks, shares)
+    example = task.draw(rng, "train")
+    return encode(str(example.prompt), example.target)
 
 
 def world_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,10 +93,11 @@ class World:
         """Returns what a step is made of; kinds without a share are left out."""
         options = self.options
         encode = Encoder(self.tokenizer)
-        words = Mixture(encode, [self.word_problems()], [1.0])
-        equations = Mixture(encode, [Equations(options.max_value, options.max_factor)], [1.0])
-        lists = Mixture(encode, self.list_tasks(), list(LIST_SHARES.values()))
-        puzzles = Mixture(encode, PUZZLES, [1.0, 1.0, 2.0])
+        words = partial(draw, encode, [self.word_problems()], [1.0])
+        one = [Equations(options.max_value, options.max_factor)]
+        equations = partial(draw, encode, one, [1.0])
+        lists = partial(draw, encode, self.list_tasks(), list(LIST_SHARES.values()))
+        puzzles = partial(draw, encode, PUZZLES, [1.0, 1.0, 2.0])
         widths = {
             "word_problems": (words, options.prompt_length, tuple(options.gen_lengths), 1),
             "equations": (equations, 6, (8,), 1),
@@ -117,8 +107,8 @@ class World:
         shares = {name: vars(options)[name] for name in widths}
         total = sum(shares.values())
         return [
-            Kind(name, draw, prompt_length, gen_lengths, rows, period)
-            for name, (draw, prompt_length, gen_lengths, period) in widths.items()
+            Kind(name, drawn, prompt_length, gen_lengths, rows, period)
+            for name, (drawn, prompt_length, gen_lengths, period) in widths.items()
             if (rows := round(options.batch_size * shares[name] / total * period))
         ]
 
