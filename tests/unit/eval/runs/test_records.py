@@ -157,7 +157,9 @@ def test_records_of_dropped_settings_are_left_out_until_they_are_asked_for(copie
     written = json.loads((copied / "settings.json").read_text())
     assert written["dropped"] == []
     (copied / "settings.json").write_text(json.dumps(written | {"dropped": 1}))
-    with pytest.raises(ValueError, match=r"settings\.json must have 'dropped' in its official form"):
+    with pytest.raises(
+        ValueError, match=r"settings\.json must have 'dropped' in its official form"
+    ):
         folder.results()
 
 

@@ -182,7 +182,10 @@ def test_a_label_without_its_fields_and_a_broken_config_are_named(tmp_path: Path
         ParallelBench(str(tmp_path), "waiting_line/insert_random").examples()
     config = tmp_path / "test/waiting_line/task_config.yaml"
     for text, message in (
-        ("waiting_line/reverse: {metric: list_match_score}", "yaml must have a field .prompt., got none"),
+        (
+            "waiting_line/reverse: {metric: list_match_score}",
+            "yaml must have a field .prompt., got none",
+        ),
         ("a: [", r"task_config\.yaml is not valid YAML"),
     ):
         config.write_text(text)
