@@ -84,6 +84,8 @@ def serve(
     """
     url = url_of(bound, host)
     sys.setswitchinterval(_SWITCH_S)
+    # Clients that come before uvicorn is ready wait for it, and are not refused.
+    bound.listen()
     say(f"Listening at {url}, for clients of OpenAI at {url}/v1. Ctrl-C ends it.")
     with _ended_by_signals():
         make_server(service, host, api_key=api_key).run(sockets=[bound])

@@ -29,3 +29,24 @@ def test_connections_send_at_once() -> None:
     asyncio.run(connect())
     assert len(found) == 1
     assert found[0] > 0
+
+
+def test_a_client_is_not_refused_once_the_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line was written half a second before uvicorn listened."""
+    from dllm_decode.serve import server
+
+    class Idle:
+        def run(self, sockets: list[socket.socket]) -> None:
+            assert said[0].startswith("Listening at")
+
+    monkeypatch.setattr(server, "make_server", lambda *given, **options: Idle())
+    said: list[str] = []
+    bound = server.bind("127.0.0.1", 0)
+
+    def say(line: str) -> None:
+        said.append(line)
+        socket.create_connection(bound.getsockname(), timeout=5.0).close()
+
+    with bound:
+        server.serve(object(), bound, "127.0.0.1", api_key=None, say=say)  # type: ignore[arg-type]
+    assert said[1] == "Stopped."
