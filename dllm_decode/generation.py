@@ -20,15 +20,16 @@ from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.decoder import Decoder, Verifier
 from dllm_decode.join import Ended
 from dllm_decode.loop import gathered, new_decoder, raise_errors, requests_of, run
-from dllm_decode.models.base import MaskPredictor
+from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.other_names import GenerateOptions, by_our_names
 from dllm_decode.progress import AnswerProgress
 from dllm_decode.prompts import Array, Prompt, check_one_template_each
 from dllm_decode.streaming import DraftStreamer, PrefixStream, PrefixStreamer, draft_observer
 from dllm_decode.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
-from dllm_decode.uniform_state import check_config, default_sampler
+from dllm_decode.uniform_state import check_config
 from dllm_decode.verify import NoVerifier
+from samplers import AcceptAndRenoise, ConfidenceThreshold
 from samplers.base import Sampler
 
 
@@ -150,6 +151,11 @@ def generate(
     if num_return_sequences > 1 and config.temperature == 0.0 and not decoder.starts_as_noise:
         _warn_of_copies(decoded, num_return_sequences)
     return GenerateOutput(answers, decoded)
+
+
+def default_sampler(model: MaskPredictor) -> Sampler:
+    """Returns the sampler that a model is decoded with unless another one is chosen."""
+    return AcceptAndRenoise() if isinstance(model, UniformState) else ConfidenceThreshold(0.9)
 
 
 def _as_long_as(

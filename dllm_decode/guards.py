@@ -16,7 +16,7 @@ from dllm_decode.decoder import Decoder, Look, Verifier
 from samplers.base import require_decision
 from samplers.checks import shown
 from samplers.facts import Fact
-from samplers.state import check_state
+from samplers.state import map_state
 
 
 def require_opening(decoder: Decoder, opening: object, row: Row) -> None:
@@ -94,7 +94,16 @@ def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
         )
     if look.decision is not None:
         require_decision(f"look of {owner!r}", look.decision, look.view)
-    check_state(state.verifier, most, owner=owner)
+
+    def check(part: object) -> None:
+        if not isinstance(part, Tensor) or not part.ndim or len(part) != most:
+            got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else shown(part)
+            raise RuntimeError(
+                f"The state of {owner!r} must be None, a tensor, or a NamedTuple of such, each "
+                f"with an entry for {most} rows, got {got}."
+            )
+
+    map_state(check, state.verifier)
     return state, look
 
 

@@ -1,4 +1,4 @@
-"""The sampler and the options that suit a uniform-state model; others are refused by name.
+"""Options and requests that have no meaning on a uniform-state model, refused by name.
 
 A masked model passes every check.
 """
@@ -8,12 +8,6 @@ from collections.abc import Sequence
 from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig
 from dllm_decode.sizes import round_up
-from samplers import AcceptAndRenoise, ConfidenceThreshold, Sampler
-
-
-def default_sampler(model: MaskPredictor) -> Sampler:
-    """Returns the sampler that a model is decoded with unless another one is chosen."""
-    return AcceptAndRenoise() if isinstance(model, UniformState) else ConfidenceThreshold(0.9)
 
 
 def canvas_length_of(model: MaskPredictor, asked: int | None, gen_length: int) -> int | None:

@@ -70,7 +70,7 @@ VERIFIERS: dict[str, tuple[Any, str]] = {
     ),
     "a state of other rows": (
         looking(lambda old, new, seen: (new._replace(verifier=torch.zeros(7)), seen)),
-        "a tensor of shape .* for 2 rows",
+        r"an entry for 2 rows, got shape \(7,\)",
     ),
     "after gives nothing": (
         looking(lambda old, new, seen: (new, seen), after=lambda self, decoder, state: None),
