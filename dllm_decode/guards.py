@@ -95,13 +95,14 @@ def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
     if look.decision is not None:
         require_decision(f"look of {owner!r}", look.decision, look.view)
 
-    def check(part: object) -> None:
+    def check(part: Tensor) -> Tensor:
         if not isinstance(part, Tensor) or not part.ndim or len(part) != most:
             got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else shown(part)
             raise RuntimeError(
                 f"The state of {owner!r} must be None, a tensor, or a NamedTuple of such, each "
                 f"with an entry for {most} rows, got {got}."
             )
+        return part
 
     map_state(check, state.verifier)
     return state, look

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import GenericAlias
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +22,7 @@ def read_object(file: Path, kind: Any = dict[str, Any], *, remedy: str = ANEW) -
     return decoded(file.read_bytes(), kind, str(file), remedy)
 
 
-def decoded(content: bytes, kind: type[Value], where: str, remedy: str) -> Value:
+def decoded(content: bytes, kind: type[Value] | GenericAlias, where: str, remedy: str) -> Value:
     """Reads JSON of a declared type: NaN, unknown fields of a Struct and half texts are refused.
 
     Raises ValueError if the contents are anything else; the message names the place `where`, such
@@ -31,7 +32,7 @@ def decoded(content: bytes, kind: type[Value], where: str, remedy: str) -> Value
         return msgspec.json.decode(content, type=kind)
 
 
-def converted(value: object, kind: type[Value], where: str, remedy: str) -> Value:
+def converted(value: object, kind: type[Value] | GenericAlias, where: str, remedy: str) -> Value:
     """Checks a value that was read already, as `decoded` does."""
     with _refused(where, remedy):
         return msgspec.convert(value, kind)

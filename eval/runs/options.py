@@ -139,7 +139,7 @@ def add_options(parser: ArgumentParser, groups: Iterable[Group]) -> None:
 def _argument(group: Group, option: Field[Any], text: str) -> tuple[list[str], dict[str, Any]]:
     """Returns the names and the keywords of an argument of argparse."""
     own, default = dict(option.metadata), _default(option)
-    names = own.pop("names", [f"--{option.name.replace('_', '-')}"])
+    names = [*own.pop("names", [f"--{option.name.replace('_', '-')}"])]
     is_given = own.get("nargs") == "?" and "const" not in own
     if is_given or (default is MISSING and "required" not in own):
         names = [option.name]

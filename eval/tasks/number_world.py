@@ -88,7 +88,8 @@ def templates() -> Mapping[str, Template]:
         parts = (line.split(" | ") for line in table["steps"])
         steps = tuple(Step(prefix, *equation.split()) for prefix, equation in parts)
         held_out = table.get("held_out", False)
-        slots, question = table["slots"], one_line(table["question"])
+        slots = {name: tuple(bounds) for name, bounds in table["slots"].items()}
+        question = one_line(table["question"])
         found[table["id"]] = Template(table["id"], slots, question, steps, held_out)
     return found
 
