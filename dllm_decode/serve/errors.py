@@ -1,5 +1,6 @@
 """Refusals and faults in the shape that OpenAI's clients read."""
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,28 @@ from starlette.exceptions import HTTPException
 _LOG = logging.getLogger(__name__)
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _MAX_MESSAGE = 500
+_MAX_VALUE = 80
+# The rule that a field breaks, by pydantic's name of the error.
+_RULES = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be an object",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_type": "must be a whole number",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "list_type": "must be a list",
+    "literal_error": "must be {expected}",
+    "missing": "must be given",
+    "model_attributes_type": "must be an object",
+    "string_too_short": "must have a length of at least {min_length}",
+    "string_type": "must be a text",
+    "too_long": "must have a length of at most {max_length}",
+    "too_short": "must have a length of at least {min_length}",
+    "value_error": "{error}",
+}
 
 
 class RefusedError(HTTPException):
@@ -91,14 +114,17 @@ def add_handlers(app: FastAPI) -> None:
 def _refusal_of(error: RequestValidationError) -> RefusedError:
     """Returns the refusal that names the first wrong field."""
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"][1:]]
-    if first["type"] == "json_invalid":
+    # Pydantic also lists the member of a union, such as "list[str]", which is no field.
+    field = ".".join(str(part) for part in first["loc"][1:] if "[" not in str(part))
+    kind, value = first["type"], first["input"]
+    if kind == "json_invalid":
         return RefusedError(400, "The body must be JSON, and cannot be read as such.")
-    if not place:
+    if not field:
         return RefusedError(400, "The body must be a JSON object, sent as application/json.")
-    field = ".".join(place)
-    if first["type"] == "extra_forbidden":
+    if kind == "extra_forbidden":
         message = f"{field!r} is not a field of this request, or not supported here."
         return RefusedError(400, message, param=field, code="unknown_parameter")
-    said = first["msg"].removeprefix("Value error, ")
-    return RefusedError(400, f"{field!r}: {said}", param=field)
+    rule = _RULES.get(kind, "is wrong").format(**first.get("ctx", {}))
+    is_long = isinstance(value, dict | list)
+    got = "" if is_long else f", got {json.dumps(value)[:_MAX_VALUE]}"
+    return RefusedError(400, f"{field!r} {rule}{got}.", param=field)

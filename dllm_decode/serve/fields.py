@@ -38,7 +38,7 @@ def _encodable(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError("the text must be encodable as UTF-8, got a lone surrogate") from None
+        raise ValueError("must be encodable as UTF-8, without lone surrogates") from None
     return text
 
 
@@ -49,6 +49,13 @@ def _stops(value: object) -> object:
     if not isinstance(listed, list) or not all(isinstance(one, str | None) for one in listed):
         raise ValueError("must be a text, a list of texts or null")
     return [one for one in listed if one is not None]
+
+
+def _parts(value: object) -> object:
+    listed = value if isinstance(value, list) else [None]
+    if all(isinstance(one, str) or (_is_ids([one]) and one > 0) for one in listed):
+        return value
+    raise ValueError("must be a list of texts and of numbers of open tokens, 1 or more")
 
 
 def _is_ids(value: object) -> bool:
@@ -115,7 +122,7 @@ class Asked(_Strict):
     ignore_eos: bool | None = None
     user: Text | None = None
     sampler: Text | None = None
-    template: list[Text | Annotated[int, Field(ge=1)]] | None = None
+    template: Annotated[list[Text | int], BeforeValidator(_parts)] | None = None
     return_trace: bool | None = None
     stream_mode: Literal["text", "denoise"] | None = None
 

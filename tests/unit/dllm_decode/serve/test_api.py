@@ -345,6 +345,30 @@ def test_a_malformed_request_is_refused_by_name(
     require_shape(response)
     error = response.json()["error"]
     assert param is None or error["param"] == param, error
+    assert "Input should" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_tokens": "ten"}, """'max_tokens' must be a whole number, got "ten"."""),
+        ({"temperature": -1}, "'temperature' must be at least 0.0, got -1."),
+        ({"messages": []}, "'messages' must have a length of at least 1."),
+        ({"messages": [{"role": "user"}]}, "'messages.0.content' must be given."),
+        ({"stream_mode": "x"}, """'stream_mode' must be 'text' or 'denoise', got "x"."""),
+        ({"template": ["a", 0]}, "'template' must be a list of texts and of numbers of open tokens,"
+         " 1 or more."),
+        ({"template": ["\ud800"]}, "'template.0' must be encodable as UTF-8, without lone"
+         r""" surrogates, got "\ud800"."""),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_how_a_field_must_be(
+    client: Any, wrong: dict[str, Any], message: str
+) -> None:
+    """Pydantic's own words name neither the field nor the value."""
+    content = json.dumps({**CHAT, **wrong}).encode()
+    response = client.post("/v1/chat/completions", content=content, headers=JSON)
+    assert response.json()["error"]["message"] == message
 
 
 def require_shape(response: Any) -> None:
