@@ -105,7 +105,11 @@ def leave(state: State, rows: Sequence[int]) -> State:
         none = state.canvas.take(state.noise_keys[:0])
         empty = State.empty(state.cache.capacity, none, state.decode)
         cost = state.cost._replace(drafted=empty.noise_keys, accepted=empty.noise_keys)
-        cache = state.cache._replace(history=None)
+        kv_cache = state.cache.kv_cache
+        if kv_cache is not None:
+            # The next rows may be shorter.
+            kv_cache = kv_cache.first(0)
+        cache = state.cache._replace(history=None, kv_cache=kv_cache, num_slots=0)
         return empty._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)
     index = torch.tensor(order, device=state.device)
     for place, row in enumerate(order):

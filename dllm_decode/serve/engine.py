@@ -83,21 +83,19 @@ class Lane:
                 self._cancelled.append(job)
 
     def round(self) -> None:
-        """Runs one round; does nothing without jobs."""
-        had_jobs = bool(self._running)
+        """Runs one round; without jobs, it gives the memory of the last batch back."""
         self._exchange()
-        if self._running:
-            try:
-                for answer in next(self._rounds, ()):
-                    self._finish(answer)
-            # The server must outlive any fault of a model or plug-in.
-            except Exception:
-                _LOG.exception("The model failed; requests that were running are answered.")
-                self.num_faults += 1
-                self._end_running(Failed(500, _FAULT))
-        elif not had_jobs:
-            return
         if not self._running:
+            self._begin()
+            return
+        try:
+            for answer in next(self._rounds, ()):
+                self._finish(answer)
+        # The server must outlive any fault of a model or plug-in.
+        except Exception:
+            _LOG.exception("The model failed; requests that were running are answered.")
+            self.num_faults += 1
+            self._end_running(Failed(500, _FAULT))
             self._begin()
         self._deliver()
 
@@ -111,7 +109,7 @@ class Lane:
         self._deliver()
 
     def _begin(self) -> None:
-        """Begins with an empty batch, and gives the memory of the last one back."""
+        """Begins with an empty batch, which takes memory in its first round."""
         self._queue = RequestQueue()
         # A last block may end after the longest answer.
         longest = self._limits.max_length + self.decoder.align
@@ -172,7 +170,8 @@ class Lane:
 class Engine:
     """Lanes by name, the first of which serves requests that name none.
 
-    One thread runs a round of each lane in turn.
+    One thread runs a round of each lane in turn. A lane without jobs keeps its memory until another
+    lane has some: to allocate it anew would take longer than many an answer.
     """
 
     def __init__(self, decoders: Mapping[str, Decoder], limits: Limits) -> None:
@@ -238,11 +237,12 @@ def _shown(event: StepEvent, jobs: Sequence[Job | None]) -> Iterator[tuple[Job, 
     if not shown:
         return
     prefixes = final_tokens(event.rows, event.after, is_final=event.is_final)
-    answers, ended = event.after.answers().tolist(), event.ended.tolist()
+    ended = event.ended.tolist()
     for number, job in shown:
         prefix = prefixes[number]
         if job.shown == "canvas":
-            tokens = answers[number][: job.request.config.gen_length]
+            row = event.rows[number]
+            tokens = event.after.tokens[number, row.prompt_length : row.answer_end].tolist()
             drafted = [None if token == event.after.mask_id else token for token in tokens]
             yield job, Drafted(drafted, job.num_rounds)
         # The rest of an answer that has ended comes with its last event.

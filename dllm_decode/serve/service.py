@@ -181,8 +181,8 @@ class Channel:
             RefusedError: If a job has failed, or the deadline has passed.
         """
         try:
-            left_s = self._until - self._loop.time()
-            number, event = await asyncio.wait_for(self._events.get(), left_s)
+            async with asyncio.timeout_at(self._until):
+                number, event = await self._events.get()
         except TimeoutError:
             raise RefusedError(
                 504, "The request took longer than this server allows.", code="deadline"

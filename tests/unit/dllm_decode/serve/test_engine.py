@@ -240,6 +240,42 @@ def test_lanes_take_turns_round_by_round() -> None:
     assert order == [0, 1, 2] * 32
 
 
+def test_a_lane_keeps_its_memory_until_another_lane_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request after a pause waited for a cache of `max_length` for all rows to be zeroed."""
+    model, _ = load_model("mini")
+    allocated: list[int] = []
+    seen: list[int] = []
+    new_kv_cache, predict = model.new_kv_cache, model.predict
+
+    def allocate(num_rows: int, num_slots: int) -> Any:
+        allocated.append(num_slots)
+        return new_kv_cache(num_rows, num_slots)
+
+    def watch(inputs: Any) -> Any:
+        seen.append(inputs.kv_cache.num_slots)
+        return predict(inputs)
+
+    monkeypatch.setattr(model, "new_kv_cache", allocate)
+    monkeypatch.setattr(model, "predict", watch)
+    decoders = [new_decoder(model, FixedSchedule(4), cache=PrefixCache()) for _ in range(2)]
+    with engine_of(*decoders, limits=LIMITS) as (_, (lane, other)):
+
+        def answer(lane: Lane, gen_length: int) -> None:
+            told = Told(lane.decoder, PROMPTS[0], gen_length=gen_length)
+            lane.submit([told.job])
+            assert isinstance(told.next(), Finished)
+            wait_until(lambda: lane.num_running == 0)
+
+        answer(lane, 64)
+        answer(lane, 32)
+        assert len(allocated) == 1
+        # Short rows do not attend to the slots of a longer one that has left.
+        assert seen[-1] == seen[0] - 32
+        answer(other, 32)
+        answer(lane, 32)
+        assert len(allocated) == 3
+
+
 def test_closing_a_lane_ends_its_jobs_with_503() -> None:
     with engine_of(decoder_of(MODEL, FixedSchedule(32)), limits=LIMITS) as (engine, (lane,)):
         jobs = [Told(lane.decoder, PROMPTS[0], gen_length=128, stop_at_eos=False) for _ in range(6)]
