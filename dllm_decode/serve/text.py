@@ -50,6 +50,8 @@ class Prose:
 
     def kept(self, tokens: list[int]) -> list[int]:
         """Returns the tokens up to the one with which the first stop string is complete."""
+        if not self._stop_strings:
+            return tokens
         first = bisect_left(range(len(tokens)), True, key=lambda n: self.stops(tokens[:n]))
         return tokens[:first]
 
