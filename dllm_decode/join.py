@@ -72,9 +72,12 @@ def blank(decoder: Decoder, rows: Sequence[Row]) -> Canvas:
 def _cache_with(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canvas) -> CacheState:
     """Returns the cache with slots for new rows."""
     cache = state.cache
-    num_slots = max([cache.num_slots, *(row.end for row in new)])
+    # Rows that join an empty batch may need fewer slots than those that have left.
+    num_slots = max([cache.num_slots if state.rows else 0, *(row.end for row in new)])
     if decoder.cache.needs_kv_cache:
         kv_cache = cache.kv_cache
+        if kv_cache is not None and not state.rows:
+            kv_cache = kv_cache.first(0)
         if kv_cache is None:
             num_rows = cache.capacity * decoder.verifier.num_branches
             most = max(num_slots, cache.reserve)
@@ -105,11 +108,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
         none = state.canvas.take(state.noise_keys[:0])
         empty = State.empty(state.cache.capacity, none, state.decode)
         cost = state.cost._replace(drafted=empty.noise_keys, accepted=empty.noise_keys)
-        kv_cache = state.cache.kv_cache
-        if kv_cache is not None:
-            # The next rows may be shorter.
-            kv_cache = kv_cache.first(0)
-        cache = state.cache._replace(history=None, kv_cache=kv_cache, num_slots=0)
+        cache = state.cache._replace(history=None)
         return empty._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)
     index = torch.tensor(order, device=state.device)
     for place, row in enumerate(order):

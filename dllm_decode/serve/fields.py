@@ -1,7 +1,7 @@
 """The JSON of requests. A field that is not listed here is refused by name."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -53,15 +53,17 @@ def _stops(value: object) -> object:
 
 def _parts(value: object) -> object:
     listed = value if isinstance(value, list) else [None]
-    if all(isinstance(one, str) or (_is_ids([one]) and one > 0) for one in listed):
+    if all(isinstance(one, str) or (_is_whole(one) and one > 0) for one in listed):
         return value
     raise ValueError("must be a list of texts and of numbers of open tokens, 1 or more")
 
 
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_ids(value: object) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+    return isinstance(value, list) and bool(value) and all(map(_is_whole, value))
 
 
 def _prompt(value: object) -> object:
