@@ -5,18 +5,21 @@ attention and the rest of the model; statistics and decision of the sampler; the
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from unittest.mock import patch
 
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-import dllm_decode.round as one_round
 from benchmarks.contenders import decode_setting
 from benchmarks.floor import Columns, measure_machine, weight_bytes
 from benchmarks.frame import Row, read_options, report
 from benchmarks.setting import Setting
+from dllm_decode.caches import CachePolicy
 from dllm_decode.core.observers import StepEvent
+from dllm_decode.decide import decide
 from dllm_decode.launch import run_main
 from dllm_decode.models import MaskedTransformer
 from eval.runs.plugins import parse_cache
@@ -54,14 +57,9 @@ def main(words: Sequence[str] | None = None) -> None:
         num_threads=options.num_threads,
     )  # fmt: skip
     machine, model = measure_machine(setting), setting.model()
-    name_parts(model)
     rows: list[Row] = []
     for text in options.cache:
-        cache = parse_cache(text)
-        decode_setting(model, replace(setting, steps_per_block=2), cache=cache)
-        steps = Steps()
-        decode_setting(model, setting, cache=cache, observers=[steps])
-        found = milliseconds(steps, setting)
+        found = profiled(model, setting, parse_cache(text))
         rows += [
             {"cache": text, "part": part, "ms a step": ms, "share": ms / sum(found.values())}
             for part, ms in found.items()
@@ -77,29 +75,28 @@ def main(words: Sequence[str] | None = None) -> None:
     report(title, rows, options)
 
 
-def name_parts(model: MaskedTransformer) -> None:
-    """Lets the profiler know when the model and when the sampler are at work."""
-    predict, decide = model.predict, one_round.decide
-
-    def named_predict(inputs):
-        with record_function(MODEL):
-            return predict(inputs)
-
-    def named_decide(decoder, state, seen):
-        with record_function(SAMPLER):
-            return decide(decoder, state, seen)
-
-    model.predict, one_round.decide = named_predict, named_decide  # type: ignore[method-assign, assignment]
-
-
-def milliseconds(steps: Steps, setting: Setting) -> Counter[str]:
+def profiled(model: MaskedTransformer, setting: Setting, cache: CachePolicy) -> Counter[str]:
     """Returns the milliseconds of a step by part, the largest first."""
     parts: Counter[str] = Counter()
+    with named_parts(model):
+        decode_setting(model, replace(setting, steps_per_block=2), cache=cache)
+        steps = Steps()
+        decode_setting(model, setting, cache=cache, observers=[steps])
     for event in steps.profile.events() or ():
         parts[part_of(event, setting.sizes.vocab_size)] += event.self_cpu_time_total
     return Counter(
         {part: us / 1000 / steps.count for part, us in parts.most_common() if part != "profiler"}
     )
+
+
+@contextmanager
+def named_parts(model: MaskedTransformer) -> Iterator[None]:
+    """Lets the profiler know when the model and when the sampler are at work, while it is open."""
+    with (
+        patch.object(model, "predict", record_function(MODEL)(model.predict)),
+        patch("dllm_decode.round.decide", record_function(SAMPLER)(decide)),
+    ):
+        yield
 
 
 def part_of(event: FunctionEvent, vocab_size: int) -> str:
