@@ -1,7 +1,6 @@
 """Observers of `decode_many` see of each prompt what they see in one batch with all."""
 
 import io
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,10 +17,8 @@ from tiny_models import (
     templates_for,
     tiny,
 )  # fmt: skip
-from toys import DriftingModel, tiny_target
 
 from dllm_decode import (
-    ARVerify,
     DualCache,
     FreeCache,
     Gains,
@@ -42,27 +39,6 @@ from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Sampler
 OPTIONS: Any = {"gen_length": 20, "block_length": 8}
 
 
-class Watch:
-    """Keeps the events."""
-
-    def __init__(self) -> None:
-        self.events: list[StepEvent] = []
-
-    def __call__(self, event: StepEvent) -> None:
-        self.events.append(event)
-
-    def together(self) -> list[list[int]]:
-        """Returns the prompts of each event, in ascending order."""
-        return [sorted(event.requests.tolist()) for event in self.events]
-
-    def last(self, request: int) -> tuple[StepEvent, int]:
-        """Returns the last event of a prompt's row and its place there."""
-        for event in reversed(self.events):
-            if request in event.requests.tolist():
-                return event, event.requests.tolist().index(request)
-        raise AssertionError(request)
-
-
 def assert_same_traces(one: Trace, other: Trace) -> None:
     assert one.rounds == other.rounds
     assert {r: [v[:3] + v[4:] for v in past] for r, past in one.revisions.items()} == {
@@ -76,11 +52,9 @@ def assert_same_traces(one: Trace, other: Trace) -> None:
 
 
 WAYS = [
-    (1, ConfidenceThreshold(0.4), NoVerifier(), False),
-    (3, FixedSchedule(4), NoVerifier(), True),
-    (3, FixedSchedule(4), SelfVerify(3), False),
-    (3, FixedSchedule(4), SelfVerify(3, "tree"), True),
-]
+    (1, ConfidenceThreshold(0.4), NoVerifier(), False), (3, FixedSchedule(4), NoVerifier(), True),
+    (3, FixedSchedule(4), SelfVerify(3), False), (3, FixedSchedule(4), SelfVerify(3, "tree"), True),
+]  # fmt: skip
 
 
 @pytest.mark.exhaustive(5)
@@ -95,11 +69,11 @@ def test_traces_and_gains_are_those_of_one_batch(
     options = OPTIONS | {"cache": cache, "verifier": verifier, "templates": templates}
     whole, gained = Trace(), Gains()
     out = decode(model, TINY_PROMPTS, sampler, observers=[whole, gained], **options)
-    trace, gains, watch = Trace(), Gains(), Watch()
+    trace, gains, events = Trace(), Gains(), list[StepEvent]()
     single = list(
         decode_many(
-            model, TINY_PROMPTS, sampler, num_rows=num_rows, observers=[trace, gains, watch],
-            **options,
+            model, TINY_PROMPTS, sampler, num_rows=num_rows,
+            observers=[trace, gains, events.append], **options,
         )
     )  # fmt: skip
     assert torch.equal(out.tokens, torch.cat([one.tokens for one in single]))
@@ -110,7 +84,7 @@ def test_traces_and_gains_are_those_of_one_batch(
         assert ours == theirs
     for request, gain in ours.items():
         assert len(gain.per_forward) <= single[request].forwards
-    together = watch.together()
+    together = [event.requests.tolist() for event in events]
     assert len({request for requests in together for request in requests}) > num_rows
     assert max(map(len, together)) == num_rows
 
@@ -124,27 +98,6 @@ def test_a_trace_begins_with_the_answer_where_a_prompt_fills_part_of_a_block() -
     for row in range(2):
         assert trace.steps[row].shape == out.tokens[row].shape
         assert (trace.steps[row] >= 0).all()
-
-
-def test_events_are_of_the_prompt_that_has_the_row() -> None:
-    model, watch = ending(BIDIRECTIONAL), Watch()
-    single = list(
-        decode_many(
-            model, TINY_PROMPTS, ConfidenceThreshold(0.4), num_rows=2, observers=[watch], **OPTIONS
-        )
-    )
-    assert [event.forwards for event in watch.events] == list(range(1, len(model.calls) + 1))
-    for number, output in enumerate(single):
-        event, place = watch.last(number)
-        bill = (event.query_positions, event.drafted, event.accepted)
-        assert [int(count[place]) for count in bill] == [
-            int(output.query_positions), int(output.drafted), int(output.accepted)
-        ]  # fmt: skip
-        assert torch.equal(event.after.answers()[place], output.tokens[0])
-        prompt = TINY_PROMPTS[number]
-        assert event.after.tokens[place, : len(prompt)].tolist() == prompt
-        assert event.after.tokens[place, len(prompt)] == output.tokens[0, 0]
-        assert event.rows[place].request.index == number
 
 
 def test_tokens_that_are_called_final_never_change() -> None:
@@ -168,31 +121,6 @@ def test_tokens_that_are_called_final_never_change() -> None:
         (answer,) = out.answers()
         assert all(tokens == list(answer)[: len(tokens)] for tokens in shown)
     assert changed
-
-
-def test_events_of_one_batch_are_of_the_rows_that_are_left() -> None:
-    watch = Watch()
-    decode(ending(BIDIRECTIONAL), TINY_PROMPTS, FixedSchedule(4), observers=[watch], **OPTIONS)
-    together = watch.together()
-    assert all({*after} <= {*before} for before, after in pairwise(together))
-    assert len(together[-1]) < len(together[0])
-
-
-def test_observers_follow_rows_whose_target_decides() -> None:
-    model, gains, watch = DriftingModel(eos_ids=(22, 3, 7, 11), peak=12.0), Gains(), Watch()
-    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13]]
-    single = list(
-        decode_many(
-            model, prompts, FixedSchedule(4), num_rows=2, verifier=ARVerify(tiny_target()),
-            gen_length=12, block_length=4, observers=[gains, watch],
-        )
-    )  # fmt: skip
-    assert {number: gain.committed for number, gain in gains.by_row().items()} == {
-        number: int(output.lengths()) for number, output in enumerate(single)
-    }
-    together = watch.together()
-    assert together[0] == [0, 1]
-    assert {len(requests) for requests in together} <= {1, 2}
 
 
 class Words:
