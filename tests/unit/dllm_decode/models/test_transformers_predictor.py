@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from reference import fixed_schedule
 from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
 
 from dllm_decode import DualCache, SelfVerify, decode
@@ -46,12 +47,6 @@ def predictor(request: pytest.FixtureRequest) -> TransformersMaskPredictor:
     return TransformersMaskPredictor(model, mask_id=MASK, eos_ids=(EOS,))
 
 
-def alone(predictor: TransformersMaskPredictor, canvas: list[int]) -> torch.Tensor:
-    """Logits of one canvas without the engine."""
-    with torch.no_grad():
-        return predictor._model(input_ids=torch.tensor([canvas])).logits[0]
-
-
 @pytest.mark.parametrize("logit_shift", [0, 1])
 def test_it_decodes_as_a_plain_loop_does(
     predictor: TransformersMaskPredictor, logit_shift: int
@@ -59,17 +54,16 @@ def test_it_decodes_as_a_plain_loop_does(
     predictor.logit_shift = logit_shift
     out = decode(predictor, PROMPTS, FixedSchedule(4), **OPTIONS)
     assert len(set(out.tokens.flatten().tolist())) > 3
+
+    def logits_of(canvas: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return predictor._model(input_ids=canvas).logits.roll(logit_shift, 1)
+
     for row, prompt in enumerate(PROMPTS):
-        canvas = prompt + [MASK] * 8
-        for start in (len(prompt), len(prompt) + 4):
-            for _ in range(4):
-                logits = alone(predictor, canvas)
-                logits[:, MASK] = -torch.inf
-                open_ = [n for n in range(start, start + 4) if canvas[n] == MASK]
-                best = [logits[n - logit_shift].softmax(-1).max(-1) for n in open_]
-                place = max(range(len(open_)), key=lambda n: best[n].values.item())
-                canvas[open_[place]] = best[place].indices.item()
-        assert out.tokens[row].tolist() == canvas[len(prompt) :]
+        alone = fixed_schedule(
+            logits_of, prompt, gen_length=8, block_length=4, steps_per_block=4, mask_id=MASK
+        )
+        assert out.tokens[row].tolist() == alone.tokens
 
 
 def test_drafts_are_verified(predictor: TransformersMaskPredictor) -> None:

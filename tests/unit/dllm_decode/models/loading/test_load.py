@@ -68,19 +68,27 @@ def test_an_embedded_model_is_loaded_by_its_name_and_others_are_refused(
         load_model(folder / "absent")
 
 
+class Hub:
+    """Stands in for the hub: answers with a folder, or an error, and keeps what it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, here: Any, there: Any = None) -> None:
+        self.here, self.there = here, there
+        self.asked: list[dict[str, Any]] = []
+        monkeypatch.setattr("huggingface_hub.snapshot_download", self)
+
+    def __call__(self, hub_id: str, **options: Any) -> str:
+        self.asked.append({"hub_id": hub_id, **options})
+        found = self.here if options["local_files_only"] else self.there
+        if isinstance(found, Exception):
+            raise found
+        return str(found)
+
+
 def test_a_hub_id_is_downloaded_without_code_and_pickles(folder, monkeypatch) -> None:
-    asked = []
-
-    def download(hub_id: str, **options: Any) -> str:
-        asked.append({"hub_id": hub_id, **options})
-        if options["local_files_only"]:
-            raise LocalEntryNotFoundError("not cached")
-        return str(folder)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    hub = Hub(monkeypatch, LocalEntryNotFoundError("not cached"), folder)
     model, _ = load_model("someone/small-1.5", revision="abc", token="t", cache_dir="c")
     assert model.name == "someone/small-1.5"
-    (here, there), same = asked, ("hub_id", "revision", "token", "cache_dir")
+    (here, there), same = hub.asked, ("hub_id", "revision", "token", "cache_dir")
     assert [here[name] for name in same] == [there[name] for name in same]
     assert [there[name] for name in same] == ["someone/small-1.5", "abc", "t", "c"]
     assert not [end for end in there["allow_patterns"] if end.endswith((".py", ".bin", ".pt", "*"))]
@@ -91,30 +99,18 @@ def test_the_hub_is_asked_for_what_is_not_in_the_cache_alone(
     name, folder, tmp_path, monkeypatch
 ) -> None:
     """Without a network, the hub was asked again and again for 24 seconds."""
-    asked = []
     partial = tmp_path / "partial"
     partial.mkdir()
     if name.endswith("json"):
         (partial / name).write_text('{"weight_map": {"a": "model-1.safetensors"}}')
-
-    def download(hub_id: str, *, local_files_only: bool, **_: Any) -> str:
-        asked.append(local_files_only)
-        return str(cached if local_files_only else folder)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    cached = folder
-    load_model("someone/small")
-    assert asked == [True]
-    cached = partial
-    load_model("someone/small")
-    assert asked == [True, True, False]
+    for cached, answers in ((folder, [True]), (partial, [True, False])):
+        hub = Hub(monkeypatch, cached, folder)
+        load_model("someone/small")
+        assert [asked["local_files_only"] for asked in hub.asked] == answers
 
 
 def test_without_a_network_a_hub_id_ends_in_one_sentence_that_helps(monkeypatch) -> None:
-    def download(*args: object, **kwargs: object) -> str:
-        raise ConnectionError("a long story")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    Hub(monkeypatch, *[ConnectionError("a long story")] * 2)
     with pytest.raises(OSError, match="'someone/model' is not a folder here") as caught:
         load_model("someone/model")
     assert "pass the path of its folder" in str(caught.value)
@@ -165,25 +161,20 @@ def test_an_error_of_transformers_names_the_folder(tmp_path) -> None:
 # Weights
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_what_was_saved_is_loaded_bit_for_bit(dtype, tmp_path) -> None:
-    model = new_tiny().to(dtype)
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [
+        *((dtype, {}) for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)),
+        (torch.float32, {"tied_head": True}), (torch.float32, {"num_kv_heads": 1}),
+        (torch.float32, {"eos_ids": (40, 3)}), (torch.float32, {"rope_theta": 1e4}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_was_saved_is_loaded_bit_for_bit(dtype, changes, tmp_path) -> None:
+    model = new_tiny(**changes).to(dtype)
     save_model(model, tmp_path)
     loaded, _ = load_model(tmp_path)
     assert loaded.dtype == dtype
-    assert loaded.transformer.config == model.transformer.config
-    assert same(loaded, model)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"tied_head": True}, {"num_kv_heads": 1}, {"eos_ids": (40, 3)}, {"rope_theta": 1e4}],
-    ids=str,
-)
-def test_every_variant_survives_saving_and_loading(changes, tmp_path) -> None:
-    model = new_tiny(**changes)
-    save_model(model, tmp_path)
-    loaded, _ = load_model(tmp_path)
     assert loaded.transformer.config == model.transformer.config
     assert (loaded.mask_id, loaded.eos_ids) == (model.mask_id, model.eos_ids)
     assert same(loaded, model)
@@ -418,26 +409,26 @@ def test_a_missing_tokenizer_is_an_error_unless_asked_for(folder) -> None:
 def test_names_of_transformers_are_accepted(folder) -> None:
     assert load_model(folder, dtype="bfloat16")[0].dtype == torch.bfloat16
     assert load_model(folder, dtype="auto", device_map="cpu")[0].dtype == torch.float32
-    with pytest.raises(ValueError, match="or 'auto', got 'bf16'"):
-        load_model(folder, dtype="bf16")
-    assert load_model(folder, torch_dtype=torch.bfloat16)[0].dtype == torch.bfloat16
-    with pytest.raises(ValueError, match="device_map must be left out beside device"):
-        load_model(folder, device="meta", device_map="cpu")
-    with pytest.raises(ValueError, match="torch_dtype must be left out beside dtype"):
-        load_model(folder, dtype="float32", torch_dtype="float32")
+    model, _ = load_model(folder, torch_dtype=torch.bfloat16, fused=False, graphs=False)
+    assert model.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["fused", "graphs"])
-def test_what_needs_cuda_is_refused_elsewhere(name, folder) -> None:
-    assert load_model(folder, **{name: False})
-    with pytest.raises(ValueError, match=f"{name}=True needs a CUDA device, got device='cpu'"):
-        load_model(folder, **{name: True})
-
-
-@pytest.mark.parametrize("device", ["mps", "xpu"])
-def test_other_accelerators_are_named_where_they_are_missing(device, folder) -> None:
-    with pytest.raises(ValueError, match=f"A device must be one that .* got '{device}'"):
-        load_model(folder, device=device)
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"dtype": "bf16"}, "or 'auto', got 'bf16'"),
+        ({"device": "meta", "device_map": "cpu"}, "device_map must be left out beside device"),
+        ({"dtype": "float32", "torch_dtype": "float32"}, "torch_dtype must be left out beside dty"),
+        ({"fused": True}, "fused=True needs a CUDA device, got device='cpu'"),
+        ({"graphs": True}, "graphs=True needs a CUDA device, got device='cpu'"),
+        ({"device": "mps"}, "A device must be one that .* got 'mps'"),
+        ({"device": "xpu"}, "A device must be one that .* got 'xpu'"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_are_refused(options, sentence, folder) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        load_model(folder, **options)
 
 
 def test_generation_config_adds_tokens_that_end_an_answer(folder) -> None:

@@ -10,7 +10,7 @@ from tiny_models import FULLY_CONFIGURED, new_tiny
 from tiny_models import load_without_tokenizer as load_model
 from torch import Tensor
 
-from dllm_decode import DualCache, NoCache, SelfVerify, decode
+from dllm_decode import DualCache, SelfVerify, decode
 from dllm_decode.models import ForwardInputs, KVCache, MaskedTransformer, save_model
 from dllm_decode.models.loading import placement
 from dllm_decode.models.loading.placement import DeviceMap, place
@@ -46,14 +46,9 @@ def logits(model: MaskedTransformer, kv_cache: KVCache | None) -> Tensor:
     if kv_cache is not None:
         rows, block = torch.tensor([2, 0]), columns[:2, 4:8]
         again = dataclasses.replace(
-            whole,
-            tokens=(tokens[rows, 4:8] + 1) % vocab_size,
-            positions=block,
-            wanted=block - 4,
-            attend=attend[rows],
-            slots=block,
-            rows=rows,
-        )
+            whole, tokens=(tokens[rows, 4:8] + 1) % vocab_size, positions=block, wanted=block - 4,
+            attend=attend[rows], slots=block, rows=rows,
+        )  # fmt: skip
         found.append(model.predict(again))
     return torch.cat([part.flatten() for part in found])
 
@@ -114,19 +109,6 @@ def test_a_tied_model_in_files_shares_its_weight_where_it_is_computed(tmp_path) 
     assert torch.equal(logits(spread, None), logits(new_tiny(tied_head=True), None))
 
 
-@pytest.mark.parametrize("cache", [NoCache(), DualCache()], ids=repr)
-def test_a_model_in_files_decodes_to_the_same_tokens(cache, llada, tmp_path) -> None:
-    lengths = {"gen_length": 12, "block_length": 6, "stop_at_eos": False}
-    plain, _ = load_model(llada)
-    spread, _ = load_model(llada, device={"layers": "disk", "": "cpu"}, offload_folder=tmp_path)
-    expected = decode(plain, PROMPTS, FixedSchedule(3), cache=cache, **lengths).tokens
-    assert len(expected.unique()) > 4
-    verified = {"cache": cache, "verifier": SelfVerify(2)}
-    for options in ({"cache": cache}, verified):
-        out = decode(spread, PROMPTS, FixedSchedule(3), **options, **lengths)
-        assert torch.equal(out.tokens, expected)
-
-
 # Several accelerators
 
 
@@ -135,13 +117,9 @@ def test_no_forward_meets_weights_activations_or_memory_of_another_device(golden
     """On accelerators that are made up: see the module that is run."""
     script = TESTS / "programs" / "two_devices.py"
     ran = subprocess.run(
-        [sys.executable, str(script), str(golden_dir / "models")],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=TESTS.parent,
-        env={"PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
-    )
+        [sys.executable, str(script), str(golden_dir / "models")], capture_output=True, text=True,
+        check=True, cwd=TESTS.parent, env={"PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
+    )  # fmt: skip
     seen = json.loads(ran.stdout)
     refused = {case: found for case, found in seen.items() if case.endswith("without a route")}
     assert len(refused) == len(seen) / 2 == 4 * 3 * 2
@@ -175,38 +153,26 @@ def test_a_memory_in_pieces_is_one_memory() -> None:
     assert not any(part[..., 12:, :].any() for part in many.buffers)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
-def test_weights_kept_on_the_cpu_come_to_the_accelerator(family, golden_dir) -> None:
-    folder = golden_dir / "models" / family
-    plain, _ = load_model(folder, device="cuda")
-    spread, _ = load_model(folder, device={"": 0, "layers.1": "cpu", "lm_head": "cpu"})
-    answers = [
-        decode(model, PROMPTS, FixedSchedule(3), cache=DualCache(), gen_length=16, block_length=8)
-        for model in (plain, spread)
-    ]
-    assert torch.equal(answers[0].tokens, answers[1].tokens)
+SPREAD: dict[str, DeviceMap] = {
+    "on the CPU in part": {"": 0, "layers.1": "cpu", "lm_head": "cpu"},
+    "on two accelerators": {"": 1, "embedding": 0, "layers.0": 0},
+}
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("device_map", SPREAD.values(), ids=SPREAD)
 @pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
-def test_two_accelerators_give_the_tokens_of_one(family, golden_dir) -> None:
-    if torch.cuda.device_count() < 2:
+def test_a_spread_model_gives_the_tokens_of_one_accelerator(family, device_map, golden_dir) -> None:
+    if device_map[""] and torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
-    folder = golden_dir / "models" / family
-    halves = {"": 1, "embedding": 0, "layers.0": 0}
     answers = [
         decode(
-            load_model(folder, device=device)[0],
-            PROMPTS,
-            FixedSchedule(3),
-            cache=DualCache(),
-            verifier=SelfVerify(2),
-            gen_length=16,
+            load_model(golden_dir / "models" / family, device=device)[0], PROMPTS,
+            FixedSchedule(3), cache=DualCache(), verifier=SelfVerify(2), gen_length=16,
             block_length=8,
         )
-        for device in (0, halves)
-    ]
+        for device in (0, device_map)
+    ]  # fmt: skip
     assert torch.equal(answers[0].tokens, answers[1].tokens)
 
 
@@ -228,13 +194,9 @@ def on_meta(monkeypatch) -> Transformer:
 def test_the_longest_name_decides(on_meta) -> None:
     placed = place(on_meta, {"": "cuda:0", "layers": "cpu", "layers.1": "cuda:1"})
     assert placed.kept == {
-        "embedding": FIRST,
-        "layers.0": CPU,
-        "layers.1": SECOND,
-        "layers.2": CPU,
-        "norm": FIRST,
+        "embedding": FIRST, "layers.0": CPU, "layers.1": SECOND, "layers.2": CPU, "norm": FIRST,
         "lm_head": FIRST,
-    }
+    }  # fmt: skip
     assert placed.computed == {**placed.kept, "layers.0": FIRST, "layers.2": FIRST}
 
 
@@ -293,28 +255,24 @@ def test_what_fits_nowhere_goes_to_files(llada, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device_map", "sentence"),
+    ("options", "sentence"),
     [
-        ({"embedding": "cpu", "layers": "cpu", "norm": "cpu"}, "got none for lm_head"),
-        ({"": "cpu", "layers.7": "cpu"}, r"embedding, layers\.0, .* got 'layers\.7'"),
-        ({"": "cpu", "layers.1.mlp": "disk"}, r"got 'layers\.1\.mlp'. A layer stays in one place"),
-        ({"": "cpu", "model.norm": "cpu"}, "got 'model.norm'"),
-        ({"": "cpu", "norm": "disk"}, "got no folder for those of norm"),
-        ({"": "cpu", "norm": "cuda:99"}, "got 'cuda:99'"),
-        ({"": "cpu", "norm": "toaster"}, "got 'toaster'"),
-        ({"": "cpu", "norm": "meta"}, "A device must hold values, got 'meta'"),
-        ("meta", "A device must hold values, got 'meta'"),
+        ({"device": {"embedding": "cpu", "layers": "cpu", "norm": "cpu"}}, "got none for lm_head"),
+        ({"device": {"": "cpu", "layers.7": "cpu"}}, r"embedding, layers\.0, .* got 'layers\.7'"),
+        ({"device": {"": "cpu", "layers.1.mlp": "disk"}}, r"got 'layers\.1\.mlp'. A layer stays"),
+        ({"device": {"": "cpu", "model.norm": "cpu"}}, "got 'model.norm'"),
+        ({"device": {"": "cpu", "norm": "disk"}}, "got no folder for those of norm"),
+        ({"device": {"": "cpu", "norm": "cuda:99"}}, "got 'cuda:99'"),
+        ({"device": {"": "cpu", "norm": "toaster"}}, "got 'toaster'"),
+        ({"device": {"": "cpu", "norm": "meta"}}, "A device must hold values, got 'meta'"),
+        ({"device": "meta"}, "A device must hold values, got 'meta'"),
+        ({"max_memory": {"cpu": "1GB"}}, r"max_memory sets limits for device='auto', got .*'cpu'"),
     ],
     ids=str,
 )
-def test_impossible_maps_are_refused_by_name(device_map, sentence, llada) -> None:
+def test_impossible_maps_are_refused_by_name(options, sentence, llada) -> None:
     with pytest.raises(ValueError, match=sentence):
-        load_model(llada, device=device_map)
-
-
-def test_limits_without_auto_are_refused(llada) -> None:
-    with pytest.raises(ValueError, match=r"max_memory sets limits for device='auto', got .*'cpu'"):
-        load_model(llada, max_memory={"cpu": "1GB"})
+        load_model(llada, **options)
 
 
 def test_a_tied_embedding_stays_where_it_is_computed(monkeypatch, tmp_path) -> None:

@@ -141,24 +141,16 @@ def test_a_quantised_model_is_not_saved(llada, tmp_path) -> None:
         save_model(model, tmp_path / "saved")
 
 
-def test_without_torchao_the_extra_is_named_before_anything_is_read(llada, monkeypatch) -> None:
-    monkeypatch.setattr(quantize, "find_spec", lambda name: None)
+def test_what_cannot_be_quantised_is_refused_before_anything_is_read(
+    llada, tmp_path, monkeypatch
+) -> None:
     monkeypatch.setattr(Transformer, "to_empty", lambda *args, **kwargs: pytest.fail("built"))
+    monkeypatch.setattr(quantize, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r'needs torchao.* pip install "\.\[int8\]"'):
         load_model(llada, quantize="int8")
-
-
-def test_another_kind_is_refused(llada) -> None:
-    with pytest.raises(
-        ValueError, match="quantize must be one of int8, int4, fp8 or None, got 'int2'"
-    ):
+    with pytest.raises(ValueError, match="must be one of int8, int4, fp8 or None, got 'int2'"):
         load_model(llada, quantize="int2")
-
-
-def test_several_devices_are_refused_by_name(llada, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(quantize, "find_spec", lambda name: object())
-    spread = {"device": {"": "cpu", "norm": "disk"}, "offload_folder": tmp_path}
-    with pytest.raises(ValueError, match="must be on one device, got a map to cpu, files"):
-        load_model(llada, quantize="int8", **spread)
-    with pytest.raises(ValueError, match="got a map to files"):
-        load_model(llada, quantize="int8", device={"": "disk"}, offload_folder=tmp_path)
+    for device, places in (({"": "cpu", "norm": "disk"}, "cpu, files"), ({"": "disk"}, "files")):
+        with pytest.raises(ValueError, match=f"must be on one device, got a map to {places}"):
+            load_model(llada, quantize="int8", device=device, offload_folder=tmp_path)

@@ -26,32 +26,6 @@ def tokenizer_of(words: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocab, unk_token=words[0])))
 
 
-@pytest.mark.parametrize("kept", [[1, 1, 1], [4, 2, 3], [2, 4, 1], [4, 4, 4]])
-def test_after_any_rollback_the_next_logits_are_those_of_a_fresh_start(kept: list[int]) -> None:
-    target, model = tiny_target(), tiny_llama()
-    prompts, lengths = [5, 2, 3], [5, 2, 3]
-    past = target.start(3)
-    feed = torch.tensor([row[:9] for row in TOKENS])
-    counts = torch.tensor(prompts) + torch.tensor([4, 2, 3])
-    reading = target.read(past, feed, counts, num_logits=9)
-    num_kept = torch.minimum(torch.tensor(prompts) + torch.tensor(kept), counts)
-    past = reading.keep(num_kept)
-    lengths = num_kept.tolist()
-    assert past.lengths.tolist() == lengths
-    assert past.num_slots == max(lengths)
-    for _ in range(2):
-        feed = torch.tensor([TOKENS[2][length : length + 3] for length in lengths])
-        counts = torch.tensor([3, 1, 2])
-        reading = target.read(past, feed, counts, num_logits=3)
-        for row, length in enumerate(lengths):
-            known = TOKENS[row][: num_kept[row]] + TOKENS[2][num_kept[row] : length]
-            count = int(counts[row])
-            fresh = logits_of(model, known + feed[row, :count].tolist())[-count:]
-            torch.testing.assert_close(reading.logits[row, :count], fresh)
-        past = reading.keep(torch.ones(3, dtype=torch.long))
-        lengths = past.lengths.tolist()
-
-
 @pytest.mark.parametrize("kept", [[1, 1, 1], [3, 2, 2], [2, 3, 1]])
 def test_rows_whose_logits_begin_at_different_columns_are_read_as_if_alone(kept: list[int]) -> None:
     """Behind a past, too, where the columns that rows are moved by lie between old and new."""
@@ -70,17 +44,6 @@ def test_rows_whose_logits_begin_at_different_columns_are_read_as_if_alone(kept:
         past = reading.keep(torch.tensor(kept))
         read, width = past.lengths.tolist(), 6
         assert past.num_slots == max(read)
-
-
-def test_a_reading_changes_no_past() -> None:
-    target = tiny_target()
-    past = target.read(target.start(1), torch.tensor([[1, 2, 3]]), torch.tensor([3]), num_logits=1)
-    kept = past.keep(torch.tensor([3]))
-    before = [key.clone() for key, _ in kept.layers]
-    first = target.read(kept, torch.tensor([[4, 5]]), torch.tensor([2]), num_logits=2).logits
-    again = target.read(kept, torch.tensor([[4, 5]]), torch.tensor([2]), num_logits=2).logits
-    assert torch.equal(first, again)
-    assert all(torch.equal(old, new) for old, (new, _) in zip(before, kept.layers, strict=True))
 
 
 def test_a_target_is_loaded_with_its_stop_tokens_and_compared_by_id(tmp_path: Path) -> None:

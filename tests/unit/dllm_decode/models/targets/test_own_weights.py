@@ -14,7 +14,6 @@ from dllm_decode import (
     Drafting,
     DraftLength,
     FreeCache,
-    Guided,
     NoCache,
     Tree,
     as_causal_target,
@@ -97,22 +96,6 @@ def test_the_answer_is_the_models_own_causal_answer(family: str) -> None:
             assert out.target_forwards < 6
 
 
-@pytest.mark.parametrize("family", CAUSAL_TOO)
-def test_logits_behind_any_rollback_are_those_of_a_fresh_start(family: str) -> None:
-    model = load_tiny(family, dtype=torch.float64)
-    target = as_causal_target(model)
-    feed = torch.tensor([[5, 8, 2, 9, 4, 4], [7, 1, 3, 3, 2, 6]])
-    counts, kept = torch.tensor([6, 4]), [3, 4]
-    past = target.read(target.start(2), feed, counts, num_logits=1).keep(torch.tensor(kept))
-    before = [keys.clone() for keys, _ in past.layers]
-    more = torch.tensor([[11, 12, 13], [14, 15, 0]])
-    reading = target.read(past, more, torch.tensor([3, 2]), num_logits=3)
-    for row, count in enumerate((3, 2)):
-        text = feed[row, : kept[row]].tolist() + more[row, :count].tolist()
-        torch.testing.assert_close(reading.logits[row, :count], causal_logits(model, text)[-count:])
-    assert all(torch.equal(old, keys) for old, (keys, _) in zip(before, past.layers, strict=True))
-
-
 def test_what_the_authors_model_computes_causally_is_computed() -> None:
     golden = load_file(MODELS / "nemotron_labs_diffusion" / "golden.safetensors")
     target = as_causal_target(load_tiny("nemotron_labs_diffusion", dtype=torch.float32))
@@ -135,16 +118,6 @@ def test_what_the_authors_self_speculation_writes_is_written(case: int) -> None:
         gen_length=len(answer), block_length=len(answer),
     )  # fmt: skip
     assert out.tokens[0].tolist() == answer
-
-
-def test_guided_decoding_takes_it_too() -> None:
-    model = load_tiny("a2d_llama", dtype=torch.float64)
-    out = decode(
-        model, PROMPTS, ConfidenceThreshold(0.9), verifier=Guided(as_causal_target(model)),
-        gen_length=8, block_length=8,
-    )  # fmt: skip
-    assert out.target_forwards > 0
-    assert not (out.tokens == model.mask_id).any()
 
 
 def test_a_model_without_a_causal_mode_is_refused_by_name() -> None:
