@@ -18,6 +18,7 @@ import torch
 from tiny_models import tiny
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dllm_decode import ForwardInputs, KVCache
 
@@ -308,6 +309,33 @@ def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
             return value._make(parts)
         return type(value)(parts)
     return value
+
+
+class Operations(TorchDispatchMode):
+    """Tells a function of each operation, what it got and what it made.
+
+    Operations of `left_out` work are not told.
+    """
+
+    def __init__(self, tell: Callable[[Any, Any, Any], object]) -> None:
+        super().__init__()
+        self.tell, self._is_left_out = tell, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if not self._is_left_out:
+            self.tell(func, (args, kwargs), made)
+        return made
+
+    def left_out(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def untold(*arguments: Any, **options: Any) -> Any:
+            before, self._is_left_out = self._is_left_out, True
+            try:
+                return work(*arguments, **options)
+            finally:
+                self._is_left_out = before
+
+        return untold
 
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]

@@ -5,11 +5,12 @@ refuses float64.
 """
 
 import copy
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from plugins_under_test import INSTANCES
+from plugins_under_test import CACHES, INSTANCES
 from pretended import DEVICE, MPS, Accelerator, Pretended
 from tiny_models import FAMILIES, LAW_OPTIONS, MODELS
 from tiny_models import load_without_tokenizer as load_model
@@ -36,19 +37,17 @@ from dllm_decode import (
     Tree,
     decode,
     decode_many,
-    load_target,
 )
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.graphs.runner import GraphRunner
 from dllm_decode.models.network import fused as choice
-from samplers import ConfidenceThreshold, FixedSchedule, Klass, Learn2PD, LocalLeap, Wino
+from samplers import ConfidenceThreshold, FixedSchedule, Klass, LocalLeap, Wino
+from samplers.logits.float64 import has_float64, widest
+from samplers.logits.noise import uniform
+from samplers.logits.statistics import draw, log_probability
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 OPTIONS: dict[str, Any] = {"gen_length": 8, "block_length": 4}
-CACHES = (
-    NoCache(), PrefixCache(2), DualCache(), DualCache(2, before=1, after=1), FreeCache(),
-    FreeCache("official"), DelayedCache(), DelayedCache(3, 1),
-)  # fmt: skip
 COSTS = (
     "nfe", "query_positions", "forwards", "target_nfe", "target_forwards", "drafted", "accepted"
 )  # fmt: skip
@@ -77,15 +76,13 @@ class Recorder:
         self.num_replayed = 0
 
     def __call__(self, run: Any, inputs: ForwardInputs) -> Any:
-        run(inputs)
-        with self.accelerator.capturing():
-            run(inputs)
-
-        def replay() -> torch.Tensor:
-            self.num_replayed += 1
+        def replay(*, counts: bool = True) -> torch.Tensor:
+            self.num_replayed += counts
             with self.accelerator.capturing():
                 return run(inputs)
 
+        run(inputs)
+        replay(counts=False)
         return replay
 
 
@@ -97,12 +94,19 @@ class Pair(NamedTuple):
     accelerator: Accelerator
 
     def decode(self, sampler: Any, *, num_times: int = 1, **options: Any) -> DecodeOutput:
-        options = {"prompts": PROMPTS, **OPTIONS, **options}
-        on_cpu = decode(self.here, sampler=sampler, **options)
+        options = {"prompts": PROMPTS, "sampler": sampler, **OPTIONS, **options}
+        on_cpu = answers(self.here, options)
         with self.accelerator:
             for _ in range(num_times):
-                compare(on_cpu, decode(self.there, sampler=sampler, **options))
-        return on_cpu
+                for one, other in zip(on_cpu, answers(self.there, options), strict=True):
+                    compare(one, other)
+        return on_cpu[0]
+
+
+def answers(model: MaskedTransformer, options: dict[str, Any]) -> list[DecodeOutput]:
+    return (
+        list(decode_many(model, **options)) if "num_rows" in options else [decode(model, **options)]
+    )
 
 
 def compare(on_cpu: DecodeOutput, out: DecodeOutput) -> None:
@@ -154,42 +158,52 @@ def test_every_sampler_decodes_as_on_the_cpu(
     pairs[kind, family].decode(sampler, temperature=0.7 * (family != "sdar"), cache=cache)
 
 
-@pytest.mark.parametrize(("cache", "kind", "family"), in_turn(CACHES))
-def test_every_cache_decodes_as_on_the_cpu(
-    cache: Any, kind: str, family: str, pairs: dict[tuple[str, str], Pair]
+DRAFTED: dict[str, dict[str, Any]] = {
+    evaluate: {"verifier": SelfVerify(3, evaluate), "stop_at_eos": False}
+    for evaluate in ("batch", "tree", "sequential")
+}
+MANY: dict[str, Any] = {"prompts": [*PROMPTS, [62, 8, 400, 21]], "num_rows": 2}
+WAYS: dict[str, dict[str, Any]] = {
+    **{repr(cache): {"cache": cache, "stop_at_eos": False} for cache in (NoCache(), *CACHES)},
+    **DRAFTED,
+    "rows come and go": MANY,
+    "rows come and go, dual cache": {**MANY, "cache": DualCache()},
+    "rows come and go, tree": {**MANY, "cache": FreeCache(), "verifier": SelfVerify(3, "tree")},
+    "rows come and go, delayed": {**MANY, "cache": DelayedCache(), "temperature": 0.5},
+}
+
+
+@pytest.mark.parametrize(("way", "kind", "family"), in_turn(WAYS))
+def test_every_way_to_decode_is_that_of_the_cpu(
+    way: str, kind: str, family: str, pairs: dict[tuple[str, str], Pair]
 ) -> None:
-    pairs[kind, family].decode(FixedSchedule(4), cache=cache, stop_at_eos=False)
+    pairs[kind, family].decode(FixedSchedule(4), **WAYS[way])
 
 
-@pytest.mark.exhaustive(3)
+@pytest.mark.exhaustive(6)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("cache", CACHES, ids=repr)
+@pytest.mark.parametrize("way", WAYS)
 def test_captured_forwards_decode_as_on_the_cpu(
-    cache: Any, family: str, played: dict[str, Pair]
+    way: str, family: str, played: dict[str, Pair]
 ) -> None:
     recorder = played[family].there._runner.capture
     before = recorder.num_replayed
     # The first time, forwards run as ever; the second, they are recorded.
-    played[family].decode(FixedSchedule(4), num_times=2, cache=cache, stop_at_eos=False)
+    played[family].decode(FixedSchedule(4), num_times=2, **WAYS[way])
+    cache = WAYS[way].get("cache", NoCache())
     # Under DelayedCache rows compute different numbers of columns, and no graph has several groups.
     if not isinstance(cache, DelayedCache):
         has_cache = not isinstance(cache, NoCache)
         assert (recorder.num_replayed > before) == has_cache, "replays"
 
 
-@pytest.mark.parametrize(("evaluate", "kind", "family"), in_turn(["batch", "tree", "sequential"]))
+@pytest.mark.parametrize(("evaluate", "kind", "family"), in_turn(DRAFTED))
 def test_self_verification_decodes_as_on_the_cpu(
-    evaluate: Any, kind: str, family: str, pairs: dict[tuple[str, str], Pair],
-    played: dict[str, Pair],
-) -> None:  # fmt: skip
-    options: dict[str, Any] = {"verifier": SelfVerify(3, evaluate), "stop_at_eos": False}
-    model = pairs[kind, family]
-    out = model.decode(FixedSchedule(4), **options)
+    evaluate: str, kind: str, family: str, pairs: dict[tuple[str, str], Pair]
+) -> None:
+    model, options = pairs[kind, family], DRAFTED[evaluate]
+    out = model.decode(ConfidenceThreshold(0.4), cache=DualCache(), temperature=0.5, **options)
     assert out.drafted.sum() > 0, "nothing was drafted"
-    # One of the families' random weights never guess right.
-    assert out.accepted.sum() > 0 or family == "fast_dllm_v2", "no draft was accepted"
-    model.decode(ConfidenceThreshold(0.4), cache=DualCache(), temperature=0.5, **options)
-    played[family].decode(FixedSchedule(2), num_times=2, cache=FreeCache(), **options)
     pairs[kind, "llada"].decode(Wino(0.3), **options)
 
 
@@ -239,10 +253,8 @@ def test_templates_ends_and_observers_work_as_on_the_cpu(
     mask, eos = model.here.mask_id, model.here.eos_ids[0]
     # An EOS that is given ends the first answer before its last block.
     options: Any = {
-        **OPTIONS,
-        **GIVEN[given],
-        "templates": [[mask] * 6 + [eos], [44, mask, 17], []],
-    }
+        **OPTIONS, **GIVEN[given], "templates": [[mask] * 6 + [eos], [44, mask, 17], []],
+    }  # fmt: skip
     here, there = (Trace(), Gains()), (Trace(), Gains())
     expected = decode(model.here, PROMPTS, FixedSchedule(2), observers=here, **options)
     with model.accelerator:
@@ -255,28 +267,6 @@ def test_templates_ends_and_observers_work_as_on_the_cpu(
         assert torch.equal(steps, there[0].steps[row])
         one, other = (trace.confidences[row].nan_to_num(2) for trace in (here[0], there[0]))
         torch.testing.assert_close(one, other, check_dtype=False)
-
-
-SHARED: dict[str, dict[str, Any]] = {
-    "no cache": {},
-    "dual cache": {"cache": DualCache()},
-    "tree": {"cache": FreeCache(), "verifier": SelfVerify(3, "tree")},
-    "delayed cache": {"cache": DelayedCache(), "temperature": 0.5},
-}
-
-
-@pytest.mark.parametrize(("shared", "kind", "family"), in_turn(SHARED))
-def test_rows_that_come_and_go_are_decoded_as_on_the_cpu(
-    shared: str, kind: str, family: str, pairs: dict[tuple[str, str], Pair], played: dict[str, Pair]
-) -> None:
-    options: Any = {**OPTIONS, **SHARED[shared], "num_rows": 2}
-    prompts = [*PROMPTS, [62, 8, 400, 21]]
-    for model in (pairs[kind, family], played[family]):
-        expected = list(decode_many(model.here, prompts, FixedSchedule(4), **options))
-        with model.accelerator:
-            found = list(decode_many(model.there, prompts, FixedSchedule(4), **options))
-        for on_cpu, out in zip(expected, found, strict=True):
-            compare(on_cpu, out)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -293,26 +283,60 @@ def test_other_dtypes_find_no_kernel_and_fall_back(dtype: torch.dtype) -> None:
     assert sorted(set(told)) == sorted(told)
 
 
-def test_embedded_models_verify_each_other_on_the_accelerator() -> None:
-    mini, tokenizer = load_model("mini")
-    prompts = [tokenizer.encode("Anna has 3 apples and buys 4."), tokenizer.encode("Tom has 2.")]
-    verifier = ARVerify(load_target("mini-ar", tokenizer))
-    options: Any = {"gen_length": 24, "block_length": 8, "verifier": verifier}
-    expected = decode(mini, prompts, FixedSchedule(2), **options)
-    with Accelerator():
-        # Its bfloat16 would try kernels that a pretended device cannot run.
-        there = load_model("mini", device="cuda", fused=False)[0]
-        there.graphs = False
-        verifier.target.network.model.to("cuda")
-        assert verifier.target.device == DEVICE
-        compare(expected, decode(there, prompts, FixedSchedule(2), **options))
-    assert expected.accepted.sum() > 0
+@pytest.mark.parametrize("has_fp64", [True, False])
+def test_some_of_intels_devices_have_no_float64(
+    has_fp64: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(has_fp64=has_fp64)
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda device: properties)
+    device = torch.device("xpu", 62 + has_fp64)
+    assert has_float64(device) == has_fp64
+    assert widest(device) == (torch.float64 if has_fp64 else torch.float32)
 
 
-def test_a_filter_follows_models_to_their_devices() -> None:
-    sampler = Learn2PD("mini")
-    model, tokenizer = pair("mini"), load_model("mini")[1]
-    prompts = [tokenizer.encode("Anna has 3 apples."), tokenizer.encode("Tom")]
-    length = sampler.loaded.block_length
-    for _ in range(2):
-        model.decode(sampler, prompts=prompts, gen_length=length, block_length=length)
+def test_uniform_numbers_without_float64_are_close_to_those_with_it() -> None:
+    keys = torch.arange(200_000) * 7919
+    exact = uniform(keys)
+    with Accelerator(MPS):
+        found = uniform(keys.to("mps")).cpu()
+    assert found.dtype == torch.float32
+    assert (found.double() - exact).abs().max() <= 2.0**-24
+    # Strictly inside (0, 1), and in the same order but for those that became equal.
+    assert found.min() > 0.0
+    assert found.max() < 1.0
+    ordered = found[exact.argsort()]
+    assert (ordered[1:] >= ordered[:-1]).all()
+    assert (ordered[1:] == ordered[:-1]).any(), "nothing was rounded"
+
+
+def test_draws_without_float64_are_the_same_tokens() -> None:
+    torch.manual_seed(0)
+    logits, keys = torch.randn(3, 5, 4099) * 4.0, torch.arange(15).view(3, 5) * 104729
+    for temperature in (0.05, 0.7, 1.3):
+        expected = draw(logits, temperature, keys)
+        logs = log_probability(logits, expected, temperature)
+        with Accelerator(MPS):
+            there = draw(logits.to("mps"), temperature, keys.to("mps"))
+            assert there.device == MPS
+            found = log_probability(logits.to("mps"), there, temperature).cpu()
+        assert torch.equal(there.cpu(), expected)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, logs.float())
+
+
+@pytest.mark.parametrize("num_steps", [5, 7, 64, 1000])
+def test_quotas_of_dream_without_float64_are_the_same(num_steps: int) -> None:
+    """In float32, floor(m (1 - t' / t)) is one less for some m."""
+    sampler, masks = FixedSchedule(num_steps, schedule="dream"), torch.arange(1, 513)
+    for step in (0, 1, num_steps - 1):
+        steps = torch.full_like(masks, step)
+        expected = sampler._dream_quota(masks, steps)
+        with Accelerator(MPS):
+            found = sampler._dream_quota(masks.to("mps"), steps.to("mps"))
+            assert all(part.device == MPS for part in found)
+        assert all(torch.equal(a, b.cpu()) for a, b in zip(expected, found, strict=True))
+
+
+def test_weights_in_float64_are_refused_there() -> None:
+    with Accelerator(MPS), pytest.raises(ValueError, match="float64, which mps devices do not"):
+        load_model(MODELS / "llada", dtype="float64", device="mps")

@@ -21,37 +21,6 @@ def on_the_accelerator(work: Callable[[Any, Any], Any]) -> tuple[Any, dict[str, 
 
 
 @pytest.mark.parametrize(
-    "work",
-    [
-        lambda x, y: x + 1.0,
-        lambda x, y: x + torch.tensor(2.0),
-        lambda x, y: x[:, 1:].t().softmax(-1),
-        lambda x, y: torch.where(x > 3, x, 0.0),
-        lambda x, y: F.scaled_dot_product_attention(x[None], x[None], x[None]),
-        lambda x, y: torch.zeros(2, 3, device="cuda"),
-        lambda x, y: torch.arange(3, device=x.device),
-        lambda x, y: x.sort(-1, descending=True).indices,
-        lambda x, y: x.max(-1).values,
-        lambda x, y: torch.cat([x.new_ones(1, 4), torch.empty_like(x).fill_(2)]),
-        lambda x, y: x[torch.ones(2, dtype=torch.long, device="cuda")],
-        lambda x, y: x.masked_fill_(x > 3, 0.0),
-        lambda x, y: x.to(torch.float64),
-        lambda x, y: x.__setitem__(x > 3, 0.0) or x,
-        lambda x, y: torch.isin(x, x[0, :1]),
-    ],
-)  # fmt: skip
-def test_what_stays_on_the_accelerator_is_computed_there_and_waits_for_nothing(work: Any) -> None:
-    found, waits = on_the_accelerator(work)
-    assert isinstance(found, Pretended)
-    assert found.device == DEVICE
-    assert found.is_cuda
-    assert not waits
-    # Its contents have the same shape.
-    with torch.device("cpu"):
-        assert found.shape == contents(found).shape
-
-
-@pytest.mark.parametrize(
     ("work", "reason"),
     [
         (lambda x, y: x.sum().item(), "item"),

@@ -1,13 +1,12 @@
 """A round of a verifier never allocates the draft's logits once more."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
+from pretended import Operations
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from toys import DriftingModel, tiny_llama
 
@@ -20,36 +19,18 @@ V, DRAFTED = 32_768, 8
 LENGTH = DraftLength(DRAFTED, DRAFTED)
 
 
-@dataclass
-class Largest(TorchDispatchMode):
-    """Notes the greatest memory that one operation outside the models made."""
+class Largest:
+    """Notes the greatest memory that one operation made."""
 
-    num_bytes: int = 0
-    place: str = ""
-    inside: int = field(default=0, init=False)
+    def __init__(self) -> None:
+        self.num_bytes, self.place = 0, ""
 
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {tensor.untyped_storage().data_ptr() for tensor in tensors((args, kwargs))}
-        made = func(*args, **(kwargs or {}))
+    def __call__(self, func: Any, given: Any, made: Any) -> None:
+        known = {tensor.untyped_storage().data_ptr() for tensor in tensors(given)}
         for tensor in tensors(made):
             storage = tensor.untyped_storage()
-            is_new = storage.data_ptr() not in given and not self.inside
-            if is_new and storage.nbytes() > self.num_bytes:
+            if storage.data_ptr() not in known and storage.nbytes() > self.num_bytes:
                 self.num_bytes, self.place = storage.nbytes(), f"{func}{tuple(tensor.shape)}"
-        return made
-
-    def leave_out(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        def left_out(*arguments: Any, **options: Any) -> Any:
-            self.inside += 1
-            try:
-                return work(*arguments, **options)
-            finally:
-                self.inside -= 1
-
-        return left_out
 
 
 def tensors(tree: Any) -> list[Tensor]:
@@ -81,9 +62,10 @@ def test_a_round_makes_no_copy_of_the_logits(case: str, monkeypatch: pytest.Monk
     target = CausalTarget(tiny_llama(V), name="wide")
     model = DriftingModel(vocab_size=V, mask_id=V - 1, eos_ids=(V - 2,))
     largest = Largest()
-    monkeypatch.setattr(target, "read", largest.leave_out(target.read))
-    monkeypatch.setattr(model, "predict", largest.leave_out(model.predict), raising=False)
-    with largest:
+    operations = Operations(largest)
+    monkeypatch.setattr(target, "read", operations.left_out(target.read))
+    monkeypatch.setattr(model, "predict", operations.left_out(model.predict), raising=False)
+    with operations:
         out = decode(
             model, prompts, FixedSchedule(2), verifier=make(target), gen_length=DRAFTED + 2,
             block_length=5, temperature=temperature, stop_at_eos=False,

@@ -12,16 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from pretended import PROMPTS, forward
-from tiny_models import FAMILIES, LAW_OPTIONS, MODELS, load_tiny
+from tiny_models import MODELS
 from tiny_models import load_without_tokenizer as load_model
 
-from dllm_decode import (
-    DelayedCache,
-    DualCache,
-    ForwardInputs,
-    FreeCache,
-    decode,
-)
+from dllm_decode import DualCache, ForwardInputs, decode
 from dllm_decode.models.graphs.capture import CudaGraphs
 from samplers import FixedSchedule
 
@@ -113,22 +107,6 @@ def test_a_capture_that_fails_leaves_stream_and_pool_to_others(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("cache", [DualCache(), FreeCache(), DelayedCache()], ids=repr)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_graphs_change_no_token_on_cuda(family: str, cache: Any) -> None:
-    model = load_tiny(family, device="cuda", dtype=torch.float32, **LAW_OPTIONS[family])
-    options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
-    for _ in range(3):
-        model.graphs = False
-        eager = decode(model, PROMPTS, FixedSchedule(8), **options)
-        model.graphs = True
-        played = decode(model, PROMPTS, FixedSchedule(8), **options)
-        assert torch.equal(eager.tokens, played.tokens)
-    assert model._runner.num_graphs
-    assert not model._runner.failed
-
-
-@pytest.mark.gpu
 def test_the_weights_are_freed_with_the_model_on_cuda() -> None:
     """A cycle once kept them until the next collection."""
     gc.collect()
@@ -144,15 +122,6 @@ def test_the_weights_are_freed_with_the_model_on_cuda() -> None:
         assert torch.cuda.memory_allocated() - before < held / 10
     finally:
         gc.enable()
-
-
-@pytest.mark.gpu
-def test_prompts_of_one_bucket_share_graphs_and_memory_on_cuda() -> None:
-    model = load_model(MODELS / "llada", device="cuda", dtype=torch.float32)[0]
-    options: Any = {"gen_length": 16, "block_length": 8, "cache": DualCache()}
-    for length in range(113, 133):
-        decode(model, [[7] * length], FixedSchedule(2), stop_at_eos=False, **options)
-    assert model._runner.num_graphs == 2
 
 
 @pytest.mark.gpu

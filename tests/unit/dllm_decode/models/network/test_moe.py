@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.config import MoEConfig
 from dllm_decode.models.network.moe import Experts, MoE
-from dllm_decode.models.network.shares import equal_shares
 
 H = 12
 CONFIGS = {
@@ -34,8 +33,8 @@ def random(*size: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Ten
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def make(config: MoEConfig, dtype: torch.dtype = torch.float64) -> MoE:
-    layer = MoE(config, H).to(dtype).requires_grad_(False)
+def make(config: MoEConfig, dtype: torch.dtype = torch.float64, width: int = H) -> MoE:
+    layer = MoE(config, width).to(dtype).requires_grad_(False)
     for number, part in enumerate(layer.parameters()):
         part.copy_(random(*part.shape, seed=number, dtype=part.dtype))
     return layer
@@ -85,15 +84,21 @@ def test_a_layer_is_the_slow_loop(config: MoEConfig, size: tuple[int, int]) -> N
 
 @CONFIG
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_in_lower_precision_it_is_the_slow_loop_up_to_rounding(
-    config: MoEConfig, dtype: torch.dtype
+    config: MoEConfig, dtype: torch.dtype, device: str
 ) -> None:
-    layer, hidden = make(config, dtype), random(3, 7, H, seed=99, dtype=dtype)
-    mixed, expected = layer(hidden, plain), slowly(layer, hidden)
+    # A grouped product wants rows of whole 16 bytes.
+    config = dataclasses.replace(config, hidden_size=16) if device == "cuda" else config
+    width = 16 if device == "cuda" else H
+    layer, hidden = make(config, dtype, width), random(3, 7, width, seed=99, dtype=dtype)
+    expected = slowly(layer, hidden)
+    mixed = layer.to(device)(hidden.to(device), plain).cpu()
     assert mixed.dtype == dtype
     # In bfloat16 a near tie of two experts may fall otherwise; few tokens have one.
     error = (mixed.double() - expected).abs().amax(-1)
-    bound = 1e-4 if dtype == torch.float32 else 0.05 * float(expected.abs().max())
+    exact = 1e-4 if device == "cpu" else 1e-2
+    bound = exact if dtype == torch.float32 else 0.05 * float(expected.abs().max())
     assert (error < bound).double().mean() > (0.99 if dtype == torch.float32 else 0.85)
 
 
@@ -149,58 +154,14 @@ def test_grouped_products_are_the_loop(
     assert torch.allclose(grouped, looped, rtol=1e-4, atol=1e-4)
 
 
-def test_threads_share_the_experts_that_have_tokens() -> None:
-    counts = torch.tensor([0, 1, 0, 1, 1, 0, 1, 0])
-    assert equal_shares(counts.cumsum(0), 2) == [slice(0, 4), slice(4, 8)]
-    assert equal_shares(counts.cumsum(0) * 0, 2) == [slice(0, 1), slice(1, 8)]
-
-
-@CONFIG
-def test_parts_are_views_of_all_parameters(config: MoEConfig) -> None:
-    layer = make(config)
-    for part in layer.parts().values():
-        part.fill_(7.0)
-    assert all((parameter == 7).all() for parameter in layer.parameters())
-    num_elements = sum(part.numel() for part in layer.parts().values())
-    assert num_elements == sum(parameter.numel() for parameter in layer.parameters())
-
-
-def test_the_selection_bias_decides_who_is_chosen_and_not_how_much_it_counts() -> None:
-    config = CONFIGS["sigmoid"]
-    layer, hidden = make(config), random(9, H, seed=3)
-    layer.router.selection_bias[2] = 100.0
-    routing = layer.router(hidden)
-    assert (routing.experts == 2).any(-1).all()
-    assert torch.allclose(routing.weights.sum(-1), torch.tensor(2.5, dtype=torch.float64))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"num_experts": 0}, "num_experts must be at least 1, got 0"),
         ({"score": "relu"}, "score must be 'softmax' or 'sigmoid', got 'relu'"),
         ({"num_active": 7}, "num_active must be at most 6, the experts that a token can choose"),
-        ({"num_groups": 4}, "num_groups must divide num_experts, got 4 and 6"),
-        ({"num_groups": 3, "num_open_groups": 4}, "num_open_groups must be from 1 to num_groups"),
     ],
 )
 def test_impossible_mixtures_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIGS["softmax"], **change)
-
-
-@pytest.mark.gpu
-@CONFIG
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_on_cuda_it_is_the_slow_loop_up_to_rounding(config: MoEConfig, dtype: torch.dtype) -> None:
-    # A grouped product wants rows of whole 16 bytes.
-    config = dataclasses.replace(config, hidden_size=16)
-    layer = MoE(config, 16).to(dtype).requires_grad_(False)
-    for number, part in enumerate(layer.parameters()):
-        part.copy_(random(*part.shape, seed=number, dtype=part.dtype))
-    hidden = random(3, 7, 16, seed=99, dtype=dtype)
-    expected = slowly(layer, hidden)
-    mixed = layer.to("cuda")(hidden.cuda(), plain).cpu()
-    error = (mixed.double() - expected).abs().amax(-1)
-    bound = 1e-2 if dtype == torch.float32 else 0.05 * float(expected.abs().max())
-    assert (error < bound).double().mean() > (0.99 if dtype == torch.float32 else 0.85)

@@ -2,14 +2,15 @@
 
 import sys
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from pretended import Operations
 from processes import GPUS_THAT_ARE_NOT_HERE, compile_for, needs_triton, run_checks
 from tiny_models import EVERY_FAMILY, shape_of
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dllm_decode.models.base import KVCache
 from dllm_decode.models.network import context as plan
@@ -21,8 +22,6 @@ from dllm_decode.models.network.transformer import Transformer
 SHAPES = {key: shape_of(key) for key in EVERY_FAMILY}
 # Experts have operations of their own.
 FAMILY = pytest.mark.parametrize("family", [key for key in SHAPES if SHAPES[key].moe is None])
-# Neither computes nor moves anything.
-FREE = {"_unsafe_view", "empty", "empty_like", "new_empty"}
 
 
 CHECKS = pytest.mark.parametrize("checks", ["fused_layer_checks", "attention_kernel_checks"])
@@ -124,42 +123,40 @@ def test_the_kernels_of_attention_compile_for_gpus_that_are_not_here(
     assert compile_for(capability, kernels.add_shares, types, constants, num_warps=4).asm["cubin"]
 
 
-@dataclass
-class Count(TorchDispatchMode):
+# Neither computes nor moves anything.
+FREE = {"_unsafe_view", "empty", "empty_like", "new_empty"}
+
+
+def kernels_of(work: Callable[..., object], *arguments: Any, **options: Any) -> Counter[str]:
     """Counts what would each be a kernel on CUDA."""
+    seen = Counter[str]()
 
-    seen: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def count(func: Any, *_: Any) -> None:
         name = func.__name__.split(".")[0]
         aliases = [one.alias_info for one in func._schema.returns]
         is_view = any(alias is not None and not alias.is_write for alias in aliases)
-        if not is_view and name not in FREE:
-            self.seen[name] += 1
-        return func(*args, **(kwargs or {}))
+        seen.update([name] if not is_view and name not in FREE else [])
+
+    # In inference mode compound operations would hide their parts.
+    with torch.no_grad(), Operations(count):
+        work(*arguments, **options)
+    return seen
 
 
-def of_a_layer(family: str, monkeypatch: pytest.MonkeyPatch, version: Any) -> Any:
+def of_a_layer(family: str, monkeypatch: pytest.MonkeyPatch, version: Any) -> Counter[str]:
     """Counts what a layer more costs, of a forward of a block with a memory and a mask."""
+    monkeypatch.setattr(plan, "operations_for", lambda device, dtype, fused: version)
+    columns = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    options: Any = {"attend": torch.ones(2, 3, 10, dtype=torch.bool), "slots": columns}
     counts = []
     for num_layers in (2, 3):
         shape = replace(SHAPES[family], num_layers=num_layers)
-        with torch.device("cpu"):
-            model = Transformer(shape).to(torch.bfloat16)
+        model = Transformer(shape).to(torch.bfloat16)
         size = (num_layers, 2, shape.num_kv_heads, 10, shape.head_dim)
         kv_cache = KVCache(torch.zeros(size).bfloat16(), torch.zeros(size).bfloat16())
-        columns = torch.tensor([[1, 2, 3], [4, 5, 6]])
-        attend = torch.ones(2, 3, 10, dtype=torch.bool)
         # Frequencies are made once for all forwards, which is not counted.
         shape.rope.rotation(columns, torch.bfloat16)
-        monkeypatch.setattr(plan, "operations_for", lambda device, dtype, fused: version)
-        # In inference mode compound operations would hide their parts.
-        with torch.no_grad(), Count() as count:
-            model(columns, columns, attend=attend, kv_cache=kv_cache, slots=columns)
-        counts.append(count.seen)
+        counts.append(kernels_of(model, columns, columns, kv_cache=kv_cache, **options))
     return counts[1] - counts[0]
 
 
