@@ -1,6 +1,5 @@
 """Plug-ins that fit together decode; others are refused by name, before any forward."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -36,8 +35,6 @@ from dllm_decode import (
 from dllm_decode.blocks import Opening, block_of
 from dllm_decode.compatibility import facts_of, refusal_of
 from dllm_decode.core.columns import columns
-from dllm_decode.core.state import State
-from dllm_decode.decoder import Decoder, Look
 from dllm_decode.views import look
 from samplers import (
     T2M,
@@ -57,20 +54,13 @@ from samplers.facts import Fact
 from samplers.logits.statistics import highest_one
 
 CACHES: dict[str, CachePolicy] = {
-    "no": NoCache(),
-    "prefix": PrefixCache(),
-    "prefix8": PrefixCache(refresh_every=8),
-    "prefix official": PrefixCache(entry="official"),
-    "dual": DualCache(),
-    "dual8": DualCache(refresh_every=8),
-    "free": FreeCache("clean"),
-    "free official": FreeCache("official"),
-    "delayed": DelayedCache(),
-    "settled": SettledCache(),
-    "pipeline": PipelineCache(),
-    "sub-block": SubBlockCache(),
+    "no": NoCache(), "prefix": PrefixCache(), "prefix8": PrefixCache(refresh_every=8),
+    "prefix official": PrefixCache(entry="official"), "dual": DualCache(),
+    "dual8": DualCache(refresh_every=8), "free": FreeCache("clean"),
+    "free official": FreeCache("official"), "delayed": DelayedCache(), "settled": SettledCache(),
+    "pipeline": PipelineCache(), "sub-block": SubBlockCache(),
     "window": SuffixWindow(PrefixCache(), 2),
-}
+}  # fmt: skip
 ALL = set(CACHES)
 EXACT = {"no", "prefix", "prefix official", "dual", "free", "window"}
 SUFFIX = {
@@ -80,23 +70,12 @@ SUFFIX = {
 COMMITTED = ALL - {"delayed", "settled", "pipeline", "sub-block"}
 
 
-@dataclass(frozen=True)
-class Writing(Verifier):
-    """Gives no fact, though it takes the sampler's word."""
-
-    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        return look(decoder, state)
-
-
-@dataclass(frozen=True)
-class Curious(ConfidenceThreshold):
-    """Wants to know what the model says at committed positions."""
-
-    @property
-    def needs(self) -> frozenset[Fact]:
-        return super().needs | {Fact.LOGITS_OF_COMMITTED}
-
-
+# Gives no fact, though it takes the sampler's word.
+WRITING = plugin(Verifier, look=lambda self, decoder, state: look(decoder, state))
+# Wants to know what the model says at committed positions.
+CURIOUS = plugin(
+    ConfidenceThreshold, needs=ConfidenceThreshold().needs | {Fact.LOGITS_OF_COMMITTED}
+)
 PLAIN, STEPWISE, JOINT = FixedSchedule(2), ConfidenceThreshold(0.9), JointThreshold(0.5, 0.0, 2)
 # Sampler, verifier, schedule and family; the caches with which they decode, found by hand.
 KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
@@ -110,7 +89,7 @@ KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
     (Wino(0.3), NoVerifier(), Sequential(), "dream", set()),
     (Wino(0.3), NoVerifier(), Sequential(), "sdar", set()),
     (Wino(0.3), SelfVerify(2), Sequential(), "llada", {"no"}),
-    (Curious(), NoVerifier(), Sequential(), "llada", COMMITTED),
+    (CURIOUS, NoVerifier(), Sequential(), "llada", COMMITTED),
     (JOINT, NoVerifier(), Sequential(), "llada", COMMITTED - {"prefix official"}),
     (JOINT, SelfVerify(2), Sequential(), "llada", set()),
     (T2M(), NoVerifier(), Sequential(), "llada", COMMITTED - {"prefix official"}),
@@ -120,14 +99,14 @@ KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
     (PLAIN, SelfVerify(2), Sequential(), "llada", EXACT),
     (PLAIN, SelfVerify(2), Sequential(), "dream", EXACT),
     (PLAIN, SelfVerify(1), Sequential(), "llada", ALL),
-    (PLAIN, Writing(), Sequential(), "llada", ALL - {"prefix official"}),
-    (Prophet(PLAIN), Writing(), Sequential(), "llada", set()),
+    (PLAIN, WRITING, Sequential(), "llada", ALL - {"prefix official"}),
+    (Prophet(PLAIN), WRITING, Sequential(), "llada", set()),
     (STEPWISE, NoVerifier(), MultiBlock(), "llada", ALL - {"prefix official"}),
     (CreditDecoding(STEPWISE), NoVerifier(), MultiBlock(), "dream", ALL - {"prefix official"}),
     (CreditDecoding(PLAIN), NoVerifier(), MultiBlock(), "llada", set()),
     (PLAIN, NoVerifier(), MultiBlock(), "llada", set()),
     (STEPWISE, SelfVerify(2), MultiBlock(), "llada", set()),
-    (STEPWISE, Writing(), MultiBlock(), "llada", set()),
+    (STEPWISE, WRITING, MultiBlock(), "llada", set()),
     (Prophet(STEPWISE), NoVerifier(), MultiBlock(), "llada", set()),
     (Wino(0.3), NoVerifier(), MultiBlock(), "llada", set()),
     (STEPWISE, NoVerifier(), MultiBlock(), "sdar", ALL - {"prefix official"}),
@@ -163,38 +142,22 @@ def test_what_is_not_refused_decodes_and_a_refusal_costs_no_forward(kind: Any, c
 
 @pytest.mark.parametrize("fact", [fact for fact in Fact if fact != Fact.HAS_MASK])
 def test_a_refusal_names_both_sides_and_the_remedy(fact: Fact) -> None:
-    @dataclass(frozen=True)
-    class Needing(ConfidenceThreshold):
-        @property
-        def needs(self) -> frozenset[Fact]:
-            return frozenset({fact})
-
-    @dataclass(frozen=True)
-    class Giving(Writing):
-        @property
-        def gives(self) -> frozenset[Fact]:
-            return frozenset({fact})
-
-    @dataclass(frozen=True)
-    class Revising(Needing):
-        @property
-        def gives(self) -> frozenset[Fact]:
-            return frozenset()
-
+    sampler = plugin(ConfidenceThreshold, needs=frozenset({fact}), gives=frozenset())
+    giving = plugin(Verifier, look=lambda self, decoder, state: ..., gives=frozenset({fact}))
     model = tiny("fast_dllm_v2")
     assert facts_of(model) == {Fact.HAS_MASK}
-    others = {
-        "model": model.name, "sampler": repr(Revising()), "cache": "SubBlockCache()",
-        "verifier": "Writing()", "blocks": "SubBlocks(block_length=None, sub_block_length=8)",
-    }  # fmt: skip
     cache, blocks = SubBlockCache(), SubBlocks()
-    refusal = refusal_of(model, Revising(), cache, verifier=Writing(), blocks=blocks)
+    others = {
+        "model": model.name, "sampler": repr(sampler), "cache": repr(cache),
+        "verifier": repr(WRITING), "blocks": repr(blocks),
+    }  # fmt: skip
+    refusal = refusal_of(model, sampler, cache, verifier=WRITING, blocks=blocks)
     assert refusal == (
-        f"{Revising()!r} needs {fact.sentence}, got {others[fact.giver]}. Use "
+        f"{sampler!r} needs {fact.sentence}, got {others[fact.giver]}. Use "
         f"{fact.remedy}, or another sampler."
     )
     # A fact counts only if a plug-in of the right kind gives it.
-    after = refusal_of(model, Revising(), cache, verifier=Giving(), blocks=Sequential())
+    after = refusal_of(model, sampler, cache, verifier=giving, blocks=Sequential())
     assert (after is None) == (fact.giver in ("verifier", "blocks"))
 
 
@@ -225,13 +188,13 @@ COUNTING = plugin(
     ("sampler", "options", "family"),
     [
         (Prophet(PLAIN), {"cache": SILENT}, "llada"),
-        (Curious(), {"cache": SILENT}, "llada"),
+        (CURIOUS, {"cache": SILENT}, "llada"),
         (Wino(), {"cache": SILENT}, "llada"),
         (PLAIN, {"cache": SILENT, "verifier": SelfVerify()}, "llada"),
         (PLAIN, {"cache": SILENT, "cfg_scale": 0.5}, "llada"),
-        (PLAIN, {"verifier": Writing(), "top_p": 0.5, "temperature": 1.0}, "llada"),
-        (JOINT, {"verifier": Writing()}, "llada"),
-        (STEPWISE, {"verifier": Writing(), "blocks": MultiBlock()}, "llada"),
+        (PLAIN, {"verifier": WRITING, "top_p": 0.5, "temperature": 1.0}, "llada"),
+        (JOINT, {"verifier": WRITING}, "llada"),
+        (STEPWISE, {"verifier": WRITING, "blocks": MultiBlock()}, "llada"),
         (STEPWISE, {"verifier": SelfVerify(), "blocks": SILENT_BLOCKS}, "llada"),
         (STEPWISE, {"blocks": SILENT_BLOCKS}, "sdar"),
         (COUNTING, {"blocks": MultiBlock()}, "llada"),
@@ -251,7 +214,7 @@ def test_a_plug_in_that_declares_nothing_is_refused_rather_than_wrong(
 def test_a_plug_in_that_declares_nothing_decodes_with_all_that_needs_nothing() -> None:
     model = tiny("llada")
     plain = run(model, STEPWISE).tokens
-    for options in ({"cache": SILENT}, {"verifier": Writing()}, {"blocks": SILENT_BLOCKS}):
+    for options in ({"cache": SILENT}, {"verifier": WRITING}, {"blocks": SILENT_BLOCKS}):
         assert torch.equal(run(model, STEPWISE, **options).tokens, plain)
     assert not (run(model, COUNTING).tokens == model.mask_id).any()
     # Without a state, masks may open around a rule.
@@ -304,15 +267,11 @@ def test_a_sampler_that_changes_tokens_without_their_logits_is_named_at_the_step
 @pytest.mark.parametrize(
     ("sampler", "options"),
     [
-        (STEPWISE, {"blocks": MultiBlock()}),
-        (STEPWISE, {"blocks": SubBlocks(4, 2)}),
-        (STEPWISE, {"blocks": AdaptiveBlocks((5,))}),
-        (JOINT, {}),
-        (Prophet(PLAIN), {}),
-        (Prophet(PLAIN, gap="all"), {}),
-        (STEPWISE, {"cache": PrefixCache(entry="official")}),
+        (STEPWISE, {"blocks": MultiBlock()}), (STEPWISE, {"blocks": SubBlocks(4, 2)}),
+        (STEPWISE, {"blocks": AdaptiveBlocks((5,))}), (JOINT, {}), (Prophet(PLAIN), {}),
+        (Prophet(PLAIN, gap="all"), {}), (STEPWISE, {"cache": PrefixCache(entry="official")}),
     ],
-)
+)  # fmt: skip
 def test_a_target_that_writes_is_refused_also_where_the_sampler_drafts(
     sampler: Sampler, options: dict[str, Any], family: str
 ) -> None:

@@ -71,10 +71,12 @@ class Wrong(Verifier):
         tokens, rows = state.canvas.tokens, tuple(range(len(state.rows)))
         if self.kind == "narrow":
             tokens = window.part(tokens)
-        branches = (1,) * len(rows) if self.kind == "branch" else (0,) * len(rows)
+        numbers = (int(self.kind == "branch"),) * len(rows)
+        causal_from = (0,) * len(rows) if self.kind == "causal" else None
+        branches = Branches(tokens, rows, numbers, causal_from=causal_from)
         if self.kind == "alone":
             return Look
-        return forward(decoder, state, Pass(window, branches=Branches(tokens, rows, branches)))
+        return forward(decoder, state, Pass(window, branches=branches))
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,7 @@ class Wrong(Verifier):
     [
         ("narrow", "tokens of Branches must be whole canvases"),
         ("branch", "numbers of Branches must be below num_branches of the verifier, 1, got 1"),
+        ("causal", "causal_from of Branches must be None unless in_columns is True"),
         ("alone", r"look of Wrong\(kind='alone'\) must return the pair"),
     ],
 )

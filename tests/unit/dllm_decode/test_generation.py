@@ -15,7 +15,7 @@ from transformers import TextStreamer
 
 from dllm_decode import DualCache, StepEvent, StopRule, decode, generate, load_model
 from dllm_decode.blanks import template_ids
-from dllm_decode.prompts import token_ids, token_lists
+from dllm_decode.prompts import token_lists
 from dllm_decode.texts import prompt_ids
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Wino
 
@@ -28,6 +28,9 @@ QUESTION = (
 OTHER = "emma has 5 apples . how many apples does emma have now ?"
 SAMPLER = ConfidenceThreshold(0.9)
 OPTIONS: Any = {"gen_length": 32, "cache": DualCache()}
+
+
+BLANK_AFTER_ZORBLAX: Any = {"templates": "emma zorblax [MASK] apples"}
 
 
 def chat(text: str) -> list[dict[str, str]]:
@@ -59,28 +62,19 @@ def test_each_form_of_inputs_means_what_it_says() -> None:
     turns = TOKENIZER.apply_chat_template(chat(QUESTION), tokenize=True, add_generation_prompt=True)
     both = TOKENIZER([QUESTION, OTHER], padding=True, return_tensors="np")
     forms: list[tuple[Any, list[list[int]]]] = [
-        (QUESTION, chats[:1]),
-        ([QUESTION, OTHER], chats),
-        (chat(QUESTION), chats[:1]),
-        ([chat(QUESTION), chat(OTHER)], chats),
-        (texts[0], texts[:1]),
-        (texts, texts),
-        (torch.tensor(texts[:1]), texts[:1]),
-        (TOKENIZER([QUESTION, OTHER]), texts),
-        ([torch.tensor(ids) for ids in texts], texts),
-        (TOKENIZER(QUESTION), texts[:1]),
-        (turns, chats[:1]),
-        (TOKENIZER(QUESTION, return_tensors="pt"), texts[:1]),
-        (torch.tensor(texts[0]), texts[:1]),
-        (np.array(texts[0]), texts[:1]),
+        (QUESTION, chats[:1]), ([QUESTION, OTHER], chats), (chat(QUESTION), chats[:1]),
+        ([chat(QUESTION), chat(OTHER)], chats), (texts[0], texts[:1]), (texts, texts),
+        (torch.tensor(texts[:1]), texts[:1]), (TOKENIZER([QUESTION, OTHER]), texts),
+        ([torch.tensor(ids) for ids in texts], texts), (TOKENIZER(QUESTION), texts[:1]),
+        (turns, chats[:1]), (TOKENIZER(QUESTION, return_tensors="pt"), texts[:1]),
+        (torch.tensor(texts[0]), texts[:1]), (np.array(texts[0]), texts[:1]),
         (np.array(texts[:1]), texts[:1]),
         ([np.array(texts[0]), np.array(texts[0])], [texts[0], texts[0]]),
-        (list(np.array(texts[0])), texts[:1]),
-        (both, texts),
+        (list(np.array(texts[0])), texts[:1]), (both, texts),
         ((text for text in (QUESTION, OTHER)), chats),
         ((chat(text) for text in (QUESTION, OTHER)), chats),
         ([{"role": "user", "content": [{"type": "text", "text": OTHER}]}], chats[1:]),
-    ]
+    ]  # fmt: skip
     for given, meant in forms:
         found = prompt_ids(TOKENIZER, given)
         assert [list(map(int, ids)) for ids in found] == meant
@@ -123,30 +117,31 @@ def test_a_text_that_begins_with_a_special_token_is_read_as_it_is(how: Any) -> N
     assert list(ids).count(TOKENIZER.bos_token_id) == 1
 
 
-def test_unknown_words_are_named_once_each() -> None:
-    """The model answered questions of which it had read half."""
-    first, second = f"zorblax {QUESTION}", "wugs and zorblax , 3 wugs ?"
-    with pytest.warns(UserWarning, match="not known") as warned:
-        prompt_ids(TOKENIZER, [first, OTHER, second])
-    assert [str(one.message) for one in warned] == [
-        "These words are not known to the tokenizer: zorblax, wugs. "
-        "The model reads '<|unknown|>' for each."
-    ]
-    with pytest.warns(UserWarning, match="not known to the tokenizer: Zorblax."):
-        generate(MODEL, TOKENIZER, chat(f"Zorblax {OTHER}"), SAMPLER, **OPTIONS)
+AN_ANSWER = {"role": "assistant", "content": "#### 5"}
 
 
-def test_tokens_that_the_template_writes_are_no_words_of_the_user() -> None:
-    """From the second turn on, "<, endoftext, >" were said not to be known."""
-    turns = [*chat(f"Zorblax , {OTHER}"), {"role": "assistant", "content": "#### 5"}, *chat(OTHER)]
-    assert TOKENIZER.eos_token in TOKENIZER.apply_chat_template(turns, tokenize=False)
-    with pytest.warns(UserWarning, match=r"not known to the tokenizer: Zorblax\. "):
-        prompt_ids(TOKENIZER, turns)
-
-
-def test_more_unknown_words_than_can_be_read_are_counted() -> None:
-    with pytest.warns(UserWarning, match=r"wug0, wug1, .*, wug19 and 5 more\. "):
-        prompt_ids(TOKENIZER, " ".join(f"wug{number}" for number in range(25)))
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        # Once each; the model answered questions of which it had read half.
+        (
+            [f"zorblax {QUESTION}", OTHER, "wugs and zorblax , 3 wugs ?"],
+            r"These words are not known to the tokenizer: zorblax, wugs\. "
+            r"The model reads '<\|unknown\|>' for each\.",
+        ),
+        # From the second turn on, "<, endoftext, >", which the template writes, were among them.
+        (
+            [*chat(f"Zorblax , {OTHER}"), AN_ANSWER, *chat(OTHER)],
+            r"not known to the tokenizer: Zorblax\. ",
+        ),
+        (" ".join(f"wug{n}" for n in range(25)), r"wug0, wug1, .*, wug19 and 5 more\. "),
+    ],
+    ids=["texts", "chat", "many"],
+)  # fmt: skip
+def test_unknown_words_are_named(inputs: Any, message: str) -> None:
+    with pytest.warns(UserWarning, match=message) as warned:
+        prompt_ids(TOKENIZER, inputs)
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("unknown", [None, "<|eos|>"])
@@ -188,11 +183,6 @@ def test_texts_are_those_of_decode_whatever_the_number_of_rows() -> None:
         expected = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in plain.answers()]
         assert out.texts == expected
         assert all(out.texts)
-
-
-def test_max_new_tokens_is_another_name_of_gen_length() -> None:
-    short = generate(MODEL, TOKENIZER, chat(QUESTION), SAMPLER, max_new_tokens=16)
-    assert short.decoded.tokens.shape == (1, 16)
 
 
 @pytest.mark.parametrize(
@@ -305,6 +295,8 @@ def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
         (torch.empty(0, 4).long(), {"attention_mask": torch.empty(0, 4)}, "at least one text"),
         ([{"text": "a"}], {}, 'must have "role" and "content"'),
         (torch.tensor([[1.5]]), {}, "Token ids must be integers"),
+        ([[1, 1.5]], {}, r"Token ids must be integers, got 1\.5\."),
+        ([QUESTION, 5], {}, "inputs must be of one kind, got a text and 5"),
         ([[5, 10**6]], {}, r"Token ids must be in \[0, 432\) for mini, got 1000000"),
         ([[5, -1]], {}, r"Token ids must be in \[0, 432\) for mini, got -1"),
         ([[]], {}, "A prompt must have at least one token"),
@@ -313,11 +305,7 @@ def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
         ([QUESTION] * 2, {"streamer": Streamer()}, "streamer must be given with a single input"),
         (QUESTION, {"stop_strings": ("",)}, "A stop string must have at least one character"),
         (QUESTION, {"num_rows": 0}, "num_rows must be at least 1, got 0"),
-        (
-            QUESTION,
-            {"steps": 128},
-            r"steps is no option of a decode: .* FixedSchedule\(n\)",
-        ),
+        (QUESTION, {"steps": 128}, r"steps is no option of a decode: .* FixedSchedule\(n\)"),
         (QUESTION, {"remasking": "random"}, r"FixedSchedule\(n, order=\"random\"\) its \"random\""),
         (QUESTION, {"stop": "a", "stop_strings": "b"}, "stop and stop_strings must not both"),
         (QUESTION, {"do_sample": False, "temperature": 0.7}, "contradicts temperature=0.7"),
@@ -339,15 +327,6 @@ def test_what_cannot_be_answered_is_refused_in_one_sentence(
 ) -> None:
     with pytest.raises((ValueError, TypeError), match=sentence):
         generate(MODEL, TOKENIZER, inputs, SAMPLER, **options)
-
-
-def test_ids_that_are_no_integers_and_inputs_of_two_kinds_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"Token ids must be integers, got 1\.5\."):
-        token_ids([1, 1.5], MODEL)
-    with pytest.raises(ValueError, match=r"Token ids must be integers, got '5'\."):
-        token_ids(["5"], MODEL)
-    with pytest.raises(ValueError, match="inputs must be of one kind, got a text and 5"):
-        prompt_ids(TOKENIZER, [QUESTION, 5])
 
 
 def test_a_prompt_longer_than_the_model_s_maximum_is_refused(
@@ -403,8 +382,8 @@ def test_a_batch_of_a_tokenizer_is_taken_as_keywords() -> None:
 
 
 def test_options_of_transformers_are_taken_where_they_mean_the_same() -> None:
-    options: Any = {"gen_length": 32}
-    plain = generate(MODEL, TOKENIZER, OTHER, **options)
+    options: Any = {"max_new_tokens": 32}
+    plain = generate(MODEL, TOKENIZER, OTHER, gen_length=32)
     assert generate(MODEL, TOKENIZER, OTHER, do_sample=False, **options).texts == plain.texts
     drawn = generate(MODEL, TOKENIZER, OTHER, temperature=1.0, seed=3, **options)
     same = generate(MODEL, TOKENIZER, OTHER, do_sample=True, seed=3, **options)
@@ -487,9 +466,10 @@ def test_one_space_before_a_blank_is_part_of_it() -> None:
     assert many == [*ids_of("a"), *[MODEL.mask_id] * 2, *ids_of(" .")]
 
 
-def test_unknown_words_of_a_template_are_named() -> None:
-    with pytest.warns(UserWarning, match=r"not known to the tokenizer: zorblax\. "):
-        generate(MODEL, TOKENIZER, OTHER, templates="emma zorblax [MASK] apples")
+def test_unknown_words_of_a_decode_are_named() -> None:
+    for inputs, options in ((chat(f"zorblax {OTHER}"), OPTIONS), (OTHER, BLANK_AFTER_ZORBLAX)):
+        with pytest.warns(UserWarning, match=r"not known to the tokenizer: zorblax\. "):
+            generate(MODEL, TOKENIZER, inputs, **options)
 
 
 def test_an_output_is_saved_and_becomes_a_frame(tmp_path: Path) -> None:

@@ -13,16 +13,12 @@ ENTRY_POINTS = (
     *(
         pytest.param([*words, "--help"], marks=pytest.mark.slow)
         for words in (
-            ["-m", "eval"],
-            ["-m", "benchmarks"],
-            ["-m", "benchmarks.calibration"],
-            ["-m", "benchmarks.many"],
-            ["examples/llada_gsm8k.py"],
-            ["examples/my_sampler.py"],
+            ["-m", "eval"], ["-m", "benchmarks"], ["-m", "benchmarks.calibration"],
+            ["-m", "benchmarks.many"], ["examples/llada_gsm8k.py"], ["examples/my_sampler.py"],
             ["examples/speculative.py"],
         )
     ),
-)
+)  # fmt: skip
 # Put on the path of the child as sitecustomize: reports the setting when torch starts to load.
 SPY = """
 import os, sys

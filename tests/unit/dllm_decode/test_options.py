@@ -1,4 +1,4 @@
-"""The one box of options."""
+"""The one box of options; a mistake is told in one sentence that names the rule."""
 
 import math
 import re
@@ -6,19 +6,29 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_type_hints
 
+import jaxtyping
 import pytest
 import torch
+from tiny_models import tiny
+from toys import HashModel
 
-from dllm_decode import DecodeConfig, decode, decode_many
-from dllm_decode.options import (
-    DecodeOptions,
-    require_bool,
-    require_ids,
-    require_integer,
-    require_number,
+from dllm_decode import (
+    DecodeConfig,
+    DualCache,
+    NoCache,
+    NoVerifier,
+    SuffixWindow,
+    decode,
+    decode_many,
+    load_model,
 )
-from samplers import FixedSchedule, parse
-from tests.toys import HashModel
+from dllm_decode.compatibility import require_plugins
+from dllm_decode.models.base import ForwardInputs
+from dllm_decode.models.loading.find import find_model
+from dllm_decode.options import DecodeOptions, require_number
+from dllm_decode.other_names import by_our_names
+from dllm_decode.prompts import token_lists
+from samplers import ConfidenceThreshold, FixedSchedule, parse
 
 
 @pytest.mark.parametrize(
@@ -36,35 +46,25 @@ from tests.toys import HashModel
         ({"top_k": 2**31}, "top_k must be between 0 and 2147483647, got 2147483648"),
         ({"cfg_scale": -0.5}, "cfg_scale must be at least 0, got -0.5"),
         ({"seed": 2**63}, "seed must be between"),
+        ({"gen_length": 8.0}, "gen_length must be an integer, got 8.0"),
+        ({"gen_length": True}, "gen_length must be an integer, got True"),
+        ({"temperature": "hot"}, "temperature must be a finite number, got 'hot'"),
+        ({"temperature": True}, "temperature must be a finite number, got True"),
+        ({"banned_ids": [1]}, "banned_ids must be a tuple of token ids, got"),
+        ({"banned_ids": (1.5,)}, "banned_ids must be a tuple of token ids, got 1.5"),
+        ({"stop_at_eos": 1}, "stop_at_eos must be True or False, got 1"),
     ],
 )
-def test_every_field_is_checked_at_construction(options: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        DecodeConfig(**options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=sentence):
-        decode(HashModel(), [[1]], FixedSchedule(4), **options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=sentence):
-        decode_many(HashModel(), [[1]], FixedSchedule(4), **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("check", "value", "sentence"),
-    [
-        (lambda value: require_integer("gen_length", value, least=1), 8.0, "an integer, got 8.0"),
-        (lambda value: require_integer("gen_length", value, least=1), True, "an integer, got True"),
-        (lambda value: require_number("temperature", value), "hot", "a finite number, got 'hot'"),
-        (lambda value: require_number("temperature", value), True, "a finite number, got True"),
-        (lambda value: require_ids("banned_ids", value), [1], "a tuple of token ids, got"),
-        (lambda value: require_ids("banned_ids", value), (1.5,), "a tuple of token ids, got 1.5"),
-        (lambda value: require_bool("stop_at_eos", value), 1, "True or False, got 1"),
-    ],
-)
-def test_wrong_types_are_refused(
-    check: Callable[[object], None], value: object, sentence: str
+def test_every_field_is_checked_at_construction(
+    options: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tests' own type checker would be first if these went through `DecodeConfig`."""
-    with pytest.raises(ValueError, match=f"must be {sentence}"):
-        check(value)
+    # The checks of types would refuse some of these first.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match=sentence):
+        DecodeConfig(**options)
+    for run in (decode, decode_many):
+        with pytest.raises(ValueError, match=sentence):
+            run(HashModel(), [[1]], FixedSchedule(4), **options)
 
 
 def test_the_block_length_is_the_model_s_own_or_32_and_never_beyond_the_answer() -> None:
@@ -145,3 +145,89 @@ def test_top_k_beyond_the_vocabulary_leaves_every_token_in() -> None:
     for top_k in (model.vocab_size, 2**31 - 1):
         found = decode(model, [[1, 4]], FixedSchedule(4), top_k=top_k, **options)  # type: ignore[arg-type]
         assert torch.equal(found.tokens, all_tokens)
+
+
+MODEL, SAMPLER = tiny("llada"), ConfidenceThreshold()
+CONFIG = DecodeConfig(temperature=0.7)
+read_lists: Any = token_lists
+find: Any = find_model
+named: Any = by_our_names
+many: Any = decode_many
+A_SINGLE_ONE = r"A single prompt is a batch of one: \[prompt\]"
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: read_lists([5, 6]), rf"^prompts must be .*got 5 in row 0\. {A_SINGLE_ONE}\.$"),
+    (lambda: read_lists(["hello"]), r"^prompts must .*got 'hello' in row 0\. `generate` takes tex"),
+    (lambda: read_lists("hello"), r"^prompts must be .*got 'hello'\. `generate` takes texts\.$"),
+    # Once it was said that an int is not iterable.
+    (lambda: many(MODEL, [5, 6], SAMPLER), A_SINGLE_ONE),
+    # Once 2.5 rows were three, or an error of torch.
+    (lambda: many(MODEL, [[3]], SAMPLER, num_rows=2.5), r"num_rows must be an integer, got 2\.5"),
+    # Once a decode ran with every token banned.
+    (lambda: decode(MODEL, [[3, 4]], SAMPLER, banned_ids=tuple(range(MODEL.vocab_size))),
+     "banned_ids must leave a token"),
+    (lambda: named([[3]], (), CONFIG, {"temperature": "1"}), "must be a finite number, got '1'"),
+    (lambda: named([[3]], 5, CONFIG, {}), "stop_strings must be a text or texts, got 5"),
+    *((lambda source=source: find(source), rf"^A model is a folder, .* got {source!r}, which")
+      for source in (None, 3, "")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "sentence"), REFUSED)
+def test_a_mistake_is_refused_with_the_remedy(
+    call: Callable[[], Any], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The checks of types would refuse some of these first.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+        call()
+
+
+def test_what_stands_in_place_of_a_plug_in_is_told_how_to_become_one() -> None:
+    model, cache, sampler = HashModel(), NoCache(), ConfidenceThreshold(0.9)
+    for place, text, hint in (
+        (0, load_model("mini"), "model, tokenizer = load_model"),
+        (1, "ConfidenceThreshold(0.9)", "not its text; samplers.parse reads text"),
+        (2, "DualCache()", "Pass the object, not its text"),
+        (4, "MultiBlock()", "not its text; dllm_decode.blocks.parse reads text"),
+    ):
+        parts: list[Any] = [model, sampler, cache, NoVerifier()]
+        parts[place : place + 1] = [text]
+        with pytest.raises(ValueError, match=hint) as refused:
+            require_plugins(*parts)
+        assert len(str(refused.value)) < 300
+
+
+def test_guidance_keeps_a_logit_of_minus_infinity() -> None:
+    """Once the difference of two such logits was NaN, for which the model was blamed."""
+
+    class NoNines(HashModel):
+        def predict(self, inputs: ForwardInputs) -> torch.Tensor:
+            logits = super().predict(inputs)
+            logits[..., 9] = -torch.inf
+            return logits
+
+    out = decode(NoNines(), [[3, 4]], ConfidenceThreshold(0.9), gen_length=8, cfg_scale=0.5)
+    assert not (out.tokens == 9).any()
+
+
+def test_a_window_needs_the_facts_of_its_inner_policy() -> None:
+    inner = DualCache(entry="official")
+    assert inner.needs
+    assert SuffixWindow(inner).needs == inner.needs
+
+
+def test_a_mask_in_two_places_is_refused() -> None:
+    """Once the argument was ignored."""
+    batch: dict[str, Any] = {"input_ids": [[3, 4]], "attention_mask": [[1, 1]]}
+    mask = torch.tensor([[0, 1]])
+    with pytest.raises(ValueError, match="attention_mask must be given once"):
+        decode(MODEL, batch, SAMPLER, attention_mask=mask, gen_length=4)
+    alone = decode(MODEL, [[4]], SAMPLER, gen_length=4)
+    batch["attention_mask"] = None
+    out = decode(MODEL, batch, SAMPLER, attention_mask=mask, gen_length=4)
+    assert torch.equal(out.tokens, alone.tokens)
+
+
+def test_do_sample_keeps_the_temperature_of_the_config() -> None:
+    """Once the temperature was 1, whatever the config said."""
+    assert by_our_names([[3]], (), CONFIG, {"do_sample": True})[2]["temperature"] == 0.7

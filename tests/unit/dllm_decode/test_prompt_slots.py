@@ -35,14 +35,21 @@ def outputs(decoder: Any, requests: Sequence[Request], num_rows: int) -> list[De
     return [one.output for one in found]
 
 
-def saved_columns(decoder: Any, *nums_rows: int, temperature: float = 0.0) -> Iterator[list[int]]:
-    """Checks that answers are those of each request alone; yields the columns that are saved."""
-    requests = [
+def several(decoder: Any) -> list[Request]:
+    """Returns requests that differ in all options of a row."""
+    return [
         decoder.request(
             prompt, n, gen_length=8 + 4 * (n % 4), temperature=1.3 * (n % 2), seed=n % 3
         )
         for n, prompt in enumerate(PROMPTS)
     ]
+
+
+def saved_columns(
+    decoder: Any, *nums_rows: int, requests: Sequence[Request] = ()
+) -> Iterator[list[int]]:
+    """Checks that answers are those of each request alone; yields the columns that are saved."""
+    requests = requests or several(decoder)
     alone = [outputs(decoder, [request], 1)[0] for request in requests]
     for num_rows in nums_rows:
         pairs = list(zip(alone, outputs(decoder, requests, num_rows), strict=True))
@@ -90,12 +97,7 @@ def test_plug_ins_go_with_it(options: dict[str, Any], is_saved: bool) -> None:
 
 def test_a_prompt_that_sees_its_answer_is_not_shared() -> None:
     config = DecodeConfig(gen_length=20, block_length=4)
-    decoder = new_decoder(
-        tiny(BIDIRECTIONAL),
-        FixedSchedule(2),
-        cache=FreeCache(),
-        config=config,
-    )
+    decoder = new_decoder(tiny(BIDIRECTIONAL), FixedSchedule(2), cache=FreeCache(), config=config)
     assert list(saved_columns(decoder, 8)) == [[0] * 8]
 
 
@@ -104,11 +106,7 @@ def test_prompts_of_a_uniform_state_model_are_computed_once() -> None:
     rule = AcceptAndRenoise(num_steps=4, confidence_threshold=0.05)
     decoder = new_decoder(tiny_gemma(), rule, cache=FreeCache(), config=config)
     requests = [decoder.request(prompt, n) for n, prompt in enumerate((ONE, ONE, OTHER, ONE))]
-    together = outputs(decoder, requests, 4)
-    alone = [outputs(decoder, [request], 1)[0] for request in requests]
-    pairs = list(zip(alone, together, strict=True))
-    assert all(torch.equal(one.tokens, other.tokens) for one, other in pairs)
-    saved = [int(one.query_positions) - int(other.query_positions) for one, other in pairs]
+    (saved,) = saved_columns(decoder, 4, requests=requests)
     assert saved == [0, len(ONE), 0, len(ONE)]
 
 

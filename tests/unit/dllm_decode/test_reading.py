@@ -19,13 +19,10 @@ ANSWER = "emma now has 12 + 30 = [41|42] . after giving some away emma has 42 - 
 # Not independent: the last symbol depends on both others.
 JOINT = Joint(
     {
-        (0, 1, 2): Fraction(3, 10),
-        (0, 1, 0): Fraction(1, 10),
-        (0, 2, 1): Fraction(1, 10),
-        (1, 0, 2): Fraction(1, 5),
-        (2, 2, 2): Fraction(3, 10),
+        (0, 1, 2): Fraction(3, 10), (0, 1, 0): Fraction(1, 10), (0, 2, 1): Fraction(1, 10),
+        (1, 0, 2): Fraction(1, 5), (2, 2, 2): Fraction(3, 10),
     }
-)
+)  # fmt: skip
 
 
 class Symbols:

@@ -25,7 +25,6 @@ from dllm_decode import (
     Trace,
     decode,
     decode_many,
-    draft_observer,
     generate,
     load_model,
     read,
@@ -152,12 +151,10 @@ def test_a_folder_is_loaded_in_any_dtype_with_one_fingerprint(tmp_path: Path) ->
 def test_rows_that_differ_twice_are_refused_by_the_model() -> None:
     cache = tiny_gemma().new_kv_cache(2, 24)
     inputs = ForwardInputs(
-        tokens=torch.full((2, 20), 5),
-        positions=torch.arange(20) + torch.tensor([[2], [3]]),
-        wanted=torch.arange(16) + torch.tensor([[2], [1]]),
-        kv_cache=cache,
+        tokens=torch.full((2, 20), 5), positions=torch.arange(20) + torch.tensor([[2], [3]]),
+        wanted=torch.arange(16) + torch.tensor([[2], [1]]), kv_cache=cache,
         slots=torch.arange(20) + torch.tensor([[2], [3]]),
-    )
+    )  # fmt: skip
     with pytest.raises(ValueError, match="must not differ both"):
         tiny_gemma().predict(inputs)
 
@@ -231,9 +228,3 @@ def test_a_server_streams_the_canvas(tmp_path: Path) -> None:
     assert (refused.status_code, unread.status_code) == (400, 400)
     assert "reads no choices" in unread.json()["error"]["message"]
     assert "Use 48." in refused.json()["error"]["message"]
-
-
-def test_drafts_of_a_finished_row_end_the_stream() -> None:
-    streamer = Streamer()
-    run([PROMPTS[0]], observers=[draft_observer(streamer)])
-    assert streamer.ended == 1
