@@ -51,11 +51,9 @@ def test_one_forward_over_all_blocks_equals_a_forward_for_each(
             with torch.no_grad():
                 expected = model.transformer(canvas[None], columns, attend=attend)
             torch.testing.assert_close(
-                together[row, position - length],
-                expected[0, position - model.logit_shift],
-                atol=1e-5,
-                rtol=1e-4,
-            )
+                together[row, position - length], expected[0, position - model.logit_shift],
+                atol=1e-5, rtol=1e-4,
+            )  # fmt: skip
 
 
 def test_every_block_has_masks_and_some_have_more_than_one() -> None:

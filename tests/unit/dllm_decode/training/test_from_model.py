@@ -25,20 +25,19 @@ def begun(folder: Path, num_layers: int) -> MaskedTransformer:
     return model
 
 
-def test_it_begins_as_the_causal_model_where_only_earlier_columns_are_seen(
-    tmp_path: Path,
-) -> None:
+def assert_causally_the_same(model: MaskedTransformer, length: int) -> None:
+    """Compares logits with the causal model's, where only earlier columns are seen."""
     causal = AutoModelForCausalLM.from_pretrained(CAUSAL, dtype=torch.float32)
-    model = begun(tmp_path, causal.config.num_hidden_layers + 2)
-    tokens = torch.randint(3, causal.config.vocab_size, (2, 20))
+    tokens = torch.randint(3, causal.config.vocab_size, (2, length))
+    earlier = torch.ones(length, length, dtype=torch.bool).tril().expand(2, -1, -1)
     with torch.inference_mode():
-        expected = causal(tokens).logits
-        hidden = model.transformer(
-            tokens,
-            torch.arange(20).expand(2, -1),
-            attend=torch.ones(20, 20, dtype=torch.bool).tril().expand(2, -1, -1),
-        )
-        torch.testing.assert_close(model.transformer.head(hidden), expected)
+        ours = model.transformer.head(model.transformer(tokens, attend=earlier))
+        torch.testing.assert_close(ours, causal(tokens).logits, atol=1e-4, rtol=0)
+
+
+def test_it_begins_as_the_causal_model_where_only_earlier_columns_are_seen(tmp_path: Path) -> None:
+    model = begun(tmp_path, 6)
+    assert_causally_the_same(model, 20)
     assert (model.logit_shift, model.causal_block_length) == (1, 8)
     out = decode(model, [[5, 6]], ConfidenceThreshold(), gen_length=8, block_length=8)
     assert len(out.answers()) == 1
@@ -70,14 +69,9 @@ def test_it_has_no_fewer_layers_than_its_source(tmp_path: Path) -> None:
 def test_a_masked_model_answers_as_the_causal_one_where_it_sees_earlier_columns(
     num_layers: int,
 ) -> None:
-    causal = AutoModelForCausalLM.from_pretrained(CAUSAL, dtype=torch.float32)
     model = masked(num_layers)
     start_from(model, AutoTokenizer.from_pretrained(CAUSAL), CAUSAL)
-    tokens = torch.randint(3, causal.config.vocab_size, (2, 9))
-    earlier = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, -1, -1)
-    with torch.inference_mode():
-        ours = model.transformer.head(model.transformer(tokens, attend=earlier))
-        torch.testing.assert_close(ours, causal(tokens).logits, atol=1e-4, rtol=0)
+    assert_causally_the_same(model, 9)
 
 
 def masked(num_layers: int) -> MaskedTransformer:

@@ -159,11 +159,8 @@ def test_muon_gets_the_matrices_of_the_layers_and_nothing_else() -> None:
     matrices = {names[id(w)] for group in muon.param_groups for w in group["params"]}
     others = {names[id(w)] for group in adam.param_groups for w in group["params"]}
     assert {name.split(".", 3)[-1] for name in matrices} == {
-        "attention.qkv.weight",
-        "attention.output.weight",
-        "mlp.gate_up.weight",
-        "mlp.down.weight",
-    }
+        "attention.qkv.weight", "attention.output.weight", "mlp.gate_up.weight", "mlp.down.weight",
+    }  # fmt: skip
     assert matrices | others == set(names.values())
     assert "transformer.lm_head.weight" in others
     assert {group["num_parts"] for group in muon.param_groups} == {1, 2, 3}
@@ -190,23 +187,13 @@ def test_examples_that_do_not_fit_are_refused() -> None:
         KIND.pairs("0", 5)
 
 
-def test_the_loss_sees_the_end_of_sequence_tail() -> None:
+def test_the_loss_sees_the_end_of_sequence_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A visible tail would tell the model how long the answer is, which decoding never does."""
+    monkeypatch.setattr(MaskSampler, "draw", lambda _, answers, *given: answers >= 0)
     model = tiny_model()
-    objective = MaskedDiffusion(model, MaskSampler(block_share=0.0))
-    batch = batch_of(KIND, 8)
-    seen = []
-
-    class Spy(MaskSampler):
-        def draw(self, answers, eos_id, generator):  # type: ignore[no-untyped-def]  # a probe
-            seen.append(torch.ones_like(answers, dtype=torch.bool))
-            return seen[-1]
-
     model.transformer.lm_head.weight.data.zero_()
     model.transformer.norm.weight.data.fill_(1.0)
-    objective = MaskedDiffusion(model, Spy())
-    loss = objective.loss(batch, torch.Generator())
-    assert seen[0].shape == (8, 8)
+    loss = MaskedDiffusion(model, MaskSampler()).loss(batch_of(KIND, 8), torch.Generator())
     assert loss.item() == pytest.approx(torch.tensor(VOCAB).log().item())
     # Only a head that says EOS everywhere: the loss is that of the tail's share.
     loss.backward()
@@ -215,7 +202,7 @@ def test_the_loss_sees_the_end_of_sequence_tail() -> None:
     assert gradient[EOS].abs().sum() > gradient[2:].abs().sum(-1).max()
 
 
-def test_the_objective_predicts_what_decoding_is_shown() -> None:
+def test_the_objective_predicts_what_decoding_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding, positions and attention are those of `decode`, so the logits are the same."""
     model = tiny_model()
     for part in model.transformer.parts().values():
@@ -226,15 +213,14 @@ def test_the_objective_predicts_what_decoding_is_shown() -> None:
     open_answers = torch.full_like(answers, MASK)
     trained = MaskedDiffusion(model, MaskSampler()).logits(batch, open_answers)
 
-    shown = []
+    shown: list[torch.Tensor] = []
     predict = model.predict
 
     def record(inputs: ForwardInputs) -> torch.Tensor:
-        logits = predict(inputs)
-        shown.append(logits.clone())
-        return logits
+        shown.append(predict(inputs))
+        return shown[-1].clone()
 
-    model.predict = record  # type: ignore[method-assign]  # a probe
+    monkeypatch.setattr(model, "predict", record)
     prompts = [
         row[pads : batch.start]
         for row, pads in zip(batch.tokens.tolist(), batch.pads.tolist(), strict=True)
@@ -259,13 +245,9 @@ def test_the_causal_loss_covers_the_answer_and_one_eos() -> None:
 
 def test_the_causal_loss_is_that_of_transformers() -> None:
     config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        pad_token_id=None,
-    )
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, pad_token_id=None,
+    )  # fmt: skip
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).eval()
     batch = batch_of(KIND, 8)
@@ -283,14 +265,10 @@ def short_run(
     model = tiny_model(**sizes)
     optimisers = make_optimisers(model, matrix_lr=0.02, other_lr=0.003)
     progress = train(
-        MaskedDiffusion(model, MaskSampler()),
-        others(model) if others else optimisers,
-        KindRows([KIND], eos_id=EOS),
-        Settings(num_samples=16, folder=folder),
-        accelerator=Accelerator(cpu=True),
-        evaluate=lambda _: {"loss": 1.0},
-        measures=measures,
-    )
+        MaskedDiffusion(model, MaskSampler()), others(model) if others else optimisers,
+        KindRows([KIND], eos_id=EOS), Settings(num_samples=16, folder=folder),
+        accelerator=Accelerator(cpu=True), evaluate=lambda _: {"loss": 1.0}, measures=measures,
+    )  # fmt: skip
     return model, progress
 
 
@@ -394,14 +372,11 @@ def test_training_learns_and_the_written_model_decodes_alike(tmp_path: Path) -> 
     before = objective.loss(batch, torch.Generator().manual_seed(0)).item()
     reports: list[Report] = []
     train(
-        objective,
-        make_optimisers(model, matrix_lr=0.02, other_lr=0.003),
+        objective, make_optimisers(model, matrix_lr=0.02, other_lr=0.003),
         KindRows([KIND], eos_id=EOS),
         Settings(num_samples=16 * 60, folder=tmp_path / "checkpoints"),
-        accelerator=Accelerator(cpu=True),
-        evaluate=lambda _: {},
-        observe=reports.append,
-    )
+        accelerator=Accelerator(cpu=True), evaluate=lambda _: {}, observe=reports.append,
+    )  # fmt: skip
     after = objective.loss(batch, torch.Generator().manual_seed(0)).item()
     assert after < 0.6 * before
     model.eval()
