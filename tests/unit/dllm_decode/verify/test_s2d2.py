@@ -4,34 +4,27 @@ from typing import Any
 
 import pytest
 import torch
-from fuzzed_cases import MASK, VOCAB_SIZE, model_of
+from fuzzed_cases import model_of
 from jaxtyping import Float
+from plugins_under_test import view_with
 from torch import Tensor
 from toys import HashModel
 
 from dllm_decode import (
     S2D2,
     UCB,
-    CachePolicy,
     DualCache,
     FreeCache,
     MinimumSpan,
     MultiBlock,
     NoCache,
-    NoVerifier,
     PrefixCache,
     ScoreThreshold,
-    State,
     StepEvent,
     decode,
-    decode_many,
 )
-from dllm_decode.core.passes import Branches, Pass
-from dllm_decode.decoder import Decoder
-from dllm_decode.forward import forward
 from dllm_decode.models.base import ForwardInputs, MaskPredictor
 from dllm_decode.verify import Router
-from dllm_decode.verify.s2d2 import s2d2
 from dllm_decode.verify.s2d2.routing import Rewards
 from samplers import ConfidenceThreshold, JointThreshold, View
 from samplers.base import Decision
@@ -60,37 +53,6 @@ def read_alone(model: MaskPredictor, tokens: list[int], start: int) -> Float[Ten
     return found[0, 0]
 
 
-@pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache(), FreeCache()], ids=repr)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_verification_reads_each_position_as_the_model_does_from_left_to_right(
-    family: str, cache: CachePolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, checked = model_of(family, 0, 2.0, 4, ()), 0
-    read = s2d2._left_to_right
-
-    def compared(
-        decoder: Decoder, state: State, window: Any, drafted: Any, places: Tensor
-    ) -> tuple[State, Tensor]:
-        nonlocal checked
-        state, logits = read(decoder, state, window, drafted, places)
-        for n, row in enumerate(drafted.rows):
-            start = state.rows[row].opening.block[0]
-            for place, found in zip(places[n].tolist(), logits[n], strict=True):
-                tokens = drafted.tokens[row, : start + place].tolist()
-                expected = read_alone(model, tokens, start)
-                finite = found.isfinite()
-                torch.testing.assert_close(found[finite], expected[finite], rtol=1e-9, atol=1e-9)
-                checked += 1
-        return state, logits
-
-    monkeypatch.setattr(s2d2, "_left_to_right", compared)
-    decode(
-        model, PROMPTS, ConfidenceThreshold(0.5), cache=cache, verifier=S2D2(MinimumSpan(2)),
-        gen_length=10, stop_at_eos=False,
-    )  # fmt: skip
-    assert checked > 20
-
-
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("attend", ["blocks", "causal"])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -108,42 +70,6 @@ def test_every_exact_cache_gives_the_tokens_of_no_cache(family: str, attend: Any
         assert all(torch.equal(outs[0].tokens, out.tokens) for out in outs)
         assert outs[0].accepted.sum() > 0
         assert outs[0].drafted.sum() > outs[0].accepted.sum()
-
-
-def chi_square(pairs: list[tuple[int, ...]], law: Tensor) -> tuple[float, int]:
-    """Returns the statistic over all pairs that are expected 5 times or more, and its degrees."""
-    expected = law.flatten() * len(pairs)
-    index = torch.tensor(pairs)
-    counts = torch.bincount(index[:, 0] * VOCAB_SIZE + index[:, 1], minlength=len(expected))
-    often = expected >= 5
-    terms = (counts - expected)[often] ** 2 / expected[often]
-    return float(terms.sum()), int(often.sum()) - 1
-
-
-@pytest.mark.parametrize("family", ["sdar", pytest.param("fast_dllm_v2", marks=pytest.mark.slow)])
-def test_a_verified_run_follows_the_law_of_the_left_to_right_mode(family: str) -> None:
-    model, prompt, number = model_of(family, 0, 1.0, 2, ()), [1, 2, 3, 4], 4000
-
-    def law_after(tokens: list[int]) -> Tensor:
-        logits = read_alone(model, tokens, len(prompt)).clone()
-        logits[[MASK, *model.banned_ids]] = -torch.inf
-        return logits.softmax(-1)
-
-    law = law_after(prompt)[:, None] * torch.stack(
-        [law_after([*prompt, token]) for token in range(VOCAB_SIZE)]
-    )
-    found = {}
-    for verifier in (S2D2(MinimumSpan(1)), NoVerifier()):
-        out = decode(
-            model, [prompt] * number, ConfidenceThreshold(0.0), verifier=verifier, gen_length=2,
-            temperature=1.0, stop_at_eos=False,
-        )  # fmt: skip
-        found[type(verifier)] = chi_square([tuple(row) for row in out.tokens.tolist()], law)
-    statistic, degrees = found[S2D2]
-    assert degrees > 20
-    assert statistic < degrees + 5 * (2 * degrees) ** 0.5
-    statistic, degrees = found[NoVerifier]
-    assert statistic > degrees + 50 * (2 * degrees) ** 0.5
 
 
 def test_costs_count_the_forwards_of_verification() -> None:
@@ -167,20 +93,17 @@ def test_costs_count_the_forwards_of_verification() -> None:
 
 
 def test_hysteresis_goes_on_until_the_lower_score_and_begins_anew_with_a_row() -> None:
-    class Seen:
-        eligible = masked = span = torch.ones(3, 2, dtype=torch.bool)
-        vocab_size, dtype = 4, torch.float64
-        entropy = torch.tensor([[0.0, 0.0], [9.0, 9.0], [0.0, 0.0]], dtype=torch.float64)
-
-    view: Any = Seen()
+    # Rows of certain tokens, of any token, and of certain tokens.
+    certain = torch.tensor([[0.0, -torch.inf, -torch.inf, -torch.inf]]).double().expand(2, -1)
+    view = view_with(torch.stack([certain, torch.zeros(2, 4).double(), certain]))
     verified = torch.tensor([False, True, True])
     router = ScoreThreshold(1.0, -1.5)
-    chosen, state = router.verifies(view, view.span, verified)
+    chosen, state = router.verifies(view, view.masked, verified)
     assert chosen.tolist() == state.tolist() == [False, True, True]
-    chosen, _ = ScoreThreshold(0.9, -0.5).verifies(view, view.span, verified)
+    chosen, _ = ScoreThreshold(0.9, -0.4).verifies(view, view.masked, verified)
     assert chosen.tolist() == [True, False, True]
     # A full block has nothing to verify.
-    assert not router.verifies(view, ~view.span, verified)[0].any()
+    assert not router.verifies(view, ~view.masked, verified)[0].any()
 
 
 class PlainBandit:
@@ -261,16 +184,6 @@ def test_a_bandit_decides_and_learns_as_its_rule_says(family: str, router: UCB) 
     assert 0.1 < sum(choices) / len(choices) < 0.9
 
 
-def test_a_bandit_begins_anew_with_each_row_whenever_the_row_joins() -> None:
-    model, prompts = model_of("sdar", 0, 2.0, 4, ()), [*PROMPTS, *PROMPTS[::-1]]
-    options: Any = {"gen_length": 24, "temperature": 0.8, "verifier": S2D2(UCB())}
-    together = decode(model, prompts, ConfidenceThreshold(0.4), **options)
-    joined = decode_many(model, prompts, ConfidenceThreshold(0.4), num_rows=2, **options)
-    for row, out in enumerate(joined):
-        assert torch.equal(out.tokens[0], together.tokens[row])
-        assert out.nfe.item() == together.nfe[row].item()
-
-
 def test_wrong_use_is_refused_by_name() -> None:
     options: Any = {"verifier": S2D2(), "gen_length": 8, "block_length": 4}
     bidirectional = HashModel()
@@ -299,23 +212,6 @@ def test_a_sampler_that_breaks_its_contract_is_named_not_the_verifier() -> None:
         decode(
             model, PROMPTS, Overwrites(), verifier=S2D2(MinimumSpan(1)), gen_length=8,
             block_length=4,
-        )  # fmt: skip
-
-
-def test_causal_drafts_must_be_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = forward
-
-    def as_rows(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Tensor]:
-        assert isinstance(spec.branches, Branches)
-        return read(
-            decoder, state, spec._replace(branches=spec.branches._replace(in_columns=False))
-        )
-
-    monkeypatch.setattr(s2d2, "forward", as_rows)
-    with pytest.raises(RuntimeError, match="causal_from of Branches must be None"):
-        decode(
-            model_of("sdar", 0, 2.0, 4, ()), [[1]], ConfidenceThreshold(),
-            verifier=S2D2(MinimumSpan(1)), gen_length=8,
         )  # fmt: skip
 
 

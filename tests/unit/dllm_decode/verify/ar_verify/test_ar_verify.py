@@ -1,26 +1,13 @@
 import itertools
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from toys import HashModel, Knowing, answers_of, logits_of, misfit, tiny_llama, tiny_target
 
-from dllm_decode import (
-    ARVerify,
-    Draft,
-    Drafting,
-    DraftLength,
-    NGram,
-    PathSearch,
-    Sampled,
-    Tree,
-    decode,
-)
-from dllm_decode.models.base import ForwardInputs
-from dllm_decode.verify.drafts import Beginning
+from dllm_decode import ARVerify, Drafting, DraftLength, NGram, PathSearch, Sampled, Tree, decode
 from samplers import FixedSchedule
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
@@ -63,29 +50,6 @@ def law_of(model: Any, prompt: list[int], temperature: float, length: int) -> La
     return law
 
 
-@dataclass(frozen=True)
-class Biased(Drafting):
-    """Searches, and says that it drew: the paper's rule.
-
-    Attributes:
-        says: The whole law that it claims, or the probability of the draft alone.
-    """
-
-    says: Literal["law", "value"]
-
-    @property
-    def is_drawn(self) -> bool:
-        return True
-
-    def draft(self, beginning: Beginning, logits: Tensor, lengths: Tensor) -> Draft:
-        draft = ARGMAX.draft(beginning, logits, lengths)
-        logs = logits.double().log_softmax(-1)
-        if self.says == "value":
-            drafted = torch.nn.functional.one_hot(draft.tokens, logs.shape[-1]).bool()
-            logs = logs.masked_fill(~drafted, -torch.inf)
-        return draft._replace(logs=logs)
-
-
 def ended(law: Law, eos: int) -> Law:
     """Computes the law of answers in which all tokens after an EOS are EOS."""
     ends = Counter[tuple[int, ...]]()
@@ -95,35 +59,26 @@ def ended(law: Law, eos: int) -> Law:
     return ends
 
 
-@pytest.mark.exhaustive(3)
-@pytest.mark.parametrize(
-    ("drafting", "is_biased", "stop_at_eos"),
-    [(ARGMAX, False, True), (PathSearch(1, weight=1.0, num_forwards=2), False, True),
-     (Sampled(), False, True), (Sampled(), False, False), (Tree(5), False, True),
-     (Biased("law"), True, True), (Biased("value"), True, True)],
-    ids=repr,
-)  # fmt: skip
-def test_answers_follow_the_targets_law_and_those_of_the_papers_rule_do_not(
-    drafting: Drafting, is_biased: bool, stop_at_eos: bool
-) -> None:
+@pytest.mark.parametrize("stop_at_eos", [True, False])
+def test_answers_with_drawn_drafts_follow_the_targets_law(stop_at_eos: bool) -> None:
+    """Other drafts leave the target's own sample as it is: property/test_verified_rows.py."""
     target = tiny_target(vocab_size=5, seed=3, scale=2.0)
     target.eos_ids = (3,)
     model = HashModel(vocab_size=5, mask_id=4, eos_ids=(3,), peak=2.0)
-    prompts, lengths = [[1, 2], [0], [2, 2, 1]], DraftLength(2, 2)
+    prompts = [[1, 2], [0], [2, 2, 1]]
     out = decode(
         model, prompts * 1200, SAMPLER, gen_length=3, block_length=3, temperature=1.0,
-        verifier=ARVerify(target, lengths, drafting), stop_at_eos=stop_at_eos,
+        verifier=ARVerify(target, DraftLength(2, 2), Sampled()), stop_at_eos=stop_at_eos,
     )  # fmt: skip
     assert min(out.accepted.bincount(minlength=3).tolist()) > 30
     # An answer as a number: its three tokens are digits in base 4.
-    drawn, failed = out.tokens @ torch.tensor([16, 4, 1]), 0
+    drawn = out.tokens @ torch.tensor([16, 4, 1])
     for row, prompt in enumerate(prompts):
         law = law_of(tiny_llama(5, 3, 2.0), prompt, 1.0, 3)
         law = ended(law, 3) if stop_at_eos else law
         shares = torch.tensor([law[answer] for answer in itertools.product(range(4), repeat=3)])
         # At most 63 degrees of freedom: 112 at the level 0.0001.
-        failed += misfit(drawn[row::3], shares) > 112.0
-    assert failed == (3 if is_biased else 0)
+        assert misfit(drawn[row::3], shares) < 112.0
 
 
 def test_the_papers_draft_length_collapses_and_ours_does_not() -> None:
@@ -209,29 +164,15 @@ def test_given_tokens_must_begin_the_answer() -> None:
             )
 
 
-@dataclass
-class Broken(HashModel):
-    """Has no numbers from its third forward on."""
-
-    num_forwards: int = 0
-
-    def predict(self, inputs: ForwardInputs) -> Tensor:
-        self.num_forwards += 1
-        logits = super().predict(inputs)
-        return logits * torch.nan if self.num_forwards > 2 else logits
-
-
 @pytest.mark.parametrize("drafting", [ARGMAX, PathSearch(), Sampled(), Tree(5)], ids=repr)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_no_numbers_are_reported(drafting: Drafting, temperature: float) -> None:
-    """A target's were written as some token, and a tree of a drafter's ended in a stack trace."""
+    """They were written as some token; the mask predictor's are in test_loop.py."""
     target = tiny_target(seed=1)
     verifier = ARVerify(target, DraftLength(1, 2), drafting)
     options: Any = {
         "gen_length": 12, "block_length": 4, "temperature": temperature, "stop_at_eos": False,
     }  # fmt: skip
-    with pytest.raises(RuntimeError, match=r"hash model must give logits without NaN .* round 3"):
-        decode(Broken(), PROMPTS, SAMPLER, verifier=verifier, **options)
     read = type(target).read
 
     def broken(*args: Any, **kwargs: Any) -> Any:

@@ -2,16 +2,31 @@
 
 import heapq
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from toys import DriftingModel, logits_of, tiny_llama, tiny_target
+from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from dllm_decode import Draft, NGram, Tree
+from dllm_decode import (
+    ARVerify,
+    CausalTarget,
+    Draft,
+    Drafting,
+    DraftLength,
+    NGram,
+    Tree,
+    decode,
+    measure_column_cost,
+)
 from dllm_decode.models.targets.trees import ancestors
-from dllm_decode.verify.acceptance import accept_matching, accept_tree
+from dllm_decode.verify.acceptance import accept_tree
+from dllm_decode.verify.drafts import Beginning
+from samplers import ConfidenceThreshold, FixedSchedule
 
 VECTORS = Path(__file__).parents[5] / "golden" / "data" / "vectors" / "ddtree_vectors.json"
 CASES: list[dict[str, Any]] = json.loads(VECTORS.read_text())["cases"]
@@ -157,50 +172,142 @@ def test_a_proxy_prefers_the_order_that_it_knows() -> None:
     assert pairs(Tree(4, proxy=proxy, proxy_weight=1.0)) == [(0, 1), (2, 3)]
 
 
-def test_ancestors_are_those_found_by_climbing() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for num_nodes in (0, 1, 2, 5, 33):
-        parents = torch.tensor(
-            [[int(torch.randint(-1, i, (1,), generator=generator)) if i else -1
-              for i in range(num_nodes)] for _ in range(3)]
-        ).view(3, num_nodes).long()  # fmt: skip
-        found = ancestors(parents)
-        for row, node in ((row, node) for row in range(3) for node in range(num_nodes)):
-            climbed, here = set(), node
-            while here >= 0:
-                climbed.add(here)
-                here = int(parents[row, here])
-            assert set(found[row, node].nonzero().squeeze(-1).tolist()) == climbed
-    path = ancestors(torch.arange(-1, 5)[None])
-    assert torch.equal(path[0], torch.ones(6, 6).bool().tril())
-    assert torch.equal(ancestors(torch.full((1, 4), -1))[0], torch.eye(4).bool())
+@dataclass(frozen=True)
+class Given(Drafting):
+    """Drafts one tree whatever the mask predictor says."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+
+    def draft(self, beginning: Beginning, logits: Tensor, lengths: Tensor) -> Draft:
+        tokens, parents = torch.tensor([self.tokens]), torch.tensor([self.parents])
+        counts = torch.full_like(lengths, len(self.tokens))
+        return Draft(tokens.expand(len(counts), -1), counts, parents=parents)
 
 
-def test_a_path_is_walked_as_matching_accepts_it() -> None:
-    generator = torch.Generator().manual_seed(1)
-    seen, rows = set(), torch.arange(3)
-    for _ in range(40):
-        tokens = torch.randint(2, (3, 6), generator=generator)
-        written = torch.randint(2, (3, 7), generator=generator)
-        counts = torch.tensor([6, 3, 1])
-        path = accept_matching(Draft(tokens, counts), written)
-        tree = Draft(tokens, counts, parents=torch.arange(-1, 5).expand(3, -1))
-        walked = accept_tree(tree, lambda places, _, w=written: w[rows, places + 1])
-        assert torch.equal(walked.accepted, path.accepted)
-        for row, accepted in enumerate(path.accepted.tolist()):
-            assert torch.equal(walked.tokens[row, : accepted + 1], written[row, : accepted + 1])
-            seen.add((row, accepted))
-    assert len(seen) > 8
+@pytest.mark.parametrize(
+    ("drafting", "num_broken"),
+    [(Given((5, 5, 5, 6), (-1, -1, 1, 1)), 1), (Given((5, 5, 5, 6), (-1, 1, -2, 3)), 3)],
+    ids=repr,
+)
+def test_a_draft_that_is_no_tree_is_refused(drafting: Drafting, num_broken: int) -> None:
+    """A node comes after its parent, and differs from its siblings."""
+    with pytest.raises(RuntimeError, match=f"from its siblings, got {num_broken} that do not"):
+        decode(
+            DriftingModel(), [[1, 2]], FixedSchedule(), gen_length=8, block_length=4,
+            verifier=ARVerify(tiny_target(), drafting=drafting), stop_at_eos=False,
+        )  # fmt: skip
 
 
-def test_a_draft_that_is_no_tree_is_counted() -> None:
-    def broken(tokens: list[int], parents: list[int], count: int) -> int:
-        draft = Draft(
-            torch.tensor([tokens]), torch.tensor([count]), parents=torch.tensor([parents])
+TOKENS = torch.tensor([
+    [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5],
+    [1, 4, 1, 4, 2, 1, 3, 5, 6, 2, 3, 7],
+])  # fmt: skip
+# Three nodes that follow the root, one of them with a path below it; a path; one node.
+PARENTS = torch.tensor([[-1, -1, 0, 2, 0, -1], [-1, 0, 1, 2, -1, -1], [-1, -1, -1, -1, -1, -1]])
+COUNTS = torch.tensor([6, 4, 1])
+
+
+def climb(parents: list[int], node: int) -> list[int]:
+    return [] if node < 0 else [*climb(parents, parents[node]), node]
+
+
+def check_nodes(target: CausalTarget, read: list[list[int]], past: Any, unread: list[int]) -> Any:
+    """Reads a tree behind some text; each node's logits must be those of its path alone."""
+    first = torch.tensor(unread) - 1
+    fed = torch.stack([torch.cat([TOKENS[row, :6]] * 2) for row in range(3)])
+    counts = torch.tensor(unread) + COUNTS
+    reading = target.read(
+        past, fed, counts, num_logits=7, first_logits=first, parents=PARENTS
+    )  # fmt: skip
+    for row in range(3):
+        text = read[row] + fed[row, : unread[row]].tolist()
+        nodes = fed[row, unread[row] :].tolist()
+        for node in range(-1, int(COUNTS[row])):
+            path = [nodes[place] for place in climb(PARENTS[row].tolist(), node)]
+            fresh = logits_of(target.network.model, text + path)[-1]
+            torch.testing.assert_close(reading.logits[row, node + 1], fresh)
+    return reading, fed
+
+
+def tiny_gpt2() -> PreTrainedModel:
+    """Learned positions, and attention of another kind."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=2, eos_token_id=22)
+    model = GPT2LMHeadModel(config).double().eval().requires_grad_(False)
+    model.set_attn_implementation("eager")
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(8.0)
+    return model
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_gpt2], ids=["llama", "gpt2, eager"])
+def test_a_node_is_predicted_as_its_path_alone_and_only_the_accepted_path_is_kept(
+    make: Any,
+) -> None:
+    """At the start and behind a past, rows ragged, accepted paths of different lengths."""
+    target = CausalTarget(make(), name="tiny")
+    read: list[list[int]] = [[], [], []]
+    past, unread = target.start(3), [5, 2, 6]
+    paths = [[0, 2, 3], [0, 1], []]
+    for _ in range(2):
+        reading, fed = check_nodes(target, read, past, unread)
+        kept = [list(range(count)) + [count + node for node in path]
+                for count, path in zip(unread, paths, strict=True)]  # fmt: skip
+        read = [text + fed[row, columns].tolist()
+                for row, (text, columns) in enumerate(zip(read, kept, strict=True))]  # fmt: skip
+        columns = torch.tensor([row + [0] * (9 - len(row)) for row in kept])
+        past = reading.keep(torch.tensor([len(row) for row in kept]), columns)
+        assert past.lengths.tolist() == [len(text) for text in read]
+        assert past.num_slots == max(map(len, read))
+        unread = [1, 3, 1]
+
+
+def test_a_target_that_counts_columns_is_refused() -> None:
+    config = BloomConfig(
+        vocab_size=24, hidden_size=16, n_layer=1, n_head=2, eos_token_id=22, bos_token_id=1
+    )
+    target = CausalTarget(BloomForCausalLM(config).eval(), name="bloom")
+    with pytest.raises(ValueError, match="must take position_ids to read a draft tree, got bloom"):
+        check_nodes(target, [[], [], []], target.start(3), [5, 2, 6])
+
+
+def test_a_target_that_ignores_its_mask_is_refused() -> None:
+    model = tiny_llama(seed=5)
+    target = CausalTarget(model, name="deaf")
+    forward = model.forward
+
+    def deaf(**given: Any) -> Any:
+        return forward(**given | {"attention_mask": None})
+
+    deaf.__signature__ = __import__("inspect").signature(forward)  # type: ignore[attr-defined]
+    try:
+        model.forward = deaf  # type: ignore[method-assign]
+        with pytest.raises(ValueError, match="must heed a mask and positions"):
+            check_nodes(target, [[], [], []], target.start(3), [5, 2, 6])
+    finally:
+        model.forward = forward  # type: ignore[method-assign]
+
+
+def test_what_a_column_costs_is_a_share_of_a_round() -> None:
+    model = DriftingModel()
+    for num_forwards in (1, 4):
+        cost = measure_column_cost(
+            model, tiny_target(), [1, 2, 3], gen_length=8, num_forwards=num_forwards, num_runs=3
         )
-        return int(draft.num_broken())
+        assert 0.0 <= cost < 1.0
+        assert Tree(column_cost=cost).column_cost == cost
 
-    assert broken([5, 5, 5, 6], [-1, 0, 1, 1], 4) == 0
-    assert broken([5, 5, 5, 6], [-1, -1, 1, 1], 4) == 1
-    assert broken([5, 5, 5, 6], [-1, -1, 1, 1], 1) == 0
-    assert broken([5, 5, 5, 6], [-1, 1, -2, 3], 4) == 3
+
+def test_a_tree_keeps_alternatives_to_what_the_sampler_committed() -> None:
+    """Everything is committed after the first look, so the tree must be that of one look."""
+    options: Any = {"gen_length": 12, "block_length": 12, "stop_at_eos": False}
+    outs, sampler = [], ConfidenceThreshold(0.0)
+    for looks in (1, 3):
+        verifier = ARVerify(tiny_target(seed=2), DraftLength(4, 4), Tree(9, num_forwards=looks))
+        outs.append(decode(DriftingModel(), [[1, 2], [5]], sampler, verifier=verifier, **options))
+    for name in ("tokens", "nfe", "target_nfe", "drafted", "accepted"):
+        assert torch.equal(getattr(outs[0], name), getattr(outs[1], name))
+    # Nine nodes, but for the last round or two, where few masks are left.
+    assert (outs[0].drafted > 4 * outs[0].target_nfe).all(), "there were no alternatives"
