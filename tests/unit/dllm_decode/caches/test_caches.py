@@ -13,6 +13,7 @@ from dllm_decode import (
     NoCache,
     PrefixCache,
     SettledCache,
+    SubBlockCache,
     SuffixWindow,
     decode,
 )
@@ -65,6 +66,14 @@ def test_a_settled_beginning_is_frozen_row_by_row() -> None:
         assert numbers is not None
         asked = [query(3, shift=shift, numbers=tuple(own)) for own in numbers.tolist()]
         assert list(map(cache.recompute, asked)) == [columns((first, 20)) for first in firsts]
+
+
+def test_a_sub_block_is_computed_alone_once_its_first_token_is_settled() -> None:
+    cache = SubBlockCache()
+    assert cache.recompute(query(0)) == columns((4, 20))
+    inside = {"last_needed": 8, "opening": Opening(10, 12, (8, 12), (8, 12), (8, 12))}
+    assert cache.recompute(query(1, unsettled=10, **inside)) == columns((8, 20))
+    assert cache.recompute(query(1, unsettled=11, **inside)) == columns((10, 12))
 
 
 def test_a_window_hides_what_is_far_after_the_block_but_not_the_row_s_last_columns() -> None:

@@ -13,11 +13,13 @@ from toys import HashModel
 from dllm_decode import (
     S2D2,
     UCB,
+    CachePolicy,
     DualCache,
     FreeCache,
     MinimumSpan,
     MultiBlock,
     NoCache,
+    NoVerifier,
     PrefixCache,
     ScoreThreshold,
     StepEvent,
@@ -73,19 +75,17 @@ def test_every_exact_cache_gives_the_tokens_of_no_cache(family: str, attend: Any
 
 
 def test_costs_count_the_forwards_of_verification() -> None:
-    model = model_of("sdar", 0, 2.0, 4, ())
-    options: Any = {"cache": FreeCache(), "gen_length": 8, "stop_at_eos": False}
-    never = decode(
-        model, [[1, 2, 3, 4]], ConfidenceThreshold(1.0), verifier=S2D2(MinimumSpan(5)), **options
-    )
-    plain = decode(model, [[1, 2, 3, 4]], ConfidenceThreshold(1.0), **options)
+    never, plain, always = (
+        decode(
+            model_of("sdar", 0, 2.0, 4, ()), [[1, 2, 3, 4]], ConfidenceThreshold(1.0),
+            verifier=verifier, cache=FreeCache(), gen_length=8, stop_at_eos=False,
+        )
+        for verifier in (S2D2(MinimumSpan(5)), NoVerifier(), S2D2(MinimumSpan(1)))
+    )  # fmt: skip
     assert torch.equal(never.tokens, plain.tokens)
     assert never.nfe.tolist() == plain.nfe.tolist() == [8]
     assert never.query_positions.tolist() == plain.query_positions.tolist()
     assert never.drafted.tolist() == [0]
-    always = decode(
-        model, [[1, 2, 3, 4]], ConfidenceThreshold(1.0), verifier=S2D2(MinimumSpan(1)), **options
-    )
     rounds = always.nfe.item() // 2
     assert always.nfe.item() == 2 * rounds == always.forwards
     # The first forward of each block computes the columns before it too; verification two lines.
@@ -216,14 +216,15 @@ def test_a_sampler_that_breaks_its_contract_is_named_not_the_verifier() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache(), FreeCache()], ids=repr)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_log_probability_of_a_verified_token_is_that_of_reading_from_left_to_right(
-    family: str, temperature: float
+    family: str, cache: CachePolicy, temperature: float
 ) -> None:
     model, num_commits = model_of(family, 0, 2.0, 4, ()), 0
     out = decode(
         model, PROMPTS, ConfidenceThreshold(0.5), verifier=S2D2(MinimumSpan(1)), gen_length=12,
-        block_length=4, temperature=temperature, return_logprobs=True,
+        block_length=4, cache=cache, temperature=temperature, return_logprobs=True,
     )  # fmt: skip
     assert out.commits is not None
     for row, prompt in enumerate(PROMPTS):

@@ -3,6 +3,7 @@
 import heapq
 import json
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,11 @@ def paths_of(draft: Draft, row: int = 0) -> list[Path_]:
 
 
 def golden_draft(nodes: list[dict[str, Any]]) -> Draft:
-    return Draft(
-        torch.tensor([[node["token"] for node in nodes]]),
-        torch.tensor([len(nodes)]),
-        parents=torch.tensor([[node["parent"] - 1 for node in nodes]]),
-    )
+    # Nodes that are not counted are arbitrary: here, a child of the root for any token.
+    tokens = [*(node["token"] for node in nodes), *range(64)]
+    parents = [*(node["parent"] - 1 for node in nodes), *[-1] * 64]
+    counts = torch.tensor([len(nodes)])
+    return Draft(torch.tensor([tokens]), counts, parents=torch.tensor([parents]))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case["stable"]], ids=lambda c: c["id"])
@@ -273,21 +274,18 @@ def test_a_target_that_counts_columns_is_refused() -> None:
         check_nodes(target, [[], [], []], target.start(3), [5, 2, 6])
 
 
-def test_a_target_that_ignores_its_mask_is_refused() -> None:
+def test_a_target_that_ignores_its_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama(seed=5)
-    target = CausalTarget(model, name="deaf")
     forward = model.forward
 
+    @wraps(forward)
     def deaf(**given: Any) -> Any:
         return forward(**given | {"attention_mask": None})
 
-    deaf.__signature__ = __import__("inspect").signature(forward)  # type: ignore[attr-defined]
-    try:
-        model.forward = deaf  # type: ignore[method-assign]
-        with pytest.raises(ValueError, match="must heed a mask and positions"):
-            check_nodes(target, [[], [], []], target.start(3), [5, 2, 6])
-    finally:
-        model.forward = forward  # type: ignore[method-assign]
+    monkeypatch.setattr(model, "forward", deaf)
+    target = CausalTarget(model, name="deaf")
+    with pytest.raises(ValueError, match="must heed a mask and positions"):
+        check_nodes(target, [[], [], []], target.start(3), [5, 2, 6])
 
 
 def test_what_a_column_costs_is_a_share_of_a_round() -> None:
