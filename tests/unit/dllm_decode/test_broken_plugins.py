@@ -55,9 +55,6 @@ def run(sampler: Sampler = THRESHOLD, model: Any = None, **options: Any) -> Deco
     return decode(model or HashModel(), PROMPTS, sampler, **options)
 
 
-# Samplers
-
-
 def rule(decide: Callable[[View], Any], **members: Any) -> Any:
     """Returns a sampler without a state."""
     return plugin(Sampler, step=lambda self, view, state: (decide(view), state), **members)
@@ -115,9 +112,6 @@ def test_a_sampler_that_commits_what_it_must_not_is_named(
         run(sampler, templates=[[23, 3]] * 2, verifier=verifier)
 
 
-# Caches
-
-
 def policy(recompute: Any, **members: Any) -> Any:
     return plugin(CachePolicy, recompute=lambda self, query: recompute(query), **members)
 
@@ -169,9 +163,6 @@ def test_columns_that_were_never_computed_are_added() -> None:
     # One block, so that both compute everything once.
     assert torch.equal(alone.tokens, dual.tokens)
     assert torch.equal(alone.query_positions, dual.query_positions)
-
-
-# Block schedules
 
 
 def schedule(opening: Any = None, **members: Any) -> Any:

@@ -212,16 +212,21 @@ def test_a_whole_canvas_streamer_gets_every_step() -> None:
     assert streamer.ended == 1
 
 
-def test_an_output_is_a_sequence_of_answers() -> None:
+def test_an_output_is_a_sequence_of_answers_a_file_and_a_frame(tmp_path: Path) -> None:
     questions = [QUESTION, OTHER, OTHER]
     out = generate(MODEL, TOKENIZER, questions, SAMPLER, **OPTIONS)
     assert len(out) == 3
     assert [answer.text for answer in out] == out.texts
     assert out[1].token_ids == out.decoded.answers()[1]
     assert out[-1].forwards == int(out.decoded.nfe[2])
-    assert json.loads(json.dumps(out.to_dict()))["answers"][0]["text"] == out.texts[0]
     assert len(repr(out)) < 300
     assert out.texts[0][:20] in repr(out)
+    out.save(tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text()) == out.to_dict()
+    assert out.to_dict()["answers"][0]["text"] == out.texts[0]
+    frame = out.to_pandas()
+    assert frame["text"].tolist() == out.texts
+    assert {"finish_reason", "forwards", "token_ids"} < set(frame.columns)
 
 
 def test_a_finish_reason_says_whether_an_answer_had_room() -> None:
@@ -348,27 +353,14 @@ def test_masks_of_lists_say_what_is_padding() -> None:
 
 
 def test_a_stop_string_may_be_a_special_token() -> None:
-    special, word = TOKENIZER.all_special_tokens[0], "34"
-
-    class Marked:
-        """The tokenizer, with a special token in place of one word."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(TOKENIZER, name)
-
-        def __call__(self, text: str, **options: Any) -> Any:
-            return TOKENIZER(text, **options)
-
-        def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-            text = TOKENIZER.decode(token_ids, skip_special_tokens=True)
-            return text.replace(word, "" if skip_special_tokens else special)
-
-    asked = {"chat": "auto", "gen_length": 64}
+    word, tokenizer = "34", deepcopy(TOKENIZER)
+    tokenizer.add_special_tokens({"additional_special_tokens": [word]})
+    assert word not in tokenizer.decode(ids_of(word), skip_special_tokens=True)
     question = "emma has 12 apples . emma finds 30 more apples and then gives 8 apples to ben . "
     question += "how many apples does emma have now ?"
-    whole = generate(MODEL, TOKENIZER, question, SAMPLER, **asked)[0]
+    whole = generate(MODEL, TOKENIZER, question, SAMPLER, gen_length=64)[0]
     assert word in whole.text
-    found = generate(MODEL, Marked(), question, SAMPLER, stop_strings=special, **asked)[0]
+    found = generate(MODEL, tokenizer, question, SAMPLER, gen_length=64, stop_strings=word)[0]
     assert found.text.strip() == whole.text[: whole.text.index(word)].strip()
     assert found.finish_reason == "stop"
 
@@ -470,12 +462,3 @@ def test_unknown_words_of_a_decode_are_named() -> None:
     for inputs, options in ((chat(f"zorblax {OTHER}"), OPTIONS), (OTHER, BLANK_AFTER_ZORBLAX)):
         with pytest.warns(UserWarning, match=r"not known to the tokenizer: zorblax\. "):
             generate(MODEL, TOKENIZER, inputs, **options)
-
-
-def test_an_output_is_saved_and_becomes_a_frame(tmp_path: Path) -> None:
-    out = generate(MODEL, TOKENIZER, [QUESTION, OTHER], gen_length=32)
-    out.save(tmp_path / "out.json")
-    assert json.loads((tmp_path / "out.json").read_text()) == out.to_dict()
-    frame = out.to_pandas()
-    assert frame["text"].tolist() == out.texts
-    assert {"finish_reason", "forwards", "token_ids"} < set(frame.columns)

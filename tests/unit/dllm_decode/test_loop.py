@@ -19,14 +19,12 @@ from dllm_decode import (
     DraftLength,
     DualCache,
     ForwardInputs,
-    NoCache,
     NoVerifier,
     PathSearch,
     RequestQueue,
     Sampled,
     Tree,
     Verifier,
-    compatibility,
     decode,
     decode_many,
     new_decoder,
@@ -79,17 +77,6 @@ def test_a_logit_that_is_no_number_is_an_error_that_names_the_step(
     options: Any = {"gen_length": 8, "stop_at_eos": False, "verifier": verifier}
     with pytest.raises(RuntimeError, match=r"hash model must give logits without NaN or inf.* 2"):
         decode(Broken(peak=1.0, value=value), [[1], [2, 3]], sampler, **options)
-
-
-def test_plug_ins_of_the_wrong_kind_are_refused_in_one_sentence() -> None:
-    right = (HashModel(), FixedSchedule(4), NoCache(), NoVerifier())
-    compatibility.require_plugins(*right)
-    wrong: tuple[object, ...]
-    for place, name in enumerate(("model", "sampler", "cache", "verifier")):
-        for value in (None, "text", [[1, 2]], type(right[place]), right[(place + 1) % 4]):
-            wrong = (*right[:place], value, *right[place + 1 :])
-            with pytest.raises(ValueError, match=rf"^{name} must be .*, got .*\.$"):
-                compatibility.require_plugins(*wrong)
 
 
 def test_rows_that_join_save_forwards_of_the_whole() -> None:
@@ -163,9 +150,6 @@ def test_with_a_reserve_keys_and_values_are_allocated_once(monkeypatch: pytest.M
     assert tokens(reserve=40) == expected
     with pytest.raises(AssertionError, match="were copied"):
         tokens()
-
-
-# Templates
 
 
 PROMPTS = [[1], [2], [3]]

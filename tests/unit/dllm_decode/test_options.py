@@ -182,18 +182,24 @@ def test_a_mistake_is_refused_with_the_remedy(
         call()
 
 
-def test_what_stands_in_place_of_a_plug_in_is_told_how_to_become_one() -> None:
-    model, cache, sampler = HashModel(), NoCache(), ConfidenceThreshold(0.9)
-    for place, text, hint in (
-        (0, load_model("mini"), "model, tokenizer = load_model"),
-        (1, "ConfidenceThreshold(0.9)", "not its text; samplers.parse reads text"),
-        (2, "DualCache()", "Pass the object, not its text"),
-        (4, "MultiBlock()", "not its text; dllm_decode.blocks.parse reads text"),
-    ):
-        parts: list[Any] = [model, sampler, cache, NoVerifier()]
-        parts[place : place + 1] = [text]
-        with pytest.raises(ValueError, match=hint) as refused:
-            require_plugins(*parts)
+def test_what_stands_in_place_of_a_plug_in_is_refused_in_one_sentence() -> None:
+    right: list[Any] = [HashModel(), ConfidenceThreshold(0.9), NoCache(), NoVerifier()]
+    require_plugins(*right)
+    wrong = [
+        (place, rf"^{name} must be .*, got .*\.$", value)
+        for place, name in enumerate(("model", "sampler", "cache", "verifier"))
+        for value in (None, "text", [[1, 2]], type(right[place]), right[(place + 1) % 4])
+    ]
+    # It is told how to become one.
+    wrong += [
+        (0, "model, tokenizer = load_model", load_model("mini")),
+        (1, "not its text; samplers.parse reads text", "ConfidenceThreshold(0.9)"),
+        (2, "Pass the object, not its text", "DualCache()"),
+        (4, "not its text; dllm_decode.blocks.parse reads text", "MultiBlock()"),
+    ]
+    for place, sentence, value in wrong:
+        with pytest.raises(ValueError, match=sentence) as refused:
+            require_plugins(*right[:place], value, *right[place + 1 :])
         assert len(str(refused.value)) < 300
 
 

@@ -14,6 +14,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from toys import HashModel
+from transformers import TextDiffusionStreamer
 
 from dllm_decode import DecodeOutput, ForwardInputs, Observer, StepEvent, decode
 from dllm_decode.streaming import draft_observer, stream_to_terminal
@@ -126,8 +127,7 @@ def test_characters_of_several_tokens_are_whole() -> None:
 
 
 def test_transformers_own_streamer_takes_drafts(capsys: pytest.CaptureFixture[str]) -> None:
-    transformers = pytest.importorskip("transformers")
-    out = run(draft_observer(transformers.TextDiffusionStreamer(TOKENIZER)))
+    out = run(draft_observer(TextDiffusionStreamer(TOKENIZER)))
     answer = out.answers()[0]
     assert TOKENIZER.decode(answer) in capsys.readouterr().out
 

@@ -308,12 +308,8 @@ def test_a_checkpoint_of_another_training_is_refused(
     [
         ("", "got Input data was truncated"),
         ("[" * 100_000, "got"),
-        ("null", "got Expected `object`"),
-        ('{"step": 1, "samples": 4}', "got Object missing required field `elapsed_s`"),
         ({"format": 2}, "got Invalid enum value 2 - at `$.format`"),
-        ({"step": "1"}, "got Expected `int`, got `str` - at `$.step`"),
         ({"samples": True}, "got Expected `int`, got `bool` - at `$.samples`"),
-        ({"elapsed_s": math.nan}, "got JSON is malformed"),
         ({"elapsed_s": -1}, "got Expected `float` >= 0.0 - at `$.elapsed_s`"),
         ({"history": [{"loss": "low"}]}, "Expected `float`, got `str` - at `$.history[0][...]`"),
         ({"more": 1}, "got Object contains unknown field `more`"),

@@ -36,9 +36,6 @@ def read_tiny(family: str, **changes: Any) -> Any:
     return FAMILIES[family].read({**config_of(family), **changes}, **options)
 
 
-# Recognised, or named
-
-
 @pytest.mark.parametrize("key", EVERY_FAMILY)
 def test_a_family_is_recognised_or_asks_to_be_named(key: str) -> None:
     family, config = FAMILIES[key], config_of(key)
@@ -60,15 +57,11 @@ def test_an_unknown_family_lists_what_is_supported() -> None:
         load_model(MODELS / "llada", family="dream")
 
 
-# Switches
-
-
-def switches() -> list[Any]:
-    found = []
-    for key, family in FAMILIES.items():
-        for refusal in family.refusals:
-            found.append(pytest.param(key, refusal.key, refusal.allowed, id=f"{key}-{refusal.key}"))
-    return found
+SWITCHES = [
+    pytest.param(key, refusal.key, refusal.allowed, id=f"{key}-{refusal.key}")
+    for key, family in FAMILIES.items()
+    for refusal in family.refusals
+]
 
 
 def other_than(allowed: tuple[object, ...]) -> object:
@@ -77,7 +70,7 @@ def other_than(allowed: tuple[object, ...]) -> object:
     return values.get(type(allowed[0]), {"type": "linear"})
 
 
-@pytest.mark.parametrize(("key", "switch", "allowed"), switches())
+@pytest.mark.parametrize(("key", "switch", "allowed"), SWITCHES)
 def test_a_variant_that_is_not_implemented_is_refused_by_its_switch(
     key: str, switch: str, allowed: tuple[object, ...]
 ) -> None:
@@ -100,9 +93,6 @@ def test_a_head_that_is_rotated_in_part_is_refused(key: str) -> None:
         ):
             read_tiny(key, **changes)
     read_tiny(key, partial_rotary_factor=1.0)
-
-
-# Values
 
 
 # Keys whose authors document what null means.
@@ -196,9 +186,6 @@ def test_an_error_in_a_folder_names_its_config(tmp_path: Path) -> None:
             load_model(tmp_path)
 
 
-# Mask token and block length
-
-
 @pytest.mark.parametrize(
     ("key", "mask_id", "block_length"),
     [
@@ -238,9 +225,6 @@ def test_a_caller_overrides_the_mask_token_and_the_block_length(key: str) -> Non
         return
     with pytest.raises(ValueError, match="attend in both directions, got block_length=6"):
         family.read(config, mask_id=7, block_length=6)
-
-
-# Names and sizes of published checkpoints
 
 
 def size_of(family: Family, config: dict[str, Any]) -> tuple[int, int]:
@@ -287,9 +271,6 @@ def test_official_models_have_the_published_tensors(
     assert size_of(FAMILIES[key], config) == size
 
 
-# Loading
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_the_selection_bias_stays_in_float32(dtype: torch.dtype) -> None:
     model = load_tiny("llada2_moe", dtype=dtype)
@@ -304,8 +285,6 @@ def test_the_selection_bias_stays_in_float32(dtype: torch.dtype) -> None:
     assert model.dtype == torch.bfloat16
     assert model.transformer.layers[1].mlp.router.weight.dtype == torch.bfloat16
 
-
-# A family of the user's own
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

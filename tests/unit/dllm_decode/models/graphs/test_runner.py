@@ -68,13 +68,6 @@ def test_graphs_serve_callers_in_and_out_of_inference_mode() -> None:
     assert runs.capture.num_replayed == 4
 
 
-def test_moved_weights_are_captured_anew() -> None:
-    model = load_model("mini")[0]
-    before = model._runner
-    model.to(torch.float64)
-    assert model._runner is not before
-
-
 def test_logits_are_not_overwritten_by_the_next_replay() -> None:
     runs = Runs()
     found = [(token, runs(token=token)) for token in range(6)]
@@ -155,13 +148,16 @@ def test_the_collector_is_off_during_a_capture_and_back_on_after_a_failure() -> 
     assert gc.isenabled()
 
 
-def test_a_copied_model_has_graphs_of_its_own() -> None:
+def test_a_copied_or_moved_model_has_graphs_of_its_own() -> None:
     runner = GraphRunner(capture=Recorder(), max_graphs=3)
     runner.failed = True
     other = copy.deepcopy(runner)
     assert (other.max_graphs, other.num_graphs, other.failed) == (3, 0, False)
     assert other.capture is not runner.capture
     assert isinstance(copy.deepcopy(GraphRunner()).capture, CudaGraphs)
+    model = load_model("mini")[0]
+    before = model._runner
+    assert model.to(torch.float64)._runner is not before
 
 
 # Planted faults: each is found at the first replay, named once, and survived.

@@ -3,8 +3,10 @@ import re
 import shutil
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,9 +44,6 @@ def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:
 def same(one: MaskedTransformer, other: MaskedTransformer) -> bool:
     ours, theirs = one.transformer.parts(), other.transformer.parts()
     return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
-
-
-# Sources
 
 
 def test_a_folder_is_loaded_ready_to_decode(folder) -> None:
@@ -158,9 +157,6 @@ def test_an_error_of_transformers_names_the_folder(tmp_path) -> None:
         load_model(folder)
 
 
-# Weights
-
-
 @pytest.mark.parametrize(
     ("dtype", "changes"),
     [
@@ -240,32 +236,22 @@ def test_one_tensor_at_a_time_is_read(folder, monkeypatch) -> None:
     alive: list[weakref.ref[torch.Tensor]] = []
     opened_as_before = weights.safe_open
 
-    class Watched:
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            self.opened = opened_as_before(*args, **kwargs)
-
-        def __enter__(self) -> "Watched":
-            self.opened.__enter__()
-            return self
-
-        def __exit__(self, *args: object) -> None:
-            self.opened.__exit__(*args)
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.opened, name)
-
-        def get_tensor(self, name: str) -> torch.Tensor:
+    @contextmanager
+    def watched(*args: Any, **kwargs: Any) -> Iterator[SimpleNamespace]:
+        def get_tensor(name: str) -> torch.Tensor:
             assert not any(reference() is not None for reference in alive)
-            tensor = self.opened.get_tensor(name)
+            tensor = opened.get_tensor(name)
             alive.append(weakref.ref(tensor))
             return tensor
 
-    monkeypatch.setattr(weights, "safe_open", Watched)
+        with opened_as_before(*args, **kwargs) as opened:
+            yield SimpleNamespace(
+                keys=opened.keys, get_slice=opened.get_slice, get_tensor=get_tensor
+            )
+
+    monkeypatch.setattr(weights, "safe_open", watched)
     model, _ = load_model(folder)
     assert len(alive) == len(model.transformer.parts())
-
-
-# Damage
 
 
 def test_missing_left_over_and_misshaped_tensors_are_all_named(folder, monkeypatch) -> None:
@@ -371,9 +357,6 @@ def test_damage_is_named_by_its_file(
         load_model(folder)
 
 
-# Bad numbers and files
-
-
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf], ids=str)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 def test_a_weight_that_is_no_number_is_named(number, dtype, folder) -> None:
@@ -392,9 +375,6 @@ def test_large_weights_whose_sum_overflows_are_numbers(folder) -> None:
     load_model(folder)
     with pytest.raises(ValueError, match=r"finite number in torch\.float16, got .*infinity"):
         load_model(folder, dtype="float16")
-
-
-# Options
 
 
 def test_a_missing_tokenizer_is_an_error_unless_asked_for(folder) -> None:
@@ -452,18 +432,12 @@ def test_the_length_that_a_model_was_trained_for_is_known(folder) -> None:
             load_model(folder)
 
 
-# Saving
-
-
 @pytest.mark.parametrize("family", sorted(set(EVERY_FAMILY) - {"llada", "a2d_llama", "a2d_qwen2"}))
 def test_only_what_the_llada_format_can_say_is_saved(family, tmp_path) -> None:
     model = load_tiny(family)
     with pytest.raises(ValueError, match="Only models of the LLaDA family can be saved"):
         save_model(model, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-# Tokenizers
 
 
 def write_tokenizer(folder: Path, size: int) -> None:

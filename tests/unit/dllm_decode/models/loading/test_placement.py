@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import FULLY_CONFIGURED, new_tiny
+from tiny_models import FULLY_CONFIGURED, MODELS, new_tiny
 from tiny_models import load_without_tokenizer as load_model
 from torch import Tensor
 
@@ -20,16 +20,8 @@ from samplers import FixedSchedule
 TESTS = Path(__file__).parents[4]
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8]]
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
-
-
-@pytest.fixture(params=FULLY_CONFIGURED)
-def folder(request, golden_dir) -> Path:
-    return golden_dir / "models" / request.param
-
-
-@pytest.fixture
-def llada(golden_dir) -> Path:
-    return golden_dir / "models" / "llada"
+LLADA = MODELS / "llada"
+FOLDER = pytest.mark.parametrize("folder", [MODELS / key for key in FULLY_CONFIGURED])
 
 
 def logits(model: MaskedTransformer, kv_cache: KVCache | None) -> Tensor:
@@ -53,9 +45,6 @@ def logits(model: MaskedTransformer, kv_cache: KVCache | None) -> Tensor:
     return torch.cat([part.flatten() for part in found])
 
 
-# Files
-
-
 DISK_MAPS: dict[str, DeviceMap] = {
     "a layer": {"": "cpu", "layers.1": "disk"},
     "all layers": {"": "cpu", "layers": "disk"},
@@ -64,6 +53,7 @@ DISK_MAPS: dict[str, DeviceMap] = {
 }
 
 
+@FOLDER
 @pytest.mark.exhaustive(8)
 @pytest.mark.parametrize("with_kv_cache", [False, True], ids=["afresh", "kv_cache"])
 @pytest.mark.parametrize("device_map", DISK_MAPS.values(), ids=DISK_MAPS)
@@ -85,8 +75,8 @@ def test_weights_in_files_give_the_same_logits(
     assert torch.equal(found, expected)
 
 
-def test_between_forwards_weights_are_in_files_alone(llada, tmp_path) -> None:
-    spread, _ = load_model(llada, device={"": "disk"}, offload_folder=tmp_path)
+def test_between_forwards_weights_are_in_files_alone(tmp_path) -> None:
+    spread, _ = load_model(LLADA, device={"": "disk"}, offload_folder=tmp_path)
     for _ in range(2):
         assert {parameter.device.type for parameter in spread.parameters()} == {"meta"}
         logits(spread, spread.new_kv_cache(3, 12))
@@ -94,7 +84,7 @@ def test_between_forwards_weights_are_in_files_alone(llada, tmp_path) -> None:
     assert written == sum(parameter.nbytes for parameter in spread.parameters())
 
 
-def test_files_of_another_model_are_overwritten(llada, tmp_path) -> None:
+def test_files_of_another_model_are_overwritten(tmp_path) -> None:
     for seed in (1, 2):
         save_model(new_tiny(seed=seed), tmp_path / str(seed))
         options = {"device": {"": "disk"}, "offload_folder": tmp_path / "files"}
@@ -107,9 +97,6 @@ def test_a_tied_model_in_files_shares_its_weight_where_it_is_computed(tmp_path) 
     options = {"device": {"": "cpu", "layers": "disk"}, "offload_folder": tmp_path / "files"}
     spread, _ = load_model(tmp_path / "model", **options)
     assert torch.equal(logits(spread, None), logits(new_tiny(tied_head=True), None))
-
-
-# Several accelerators
 
 
 @pytest.mark.slow
@@ -176,9 +163,6 @@ def test_a_spread_model_gives_the_tokens_of_one_accelerator(family, device_map, 
     assert torch.equal(answers[0].tokens, answers[1].tokens)
 
 
-# Maps
-
-
 def imagined(device: str | int | torch.device) -> torch.device:
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
@@ -226,13 +210,13 @@ def test_automatic_maps_fill_devices_in_turn_and_keep_layers_whole(
         assert placed.route().layers == tuple(placed.computed[f"layers.{i}"] for i in range(3))
 
 
-def test_limits_are_of_weights_in_their_dtype(llada) -> None:
-    plain, _ = load_model(llada, dtype=torch.bfloat16)
+def test_limits_are_of_weights_in_their_dtype() -> None:
+    plain, _ = load_model(LLADA, dtype=torch.bfloat16)
     limit = sum(parameter.nbytes for parameter in plain.parameters()) * 5 // 4
-    model, _ = load_model(llada, dtype=torch.bfloat16, device="auto", max_memory={"cpu": limit})
+    model, _ = load_model(LLADA, dtype=torch.bfloat16, device="auto", max_memory={"cpu": limit})
     assert model.transformer.route is None
     with pytest.raises(ValueError, match="got no folder for those of"):
-        load_model(llada, dtype=torch.float32, device="auto", max_memory={"cpu": limit})
+        load_model(LLADA, dtype=torch.float32, device="auto", max_memory={"cpu": limit})
 
 
 def test_a_missing_device_is_refused_before_a_download(monkeypatch) -> None:
@@ -245,13 +229,13 @@ def test_a_missing_device_is_refused_before_a_download(monkeypatch) -> None:
             load_model("someone/model", device=device)
 
 
-def test_what_fits_nowhere_goes_to_files(llada, tmp_path) -> None:
+def test_what_fits_nowhere_goes_to_files(tmp_path) -> None:
     limits = {"cpu": "60KB"}
     with pytest.raises(ValueError, match=r"got no folder for those of .*layers\.1.*offload_folder"):
-        load_model(llada, device="auto", max_memory=limits)
-    model, _ = load_model(llada, device="auto", max_memory=limits, offload_folder=tmp_path)
+        load_model(LLADA, device="auto", max_memory=limits)
+    model, _ = load_model(LLADA, device="auto", max_memory=limits, offload_folder=tmp_path)
     assert list(tmp_path.glob("layers.1.*.bin"))
-    assert torch.equal(logits(model, None), logits(load_model(llada)[0], None))
+    assert torch.equal(logits(model, None), logits(load_model(LLADA)[0], None))
 
 
 @pytest.mark.parametrize(
@@ -270,9 +254,9 @@ def test_what_fits_nowhere_goes_to_files(llada, tmp_path) -> None:
     ],
     ids=str,
 )
-def test_impossible_maps_are_refused_by_name(options, sentence, llada) -> None:
+def test_impossible_maps_are_refused_by_name(options, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
-        load_model(llada, **options)
+        load_model(LLADA, **options)
 
 
 def test_a_tied_embedding_stays_where_it_is_computed(monkeypatch, tmp_path) -> None:
@@ -283,20 +267,17 @@ def test_a_tied_embedding_stays_where_it_is_computed(monkeypatch, tmp_path) -> N
             place(tied, device_map, offload_folder=tmp_path)
 
 
-# Afterwards
-
-
 @pytest.mark.parametrize(
     "change", [lambda model: model.double(), lambda model: model.to("cpu")], ids=["dtype", "device"]
 )
-def test_a_spread_model_is_not_moved_nor_converted(change, llada, tmp_path) -> None:
-    spread, _ = load_model(llada, device={"": "disk"}, offload_folder=tmp_path)
+def test_a_spread_model_is_not_moved_nor_converted(change, tmp_path) -> None:
+    spread, _ = load_model(LLADA, device={"": "disk"}, offload_folder=tmp_path)
     with pytest.raises(ValueError, match=r"stays as it was loaded.* Load it again"):
         change(spread)
 
 
-def test_a_model_whose_weights_are_elsewhere_is_not_saved(llada, tmp_path) -> None:
-    spread, _ = load_model(llada, device={"": "disk"}, offload_folder=tmp_path / "files")
+def test_a_model_whose_weights_are_elsewhere_is_not_saved(tmp_path) -> None:
+    spread, _ = load_model(LLADA, device={"": "disk"}, offload_folder=tmp_path / "files")
     with pytest.raises(ValueError, match=r"got 'llada', .* Load it on one device, as"):
         save_model(spread, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()

@@ -1,9 +1,8 @@
 import importlib.util
-from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import EVERY_FAMILY, FULLY_CONFIGURED, load_tiny, shape_of
+from tiny_models import EVERY_FAMILY, FULLY_CONFIGURED, MODELS, load_tiny, shape_of
 from tiny_models import load_without_tokenizer as load_model
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,16 +22,8 @@ MOST_STEPS = {torch.float32: 0.51, torch.bfloat16: 1.01}
 
 
 WITH_EXPERTS = tuple(key for key in EVERY_FAMILY if shape_of(key).moe is not None)
-
-
-@pytest.fixture(params=FULLY_CONFIGURED)
-def folder(request, golden_dir) -> Path:
-    return golden_dir / "models" / request.param
-
-
-@pytest.fixture
-def llada(golden_dir) -> Path:
-    return golden_dir / "models" / "llada"
+LLADA = MODELS / "llada"
+FOLDER = pytest.mark.parametrize("folder", [MODELS / key for key in FULLY_CONFIGURED])
 
 
 def logits(model: MaskedTransformer) -> Tensor:
@@ -49,6 +40,7 @@ def num_bytes(parameters: list[Tensor]) -> int:
     return sum(part.nbytes for part in held[::2])
 
 
+@FOLDER
 @needs_torchao
 @DTYPE
 def test_a_matrix_is_within_half_a_step_of_what_it_was(dtype, folder) -> None:
@@ -69,6 +61,7 @@ def test_a_matrix_is_within_half_a_step_of_what_it_was(dtype, folder) -> None:
     assert matrices == 4 * plain.transformer.config.num_layers
 
 
+@FOLDER
 @needs_torchao
 def test_groups_in_one_call_are_groups_one_by_one(folder) -> None:
     model, _ = load_model(folder, quantize="int8")
@@ -78,6 +71,7 @@ def test_groups_in_one_call_are_groups_one_by_one(folder) -> None:
         torch.testing.assert_close(got, model.predict(group), atol=1e-4, rtol=1e-4)
 
 
+@FOLDER
 @needs_torchao
 @DTYPE
 def test_logits_are_close(dtype, folder) -> None:
@@ -135,22 +129,20 @@ def test_a_mixture_of_experts_is_refused_by_name(family, kind, monkeypatch) -> N
 
 
 @needs_torchao
-def test_a_quantised_model_is_not_saved(llada, tmp_path) -> None:
-    model, _ = load_model(llada, quantize="int8")
+def test_a_quantised_model_is_not_saved(tmp_path) -> None:
+    model, _ = load_model(LLADA, quantize="int8")
     with pytest.raises(ValueError, match=r"got 'llada', some of which are quantised"):
         save_model(model, tmp_path / "saved")
 
 
-def test_what_cannot_be_quantised_is_refused_before_anything_is_read(
-    llada, tmp_path, monkeypatch
-) -> None:
+def test_what_cannot_be_quantised_is_refused_before_anything_is_read(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Transformer, "to_empty", lambda *args, **kwargs: pytest.fail("built"))
     monkeypatch.setattr(quantize, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r'needs torchao.* pip install "\.\[int8\]"'):
-        load_model(llada, quantize="int8")
+        load_model(LLADA, quantize="int8")
     with pytest.raises(ValueError, match="must be one of int8, int4, fp8 or None, got 'int2'"):
-        load_model(llada, quantize="int2")
+        load_model(LLADA, quantize="int2")
     monkeypatch.setattr(quantize, "find_spec", lambda name: object())
     for device, places in (({"": "cpu", "norm": "disk"}, "cpu, files"), ({"": "disk"}, "files")):
         with pytest.raises(ValueError, match=f"must be on one device, got a map to {places}"):
-            load_model(llada, quantize="int8", device=device, offload_folder=tmp_path)
+            load_model(LLADA, quantize="int8", device=device, offload_folder=tmp_path)

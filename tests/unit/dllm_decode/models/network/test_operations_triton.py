@@ -24,25 +24,15 @@ SHAPES = {key: shape_of(key) for key in EVERY_FAMILY}
 FAMILY = pytest.mark.parametrize("family", [key for key in SHAPES if SHAPES[key].moe is None])
 
 
-CHECKS = pytest.mark.parametrize("checks", ["fused_layer_checks", "attention_kernel_checks"])
-
-
 @needs_triton
-@CHECKS
+@pytest.mark.parametrize("checks", ["fused_layer_checks", "attention_kernel_checks"])
+@pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_the_interpreted_kernels_agree_with_torch(checks: str, marked: str) -> None:
-    assert "passed" in run_checks(checks, interpret=True, marked=marked)
-
-
-@needs_triton
-@pytest.mark.gpu
-@CHECKS
-@pytest.mark.parametrize("marked", ["not slow", "slow"])
-def test_the_compiled_kernels_agree_with_torch(checks: str, marked: str) -> None:
-    said = run_checks(checks, interpret=False, marked=marked)
+def test_the_kernels_agree_with_torch(checks: str, interpret: bool, marked: str) -> None:
+    said = run_checks(checks, interpret=interpret, marked=marked)
     assert "passed" in said
     # One check of attention counts the processors of an H100.
-    assert checks == "attention_kernel_checks" or "skipped" not in said
+    assert interpret or checks == "attention_kernel_checks" or "skipped" not in said
 
 
 @needs_triton
