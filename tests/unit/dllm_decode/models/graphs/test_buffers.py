@@ -1,5 +1,6 @@
 """Key-value buffers that the next decode gets again."""
 
+import pytest
 import torch
 
 from dllm_decode import KVCache
@@ -14,6 +15,19 @@ def new(pool: KVBufferPool, num_rows: int, num_slots: int) -> KVCache:
 
 def place(kv_cache: KVCache) -> tuple[int, int]:
     return kv_cache.keys.data_ptr(), kv_cache.values.data_ptr()
+
+
+@pytest.mark.parametrize("second", [(3, 40), (3, 63), (2, 40), (1, 100)], ids=str)
+def test_the_next_cache_is_where_the_last_one_was_and_empty(second: tuple[int, int]) -> None:
+    pool = KVBufferPool()
+    kv_cache = new(pool, 3, 40)
+    before = place(kv_cache)
+    for part in pool.whole_of(kv_cache).buffers:
+        part.fill_(torch.nan)
+    del kv_cache
+    kv_cache = new(pool, *second)
+    assert place(kv_cache) == before
+    assert not any(part.any() for part in pool.whole_of(kv_cache).buffers)
 
 
 def test_a_cache_that_was_outgrown_gets_more_room_the_next_time() -> None:
