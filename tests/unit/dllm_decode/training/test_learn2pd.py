@@ -47,14 +47,10 @@ def gate(slope: float = 40.0, threshold: float = 0.6, length: int = BLOCK_LENGTH
 
 def saved(folder: Path, network: nn.Module, *, model: str = "hash model") -> str:
     path = folder / "filter.safetensors"
-    settings = FilterSettings(hidden_sizes=tuple(_hidden_sizes(network)))
+    layers = [layer.out_features for layer in network.modules() if isinstance(layer, nn.Linear)]
+    settings = FilterSettings(hidden_sizes=tuple(layers[:-1]))
     save_filter(network, path, model=model, settings=settings, threshold=0.96)
     return str(path)
-
-
-def _hidden_sizes(network: nn.Module) -> list[int]:
-    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
-    return [layer.out_features for layer in layers[:-1]]
 
 
 def view_of(confidences: list[float], masked: list[bool]) -> View:

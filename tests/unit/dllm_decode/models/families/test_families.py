@@ -376,7 +376,7 @@ def test_gate_and_up_may_be_one_tensor_of_every_expert() -> None:
 
 
 def test_names_that_lack_a_tensor_or_tell_two_not_apart_are_refused() -> None:
-    """The first ended in a KeyError, the second in tensors that were left over."""
+    """The first ended in a KeyError, the others in tensors that were left over."""
     network = Transformer(OWN.read(CONFIG).shape)
     lacking = {name: one for name, one in OWN.names.items() if "_norm" not in name}
     missing = "got none for layers.{n}.attention_norm.weight, layers.{n}.mlp_norm.weight."
@@ -385,10 +385,6 @@ def test_names_that_lack_a_tensor_or_tell_two_not_apart_are_refused() -> None:
     alike = {**OWN.names, "layers.{n}.down.weight": "model.layers.mlp.down_proj.weight"}
     with pytest.raises(ValueError, match=r"'layers.1.down.weight' and for another. Is {n} or"):
         replace(OWN, names=alike).tensors(network)
-
-
-def test_a_name_that_no_tensor_has_is_refused() -> None:
-    """It was ignored: the checkpoint's tensor was left over, as if config.json were wrong."""
     with pytest.raises(ValueError, match=r"called embedding\.weight, .* got final_norm\.weight"):
         replace(OWN, names={**OWN.names, "final_norm.weight": "model.final_norm.weight"})
 

@@ -46,16 +46,6 @@ def same(one: MaskedTransformer, other: MaskedTransformer) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
 
 
-def test_a_folder_is_loaded_ready_to_decode(folder) -> None:
-    model, tokenizer = load_model(folder)
-    assert tokenizer is None
-    assert (model.name, model.mask_id, model.eos_ids) == ("small", 49, (40,))
-    assert (model.logit_shift, model.causal_block_length, model.banned_ids) == (0, 0, ())
-    assert not model.training
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert model.device == torch.device("cpu")
-
-
 def test_an_embedded_model_is_loaded_by_its_name_and_others_are_refused(
     folder, monkeypatch
 ) -> None:

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from toys import DriftingModel, HashModel, answers_of, tiny_llama, tiny_target  # fmt: skip
+from toys import DriftingModel, HashModel, answers_of, misfit, tiny_llama, tiny_target  # fmt: skip
 
 from dllm_decode import (
     ARVerify,
+    Canvas,
     CausalTarget,
     DecodeConfig,
     Drafting,
@@ -21,12 +22,16 @@ from dllm_decode import (
     decode,
     new_decoder,
 )
+from dllm_decode.core.rows import Request, Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder
 from dllm_decode.models.base import ForwardInputs
 from dllm_decode.verify import target_round
+from dllm_decode.verify.acceptance import accept
+from dllm_decode.verify.drafts import Beginning
 from dllm_decode.verify.target_round import read_target
 from samplers import ConfidenceThreshold, FixedSchedule
+from samplers.logits.noise import row_keys
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 TWICE = PathSearch(width=1, weight=1.0, num_forwards=2)
@@ -162,3 +167,25 @@ def test_rows_under_a_target_may_differ_in_temperature_unless_drafts_are_drawn()
         assert decoder.request([1, 2], 0, temperature=0.7).config.temperature == 0.7
         with pytest.raises(ValueError, match="top_p and top_k of a request must be left out"):
             decoder.request([1, 2], 0, top_p=0.5)
+
+
+def test_drafts_are_drawn_at_the_temperature_and_judged_with_other_noise() -> None:
+    num, temperature = 40_000, 0.7
+    rows = [Row.of(Request(0, [1], DecodeConfig(gen_length=3)), 1, mask_id=4)] * num
+    canvas = Canvas.blank(rows, width=4, mask_id=4, eos_ids=(3,))
+    keys = row_keys(0, torch.arange(num))
+    beginning = Beginning(canvas, torch.ones(num, dtype=torch.long), keys, temperature)
+    q = torch.tensor([[0.8, 0.3, -0.4, 0.0], [0.0, 0.6, 0.1, 0.5]]).double()
+    p = torch.tensor([[-0.2, 0.7, 0.4, 0.0], [0.5, 0.0, 0.3, -0.1], [0.9, 0.2, 0.0, 0.4]]).double()
+    draft = Sampled().draft(beginning, q.expand(num, 2, 4), torch.full((num,), 2))
+    laws = (q / temperature).softmax(-1)
+    both = draft.tokens[:, 0] * 4 + draft.tokens[:, 1]
+    # At the level 0.0001: 44.3 for 15 degrees of freedom, 21.1 for 3.
+    assert misfit(both, (laws[0][:, None] * laws[1]).flatten()) < 44.3
+    assert torch.equal(draft.counts, torch.where(draft.tokens[:, 0] == 3, 1, 2))
+    verdict = accept(beginning, draft, p.expand(num, 3, 4))
+    laws = (p / temperature).softmax(-1)
+    for place in range(3):
+        reached = verdict.accepted >= place
+        assert reached.sum() > num / 5
+        assert misfit(verdict.tokens[reached, place], laws[place]) < 21.1

@@ -1,0 +1,14 @@
+"""What property/test_independent_loop.py does not see of a canvas."""
+
+from dllm_decode import Canvas, DecodeConfig
+from dllm_decode.core.rows import Request, Row
+
+MASK, EOS = 9, 8
+
+
+def test_answers_of_any_length_are_read_with_eos_after_their_ends() -> None:
+    prompts = (([1, 2], 2), ([3], 4))
+    requests = [Request(0, prompt, DecodeConfig(gen_length=length)) for prompt, length in prompts]
+    rows = [Row.of(request, 1, MASK) for request in requests]
+    canvas = Canvas.blank(rows, width=5, mask_id=MASK, eos_ids=(EOS,))
+    assert canvas.answers().tolist() == [[MASK, MASK, EOS, EOS], [MASK] * 4]
