@@ -40,8 +40,7 @@ from dllm_decode import (
 )
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.graphs.runner import GraphRunner
-from dllm_decode.models.network import fused as choice
-from samplers import ConfidenceThreshold, FixedSchedule, Klass, LocalLeap, Wino
+from samplers import ConfidenceThreshold, FixedSchedule, Wino
 from samplers.logits.float64 import has_float64, widest
 from samplers.logits.noise import uniform
 from samplers.logits.statistics import draw, log_probability
@@ -267,20 +266,6 @@ def test_templates_ends_and_observers_work_as_on_the_cpu(
         assert torch.equal(steps, there[0].steps[row])
         one, other = (trace.confidences[row].nan_to_num(2) for trace in (here[0], there[0]))
         torch.testing.assert_close(one, other, check_dtype=False)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_other_dtypes_find_no_kernel_and_fall_back(dtype: torch.dtype) -> None:
-    def decode_twice() -> None:
-        for sampler in (LocalLeap(0.5, 0.3), Klass(0.4, 0.05)):
-            pair(MODELS / "llada", dtype=dtype).decode(sampler, cache=DualCache())
-
-    choice._checked.cache_clear()
-    with pytest.warns(UserWarning, match="fused .* must not be used on cuda:63") as caught:
-        decode_twice()
-    # Once for each operation, not at each use.
-    told = [str(each.message) for each in caught]
-    assert sorted(set(told)) == sorted(told)
 
 
 @pytest.mark.parametrize("has_fp64", [True, False])

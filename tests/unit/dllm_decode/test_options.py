@@ -130,9 +130,6 @@ def test_a_long_value_is_quoted_in_one_short_line(value: object, said: str) -> N
     """Ten thousand characters were echoed whole, and Python could not print the last at all."""
     with pytest.raises(ValueError, match=said):
         require_number("temperature", value)
-
-
-def test_a_long_expression_is_quoted_short() -> None:
     with pytest.raises(ValueError, match=r"'x{56}\.\.\.x{19}'") as refused:
         parse("x" * 50_000)
     assert len(str(refused.value)) < 400

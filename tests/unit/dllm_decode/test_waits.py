@@ -96,10 +96,7 @@ def test_the_host_waits_once_a_step_with_every_cache(
         assert ONCE in waits or cache not in STEADY, cache
 
 
-def drawn(**options: Any) -> dict[str, Any]:
-    return {"sampler": FixedSchedule(4), "temperature": 0.7, **options}
-
-
+DRAWN: Any = {"sampler": FixedSchedule(4), "temperature": 0.7}
 # Family, options, and the least number of steps; in none of them does the host read twice.
 WAYS: dict[str, tuple[str, dict[str, Any], int]] = {
     **{
@@ -107,9 +104,9 @@ WAYS: dict[str, tuple[str, dict[str, Any], int]] = {
         for blocks in (MultiBlock(8, 0.1, 0.5, forces="every"),
                        AdaptiveBlocks((3, 5, 30), 0.05, 8), SubBlocks(8, 3))
     },
-    "tokens are drawn": ("dream", drawn(), 6),
-    "commits are recorded": ("llada", drawn(return_logprobs=True), 6),
-    "commits are recorded, cut": ("llada", drawn(return_logprobs=True, top_p=0.8), 6),
+    "tokens are drawn": ("dream", DRAWN, 6),
+    "commits are recorded": ("llada", DRAWN | {"return_logprobs": True}, 6),
+    "commits are recorded, cut": ("llada", DRAWN | {"return_logprobs": True, "top_p": 0.8}, 6),
     "gains": ("llada", {"sampler": FixedSchedule(4), "observers": [Gains()]}, 6),
 }  # fmt: skip
 

@@ -66,6 +66,7 @@ def test_a_settled_beginning_is_frozen_row_by_row() -> None:
         assert numbers is not None
         asked = [query(3, shift=shift, numbers=tuple(own)) for own in numbers.tolist()]
         assert list(map(cache.recompute, asked)) == [columns((first, 20)) for first in firsts]
+    assert PrefixCache().numbers(canvas, History(clean, clean, clean[:, 0]), 0) is None
 
 
 def test_a_sub_block_is_computed_alone_once_its_first_token_is_settled() -> None:

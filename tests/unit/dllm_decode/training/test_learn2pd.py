@@ -4,7 +4,6 @@ import os
 import shutil
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -240,13 +239,8 @@ def slow_examples(
                 for column, position in zip(where, block, strict=True)
             ]
             missing = block_length - len(block)
-            found.append(
-                (
-                    shares[where].tolist() + [1.0] * missing,
-                    final + [True] * missing,
-                    masked + [False] * missing,
-                )
-            )
+            sure = shares[where].tolist() + [1.0] * missing
+            found.append((sure, final + [True] * missing, masked + [False] * missing))
             hits = [i for i in range(len(block)) if masked[i] and final[i]]
             for i in hits or [i for i in range(len(block)) if masked[i]]:
                 canvas[0, where[i]] = reference[block[i]]

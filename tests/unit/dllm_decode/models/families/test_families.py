@@ -290,21 +290,13 @@ SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 1e4,
 }  # fmt: skip
+SPLIT = (".gate.weight", ".up.weight")
+JOINED = {"layers.{n}.gate_up.weight": "model.layers.{n}.mlp.gate_up_proj.weight"}
 OWN = Family(
-    name="Own",
-    architecture="OwnModel",
-    names={
-        name: official
-        for name, official in NAMES.items()
-        if not name.endswith((".gate.weight", ".up.weight"))
-    }
-    | {"layers.{n}.gate_up.weight": "model.layers.{n}.mlp.gate_up_proj.weight"},
-    read_shape=read_shape,
-    refusals=(),
-    mask_id=None,
-    eos_id=0,
+    name="Own", architecture="OwnModel", read_shape=read_shape, refusals=(), mask_id=None, eos_id=0,
+    names={name: NAMES[name] for name in NAMES if not name.endswith(SPLIT)} | JOINED,
     mask_keys=("diffusion_mask", "mask_token_id"),
-)
+)  # fmt: skip
 MINIMAL = NetworkConfig(
     vocab_size=8, hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4,
     mlp_hidden_size=8, norm_eps=1e-6, rope_theta=1e4, tied_head=True,
@@ -421,7 +413,8 @@ def test_keys_inside_of_objects_are_named_with_dots_everywhere() -> None:
     """They were read in read_shape alone; elsewhere such a key was as good as absent."""
     family = replace(
         OWN, eos_id=None, mask_keys=("tokens.mask",), eos_keys=("tokens.eos",),
-        block_keys=("net.block",), refusals=(Refusal("net.activation", ("silu",), "to be 'silu'"),),
+        block_keys=("net.block",),
+        refusals=(Refusal("net.activation", ("silu",), "to be 'silu'"),),
     )  # fmt: skip
     config = {**SIZES, "tokens": {"mask": 5, "eos": [2, 3]}, "net": {"block": 4}}
     facts = family.read(config)

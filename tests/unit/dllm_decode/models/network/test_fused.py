@@ -169,14 +169,13 @@ def test_a_fault_is_an_error_where_kernels_are_required(
         answers("llada", "cuda", graphs=False, fused=True)
 
 
+def out_of_memory(*_: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
 def test_without_memory_nothing_is_given_up() -> None:
-    def full() -> Any:
-        def run(gate_up: Any) -> Any:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-
-        return SimpleNamespace(swiglu=run), (RuntimeError,)
-
-    operations = CheckedOperations("there", full)
+    kernels = Kernels(swiglu=out_of_memory)
+    operations = CheckedOperations("there", lambda: (kernels, (RuntimeError,)))
     with pytest.raises(torch.OutOfMemoryError):
         operations.swiglu(torch.ones(1, 2, 4))
     assert not operations.failed
@@ -295,11 +294,8 @@ def test_nothing_is_compared_or_timed_in_a_capture(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_memory_to_measure_torch_is_kept() -> None:
-    def full(run: Any, device: torch.device) -> float:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
     kernels = Kernels()
-    operations = CheckedOperations("there", lambda: (kernels, ()), time=full)
+    operations = CheckedOperations("there", lambda: (kernels, ()), time=out_of_memory)
     heads = Heads(*torch.randn(3, 1, 1, 4, 8))
     for _ in range(3):
         operations.attend(heads, None)
@@ -308,10 +304,7 @@ def test_without_memory_to_measure_torch_is_kept() -> None:
 
 
 def test_many_queries_are_left_to_torch_untried() -> None:
-    def untouched() -> Any:
-        return SimpleNamespace(), ()
-
-    operations = CheckedOperations("there", untouched)
+    operations = CheckedOperations("there", lambda: (SimpleNamespace(), ()))
     heads = Heads(*torch.randn(3, 2, 4, choice._MOST_QUERIES // 8 + 1, 8))
     assert torch.equal(operations.attend(heads, None), plain.attend(heads, None))
     assert not operations._chosen

@@ -59,6 +59,8 @@ def test_a_target_is_loaded_with_its_stop_tokens_and_compared_by_id(tmp_path: Pa
     swapped = [words[1], words[0], *words[2:]]
     with pytest.raises(ValueError, match=r"got 2 ids that differ: 0 is 'w0' for .* and 'w1' for"):
         load_target(tmp_path, tokenizer_of(swapped))
+    with pytest.raises(FileNotFoundError, match="got 'no-such-model'"):
+        load_target("no-such-model", tokenizer_of(words))
     with pytest.raises(ValueError, match=r"23 is '<other>' for .* and None for the mask predictor"):
         load_target(tmp_path, tokenizer_of(words[:-1]))
 
@@ -76,8 +78,3 @@ def test_a_target_that_forgets_or_never_stops_is_refused() -> None:
     endless.generation_config.eos_token_id = None
     with pytest.raises(ValueError, match="must say which tokens end an answer, got endless"):
         CausalTarget(endless, name="endless")
-
-
-def test_a_source_that_is_nowhere_is_refused() -> None:
-    with pytest.raises(FileNotFoundError, match="got 'no-such-model'"):
-        load_target("no-such-model", tokenizer_of(["a"]))
