@@ -12,7 +12,6 @@ from plugins_under_test import view_with
 from toys import HashModel, tiny_target
 
 from dllm_decode import (
-    DecodeOutput,
     DualCache,
     ForwardInputs,
     Guided,
@@ -75,70 +74,27 @@ class Table(HashModel):
         return logits.gather(1, (inputs.wanted - 1)[..., None].expand(-1, -1, self.vocab_size))
 
 
-def decoded(
-    case: dict[str, Any], verifier: Verifier, **options: Any
-) -> tuple[DecodeOutput, list[StepEvent], list[int]]:
-    """Decodes a case; returns also its events and the order in which positions are committed."""
+@pytest.mark.parametrize("case", SOUND, ids=lambda case: str(case["id"]))
+@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
+def test_llada_s_guidance_and_banned_eos(case: dict[str, Any], verifier: Verifier) -> None:
+    """Deferred ids are those of recorded runs, in test_traces.py."""
     model = Table(
-        vocab_size=16,
-        mask_id=15,
-        eos_ids=(2,),
-        conditional=logits_of(case["logits_cond"]),
+        vocab_size=16, mask_id=15, eos_ids=(2,), conditional=logits_of(case["logits_cond"]),
         unconditional=logits_of(case["logits_uncond"] or case["logits_cond"]),
-    )
+    )  # fmt: skip
     events: list[StepEvent] = []
     out = decode(
         model, [[5]], FixedSchedule(8), gen_length=8, stop_at_eos=False, verifier=verifier,
         cfg_scale=case["cfg_scale"], banned_ids=(2,) if case["logits_eos_inf"] else (),
-        observers=[events.append], **options,
+        observers=[events.append],
     )  # fmt: skip
     changed = [event.before.masked & ~event.after.masked for event in events]
     # The prompt is one token long.
-    return out, events, [int(one[0].nonzero()) - 1 for one in changed]
-
-
-@pytest.mark.parametrize("case", SOUND, ids=lambda case: str(case["id"]))
-@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
-def test_llada_s_guidance_and_banned_eos(case: dict[str, Any], verifier: Verifier) -> None:
-    out, _, order = decoded(case, verifier)
-    assert order == case["commit_order"]
+    assert [int(one[0].nonzero()) - 1 for one in changed] == case["commit_order"]
     assert out.tokens[0].tolist() == case["tokens"]
     if isinstance(verifier, NoVerifier):
         assert out.forwards == (16 if case["cfg_scale"] else 8)
         assert out.nfe.tolist() == [out.forwards]
-
-
-DEFERRED = [case for case in GUIDED["cases"] if case["confidence_eos_eot_inf"]]
-
-
-@pytest.mark.parametrize("case", DEFERRED, ids=lambda case: str(case["id"]))
-@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
-def test_llada_s_eos_and_end_of_turn_come_last(case: dict[str, Any], verifier: Verifier) -> None:
-    """The official confidences are ours over the share of all other ids; ours are unscaled."""
-    deferred = case["eos_id"], case["eot_id"]
-    out, events, order = decoded(case, verifier, deferred_ids=deferred)
-    view = events[0].view
-    share = view.logits.softmax(-1)[0, :, list(deferred)].sum(-1)
-    is_last = torch.isin(view.proposal[0], torch.tensor(deferred))
-    official = torch.tensor(case["confidence"], dtype=torch.float64)
-    assert view.proposal[0].tolist() == case["proposal"] == case["tokens"] == out.tokens[0].tolist()
-    assert torch.equal(is_last, official == 0.0)
-    assert torch.equal(view.confidence[0] < 1e-29, is_last)
-    assert torch.allclose(view.confidence[0] / (1.0 - share), official, atol=1e-8)
-    plain = view.logits.softmax(-1).amax(-1)[0].masked_fill(is_last, 0.0)
-    assert torch.allclose(view.confidence[0], plain, atol=1e-12)
-    first = int((~is_last).sum())
-    assert order[:first] == plain.sort(descending=True).indices[:first].tolist()
-    # The official code leaves the order of these open.
-    last = view.logits.softmax(-1).amax(-1)[0].masked_fill(~is_last, 0.0)
-    assert order[first:] == last.sort(descending=True).indices[: 8 - first].tolist()
-
-
-def test_the_vectors_defer_some_but_not_all() -> None:
-    num_last = [sum(value == 0.0 for value in case["confidence"]) for case in DEFERRED]
-    assert len(DEFERRED) == 16
-    assert max(num_last) >= 3
-    assert max(num_last) < 8
 
 
 def test_the_sound_vectors_ban_and_guide() -> None:
