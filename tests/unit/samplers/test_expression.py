@@ -1,12 +1,23 @@
-"""The text of a configuration is read, never evaluated."""
+"""The text of a configuration is read, never evaluated; users' own samplers by module and name."""
 
 import math
 from dataclasses import FrozenInstanceError, dataclass
+from pathlib import Path
 
 import pytest
 
-from samplers import EntropyBound, FixedSchedule, Frechet, LocalLeap, Sampler, parse
-from samplers.expression import parse_expression
+from dllm_decode import CachePolicy, NoCache
+from samplers import (
+    ConfidenceThreshold,
+    CreditDecoding,
+    EntropyBound,
+    FixedSchedule,
+    Frechet,
+    LocalLeap,
+    Sampler,
+    parse,
+)
+from samplers.expression import parse_expression, parse_plugin
 
 
 @dataclass(frozen=True)
@@ -46,14 +57,57 @@ def test_expressions_nest_in_calls_and_tuples() -> None:
     assert parse_expression(repr(built), CONSTRUCTORS) == built
 
 
+MODULE = """
+from dataclasses import dataclass
+from dllm_decode import CachePolicy, NoCache
+from samplers import Decision, Sampler
+
+SETTING = 3
+
+class Other:
+    pass
+
+@dataclass(frozen=True)
+class MyRule(Sampler[None]):
+    threshold: float = 0.5
+    note: str = ""
+
+    def __post_init__(self):
+        if self.threshold > 1:
+            raise ValueError("threshold must be at most 1.")
+
+    def step(self, view, state):
+        return Decision(view.eligible), None
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "their_package").mkdir()
+    (tmp_path / "their_package" / "__init__.py").write_text("")
+    (tmp_path / "their_package" / "rules.py").write_text(MODULE)
+    (tmp_path / "their_package" / "broken.py").write_text("import no_such_dependency")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "their_package.rules"
+
+
+def test_a_sampler_of_one_s_own_is_named_by_its_module(module: str) -> None:
+    rule = parse(f"{module}:MyRule(0.8)")
+    assert repr(rule) == "MyRule(threshold=0.8, note='')"
+    assert isinstance(rule, Sampler)
+    assert parse(f"{module}:MyRule") == parse(f"{module}:MyRule()")
+    wrapped = parse(f"CreditDecoding({module}:MyRule(threshold=0.8), alpha=1.0)")
+    assert wrapped == CreditDecoding(rule, alpha=1.0)
+    # A colon in a quoted text imports nothing.
+    quoted = parse(f"{module}:MyRule(note='no_such_module:Rule')")
+    assert "no_such_module:Rule" in repr(quoted)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("LocalLeep()", r"'LocalLeep' is not known here; did you mean 'LocalLeap'\? Otherwise"),
-        (
-            "Zebra()",
-            "'Zebra' is not known here; choose from AcceptAndRenoise, ConfidenceThreshold, ",
-        ),
+        ("Zebra()", "'Zebra' is not known here; choose from AcceptAndRenoise, ConfidenceThr"),
         ("LocalLeap(radios=6)", r"LocalLeap has no option 'radios'; did you mean 'radius'\?"),
         ("LocalLeap(", r"Expected an expression such as ConfidenceThreshold\(...\), got"),
         ("0.9", r"Expected an expression such as ConfidenceThreshold\(...\), got '0.9'."),
@@ -66,11 +120,23 @@ def test_expressions_nest_in_calls_and_tuples() -> None:
         ("ConfidenceThreshold(*[0.9])", "Arguments are literals or calls of known names"),
         ("ConfidenceThreshold(**{'threshold': 0.9})", r"has no option '\*\*'"),
         ("samplers.LocalLeap()", "'samplers.LocalLeap' is not known here"),
+        # The syntax tree has both, and the last one used to win.
+        ("LocalLeap(radius=1, radius=2)", "LocalLeap has an option twice in .*; give it once"),
+        ("no_such_module:Rule()", "'no_such_module:Rule' must be importable, got No module named"),
+        ("their_package.broken:Rule()", "must be importable, got No module named 'no_such_dep"),
+        ("{module}:NoRule()", "must be a class derived from Sampler, got nothing of this name"),
+        ("{module}:Other()", "must be a class derived from Sampler, got a class Other"),
+        ("{module}:SETTING", "must be a class derived from Sampler, got a int"),
+        ("{module}:NoCache()", "must be a class derived from Sampler, got a class NoCache"),
+        ("{module}:MyRule(2.0)", "threshold must be at most 1"),
+        ("{module}:MyRule(limit=2)", "has no option 'limit'"),
+        ("{module}:MyRule(", "Expected an expression such as"),
+        ("their_package.rules.MyRule()", "is not known here"),
     ],
 )
-def test_other_text_is_refused_with_a_remedy(text: str, message: str) -> None:
+def test_other_text_is_refused_with_a_remedy(module: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse(text)
+        parse(text.replace("{module}", module))
 
 
 def test_nothing_is_ever_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,12 +144,6 @@ def test_nothing_is_ever_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(ValueError, match="known"):
             parse(text)
     assert capsys.readouterr().out == ""
-
-
-def test_an_option_given_twice_is_refused() -> None:
-    """The syntax tree has both, and the last one used to win."""
-    with pytest.raises(ValueError, match=r"LocalLeap has an option twice in .*; give it once"):
-        parse("LocalLeap(radius=1, radius=2)")
 
 
 def test_the_defaults_are_the_published_ones() -> None:
@@ -98,3 +158,10 @@ def test_the_defaults_are_the_published_ones() -> None:
 def test_settings_cannot_be_changed_afterwards() -> None:
     with pytest.raises(FrozenInstanceError):
         LocalLeap().radius = 5  # type: ignore[misc]  # the point of the test
+
+
+def test_caches_and_verifiers_are_found_in_the_same_way(module: str) -> None:
+    assert parse_plugin(f"{module}:NoCache()", CachePolicy, {}) == NoCache()  # type: ignore[type-abstract]
+    known = {"ConfidenceThreshold": ConfidenceThreshold}
+    with pytest.raises(ValueError, match="must describe a CachePolicy, got a ConfidenceThreshold"):
+        parse_plugin("ConfidenceThreshold(0.5)", CachePolicy, known)  # type: ignore[type-abstract]

@@ -1,6 +1,7 @@
 """Prophet: when a row's answer counts as decided, where it is, and what is filled."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,6 @@ from samplers import (
 )
 
 MASK_ID = 11
-NEVER = (1e9,)
-ALWAYS = (0.0,)
 
 
 def view_of(
@@ -70,49 +69,13 @@ def test_the_threshold_falls_with_progress_and_is_reached_at_equality(
         assert exits(sampler, view) == [decided]
 
 
-def test_with_a_known_number_of_steps_progress_counts_them_from_one() -> None:
-    sampler = Prophet(FixedSchedule(2), (6.0, 3.0), (0.5,), answer_start=4, answer_length=2,
-                      num_steps=6)  # fmt: skip
-    # Blocks of 2 positions and 2 steps: the third step of the decode is at progress 3/6.
-    state = sampler.init(view_of([[MASK_ID] * 6], [[4.0] * 6]))
-    decided = []
-    for start in (0, 2):
-        view = view_of([[MASK_ID] * (6 - start)], [[4.0] * (6 - start)], start=start)
-        state = sampler.init(view)
-        for _ in range(2):
-            decision, state = sampler.step(view, state)
-            decided.append(bool(decision.commit.all()))
-    assert decided == [False, False, True, True]
-
-
-def test_only_masked_positions_of_the_answer_are_averaged_unless_asked() -> None:
-    tokens = [[MASK_ID, MASK_ID, 2, MASK_ID, MASK_ID, MASK_ID]]
-    view = view_of(tokens, [[0.0, 0.0, 20.0, 6.0, 0.0, 0.0]])
-    answer = {"answer_start": 2, "answer_length": 2}
-    assert exits(Prophet(**answer), view) == [False]  # type: ignore[arg-type]
-    assert exits(Prophet(**answer, gap="all"), view) == [True]  # type: ignore[arg-type]
-
-
-def test_an_answer_without_masks_is_decided() -> None:
-    view = view_of([[MASK_ID, MASK_ID, 2, 3, MASK_ID, MASK_ID]], [[0.0] * 6])
-    assert exits(Prophet(answer_start=2, answer_length=2), view) == [True]
-    assert exits(Prophet(answer_start=2, answer_length=2, gap="all"), view) == [False]
-
-
-def test_an_answer_in_finished_blocks_is_decided() -> None:
-    view = view_of([[MASK_ID] * 4], [[0.0] * 4], start=2)
-    assert exits(Prophet(answer_start=0, answer_length=2), view) == [True]
-    assert exits(Prophet(answer_start=0, answer_length=3), view) == [False]
-
-
-def test_a_decided_row_fills_every_block_with_its_proposals_and_others_go_on() -> None:
-    sampler = Prophet(ConfidenceThreshold(0.5), answer_start=4, answer_length=2)
-    gaps = [[9.0, 0.1, 0.1, 0.1, 8.0, 8.0], [9.0, 0.1, 0.1, 0.1, 1.0, 8.0]]
-    view = view_of([[MASK_ID] * 6, [MASK_ID] * 6], gaps)
-    decision, _ = sampler.step(view, sampler.init(view))
-    assert decision.commit.tolist() == [[True] * 6, [True] + [False] * 5]
-    assert decision.tokens is not None
-    assert decision.tokens[0].tolist() == [0, 1, 2, 3, 4, 5]
+def test_an_answer_without_masks_or_in_finished_blocks_is_decided() -> None:
+    full = view_of([[MASK_ID, MASK_ID, 2, 3, MASK_ID, MASK_ID]], [[0.0] * 6])
+    assert exits(Prophet(answer_start=2, answer_length=2), full) == [True]
+    assert exits(Prophet(answer_start=2, answer_length=2, gap="all"), full) == [False]
+    later = view_of([[MASK_ID] * 4], [[0.0] * 4], start=2)
+    assert exits(Prophet(answer_start=0, answer_length=2), later) == [True]
+    assert exits(Prophet(answer_start=0, answer_length=3), later) == [False]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +96,7 @@ def test_the_answer_is_looked_for_behind_the_marker(tokens: list[int], decided: 
 
 
 def test_a_marker_in_an_earlier_block_is_seen() -> None:
-    sampler = Prophet(FixedSchedule(4), ALWAYS, (), marker=(4, 4), answer_length=2)
+    sampler = Prophet(FixedSchedule(4), (0.0,), (), marker=(4, 4), answer_length=2)
     assert sampler.scope == "answer"
 
     class Four(HashModel):
@@ -149,36 +112,36 @@ def test_a_marker_in_an_earlier_block_is_seen() -> None:
     assert int(rounds[-1].before.masked.sum()) > 4
 
 
-def run(sampler: Sampler, **options: object) -> tuple[DecodeOutput, list[StepEvent]]:
-    rounds: list[StepEvent] = []
-    settings = {"gen_length": 12, "block_length": 4, "stop_at_eos": False, **options}
-    model = HashModel(peak=12.0)
-    out = decode(model, [[1, 2], [3], [4, 5, 6]], sampler, observers=[rounds.append], **settings)  # type: ignore[arg-type]
-    return out, rounds
+def run(sampler: Sampler) -> DecodeOutput:
+    return decode(
+        HashModel(peak=12.0), [[1, 2], [3], [4, 5, 6]], sampler, gen_length=12, block_length=4,
+        stop_at_eos=False,
+    )  # fmt: skip
 
 
-def test_a_threshold_that_is_never_reached_leaves_the_base_alone() -> None:
-    base = LocalLeap(0.3, 0.2)
-    plain, _ = run(base)
-    for answer in ({"answer_start": 8}, {"marker": (1, 2)}, {"gap": "all"}):
-        wrapped, _ = run(Prophet(base, NEVER, (), answer_length=4, **answer))  # type: ignore[arg-type]
-        assert torch.equal(wrapped.tokens, plain.tokens)
-        assert torch.equal(wrapped.nfe, plain.nfe)
+def never(base: Sampler, **answer: Any) -> Sampler:
+    return Prophet(base, (1e9,), (), answer_length=4, **answer)
 
 
-def test_rows_that_stop_early_save_forwards_and_end_without_masks() -> None:
-    out, _ = run(Prophet(FixedSchedule(4), (4.0,), (), answer_start=8, answer_length=2))
-    assert min(out.nfe.tolist()) < 12, "no row stopped early"
-    assert len(set(out.nfe.tolist())) > 1, "all rows stopped together"
-    assert not (out.tokens == 23).any()
+LEAP, CREDIT = LocalLeap(0.3, 0.2), ConfidenceThreshold(0.3)
 
 
-def test_given_tokens_are_not_touched_when_a_row_is_filled() -> None:
-    template = [23, 7, 23, 23, 23, 23, 8, 9, 23, 23, 23, 23]
-    sampler = Prophet(FixedSchedule(4), ALWAYS, (), answer_start=8, answer_length=4)
-    out, _ = run(sampler, templates=[template] * 3)
-    assert out.nfe.tolist() == [1, 1, 1]
-    assert out.tokens[:, [1, 6, 7]].tolist() == [[7, 8, 9]] * 3
+@pytest.mark.parametrize(
+    ("base", "sampler"),
+    [
+        (LEAP, never(LEAP, answer_start=8)),
+        (LEAP, never(LEAP, marker=(1, 2))),
+        (LEAP, never(LEAP, gap="all")),
+        (CreditDecoding(CREDIT), never(CreditDecoding(CREDIT))),
+        (CreditDecoding(CREDIT), CreditDecoding(never(CREDIT))),
+    ],
+)
+def test_a_threshold_that_is_never_reached_leaves_the_base_alone(
+    base: Sampler, sampler: Sampler
+) -> None:
+    plain, wrapped = run(base), run(sampler)
+    assert torch.equal(wrapped.tokens, plain.tokens)
+    assert torch.equal(wrapped.nfe, plain.nfe)
 
 
 def test_an_answer_outside_the_generation_is_refused_before_any_forward() -> None:
@@ -197,15 +160,6 @@ def test_a_request_whose_own_answer_is_too_short_is_refused() -> None:
     assert decoder.request([1], 0, gen_length=6).config.gen_length == 6
     with pytest.raises(ValueError, match="within gen_length=5 tokens, got positions 4 to 5"):
         decoder.request([1], 0, gen_length=5)
-
-
-def test_credit_inside_prophet_is_the_same_as_without_the_wider_view() -> None:
-    plain, _ = run(CreditDecoding(ConfidenceThreshold(0.3)))
-    wrapped, _ = run(Prophet(CreditDecoding(ConfidenceThreshold(0.3)), NEVER, ()))
-    outside, _ = run(CreditDecoding(Prophet(ConfidenceThreshold(0.3), NEVER, ())))
-    assert torch.equal(plain.tokens, wrapped.tokens)
-    assert torch.equal(plain.tokens, outside.tokens)
-    assert torch.equal(plain.nfe, outside.nfe)
 
 
 def test_only_the_answer_is_averaged_whatever_the_window_shows_beside_it() -> None:

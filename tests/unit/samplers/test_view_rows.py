@@ -1,0 +1,89 @@
+"""Rows of one view whose blocks begin at different columns, with options of their own."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from plugins_under_test import logits_of, view_with
+from torch import Tensor
+
+from samplers import View
+from samplers.logits.noise import row_keys
+from samplers.view import Scope
+
+SCOPES: tuple[Scope, ...] = ("block", "suffix", "answer")
+# A window inside the prompt, inside the answer, at its end, and of an answer that ends within
+# the window; by row the window's first position, the answer's length and the temperature.
+STARTS, GEN_LENGTHS = torch.tensor([-3, 40, 0, 16]), torch.tensor([64, 96, 24, 20])
+TEMPERATURES = torch.tensor([0.0, 0.7, 1.3, 0.0], dtype=torch.float64)
+TOLD = (
+    "tokens", "masked", "eligible", "positions", "in_answer", "after_answer", "progress",
+    "num_left", "proposal", "confidence", "margin", "entropy",
+)  # fmt: skip
+# The second starts have blocks that reach beyond the window.
+BLOCKS = pytest.mark.parametrize("block_starts", [(3, 0, 2, 6), (0, 4, 7, 9), (2, 2, 2, 2)])
+
+
+def joined(block_starts: tuple[int, ...]) -> View:
+    """Four rows that differ in everything a row may have of its own."""
+    generator = torch.Generator().manual_seed(1)
+    columns, starts = torch.arange(10), torch.tensor(block_starts)[:, None]
+    positions = STARTS[:, None] + columns
+    masked = torch.rand(4, 10, generator=generator) < 0.7
+    masked &= (positions >= 0) & (positions < GEN_LENGTHS[:, None]) & (columns >= starts)
+    tokens = torch.where(masked, 11, torch.randint(0, 11, (4, 10), generator=generator))
+    return view_with(
+        logits_of("drifting", 1, 0, (4, 10, 12)), tokens=tokens, masked=masked,
+        eligible=masked & (columns < starts + 4), start=STARTS, gen_length=GEN_LENGTHS,
+        committed=torch.tensor([4, 41, 2, 15]), temperature=TEMPERATURES, block_length=4,
+        noise_keys=row_keys(1, torch.arange(4)), block_start=starts[:, 0],
+    )  # fmt: skip
+
+
+def alone(view: View, row: int) -> View:
+    """One row of a view, whose options are numbers."""
+    part = view.take(torch.tensor([row]))
+    names = ("start", "gen_length", "temperature", "block_start")
+    numbers: dict[str, Any] = {name: getattr(part, name).item() for name in names}
+    return replace(part, **numbers)
+
+
+@BLOCKS
+@pytest.mark.parametrize("scope", SCOPES)
+def test_the_part_of_a_scope_is_that_of_the_row_alone(
+    block_starts: tuple[int, ...], scope: Scope
+) -> None:
+    view = joined(block_starts)
+    part = view.within(scope)
+    assert part.tokens.shape[1] == (4 if scope == "block" else 10)
+    for row, start in enumerate(block_starts):
+        single = alone(view, row).within(scope)
+        width = single.tokens.shape[1]
+        assert width == {"block": 4, "suffix": 10 - start, "answer": 10}[scope]
+        for name in TOLD:
+            ours: Tensor = getattr(part, name)[row]
+            torch.testing.assert_close(
+                ours[:width] if ours.ndim else ours, getattr(single, name)[0], rtol=0, atol=0
+            )
+        first = 0 if scope == "answer" else start
+        inside = min(10 - first, width)
+        assert torch.equal(part.masked[row, :inside], view.masked[row, first : first + inside])
+        # Columns beyond the window are settled.
+        assert not (part.masked | part.eligible)[row, inside:].any()
+        assert part.positions[row, 0] == STARTS[row] + first
+
+
+@BLOCKS
+@pytest.mark.parametrize("scope", SCOPES)
+def test_values_of_a_part_are_put_back_where_they_were(
+    block_starts: tuple[int, ...], scope: Scope
+) -> None:
+    view = joined(block_starts)
+    part = view.within(scope)
+    assert torch.equal(view.widened(part.eligible, scope), view.eligible)
+    columns, starts = torch.arange(10), torch.tensor(block_starts)[:, None]
+    shown = (columns >= starts) & (columns < starts + (4 if scope == "block" else 10))
+    shown |= torch.tensor(scope == "answer")
+    marked = view.widened(part.tokens + 1, scope)
+    assert torch.equal(marked, torch.where(shown, view.tokens + 1, 0))
