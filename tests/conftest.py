@@ -39,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--soak-requests", type=int, default=600, help="requests of tests/e2e/test_serve_soak.py"
     )
+    parser.addoption(
+        "--fuzz-seeds", default="0:1600", help="cases of tests/property/test_fuzz_engine.py"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

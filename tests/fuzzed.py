@@ -1,22 +1,11 @@
-"""Decodes random cases alone, together and with too few rows, and compares tokens, steps and costs.
+"""Decodes random cases alone, together and with too few rows; compares tokens, steps and costs."""
 
-    PYTHONPATH=.:tests python tests/fuzzed.py FIRST_SEED NUM_SEEDS [LOG_FILE]
-
-The log file keeps the counts, so that the same command goes on where it was stopped.
-"""
-
-import gc
-import json
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-from fuzzed_cases import MASK, Case, OneByOne, case_of
-from toys import written_alone
+from fuzzed_cases import MASK, Case, OneByOne, case_of, written_by_target
 
 from dllm_decode import (
     S2D2,
@@ -35,7 +24,6 @@ from dllm_decode.decoder import Decoder
 from dllm_decode.join import Ended
 from dllm_decode.loop import new_decoder, run
 from samplers import JointThreshold
-from samplers.logits.noise import row_keys
 
 COSTS = ("nfe", "query_positions", "target_nfe", "drafted", "accepted")
 RARE = (
@@ -48,7 +36,7 @@ RARE = (
     "ended by a stop rule", "drafts accepted by itself", "drafts accepted by a target",
     "several blocks open", "guidance", "deferred ids", "banned ids",
     "a model that computes no groups", "compared with the target alone",
-    "compared with the target's own sample",
+    "compared with the target's own sample", "a draft of many tokens accepted",
 )  # fmt: skip
 
 
@@ -126,49 +114,47 @@ def _together(case: Case) -> dict[int, Found]:
     calls = model.num_calls
     if case.is_uniform:
         out = _public(case, watch)
-        forwards, found = out.forwards, _by_row(case, out, watch)
+        forwards = out.forwards
+        found = {row: _found(out, row, watch.steps.get(row)) for row in range(len(case.requests))}
     else:
         answers = list(run(case.decoder, RequestQueue(iter(case.requests)), len(case.requests),
                            [watch]))  # fmt: skip
         forwards = max(answer.forwards for answer in answers)
-        found = _found(_outputs(answers), watch)
+        found = _answered(answers, watch)
     assert model.num_calls - calls == forwards, "calls of the model are miscounted"
     return found
 
 
 def _public(case: Case, watch: Watch) -> DecodeOutput:
+    return decode(*_positional(case), **_named(case, watch))
+
+
+def _positional(case: Case) -> tuple[Any, ...]:
+    prompts = [request.prompt for request in case.requests]
+    return case.decoder.model, prompts, case.decoder.sampler
+
+
+def _named(case: Case, watch: Watch) -> dict[str, Any]:
     decoder, requests = case.decoder, case.requests
-    return decode(
-        decoder.model, [request.prompt for request in requests], decoder.sampler,
-        cache=decoder.cache, verifier=decoder.verifier, blocks=decoder.schedule,
-        templates=[request.template for request in requests], observers=[watch],
-        stop=requests[0].stop, config=decoder.config,
-    )  # fmt: skip
-
-
-def _by_row(case: Case, out: DecodeOutput, watch: Watch) -> dict[int, Found]:
-    costs = {name: getattr(out, name).tolist() for name in COSTS}
     return {
-        row: Found(tokens, watch.steps.get(row, []), {name: costs[name][row] for name in COSTS})
-        for row, tokens in enumerate(out.tokens.tolist())
-    }
+        "cache": decoder.cache, "verifier": decoder.verifier, "blocks": decoder.schedule,
+        "templates": [request.template for request in requests], "observers": [watch],
+        "stop": requests[0].stop, "config": decoder.config,
+    }  # fmt: skip
 
 
-def _found(outputs: dict[int, DecodeOutput], watch: Watch) -> dict[int, Found]:
-    return {
-        index: Found(
-            output.tokens[0].tolist(),
-            watch.steps.get(index, []),
-            {name: int(getattr(output, name)[0]) for name in COSTS},
-        )
-        for index, output in outputs.items()
-    }
+def _found(out: DecodeOutput, row: int, steps: list[tuple[list[int], list[bool]]] | None) -> Found:
+    costs = {name: int(getattr(out, name)[row]) for name in COSTS}
+    return Found(out.tokens[row].tolist(), steps or [], costs)
 
 
-def _outputs(answers: Iterable[Ended]) -> dict[int, DecodeOutput]:
+def _answered(answers: Iterable[Ended], watch: Watch) -> dict[int, Found]:
     listed = list(answers)
     assert not any(answer.error for answer in listed), [answer.error for answer in listed]
-    return {answer.request: answer.output for answer in listed}
+    return {
+        answer.request: _found(answer.output, 0, watch.steps.get(answer.request))
+        for answer in listed
+    }
 
 
 def _with_few_rows(case: Case, events: Counter[str]) -> dict[int, Found]:
@@ -176,23 +162,17 @@ def _with_few_rows(case: Case, events: Counter[str]) -> dict[int, Found]:
     watch, decoder = Watch(case, events), case.decoder
     grouped = decoder.model.num_grouped
     if case.is_uniform:
-        requests = case.requests
-        outs = decode_many(
-            decoder.model, [request.prompt for request in requests], decoder.sampler,
-            num_rows=case.num_rows, cache=decoder.cache, verifier=decoder.verifier,
-            blocks=decoder.schedule, templates=[request.template for request in requests],
-            observers=[watch], stop=requests[0].stop, config=decoder.config,
-        )  # fmt: skip
-        outputs = dict(enumerate(outs))
+        outs = decode_many(*_positional(case), num_rows=case.num_rows, **_named(case, watch))
+        found = {row: _found(out, 0, watch.steps.get(row)) for row, out in enumerate(outs)}
     else:
-        outputs = _outputs(_joining(case, watch))
-        for index in {request.index for request in case.requests} - set(outputs):
+        found = _answered(_joining(case, watch), watch)
+        for index in {request.index for request in case.requests} - set(found):
             assert index in case.cancels, f"row {index} has no answer"
             is_decoded = index in watch.steps
             events["cancelled while decoded"] += is_decoded
             events["cancelled while waiting"] += not is_decoded
     events["several groups in one forward"] += decoder.model.num_grouped > grouped
-    return _found(outputs, watch)
+    return found
 
 
 def _joining(case: Case, watch: Watch) -> Iterator[Ended]:
@@ -220,10 +200,9 @@ def _alone(case: Case, request: Request) -> Found:
         config = decoder.config.updated(**case.options[request.index])
         alone = replace(decoder, config=config)
         one = case._replace(decoder=alone, requests=[request])
-        (found,) = _by_row(one, _public(one, watch), watch).values()
-        return found._replace(steps=watch.steps.get(0, []))
-    outputs = _outputs(run(decoder, RequestQueue(iter([request])), 1, [watch]))
-    return _found(outputs, watch)[request.index]
+        return _found(_public(one, watch), 0, watch.steps.get(0))
+    answers = run(decoder, RequestQueue(iter([request])), 1, [watch])
+    return _answered(answers, watch)[request.index]
 
 
 def _is_allowed_alone(case: Case, request: Request) -> bool:
@@ -260,28 +239,16 @@ def _as_the_target(
     case: Case, request: Request, found: Found, events: Counter[str]
 ) -> Iterator[str]:
     """Compares an answer with that of the target alone, one token and one whole forward a time."""
-    verifier, given = case.decoder.verifier, list(request.template)
-    if not isinstance(verifier, ARVerify) or request.stop.reads_tokens:
+    own = written_by_target(case.decoder, request)
+    if own is None:
         return
-    # Drawn drafts follow the target's law, but not its sample.
-    is_noisy = request.config.temperature > 0.0
-    if is_noisy and verifier.drafting.is_drawn:
-        return
-    model, ends = case.decoder.model, verifier.target.eos_ids
-    if not request.config.stop_at_eos or MASK in given or any(token in ends for token in given):
-        return
-    own = written_alone(
-        verifier.target.network.model, list(request.prompt), given,
-        gen_length=request.config.gen_length, stops=ends,
-        banned=(MASK, *model.banned_ids, *case.decoder.config.banned_ids),
-        temperature=request.config.temperature,
-        key=row_keys(request.config.seed, torch.tensor([request.noise_index]))
-        if is_noisy else None,
-    )  # fmt: skip
     events["compared with the target alone"] += 1
-    events["compared with the target's own sample"] += is_noisy
+    events["compared with the target's own sample"] += request.config.temperature > 0.0
+    events["a draft of many tokens accepted"] += found.costs["accepted"] > 4
     if found.tokens != own:
         yield f"row {request.index}: {found.tokens}, the target alone {own}"
+    elif found.costs["target_nfe"] > found.costs["nfe"]:
+        yield f"row {request.index}: more forwards of the target than in all"
 
 
 def _differences(
@@ -396,41 +363,6 @@ def described(seed: int) -> str:
         decoder.model.name, f"align {decoder.align}, shift {decoder.model.logit_shift}",
         decoder.sampler, decoder.cache, decoder.verifier, decoder.schedule, decoder.config,
         f"{case.num_rows} rows, joins {case.joins}, cancels {case.cancels}", *case.requests,
-        f"PYTHONPATH=.:tests python tests/fuzzed.py {seed} 1",
+        f"pytest -m slow tests/property/test_fuzz_engine.py --fuzz-seeds {seed}:{seed + 1}",
     )  # fmt: skip
     return "\n  ".join(map(str, parts))
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    gc.freeze()
-    first, number = int(sys.argv[1]), int(sys.argv[2])
-    log = Path(sys.argv[3]) if len(sys.argv) > 3 else None
-    events: Counter[str] = Counter()
-    start = first
-    if log and log.exists():
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        counts = [line for line in lines if "next" in line]
-        if counts:
-            start, events = counts[-1]["next"], Counter(counts[-1]["events"])
-    for seed in range(start, first + number):
-        faults = checked(seed, events)
-        if faults:
-            events["different"] += 1
-            print(f"seed {seed}: " + "\n    ".join(faults) + f"\n  {described(seed)}", flush=True)
-            _append(log, {"seed": seed, "faults": faults})
-        if seed % 50 == 49 or seed + 1 == first + number:
-            _append(log, {"next": seed + 1, "events": events})
-    print(json.dumps(dict(sorted(events.items()))))
-    missed = [name for name in RARE if not events[name]]
-    print(f"never met: {', '.join(missed) or 'nothing'}")
-
-
-def _append(log: Path | None, line: object) -> None:
-    if log:
-        with log.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-
-if __name__ == "__main__":
-    main()

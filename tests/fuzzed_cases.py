@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from tiny_models import EVERY_FAMILY, REGISTERED, Spied, shape_of
 from torch import Tensor
-from toys import DriftingModel, tiny_target
+from toys import Knowing, tiny_target, written_alone
 
 from dllm_decode import (
     S2D2,
@@ -28,6 +28,7 @@ from dllm_decode import (
     KVCache,
     MinimumSpan,
     MultiBlock,
+    NGram,
     NoCache,
     NoVerifier,
     PathSearch,
@@ -53,6 +54,7 @@ from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.network.transformer import Transformer
 from samplers import parse
 from samplers.facts import Fact
+from samplers.logits.noise import row_keys
 
 VOCAB_SIZE, MASK, EOS = 24, 23, 22
 WORDS = tuple(range(21))
@@ -120,7 +122,7 @@ class OneByOne(Spied):
         return self.counted.new_kv_cache(num_rows, num_slots)
 
 
-class CountedToy(DriftingModel):
+class CountedToy(Knowing):
     """A model without keys and values, some of whose drafts are right."""
 
     num_calls = 0
@@ -210,7 +212,7 @@ class Case(NamedTuple):
 def case_of(seed: int) -> Case | str:
     """Draws a case; returns the text of the refusal if its parts do not fit together."""
     rng = random.Random(seed)
-    model = _model(rng)
+    model = random_model(rng)
     align = model.causal_block_length
     block_length = align * rng.choice((1, 2)) if align else rng.choice((1, 2, 3, 4, 5, 8))
     gen_length = rng.randint(max(4, block_length), rng.choice((10, 12, 24)))
@@ -223,14 +225,14 @@ def case_of(seed: int) -> Case | str:
     try:
         decoder = new_decoder(
             model, sampler, cache=cache, verifier=_verifier(rng, align), blocks=blocks,
-            config=_config(rng, gen_length, block_length),
+            config=config_of(rng, gen_length, block_length),
         )  # fmt: skip
-        return _with_requests(rng, seed, decoder)
+        return _knowing(with_requests(rng, seed, decoder))
     except ValueError as refusal:
         return str(refusal)
 
 
-def _model(rng: random.Random) -> MaskPredictor:
+def random_model(rng: random.Random) -> MaskPredictor:
     family = rng.choice((*EVERY_FAMILY, "toy", "toy"))
     may_be_causal = family == "toy" or family.startswith("a2d")
     is_causal = rng.random() < 0.3 if may_be_causal else REGISTERED[family].block_length > 0
@@ -239,7 +241,7 @@ def _model(rng: random.Random) -> MaskPredictor:
     return model_of(family, rng.randint(0, 3), rng.choice((1.0, 2.0, 4.0)), align, ends)
 
 
-def _config(rng: random.Random, gen_length: int, block_length: int) -> DecodeConfig:
+def config_of(rng: random.Random, gen_length: int, block_length: int) -> DecodeConfig:
     options: dict[str, Any] = {}
     if rng.random() < 0.3:
         options["temperature"] = rng.choice((0.3, 1.0))
@@ -308,13 +310,15 @@ def _verifier(rng: random.Random, align: int) -> Verifier:
     target = tiny_target(VOCAB_SIZE, rng.randint(0, 2), 2.0)
     if kind < 0.8:
         return Guided(target, rng.randint(1, 8), rng.randint(1, 4), rng.choice((0.0, 0.2)))
+    proxy = NGram(VOCAB_SIZE).fit([[*WORDS]])
     drafting = rng.choice(
-        (PathSearch(), PathSearch(num_forwards=2), Tree(8), Tree(6, num_forwards=2), Sampled())
-    )
+        (PathSearch(), PathSearch(num_forwards=2), PathSearch(4, 0.95, 6, 0.4, proxy, "always"),
+         Tree(8), Tree(6, num_forwards=2), Tree(12, proxy=proxy, column_cost=0.02), Sampled())
+    )  # fmt: skip
     return ARVerify(target, DraftLength(2, 6, growth=2), drafting)
 
 
-def _with_requests(rng: random.Random, seed: int, decoder: Decoder) -> Case:
+def with_requests(rng: random.Random, seed: int, decoder: Decoder) -> Case:
     number = rng.choice((2, 2, 3, 3, 4, 5))
     has_own = rng.random() < 0.6
     stop = StopAt(frozenset(rng.sample(WORDS, 2))) if rng.random() < 0.1 else NeverStop()
@@ -332,6 +336,35 @@ def _with_requests(rng: random.Random, seed: int, decoder: Decoder) -> Case:
     cancels = {rng.randrange(number): rng.randint(1, 6)} if rng.random() < 0.12 else {}
     num_rows = rng.randint(max(1, number - 4), number - 1)
     return Case(seed, decoder, requests, options, num_rows, joins, cancels)
+
+
+def written_by_target(decoder: Decoder, request: Request) -> list[int] | None:
+    """Returns the answer of the target alone; `None` where something else decides too."""
+    verifier, own, given = decoder.verifier, request.config, list(request.template)
+    if not isinstance(verifier, ARVerify) or request.stop.reads_tokens or MASK in given:
+        return None
+    model, ends = decoder.model, verifier.target.eos_ids
+    stops, is_noisy = own.stop_at_eos or own.truncate_at_eos, own.temperature > 0.0
+    # Drawn drafts follow the target's law, but not its sample.
+    if any(token in ends for token in given) or (is_noisy and verifier.drafting.is_drawn):
+        return None
+    keys = row_keys(own.seed, torch.tensor([request.noise_index])) if is_noisy else None
+    return written_alone(
+        verifier.target.network.model, list(request.prompt), given, gen_length=own.gen_length,
+        stops=ends, banned=(MASK, *model.banned_ids, *decoder.config.banned_ids),
+        temperature=own.temperature, key=keys, ends=stops,
+    )  # fmt: skip
+
+
+def _knowing(case: Case) -> Case:
+    """Tells a toy most of what the target will write, so that long drafts are accepted."""
+    decoder = case.decoder
+    if not isinstance(decoder.model, CountedToy):
+        return case
+    written = {(*one.prompt,): written_by_target(decoder, one) for one in case.requests}
+    answers = {prompt: answer for prompt, answer in written.items() if answer}
+    model = replace(decoder.model, answers=answers, wrong_every=1 + case.seed % 5)
+    return case._replace(decoder=replace(decoder, model=model))
 
 
 def _own_options(rng: random.Random, decoder: Decoder) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Samplers and caches that the laws are tested on, and views made by hand.
 
-Add an instance to `INSTANCES` or `CACHES`, and every law covers it.
+Add the text of an instance to `INSTANCES`, or an instance to `CACHES`, and every law covers it.
 """
 
 import math
@@ -24,100 +24,36 @@ from dllm_decode import (
     SubBlockCache,
     SuffixWindow,
 )
-from samplers import (
-    T2M,
-    AcceptAndRenoise,
-    ConfidenceThreshold,
-    CreditDecoding,
-    DecayingThreshold,
-    Decision,
-    DuoPosterior,
-    EntropyBound,
-    EntropyThreshold,
-    Factor,
-    FixedSchedule,
-    Frechet,
-    Hierarchy,
-    JointThreshold,
-    JointThresholdInDel,
-    Klass,
-    Learn2PD,
-    Less,
-    LocalLeap,
-    Prophet,
-    QuotaThreshold,
-    Sampler,
-    SchED,
-    State,
-    View,
-    Wino,
-)
-from samplers.facts import Fact
+from samplers import Decision, Learn2PD, Sampler, State, View, parse
 from samplers.logits.noise import row_keys
 from samplers.logits.summary import Summary
 
-INSTANCES: tuple[Sampler, ...] = (
-    ConfidenceThreshold(),
-    ConfidenceThreshold(0.3),
-    ConfidenceThreshold(0.6),
-    DecayingThreshold(0.8, 0.9, 0),
-    EntropyBound(),
-    EntropyBound(0.6, "confidence"),
-    EntropyBound(math.inf, "margin"),
-    EntropyThreshold(),
-    Factor(),
-    Factor(0.75, "inclusive"),
-    Factor(1.0, "official"),
-    FixedSchedule(3),
-    FixedSchedule(2, "random"),
-    FixedSchedule(4, "margin"),
-    FixedSchedule(5, "entropy", "dream"),
-    Frechet(),
-    Frechet(-math.inf),
-    Hierarchy(),
-    Hierarchy(0.2, 1.0),
-    JointThreshold(),
-    JointThreshold(0.7, 0.5, 3, 2, 1.5),
-    JointThresholdInDel(0.3, 0.1, 4, 2, 5),
-    JointThresholdInDel(0.2, 0.0, 0, 7, 3),
-    Klass(0.4, 0.05),
-    Klass(0.9, 0.01, 1, 2),
-    Klass(0.42, 0.5, 1, 13),
-    Less(),
-    Less(0.3, 0.1, 1, 2),
-    LocalLeap(),
-    LocalLeap(0.8, 0.3, 1),
-    CreditDecoding(LocalLeap()),
-    Prophet(FixedSchedule(3)),
-    QuotaThreshold(0.4, 3),
-    SchED(FixedSchedule(3), high=1.0, low=0.2, max_changed=0.5),
-    QuotaThreshold(0.4, 5, "most"),
-    T2M(),
-    T2M(0.3, "low_prob", 0.9, 2, 1.0, 3, eos_early_stop=False),
-    T2M(0.5, "t2t_remask", 0.3, 3),
-    T2M(0.3, "logit_diff", 0.1, 3, 0.5, 4),
-    CreditDecoding(Klass(0.42, 0.5, 1, 13)),
-    Prophet(CreditDecoding(Klass(0.4, 0.05))),
-    Wino(0.3),
-)
+INSTANCES: tuple[Sampler, ...] = tuple(map(parse, (
+    "ConfidenceThreshold()", "ConfidenceThreshold(0.3)", "ConfidenceThreshold(0.6)",
+    "DecayingThreshold(0.8, 0.9, 0)", "EntropyBound()", "EntropyBound(0.6, 'confidence')",
+    "EntropyBound(inf, 'margin')", "EntropyThreshold()", "Factor()", "Factor(0.75, 'inclusive')",
+    "Factor(1.0, 'official')", "FixedSchedule(3)", "FixedSchedule(2, 'random')",
+    "FixedSchedule(4, 'margin')", "FixedSchedule(5, 'entropy', 'dream')", "Frechet()",
+    "Frechet(-inf)", "Hierarchy()", "Hierarchy(0.2, 1.0)", "JointThreshold()",
+    "JointThreshold(0.7, 0.5, 3, 2, 1.5)", "JointThresholdInDel(0.3, 0.1, 4, 2, 5)",
+    "JointThresholdInDel(0.2, 0.0, 0, 7, 3)", "Klass(0.4, 0.05)", "Klass(0.9, 0.01, 1, 2)",
+    "Klass(0.42, 0.5, 1, 13)", "Less()", "Less(0.3, 0.1, 1, 2)", "LocalLeap()",
+    "LocalLeap(0.8, 0.3, 1)", "CreditDecoding(LocalLeap())", "Prophet(FixedSchedule(3))",
+    "QuotaThreshold(0.4, 3)", "SchED(FixedSchedule(3), high=1.0, low=0.2, max_changed=0.5)",
+    "QuotaThreshold(0.4, 5, 'most')", "T2M()",
+    "T2M(0.3, 'low_prob', 0.9, 2, 1.0, 3, eos_early_stop=False)", "T2M(0.5, 't2t_remask', 0.3, 3)",
+    "T2M(0.3, 'logit_diff', 0.1, 3, 0.5, 4)", "CreditDecoding(Klass(0.42, 0.5, 1, 13))",
+    "Prophet(CreditDecoding(Klass(0.4, 0.05)))", "Wino(0.3)",
+)))  # fmt: skip
 
 CACHES: tuple[CachePolicy, ...] = (
-    PrefixCache(),
-    PrefixCache(refresh_every=3),
-    DualCache(),
-    DualCache(refresh_every=3, before=2, after=3),
-    FreeCache("clean"),
-    FreeCache("official"),
-    DelayedCache(refresh_every=3, warm_up=1),
-    SettledCache(1),
-    SettledCache(2),
-    PipelineCache(4, 1, 3),
-    SubBlockCache(),
-    SuffixWindow(PrefixCache(), 2),
-    SuffixWindow(FreeCache(), 0),
-    SuffixWindow(DelayedCache(refresh_every=3, warm_up=1), 1),
+    PrefixCache(), PrefixCache(refresh_every=3), DualCache(),
+    DualCache(refresh_every=3, before=2, after=3), FreeCache("clean"), FreeCache("official"),
+    DelayedCache(refresh_every=3, warm_up=1), SettledCache(1), SettledCache(2),
+    PipelineCache(4, 1, 3), SubBlockCache(), SuffixWindow(PrefixCache(), 2),
+    SuffixWindow(FreeCache(), 0), SuffixWindow(DelayedCache(refresh_every=3, warm_up=1), 1),
     SuffixWindow(NoCache(), 0, tail=0),
-)
+)  # fmt: skip
 
 
 def one_of_each_kind(plugins: Iterable[Any]) -> list[Any]:
@@ -137,18 +73,12 @@ def plugin(base: type, **members: Any) -> Any:
 
 
 OF_NOISE: tuple[Sampler, ...] = (
-    AcceptAndRenoise(0.5, 6, 0.1, 2.0, 1, 0.3),
-    DuoPosterior(4, kappa=0.7),
-)
+    parse("AcceptAndRenoise(0.5, 6, 0.1, 2.0, 1, 0.3)"), parse("DuoPosterior(4, kappa=0.7)"),
+)  # fmt: skip
 """Samplers for uniform-state models, which have laws of their own."""
 
-VERIFIABLE: tuple[Sampler, ...] = tuple(
-    one for one in INSTANCES if Fact.ONE_STEP_A_FORWARD not in one.needs
-)
-"""Samplers that `SelfVerify` takes: it refuses samplers that edit committed tokens."""
-
 # For laws that decode many times with each: one that plans ahead, one that follows confidence.
-FEW: tuple[Sampler, ...] = (ConfidenceThreshold(0.6), FixedSchedule(3))
+FEW: tuple[Sampler, ...] = (parse("ConfidenceThreshold(0.6)"), parse("FixedSchedule(3)"))
 
 # Their filters read blocks of one length, by that length; their own tests hold these laws.
 OF_ONE_BLOCK_LENGTH: dict[Sampler, int] = {Learn2PD(): 32}
@@ -220,18 +150,6 @@ def raised(view: View) -> View:
     values = torch.zeros(tokens.shape)
     values[..., 0] = 0.7 * view.masked
     return view.with_logit_bias(tokens, values)
-
-
-def statistics(view: View) -> dict[str, Tensor]:
-    """Returns the statistics that a view has of each position."""
-    names = ("proposal", "most_likely", "confidence", "margin", "entropy", "log_normaliser")
-    found = {name: getattr(view, name) for name in names}
-    found["uniform"] = view.uniform()
-    found["probability"] = view.probability(torch.full_like(view.tokens, 4))
-    found["second"] = view.top_k(3).logits[..., 1]
-    found["third token"] = view.top_k(3).tokens[..., 2]
-    found["logit"] = view.logits[..., 5]
-    return found
 
 
 def committed(sampler: Sampler, view: View, state: State = None) -> list[list[int]]:

@@ -10,12 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from dllm_decode.models.base import ForwardInputs
-
-LogitsOf = Callable[[Tensor], Tensor]
-"""Maps token ids (1, L) to logits (1, L, V) that predict the same columns."""
 
 
 class Reference(NamedTuple):
@@ -23,12 +19,10 @@ class Reference(NamedTuple):
 
     Attributes:
         tokens: The answer.
-        commits: Which answer positions each forward committed.
         steps: The answer after each forward.
     """
 
     tokens: list[int]
-    commits: list[list[int]]
     steps: list[list[int]]
 
 
@@ -230,7 +224,7 @@ class _Decode:
         self.canvas += [asked.mask_id] * (self.end - len(self.canvas))
         self.open = {n for n, token in enumerate(self.canvas) if token == asked.mask_id}
         self.given = set(range(self.end)) - self.open
-        self.result = Reference([], [], [])
+        self.result = Reference([], [])
 
     def run(self) -> Reference:
         while not self._has_ended() and any(column < self.stop for column in self.open):
@@ -246,11 +240,10 @@ class _Decode:
         while self.open & set(block) and not (step and self._has_ended()):
             seen = self._seen(block, known, step)
             seen.memory = memory
-            before = self._answer()
             self._apply(seen, self.rule(seen), block)
             if self.row.truncate_at_eos:
                 self._truncate()
-            self._note(before)
+            self._note()
             step += 1
 
     def _seen(self, block: range, known: set[int], step: int) -> Block:
@@ -343,13 +336,9 @@ class _Decode:
         mask, answer = self.asked.mask_id, self.canvas[self.start : self.stop]
         return [self.asked.eos_ids[0] if fills and t == mask else t for t in answer]
 
-    def _note(self, before: list[int]) -> None:
+    def _note(self) -> None:
         has_ended = self._has_ended() or not any(column < self.stop for column in self.open)
-        after, mask = self._answer(fills=has_ended and self.row.stop_at_eos), self.asked.mask_id
-        self.result.steps.append(after)
-        self.result.commits.append(
-            [n for n, token in enumerate(self._answer()) if before[n] == mask and token != mask]
-        )
+        self.result.steps.append(self._answer(fills=has_ended and self.row.stop_at_eos))
 
 
 # Counter-based noise: SplitMix64 of the seed, the number of the prompt, the number of tokens that
@@ -455,25 +444,3 @@ def _asked(
     )
     found: list[list[float]] = model.predict(inputs)[0].double().tolist()
     return found
-
-
-def fixed_schedule(
-    logits_of: LogitsOf,
-    prompt: Sequence[int],
-    *,
-    gen_length: int,
-    block_length: int,
-    steps_per_block: int,
-    mask_id: int,
-) -> Reference:
-    """Commits the most confident positions, a fixed number a step, remainder first."""
-    row = Row(prompt=prompt, gen_length=gen_length, block_length=block_length)
-    return decode(_by_function(logits_of, mask_id), row, fixed_rule(steps_per_block))
-
-
-def _by_function(logits_of: LogitsOf, mask_id: int) -> Asked:
-    def look(canvas: list[int], block: range, step: int) -> list[list[float] | None]:
-        found: list[list[float] | None] = logits_of(torch.tensor([canvas]))[0].double().tolist()
-        return found
-
-    return Asked(look=look, mask_id=mask_id, banned=frozenset({mask_id}))

@@ -87,7 +87,7 @@ class Knowing(DriftingModel):
 
     def predict(self, inputs: ForwardInputs) -> Tensor:
         logits = super().predict(inputs)
-        for row, tokens in enumerate(inputs.tokens.tolist()):
+        for row, tokens in enumerate(inputs.tokens.tolist() if self.answers else ()):
             positions = inputs.positions[row].tolist()
             first = max(column for column, place in enumerate(positions) if place == 0)
             prompt = next(

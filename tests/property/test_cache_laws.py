@@ -21,7 +21,7 @@ from dllm_decode import (
     SuffixWindow,
     decode,
 )
-from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, View
+from samplers import Decision, FixedSchedule, Sampler, View
 from samplers.facts import Fact
 from samplers.logits.statistics import highest_one
 
@@ -55,10 +55,6 @@ def answer(
     return decode(model, prompts, sampler, cache=cache, gen_length=gen_length, **options)
 
 
-def columns_per_forward(out: Any) -> torch.Tensor:
-    return out.query_positions / out.nfe  # type: ignore[no-any-return]
-
-
 @pytest.mark.exhaustive(5)
 @FAMILY
 @pytest.mark.parametrize(
@@ -82,21 +78,6 @@ def test_a_policy_that_computes_everything_is_no_cache(
         assert torch.equal(cached.query_positions, exact.query_positions)
 
 
-@FAMILY
-@SAMPLER
-def test_prefix_and_dual_are_the_same_where_there_is_no_suffix(
-    family: str, sampler: Sampler
-) -> None:
-    options = {"gen_length": 12, "block_length": 12}
-    prompts = [[1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12]]
-    prefix = answer(tiny(family), sampler, PrefixCache(), prompts=prompts, **options)
-    dual = answer(tiny(family), sampler, DualCache(), prompts=prompts, **options)
-    exact = answer(tiny(family), sampler, NoCache(), prompts=prompts, **options)
-    assert torch.equal(prefix.tokens, dual.tokens)
-    assert torch.equal(prefix.query_positions, dual.query_positions)
-    assert (columns_per_forward(prefix) < columns_per_forward(exact)).all()
-
-
 @pytest.mark.exhaustive(12)
 @SAMPLER
 @pytest.mark.parametrize(("block_length", "stop_at_eos"), [(4, True), (8, False)])
@@ -114,13 +95,6 @@ def test_caching_is_exact_on_a_block_causal_model(
         assert (cached.query_positions < exact.query_positions).all()
 
 
-def test_a_block_causal_model_shows_what_is_frozen_too_early() -> None:
-    options: Any = {"gen_length": 24}
-    exact = answer(tiny("sdar"), SAMPLERS[0], NoCache(), **options)
-    official = answer(tiny("sdar"), SAMPLERS[0], FreeCache("official"), **options)
-    assert not torch.equal(official.tokens, exact.tokens)
-
-
 @pytest.mark.exhaustive(1)
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_every_policy_approximates_on_a_bidirectional_model(family: str) -> None:
@@ -131,19 +105,6 @@ def test_every_policy_approximates_on_a_bidirectional_model(family: str) -> None
         cached = answer(tiny(family), FixedSchedule(4), cache, **options)
         assert not torch.equal(cached.tokens, exact.tokens), cache
         assert (cached.query_positions < exact.query_positions).all()
-
-
-@pytest.mark.parametrize(
-    "cache", [PrefixCache(), DualCache(), DelayedCache(), DelayedCache(2, 1)], ids=repr
-)
-@FAMILY
-def test_a_block_finished_by_its_first_forward_is_decoded_exactly(
-    family: str, cache: CachePolicy
-) -> None:
-    exact = answer(tiny(family), FixedSchedule(1), NoCache())
-    cached = answer(tiny(family), FixedSchedule(1), cache)
-    assert torch.equal(cached.tokens, exact.tokens)
-    assert torch.equal(cached.query_positions, exact.query_positions)
 
 
 @pytest.mark.exhaustive(10)
@@ -161,42 +122,6 @@ def test_a_slot_holds_the_keys_of_the_token_it_was_computed_from(
     assert written.any()
     assert torch.equal(same | ~written, torch.ones_like(written))
     assert (kv_cache.keys[0].transpose(1, 2)[~written] == 0).all()
-
-
-@FAMILY
-def test_the_clean_freeze_never_keeps_the_keys_of_a_mask_and_the_official_does(family: str) -> None:
-    for freeze in ("clean", "official"):
-        model = Spied(tiny(family))
-        out = answer(model, FixedSchedule(3), FreeCache(freeze), gen_length=16, prompts=[[5] * 8])
-        # The last block is not followed by another, so it stays as its last forward saw it.
-        frozen = model.held[0, 8:20] == model.mask_id
-        assert frozen.any() == (freeze == "official")
-        if freeze == "clean":
-            assert torch.equal(model.held[0, 8:20], out.tokens[0, :12])
-
-
-@pytest.mark.exhaustive(8)
-@pytest.mark.parametrize("family", ["llada", "dream"])
-@POLICY
-def test_a_row_that_has_ended_is_in_no_further_forward(family: str, cache: CachePolicy) -> None:
-    model = Spied(tiny(family))
-    running, ended = [len(PROMPTS)], list[int]()
-
-    def watch(event: StepEvent) -> None:
-        assert not set(event.requests.tolist()) & set(ended)
-        ended.extend(event.requests[event.ended].tolist())
-        # The rows that are left are the first rows of the cache, in some order.
-        calls = model.calls[len(model.calls) - event.forwards + watched[-1] :]
-        rows = torch.cat([model.rows_of(inputs) for inputs in calls])
-        assert rows.sort().values.tolist() == list(range(running[-1]))
-        running.append(len(PROMPTS) - len(ended))
-        watched.append(event.forwards)
-
-    watched = [0]
-    answer(model, ConfidenceThreshold(0.6), cache, observers=[watch], block_length=16,
-           gen_length=16)  # fmt: skip
-    assert len(set(running)) > 2, "all rows ended together"
-    assert sorted(ended) == [0, 1, 2]
 
 
 @POLICY

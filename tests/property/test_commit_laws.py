@@ -28,6 +28,7 @@ from dllm_decode import (
     run,
 )
 from samplers import T2M, ConfidenceThreshold, FixedSchedule, JointThreshold, Sampler, Wino
+from samplers.logits.truncation import Truncation
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12]]
 # Each row has its own temperature and truncation.
@@ -59,24 +60,14 @@ class Recomputed:
             for column in range(start, row.answer_end):
                 token = int(after[column])
                 if token != before[column]:
-                    law, plain = reference_law(logits[column], request.config), logits[column]
-                    drawn, own_law = (float(part.log_softmax(-1)[token]) for part in (law, plain))
-                    own[column - start] = (step, drawn, own_law)
+                    own[column - start] = (step, *logs(logits[column], request.config, token))
 
 
-def reference_law(logits: Tensor, config: DecodeConfig) -> Tensor:
-    """Logits of the distribution that options draw from, one token at a time."""
-    scaled = logits / (config.temperature or 1.0)
-    if config.temperature == 0.0 and not config.top_k and config.top_p == 1.0:
-        return scaled
-    kept, mass = torch.full_like(scaled, -torch.inf), 0.0
-    order = scaled.argsort(descending=True).tolist()
-    for rank, token in enumerate(order):
-        if mass > config.top_p or (config.top_k and rank >= config.top_k):
-            break
-        kept[token] = scaled[token]
-        mass += float(scaled.softmax(-1)[token])
-    return kept
+def logs(logits: Tensor, config: DecodeConfig, token: int) -> tuple[float, float]:
+    """Returns a token's log-probability in the law that options draw from, and in the model's."""
+    law = Truncation(config.temperature, config.top_p, config.top_k)(logits)
+    drawn, plain = (float(part.log_softmax(-1)[token]) for part in (law, logits))
+    return drawn, plain
 
 
 def record(

@@ -12,6 +12,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +21,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny, load_without_tokenizer
+from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny, load_without_tokenizer, new_tiny
 
 from dllm_decode import decode
-from dllm_decode.models import MaskedTransformer, load_model, new_llada, save_model
+from dllm_decode.models import MaskedTransformer, load_model, save_model
 from dllm_decode.models.loading.find import ASSETS
 from eval.reports.summary import summarise
 from eval.runs.names import parse_task
@@ -74,34 +75,24 @@ def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
         yield from paths_of(part, (*path, key))
 
 
-def changed(document: Any, path: tuple[Any, ...], change: Callable[[Any, Any], None]) -> Any:
-    """Returns a copy in which the holder of a value was changed."""
+DROPPED = object()
+
+
+def damaged(document: Any, path: tuple[Any, ...], value: Any) -> Damage:
+    """Replaces a value in a copy of a document, or drops its key."""
     copy = json.loads(json.dumps(document))
     holder = copy
     for key in path[:-1]:
         holder = holder[key]
-    change(holder, path[-1])
-    return copy
-
-
-def replaced(document: Any, path: tuple[Any, ...], value: Any) -> Damage:
-    found: list[Any] = []
-
-    def change(holder: Any, key: Any) -> None:
-        found.append(holder[key])
-        holder[key] = value
-
-    copy = changed(document, path, change)
-    kinds = [float if type(one) is int else type(one) for one in (found[0], value)]
+    kinds = [float if type(one) is int else type(one) for one in (holder[path[-1]], value)]
+    if value is DROPPED:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = value
     keys = tuple(key for key in path if isinstance(key, str))
-    content = json.dumps(copy).encode()
-    return Damage(content, keys, kinds[0] == kinds[1], f"{path} is {str(value)[:40]!r}")
-
-
-def dropped(document: Any, path: tuple[Any, ...]) -> Damage:
-    copy = changed(document, path, lambda holder, key: holder.pop(key))
-    keys = tuple(key for key in path if isinstance(key, str))
-    return Damage(json.dumps(copy).encode(), keys, True, f"{path} is dropped")
+    is_typed = value is DROPPED or kinds[0] == kinds[1]
+    what = f"{path} is {'dropped' if value is DROPPED else repr(str(value)[:40])}"
+    return Damage(json.dumps(copy).encode(), keys, is_typed, what)
 
 
 RAW = (b"", b"{", b"}", b"[", b"]", b"\x00", b"\xff", b"\xed\xa0\x80", b"\n", b"1" * 5000, b"-",
@@ -127,56 +118,65 @@ def damages(document: Any, *, written: bytes | None = None) -> st.SearchStrategy
     """Damages a JSON document, as a value or as a text."""
     paths = st.sampled_from(list(paths_of(document)))
     whole = json.dumps(document).encode() if written is None else written
-    by_value = st.builds(replaced, st.just(document), paths, st.sampled_from(STRANGE))
-    by_key = st.builds(dropped, st.just(document), paths)
+    by_value = st.builds(damaged, st.just(document), paths, st.sampled_from(STRANGE))
+    by_key = st.builds(damaged, st.just(document), paths, st.just(DROPPED))
     return st.one_of(by_value, by_value, by_value, by_key, raw_damages(whole))
 
 
-class Guard:
-    """Runs what reads a damaged file, and counts what came of it."""
+def nothing(found: Any, damage: Damage) -> None:
+    """What is read need not be looked at."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    def read(self, action: Callable[[], Any], damage: Damage, names: tuple[str, ...]) -> Any:
-        """Returns what was read, or None behind a sentence that has one of the names in it."""
-        started = time.perf_counter()
-        try:
-            found = action()
-        except (ValueError, OSError) as error:
-            self.check_sentence(error, damage, names)
-            self.counts["refused"] += 1
-            found = None
-        else:
-            self.counts["read"] += 1
-        assert time.perf_counter() - started < MAX_S, damage.what
-        growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self.before
-        assert growth < MAX_GROWTH_KIB, damage.what
-        return found
+@dataclass
+class Reader:
+    """Damages a file again and again, reads it, and counts what came of it.
 
-    def check_sentence(self, error: Exception, damage: Damage, names: tuple[str, ...]) -> None:
+    Attributes:
+        file: The file that is damaged.
+        names: One of these, or a damaged key, must be in a refusal.
+        read: Reads the file.
+        check: Checks what was read.
+        whole: Makes the file's content from a damaged part.
+    """
+
+    file: Path
+    names: tuple[str, ...]
+    read: Callable[[], Any]
+    check: Callable[[Any, Damage], None] = nothing
+    whole: Callable[[bytes], bytes] = bytes
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def fuzz(self, strategy: st.SearchStrategy[Damage], num_examples: int) -> "Reader":
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+        @settings(
+            max_examples=num_examples, deadline=None, database=None,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(strategy)
+        def run(damage: Damage) -> None:
+            started = time.perf_counter()
+            self.file.write_bytes(self.whole(damage.content))
+            try:
+                found = self.read()
+                self.counts["read"] += 1
+                self.check(found, damage)
+            except (ValueError, OSError) as error:
+                self.require_sentence(error, damage)
+                self.counts["refused"] += 1
+            assert time.perf_counter() - started < MAX_S, damage.what
+            growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+            assert growth < MAX_GROWTH_KIB, damage.what
+
+        run()
+        return self
+
+    def require_sentence(self, error: Exception, damage: Damage) -> None:
         """Fails unless an error says where, in words of ours and not too many."""
         text = str(error)
-        assert any(name in text for name in (*names, *damage.keys)), (damage.what, text)
+        assert any(name in text for name in (*self.names, *damage.keys)), (damage.what, text)
         assert not isinstance(error, UnicodeError), (damage.what, text)
         assert len(text) < 8000 + len(damage.content), (damage.what, text[:100])
-
-
-def fuzzed(
-    strategy: st.SearchStrategy[Damage], check: Callable[[Damage], None], num_examples: int
-) -> None:
-    @settings(
-        max_examples=num_examples,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy)
-    def run(damage: Damage) -> None:
-        check(damage)
-
-    run()
 
 
 SIZES = pytest.mark.parametrize(
@@ -206,26 +206,19 @@ def logits_of(model: Any) -> torch.Tensor:
 def test_a_damaged_config_is_refused_or_the_model_is_the_same(
     family: str, share: int, tmp_path: Path
 ) -> None:
-    folder = copied(MODELS / family, tmp_path / family)
-    options = OPTIONS.get(family, {})
-    whole, guard = logits_of(load_tiny(family)), Guard()
-    document = json.loads((folder / "config.json").read_text())
+    folder, options = copied(MODELS / family, tmp_path / family), OPTIONS.get(family, {})
+    whole, file = logits_of(load_tiny(family)), folder / "config.json"
 
-    def check(damage: Damage) -> None:
-        (folder / "config.json").write_bytes(damage.content)
-        found = guard.read(
-            lambda: load_without_tokenizer(folder, **options)[0],
-            damage,
-            ("config.json", "must hold exactly"),
-        )  # fmt: skip
-        if found is None or (damage.is_typed and not may_answer(found)):
-            return
-        answer = logits_of(found)
+    def check(found: Any, damage: Damage) -> None:
         # A value of its type, or a key that was dropped, may make another model of the file.
-        assert damage.is_typed or torch.equal(answer, whole), damage.what
+        if not damage.is_typed or may_answer(found):
+            answer = logits_of(found)
+            assert damage.is_typed or torch.equal(answer, whole), damage.what
 
-    fuzzed(damages(document), check, 60 * share)
-    assert min(guard.counts.values()) > 5
+    reader = Reader(file, ("config.json", "must hold exactly"),
+                    lambda: load_without_tokenizer(folder, **options)[0], check)  # fmt: skip
+    reader.fuzz(damages(json.loads(file.read_text())), 60 * share)
+    assert min(reader.counts.values()) > 5
 
 
 def may_answer(model: Any) -> bool:
@@ -284,7 +277,7 @@ def test_a_wrong_value_of_any_key_is_refused_by_the_key_or_changes_nothing(
     folder, whole, refused = copied(MODELS / family, tmp_path / family), load_tiny(family), 0
     document = json.loads((folder / "config.json").read_text())
     for path, value in itertools.product(paths_of(document), WRONG):
-        (folder / "config.json").write_bytes(replaced(document, path, value).content)
+        (folder / "config.json").write_bytes(damaged(document, path, value).content)
         found, refusal, case = None, None, f"{path} is {str(value)[:20]!r}"
         try:
             found, _ = load_without_tokenizer(folder, **OPTIONS.get(family, {}))
@@ -302,77 +295,52 @@ def test_a_wrong_value_of_any_key_is_refused_by_the_key_or_changes_nothing(
 
 @SIZES
 def test_a_damaged_generation_config_is_refused_or_read(share: int, tmp_path: Path) -> None:
-    folder, guard = copied(MODELS / "llada", tmp_path / "llada"), Guard()
-    document = {"eos_token_id": [500, 501], "other": {"a": 1}}
-
-    def check(damage: Damage) -> None:
-        (folder / "generation_config.json").write_bytes(damage.content)
-        guard.read(lambda: load_without_tokenizer(folder), damage, ("generation_config.json",))
-
-    fuzzed(damages(document), check, 40 * share)
-    assert min(guard.counts.values()) > 5
+    folder = copied(MODELS / "llada", tmp_path / "llada")
+    file = folder / "generation_config.json"
+    reader = Reader(file, (file.name,), lambda: load_without_tokenizer(folder))
+    reader.fuzz(damages({"eos_token_id": [500, 501], "other": {"a": 1}}), 40 * share)
+    assert min(reader.counts.values()) > 5
 
 
 @SIZES
 def test_a_damaged_weight_header_is_refused_or_the_model_is_the_same(
     share: int, tmp_path: Path
 ) -> None:
-    small = new_llada(
-        vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, mlp_hidden_size=24, mask_id=49,
-        eos_ids=(40,),
-    )  # fmt: skip
-    save_model(small, tmp_path / "small")
-    path = tmp_path / "small" / "model.safetensors"
-    whole, guard = path.read_bytes(), Guard()
-    expected = logits_of(small.eval())
+    small, folder = new_tiny(), tmp_path / "small"
+    save_model(small, folder)
+    path = folder / "model.safetensors"
+    whole, expected = path.read_bytes(), logits_of(small.eval())
     length = int.from_bytes(whole[:8], "little")
-    header, data = json.loads(whole[8 : 8 + length]), whole[8 + length :]
+    header, data = whole[8 : 8 + length], whole[8 + length :]
 
-    def check(damage: Damage) -> None:
-        path.write_bytes(len(damage.content).to_bytes(8, "little") + damage.content + data)
-        found = guard.read(
-            lambda: load_without_tokenizer(tmp_path / "small")[0], damage,
-            ("model.safetensors", "The weight files must", "Weights must be stored"),
-        )  # fmt: skip
-        if found is not None:
-            assert torch.equal(logits_of(found), expected), damage.what
+    def check(found: Any, damage: Damage) -> None:
+        assert torch.equal(logits_of(found[0]), expected), damage.what
 
-    def check_bytes(damage: Damage) -> None:
-        path.write_bytes(damage.content)
-        guard.read(
-            lambda: load_without_tokenizer(tmp_path / "small"), damage,
-            ("model.safetensors", "The weight files must", "Weights must be stored"),
-        )  # fmt: skip
-
-    fuzzed(damages(header, written=whole[8 : 8 + length]), check, 60 * share)
-    fuzzed(raw_damages(whole[: 8 + length]), check_bytes, 20 * share)
-    assert guard.counts["refused"] > 5
+    names = ("model.safetensors", "The weight files must", "Weights must be stored")
+    reader = Reader(path, names, lambda: load_without_tokenizer(folder), check,
+                    lambda part: len(part).to_bytes(8, "little") + part + data)  # fmt: skip
+    reader.fuzz(damages(json.loads(header), written=header), 60 * share)
+    in_bytes = replace(reader, check=nothing, whole=bytes)
+    in_bytes.fuzz(raw_damages(whole[: 8 + length]), 20 * share)
+    assert reader.counts["refused"] > 5
 
 
 @SIZES
 def test_a_damaged_tokenizer_is_refused_or_reads_and_writes(share: int, tmp_path: Path) -> None:
-    folder, guard = tmp_path / "mini", Guard()
+    folder = tmp_path / "mini"
     shutil.copytree(ASSETS / "mini", folder)
-    model, tokenizer = load_model(folder)
-    small = new_llada(
-        vocab_size=model.vocab_size, hidden_size=8, num_layers=1, num_heads=1, mlp_hidden_size=8,
-        mask_id=model.mask_id, eos_ids=model.eos_ids,
-    )  # fmt: skip
-    save_model(small, folder)
-    assert tokenizer is not None
-    text = "emma has 12 apples ."
+    model, _ = load_model(folder)
+    ids = {"mask_id": model.mask_id, "eos_ids": model.eos_ids}
+    save_model(new_tiny(vocab_size=model.vocab_size, num_layers=1, **ids), folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         whole = (folder / name).read_bytes()
-
-        def check(damage: Damage, name: str = name) -> None:
-            (folder / name).write_bytes(damage.content)
-            found = guard.read(lambda: load_model(folder)[1], damage, ("tokenizer",))
-            if found is not None:
-                guard.read(lambda: found.decode(found.encode(text)), damage, ("tokenizer",))
-
-        fuzzed(damages(json.loads(whole), written=whole), check, 25 * share)
+        reader = Reader(
+            folder / name, ("tokenizer",), lambda: load_model(folder)[1],
+            lambda found, damage: found.decode(found.encode("emma has 12 apples .")),
+        )  # fmt: skip
+        reader.fuzz(damages(json.loads(whole), written=whole), 25 * share)
         (folder / name).write_bytes(whole)
-    assert guard.counts["refused"] > 5
+        assert reader.counts["refused"] > 2
 
 
 # Tasks, sweeps and results
@@ -380,23 +348,21 @@ def test_a_damaged_tokenizer_is_refused_or_reads_and_writes(share: int, tmp_path
 
 @SIZES
 def test_damaged_questions_are_refused_by_line_or_read(share: int, tmp_path: Path) -> None:
-    file, guard = tmp_path / "questions.jsonl", Guard()
-    first = {"prompt": "1 + 1 =", "answer": "2", "id": "a"}
+    file = tmp_path / "questions.jsonl"
+    first = json.dumps({"prompt": "1 + 1 =", "answer": "2", "id": "a"}).encode()
     chat = [{"role": "user", "content": "2 + 2 ="}]
     second = {"prompt": chat, "answer": 4, "id": "b", "note": [1]}
+    address = f"jsonl:{file}?match=number"
 
-    def check(damage: Damage) -> None:
-        file.write_bytes(json.dumps(first).encode() + b"\n" + damage.content + b"\n")
-        address = f"jsonl:{file}?match=number"
-        found = guard.read(lambda: parse_task(address).examples(), damage, ("questions.jsonl",))
-        if found is not None:
-            task = parse_task(address).task
-            scores = [task.score(example, "4")["answer"] for example in found]
-            assert all(score in (0.0, 1.0) for score in scores)
-            assert len({example.id for example in found}) == len(found)
+    def check(found: Any, damage: Damage) -> None:
+        task = parse_task(address).task
+        assert all(task.score(example, "4")["answer"] in (0.0, 1.0) for example in found)
+        assert len({example.id for example in found}) == len(found)
 
-    fuzzed(damages(second), check, 80 * share)
-    assert min(guard.counts.values()) > 5
+    reader = Reader(file, (file.name,), lambda: parse_task(address).examples(), check,
+                    lambda part: first + b"\n" + part + b"\n")  # fmt: skip
+    reader.fuzz(damages(second), 80 * share)
+    assert min(reader.counts.values()) > 5
 
 
 SWEEP = """model = "mini"
@@ -441,15 +407,14 @@ def toml_damages() -> st.SearchStrategy[Damage]:
 
 @SIZES
 def test_a_damaged_sweep_is_refused_or_read(share: int, tmp_path: Path) -> None:
-    file, guard = tmp_path / "sweep.toml", Guard()
+    file = tmp_path / "sweep.toml"
 
-    def check(damage: Damage) -> None:
-        file.write_bytes(damage.content)
-        sweep = guard.read(lambda: read_sweep(file), damage, ("sweep.toml",))
-        assert sweep is None or (sweep.models and sweep.tasks and sweep.samplers)
+    def check(sweep: Any, damage: Damage) -> None:
+        assert sweep.models and sweep.tasks and sweep.samplers  # noqa: PT018 - one fact
 
-    fuzzed(toml_damages(), check, 200 * share)
-    assert min(guard.counts.values()) > 5
+    reader = Reader(file, (file.name,), lambda: read_sweep(file), check)
+    reader.fuzz(toml_damages(), 200 * share)
+    assert min(reader.counts.values()) > 5
 
 
 @pytest.fixture(scope="module")
@@ -463,20 +428,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_damaged_results_are_refused_or_summarised(
     name: str, share: int, results: Path, tmp_path: Path
 ) -> None:
-    folder, guard = tmp_path / "results", Guard()
+    folder = tmp_path / "results"
     shutil.copytree(results, folder)
     written = (folder / name).read_text()
-    lines = written.splitlines()
-    document = json.loads(lines[1] if name.endswith("jsonl") else written)
-
-    def check(damage: Damage) -> None:
-        content = damage.content
-        if name.endswith("jsonl"):
-            content = b"\n".join([lines[0].encode(), content, lines[2].encode(), b""])
-        (folder / name).write_bytes(content)
-        found = guard.read(lambda: summarise(Folder(folder)), damage, (name, str(folder)))
-        if found is not None:
-            json.dumps(found, allow_nan=False).encode()
-
-    fuzzed(damages(document), check, 150 * share)
-    assert guard.counts["refused"] > 5
+    first, *rest = written.splitlines()
+    is_line = name.endswith("jsonl")
+    reader = Reader(
+        folder / name, (name, str(folder)), lambda: summarise(Folder(folder)),
+        lambda found, damage: json.dumps(found, allow_nan=False).encode(),
+        lambda part: b"\n".join([first.encode(), part, rest[1].encode(), b""]) if is_line else part,
+    )  # fmt: skip
+    reader.fuzz(damages(json.loads(rest[0] if is_line else written)), 150 * share)
+    assert reader.counts["refused"] > 5

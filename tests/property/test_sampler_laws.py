@@ -19,10 +19,13 @@ from plugins_under_test import (
     settled_by,
 )
 from torch import Tensor
+from toys import HashModel
 
+from dllm_decode import decode
 from samplers import ALL_SAMPLERS, T2M, JointThresholdInDel, Learn2PD, Sampler, State, View, parse
 from samplers.facts import Fact
 from samplers.logits.summary import Summary
+from samplers.state import take_state
 
 SEEDS = (1, 2)
 # Every way a model may answer at temperature 0, and the usual one with noise.
@@ -86,6 +89,27 @@ def test_only_eligible_positions_are_committed_and_every_row_moves(sampler: Samp
             moves = moves | decision.remask
         assert torch.equal(moves.any(-1), busy)
     assert idle_rows
+
+
+@pytest.mark.parametrize("sampler", one_of_each_kind([*INSTANCES, *OF_NOISE, *OF_ONE_BLOCK_LENGTH]))
+def test_a_row_is_decided_without_looking_at_its_batch_mates(sampler: Sampler) -> None:
+    """Rows that have options of their own are those of the fuzzed engine."""
+    width = OF_ONE_BLOCK_LENGTH.get(sampler, 7)
+    for style, temperature in PLAYS:
+        for turn in play(sampler, 1, style=style, temperature=temperature, width=width):
+            for row in torch.arange(3)[:, None]:
+                view, state = turn.view.take(row), take_state(turn.state, row)
+                alone, next_state = sampler.step(view, state)
+                tokens = view.proposal if alone.tokens is None else alone.tokens
+                assert torch.equal(alone.commit, turn.decision.commit[row])
+                assert torch.equal(tokens[alone.commit], written(turn)[row][alone.commit])
+                for name in ("remask", "settle"):
+                    ours, theirs = getattr(alone, name), getattr(turn.decision, name)
+                    assert ours is theirs is None or torch.equal(ours, theirs[row])
+                after = tensors_in(take_state(turn.next_state, row))
+                for one, other in zip(tensors_in(next_state), after, strict=True):
+                    # A power in float32 depends on the shape in its last bit.
+                    torch.testing.assert_close(one, other, equal_nan=True)
 
 
 @every_sampler
@@ -221,3 +245,18 @@ def test_a_vanishing_temperature_decides_as_temperature_zero(sampler: Sampler) -
         assert torch.equal(written(one)[commit], written(other)[commit])
     noisy = turns(sampler, "drifting", 1.3)
     assert any(not torch.equal(turn.view.proposal, turn.view.logits.argmax(-1)) for turn in noisy)
+
+
+@every_sampler
+def test_every_decode_ends_on_a_model_that_wants_to_say_mask(sampler: Sampler) -> None:
+    model = HashModel()
+    original = model.predict
+
+    def says_mask(inputs):  # type: ignore[no-untyped-def]
+        logits = original(inputs)
+        logits[..., model.mask_id] = 100.0
+        return logits
+
+    model.predict = says_mask  # type: ignore[method-assign]
+    out = decode(model, [[1], [2, 3]], sampler, gen_length=8, block_length=4, stop_at_eos=False)
+    assert not (out.tokens == model.mask_id).any()

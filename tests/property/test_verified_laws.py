@@ -1,113 +1,16 @@
-"""Self-verification changes nothing but the number of forwards, whatever it is combined with."""
+"""Steps that are verified; that they are those of plain decoding is a law of the fuzzed engine."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from plugins_under_test import VERIFIABLE, plugin
-from tiny_models import FAMILIES, tiny
+from plugins_under_test import plugin
 from toys import DriftingModel
 
-from dllm_decode import (
-    CachePolicy,
-    DecodeOutput,
-    DualCache,
-    FreeCache,
-    NoCache,
-    NoVerifier,
-    PrefixCache,
-    SelfVerify,
-    StepEvent,
-    Trace,
-    decode,
-)
-from dllm_decode.core.observers import Revision
+from dllm_decode import SelfVerify, StepEvent, Trace, decode
 from samplers import CreditDecoding, FixedSchedule, Klass, Less, LocalLeap, Prophet, Sampler
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
-CACHES: tuple[CachePolicy, ...] = (NoCache(), PrefixCache(), DualCache(), FreeCache("clean"))
-
-
-SAMPLER = pytest.mark.parametrize("sampler", VERIFIABLE, ids=repr)
-
-
-class History(NamedTuple):
-    out: DecodeOutput
-    steps: list[list[int]]
-    confidences: torch.Tensor
-    revisions: list[list[Revision]]
-
-
-def history(model: Any, sampler: Sampler, verifier: Any, prompts: Any, **options: Any) -> History:
-    trace = Trace()
-    out = decode(model, prompts, sampler, verifier=verifier, observers=[trace], **options)
-    rows = sorted(trace.steps)
-    return History(
-        out,
-        [trace.steps[row].tolist() for row in rows],
-        torch.stack([trace.confidences[row] for row in rows]),
-        [trace.revisions[row] for row in rows],
-    )
-
-
-def assert_same(plain: History, verified: History, what: object) -> int:
-    """Fails unless all is the same but the forwards; returns how many were saved."""
-    assert torch.equal(plain.out.tokens, verified.out.tokens), what
-    assert plain.steps == verified.steps, what
-    assert [[one[:3] for one in row] for row in plain.revisions] == [
-        [one[:3] for one in row] for row in verified.revisions
-    ], what
-    torch.testing.assert_close(
-        plain.confidences, verified.confidences, equal_nan=True, rtol=1e-6, atol=1e-9
-    )
-    assert (verified.out.nfe <= plain.out.nfe).all(), what
-    assert verified.out.forwards <= plain.out.forwards, what
-    return int((plain.out.nfe - verified.out.nfe).sum())
-
-
-@pytest.mark.exhaustive(8)
-@SAMPLER
-def test_self_verification_changes_neither_tokens_nor_order(sampler: Sampler) -> None:
-    for temperature, eos_ids in ((0.0, (22,)), (0.7, (3, 7, 11, 15))):
-        model = DriftingModel(eos_ids=eos_ids, peak=12.0)
-        options = {"gen_length": 8, "block_length": 6, "temperature": temperature, "seed": 1}
-        plain = history(model, sampler, NoVerifier(), PROMPTS, **options)
-        verified = history(model, sampler, SelfVerify(4), PROMPTS, **options)
-        assert_same(plain, verified, (sampler, temperature))
-
-
-def test_most_samplers_have_drafts_accepted_and_drafts_rejected() -> None:
-    model, saved, short = DriftingModel(peak=12.0), 0, 0
-    options: Any = {"gen_length": 8, "block_length": 8, "stop_at_eos": False}
-    for sampler in VERIFIABLE:
-        plain = decode(model, PROMPTS, sampler, **options)
-        out = decode(model, PROMPTS, sampler, verifier=SelfVerify(4), **options)
-        saved += bool((out.nfe < plain.nfe).any())
-        # Had no draft been rejected, four states a forward would have been enough.
-        short += bool((out.nfe > (plain.nfe / 4).ceil() + 1).any())
-    assert saved > len(VERIFIABLE) / 2
-    assert short > len(VERIFIABLE) / 2
-
-
-@pytest.mark.exhaustive(6)
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("evaluate", ["batch", "tree"])
-@pytest.mark.parametrize("cache", [*CACHES, DualCache(before=2, after=3)], ids=repr)
-def test_self_verification_reproduces_plain_decoding_with_the_same_cache(
-    family: str, cache: CachePolicy, evaluate: Any
-) -> None:
-    prompts = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
-    saved = 0
-    for sampler, temperature in ((FixedSchedule(8), 0.0), (CreditDecoding(LocalLeap()), 0.8)):
-        options = {
-            "gen_length": 14, "block_length": 8, "temperature": temperature, "cache": cache,
-            "stop_at_eos": False,
-        }  # fmt: skip
-        plain = history(tiny(family), sampler, NoVerifier(), prompts, **options)
-        verifier = SelfVerify(4, evaluate)
-        verified = history(tiny(family), sampler, verifier, prompts, **options)
-        saved += assert_same(plain, verified, (sampler, cache))
-    assert saved > 0
 
 
 def test_every_step_is_reported_with_the_logits_it_was_taken_on() -> None:
@@ -154,8 +57,9 @@ def test_every_state_that_is_verified_decides_something(sampler: Sampler) -> Non
     for drift in (0.05, 0.1, 0.35):
         model = DriftingModel(peak=12.0, drift=drift)
         options: Any = {"gen_length": 12, "block_length": 12, "stop_at_eos": False}
-        plain = history(model, sampler, NoVerifier(), PROMPTS, **options)
-        anew = history(model, forgetful(sampler), NoVerifier(), PROMPTS, **options)
-        if plain.steps != anew.steps:
+        plain, anew = Trace(), Trace()
+        decode(model, PROMPTS, sampler, observers=[plain], **options)
+        decode(model, PROMPTS, forgetful(sampler), observers=[anew], **options)
+        if any(not torch.equal(plain.steps[row], anew.steps[row]) for row in range(3)):
             return
     pytest.fail("The state decides nothing.")
