@@ -25,13 +25,6 @@ def test_drawn_calibrations_choose_the_fastest_setting_that_keeps_the_promise() 
     assert draw((300, 500), Guarantee(), scores(500, 0), [1.0, 3.0, 9.0]) == (0, 1.0)
 
 
-@pytest.mark.parametrize("test", ["both", "binomial", "betting"])
-def test_few_drawn_calibrations_break_the_promise_just_beyond_it(test: str) -> None:
-    guarantee = Guarantee(0.02, 0.9, test)  # type: ignore[arg-type]  # one of the three
-    found = draw((2000, 500), guarantee, scores(21, 999), [1.0, 3.0, 9.0])
-    assert 0 < found.num_broken <= 0.1 * 2000
-
-
 @pytest.mark.slow
 def test_the_command_resumes_and_decodes_nothing_twice(tmp_path: Path) -> None:
     command = [

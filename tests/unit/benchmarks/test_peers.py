@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -7,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import peers
-from benchmarks.__main__ import main
 from benchmarks.frame import table_of
 from benchmarks.peers import compare_with_peers, contender, find_checkouts
 from benchmarks.setting import Setting
@@ -116,18 +114,6 @@ def test_tokens_of_a_peer_are_compared_and_a_difference_is_reported(
     # Their calls are counted, one for each row of the stub; ours are those of a batch.
     assert [row["forwards"] for row in rows] == [2, 16, 2, 16]
     assert "4 of 64 differ" in table_of(rows)
-
-
-@pytest.mark.slow
-def test_the_command_line_runs_a_peer_in_a_process_of_its_own(
-    checkout: Path, tmp_path: Path
-) -> None:
-    written = tmp_path / "figures.json"
-    options = "--geometry tiny --quick --device cpu --num-threads 1 --parts peers --rounds 1"
-    precise = ["--dtype", "float32", "--json", str(written)]
-    main([*options.split(), *precise, "--peer", f"fast-dllm={checkout}"])
-    rows = json.loads(written.read_text())["peers"]
-    assert [row["tokens"] for row in rows] == [None, "same", None, "1 of 32 differ"]
 
 
 def test_a_peer_that_fails_names_the_other_interpreter(tmp_path: Path) -> None:
