@@ -1,15 +1,11 @@
 """Toy runs, models and tasks for the tests of `eval`; as a script, a run in a process of its own.
 
-python tests/eval_runs.py FOLDER SECONDS_PER_FORWARD
+python tests/eval_runs.py FOLDER
 """
 
 import json
 import sys
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from fractions import Fraction
-from math import factorial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +13,14 @@ import torch
 from torch import Tensor
 from toys import HashModel
 
-from dllm_decode import DecodeConfig, ForwardInputs, KVCache
+from dllm_decode import DecodeConfig, ForwardInputs
 from dllm_decode.blocks import Sequential
 from dllm_decode.models import new_llada, save_model
-from eval.oracle.joint import Joint
-from eval.oracle.oracle import OracleModel
 from eval.runs.lines import Record
 from eval.runs.names import parse_task
 from eval.runs.records import Settings
 from eval.runs.runner import execute
 from eval.runs.settings import Place, Run
-from eval.tasks.lists import NUM_SYMBOLS, Request, valid_outputs
 from examples.mini.vocabulary import build_tokenizer
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
 
@@ -85,15 +78,13 @@ def write_model(folder: Path, scale: float = 20.0) -> Path:
 
 
 @dataclass
-class SlowModel(HashModel):
-    """A hash model that takes its time and counts its forwards."""
+class CountedModel(HashModel):
+    """A hash model that counts its forwards."""
 
-    wait_s: float = 0.0
     num_forwards: int = 0
 
     def predict(self, inputs: ForwardInputs) -> Tensor:
         self.num_forwards += 1
-        time.sleep(self.wait_s)
         return super().predict(inputs)
 
 
@@ -109,108 +100,27 @@ class Fussy(Sampler):
         return Decision(commit=view.eligible), state
 
 
-def model(wait_s: float = 0.0) -> SlowModel:
+def model() -> CountedModel:
     eos_ids = (0, *range(40, 400, 8))
-    return SlowModel(len(TOKENIZER), mask_id=1, eos_ids=eos_ids, banned_ids=(2, 3), wait_s=wait_s)
+    return CountedModel(len(TOKENIZER), mask_id=1, eos_ids=eos_ids, banned_ids=(2, 3))
 
 
 def runs(
-    wait_s: float = 0.0,
     *,
     samplers: tuple[Sampler, ...] = (FixedSchedule(8), ConfidenceThreshold(0.05)),
     task: str = "lists/shuffle?n=4&limit=10",
     temperature: float = 1.0,
     batch_size: int = 4,
 ) -> list[Run]:
-    slow = model(wait_s)
+    counted = model()
     return [
         Run(
-            slow, TOKENIZER, parse_task(task), sampler,
+            counted, TOKENIZER, parse_task(task), sampler,
             decoding=DecodeConfig(gen_length=8, block_length=4, temperature=temperature),
             batch_size=batch_size,
         )
         for sampler in samplers
     ]  # fmt: skip
-
-
-ANSWER = TOKENIZER.encode("answer")[0]
-
-
-@dataclass
-class ExactLists:
-    """Reads `shuffle : [ a b c ] answer :` and knows every right answer, brackets and EOS included.
-
-    The oracle speaks in symbols; each row's symbols are its words, in the order of the answers.
-    """
-
-    mask_id: int = 1
-    eos_ids: tuple[int, ...] = (0,)
-    banned_ids: tuple[int, ...] = ()
-    logit_shift: int = 0
-    causal_block_length: int = 0
-    max_length: int | None = None
-    vocab_size: int = len(TOKENIZER)
-    name: str = "exact lists"
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        raise ValueError("No keys and values.")
-
-    def predict(self, inputs: ForwardInputs) -> Tensor:
-        logits = torch.full((*inputs.wanted.shape, self.vocab_size), -1e9, dtype=torch.float64)
-        for row, tokens in enumerate(inputs.tokens.tolist()):
-            end = tokens.index(ANSWER) + 2
-            start = int((inputs.positions[row] == 0).sum()) - 1
-            logits[row] = self._row(tokens[start:], inputs.wanted[row] - start, end - start)
-        return logits
-
-    def _row(self, tokens: list[int], wanted: Tensor, end: int) -> Tensor:
-        (keyword, *_) = words = TOKENIZER.decode(tokens[: end - 2]).split()
-        items = tuple(words[words.index("[") + 1 : words.index("]")])
-        new = words[1] if keyword in ("replace_any", "insert_any") else None
-        answers = [
-            TOKENIZER.encode(" ".join(["[", *answer, "]"]))
-            for answer in valid_outputs(Request(keyword, items, word=new))
-        ]
-        ids = list(dict.fromkeys(token for answer in answers for token in answer))
-        oracle = OracleModel([Joint.uniform(answers)])
-        symbols = {**{token: i for i, token in enumerate(ids)}, 0: oracle.eos_ids[0]}
-        # The noise of ties is keyed by the prompt.
-        prompt = oracle.prompt(hash(tuple(tokens[:end])) % 1_000_000_007)
-        region = [symbols.get(token, oracle.mask_id) for token in tokens[end:]]
-        canvas = torch.tensor([[*prompt, *region]])
-        positions = torch.arange(canvas.shape[1])[None]
-        found = oracle.predict(
-            ForwardInputs(
-                tokens=canvas, positions=positions, wanted=(wanted - end + len(prompt))[None]
-            )
-        )[0]
-        logits = torch.full((len(wanted), self.vocab_size), -1e9, dtype=torch.float64)
-        logits[:, [*ids, 0]] = found[:, : oracle.mask_id]
-        return logits
-
-
-# By the number n of items; of "pair_sum" by the total, of which the second number must match.
-ONE_STEP: Mapping[str, Callable[[int], Fraction]] = {
-    "replace_any": lambda n: Fraction(n - 1, n) ** (n - 1),
-    "remove_any": lambda n: Fraction(factorial(n - 1) * 2 ** (n - 1), n ** (n - 1)),
-    "insert_any": lambda n: Fraction(factorial(n) * 2**n, (n + 1) ** (n + 1)),
-    "shuffle": lambda n: Fraction(factorial(n), n**n),
-    "agree": lambda n: Fraction(1, NUM_SYMBOLS ** (n - 1)),
-    "pair_sum": lambda total: Fraction(1, total - 1),
-    "city": lambda n: Fraction(1, 2),
-}
-
-
-def one_step_accuracy(request: Request) -> Fraction:
-    """Returns the accuracy of drawing every position at once from its exact marginal.
-
-    It is 1 where there is one right answer. The model is exact and draws at temperature 1.
-    """
-    if request.keyword not in ONE_STEP:
-        return Fraction(1)
-    length = len(request.items) if request.number is None else request.number
-    return ONE_STEP[request.keyword](length)
 
 
 _HEAD = """\
@@ -256,15 +166,6 @@ metric_list:
   - {metric: acc, aggregation: mean, higher_is_better: true}
 """
 
-_ROLL = """\
-output_type: loglikelihood_rolling
-doc_to_target: "{{answer}}"
-metric_list:
-  - {metric: word_perplexity}
-"""
-
-NAMES = ("words_generate", "words_choose", "words_score", "words_roll")
-
 
 def write_tasks(folder: Path, num_docs: int = 7) -> Path:
     """Writes one task of each output type on the same documents, and returns the folder."""
@@ -281,12 +182,12 @@ def write_tasks(folder: Path, num_docs: int = 7) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "problems.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for name, rest in zip(NAMES, (_GENERATE, _CHOOSE, _SCORE, _ROLL), strict=True):
-        head = _HEAD.format(name=name, file=file, cache=folder / "cache")
-        (folder / f"{name}.yaml").write_text(head + rest)
+    for kind, rest in (("generate", _GENERATE), ("choose", _CHOOSE), ("score", _SCORE)):
+        head = _HEAD.format(name=f"words_{kind}", file=file, cache=folder / "cache")
+        (folder / f"words_{kind}.yaml").write_text(head + rest)
     return folder
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    execute(runs(float(sys.argv[2])), sys.argv[1], place=Place.of_launch())
+    execute(runs(), sys.argv[1], place=Place.of_launch())

@@ -70,22 +70,3 @@ def test_a_filter_that_diverges_is_not_written(
     assert main(["train-filter", *options(output), "--learning-rate", "1e30"]) == 2
     assert "The loss must be finite, got " in capsys.readouterr().err
     assert not output.exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("--task", "word_problems?limit=11"), "at least 12 prompts, of which every 5th is"),
-        (
-            ("--task", "word_problems?limit=9", "--held-out", "word_problems?split=val&limit=2"),
-            "at least 10 prompts, got 9 of word_problems?limit=9&split=train. Raise limit=",
-        ),
-    ],
-)
-def test_too_few_prompts_are_refused_before_any_is_decoded(
-    words: tuple[str, ...], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It named five as the least, and after two decodes of each asked for ten."""
-    assert main(["train-filter", *options(tmp_path / "few.safetensors"), *words]) == 2
-    assert sentence in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

@@ -48,6 +48,8 @@ PLUGINS = {
     "sampler": "Factor(0.8)", "cache": "DualCache()", "verifier": "SelfVerify(2)",
     "blocks": "MultiBlock(8)",
 }  # fmt: skip
+AXES = {"sampler": "samplers", "cache": "caches", "verifier": "verifiers", "blocks": "blocks"}
+EVERYTHING: dict[str, Any] = VALUES | PLUGINS
 WITHOUT = {("cache-error", "verifier"), *(("sweep", name) for name in PLUGINS)}
 TALKING = {"generate": ["text"], "chat": []}
 
@@ -75,76 +77,49 @@ def test_every_argument_of_every_command_says_what_it_is() -> None:
     assert not [(command, action.dest) for command, action in everything if not action.help]
 
 
-def test_every_option_of_the_decode_has_a_value_to_try() -> None:
+def test_every_option_and_plug_in_of_the_decode_has_a_value_to_try() -> None:
     assert VALUES.keys() == OPTIONS.keys() == {option.name for option in fields(DecodeConfig)}
     default = DecodeConfig()
     assert all(getattr(default, name) != value for name, value in VALUES.items())
-
-
-@pytest.mark.parametrize("name", [option.name for option in fields(DecodeConfig)])
-@pytest.mark.parametrize("command", NEEDED)
-def test_every_option_of_the_decode_is_in_every_command_that_decodes(
-    command: str, name: str
-) -> None:
-    """truncate_at_eos was in none."""
-    value = VALUES[name]
-    options = make_parser().parse_args([command, *NEEDED[command], *written(name, value)])
-    assert given_of(options)[name] in (value, [value])
-    if command in ("run", "sweep"):
-        assert axes_of(options) == {name: (value,)}
-        DecodeConfig(**{name: axes_of(options)[name][0]})
-
-
-def test_every_plug_in_of_the_decode_has_an_expression_to_try() -> None:
     plugins = set(inspect.signature(require_plugins).parameters) - {"model"}
     assert plugins == PLUGINS.keys() <= set(inspect.signature(decode).parameters)
 
 
-@pytest.mark.parametrize("name", PLUGINS)
+@pytest.mark.parametrize("name", EVERYTHING)
 @pytest.mark.parametrize("command", [*NEEDED, *TALKING])
-def test_every_plug_in_is_in_every_command_that_decodes(command: str, name: str) -> None:
-    """A block schedule was in none."""
+def test_every_option_and_plug_in_is_in_every_command_that_decodes(command: str, name: str) -> None:
+    """truncate_at_eos was in none, and neither was a block schedule."""
+    value = EVERYTHING[name]
     parser = cli.make_parser() if command in TALKING else make_parser()
-    words = [command, *{**NEEDED, **TALKING}[command], f"--{name}", PLUGINS[name]]
+    words = [command, *{**NEEDED, **TALKING}[command], *written(name, value)]
     if (command, name) in WITHOUT:
         with pytest.raises(SystemExit):
             parser.parse_args(words)
         return
-    given = vars(parser.parse_args(words))
+    options = parser.parse_args(words)
     # In calibrate a sampler is a setting, to which other parts may be added.
-    found = given["settings" if (command, name) == ("calibrate", "sampler") else name]
-    assert found in (PLUGINS[name], [PLUGINS[name]])
+    place = "settings" if (command, name) == ("calibrate", "sampler") else name
+    given = given_of(options) if name in VALUES else vars(options)
+    assert given[place] in (value, [value])
+    if command in ("run", "sweep") and name in VALUES:
+        assert axes_of(options) == {name: (value,)}
+        DecodeConfig(**{name: axes_of(options)[name][0]})
 
 
-@pytest.mark.parametrize(
-    ("name", "axis"),
-    [("sampler", "samplers"), ("cache", "caches"), ("verifier", "verifiers"), ("blocks", "blocks")],
-)
-def test_every_plug_in_arrives_in_a_sweep_and_in_the_harness(
-    tmp_path: Path, name: str, axis: str
-) -> None:
-    file = tmp_path / "sweep.toml"
-    head = {"samplers": '["Factor()"]', axis: f'["{PLUGINS[name]}"]'}
-    lines = [f"{key} = {value}\n" for key, value in head.items()]
-    file.write_text("".join(['model = "mini"\ntasks = ["lists/copy"]\n', *lines]))
-    assert getattr(read_sweep(file), axis) == (PLUGINS[name],)
-    assert read_arguments({name: PLUGINS[name]})[name] == PLUGINS[name]
-
-
-@pytest.mark.parametrize("name", [option.name for option in fields(DecodeConfig)])
-def test_every_option_of_the_decode_arrives_in_a_sweep_and_in_the_harness(
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_every_option_and_plug_in_arrives_in_a_sweep_and_in_the_harness(
     tmp_path: Path, name: str
 ) -> None:
-    value = VALUES[name]
+    value = EVERYTHING[name]
     text = str(list(value) if isinstance(value, tuple) else value)
     if isinstance(value, str | bool):
         text = f'"{value}"' if isinstance(value, str) else text.lower()
-    file = tmp_path / "sweep.toml"
-    head = 'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\n'
-    file.write_text(f"{head}{name} = {text}\n")
-    assert read_sweep(file).decoding == {name: (value,)}
-    file.write_text(f"{head}{name} = [{text}]\n")
-    assert read_sweep(file).decoding == {name: (value,)}
+    file, axis = tmp_path / "sweep.toml", AXES.get(name, name)
+    lines = {"model": '"mini"', "tasks": '["lists/copy"]', "samplers": '["Factor()"]'}
+    for one in (f"[{text}]", text) if name in VALUES else (f"[{text}]",):
+        file.write_text("".join(f"{key} = {own}\n" for key, own in (lines | {axis: one}).items()))
+        sweep = read_sweep(file)
+        assert (sweep.decoding[name] if name in VALUES else getattr(sweep, axis)) == (value,)
     assert read_arguments({name: value})[name] == value
     # As the harness gives it, from text.
     plain = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -47,21 +47,6 @@ def test_the_temperature_is_the_models_then_the_tasks(
     assert Generation.of(options, block_length=32, temperature=own).temperature == expected
 
 
-@pytest.mark.parametrize(
-    ("until", "text"),
-    [
-        (None, "one two\n\nthree"),
-        ([], "one two\n\nthree"),
-        ("\n", "one two"),
-        (["three", "two"], "one "),
-        (["", "nothing"], "one two\n\nthree"),
-        (["one"], ""),
-    ],
-)
-def test_an_answer_ends_before_the_first_stop_string(until: object, text: str) -> None:
-    assert Generation.of({"until": until}, block_length=32).cut("one two\n\nthree") == text
-
-
 def test_options_without_effect_are_taken_where_they_are_neutral() -> None:
     neutral = {"num_beams": 1, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1}
     assert Generation.of(neutral, block_length=8) == Generation.of({}, block_length=8)

@@ -28,11 +28,10 @@ from eval.cli import evaluate as main
 from eval.lm_harness import command as lm_command
 from eval.lm_harness.likelihood import LeftToRight, MonteCarlo
 from eval.lm_harness.ranks import Ranks
-from eval.lm_harness.settings import LmSettings, Opened, open_model
+from eval.lm_harness.settings import LmSettings, Opened
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
 from eval.runs.cache_error import TokenIds
-from eval.runs.settings import Place
 from samplers import ConfidenceThreshold, FixedSchedule
 
 ROOT = Path(__file__).parents[4]
@@ -72,25 +71,6 @@ class Counted(HashModel):
 
 
 SETTINGS = ("sampler", "blocks", "estimator", "batch_size")
-
-
-class Relayed(Ranks):
-    """One of two processes that run one after the other, the first one last."""
-
-    def __init__(self, rank: int, counts: dict[int, int], mail: list[Any]) -> None:
-        super().__init__()
-        self.place = Place(rank, 2)
-        self._counts = counts
-        self._mail = mail
-
-    def all(self, value: Any) -> list[Any]:
-        if isinstance(value, Tensor):
-            assert int(value) == self._counts[self.place.rank]
-            return [torch.tensor([count]) for count in self._counts.values()]
-        if self.place.rank:
-            self._mail.append(value)
-            return [value]
-        return [value, self._mail.pop(0)]
 
 
 def make_lm(model: MaskPredictor | None = None, **changes: Any) -> DecodeLM:
@@ -332,29 +312,6 @@ def test_the_harness_makes_the_model_from_its_name(folder: Path) -> None:
     decoding = found["config"]["decoding"]
     assert decoding["sampler"] == repr(FixedSchedule(4))
     assert (decoding["gen_length"], decoding["batch_size"]) == ("task", 2)
-
-
-@pytest.mark.parametrize("task", ["words_generate", "words_choose"])
-def test_two_processes_score_every_document_once(folder: Path, task: str) -> None:
-    """Seven documents: the harness pads the second process' three with one more request."""
-    whole = evaluate(mini(nll="l2r"), folder, task)
-    per_doc = 1 if task == "words_generate" else 2
-    counts, mail = {0: 4 * per_doc, 1: 3 * per_doc}, []
-    model, tokenizer, settings = open_model({"gen_length": 64, "nll": "l2r", "dtype": "float32"})
-    lms = [
-        DecodeLM(Opened(model, tokenizer, settings), Relayed(rank, counts, mail))
-        for rank in range(2)
-    ]
-    assert evaluate(lms[1], folder, task) is None
-    assert len(lms[1].ledger.records()) == 3 * per_doc
-    found = evaluate(lms[0], folder, task)
-    assert not mail
-    assert sorted(s["doc_id"] for s in found["samples"][task]) == list(range(7))
-    assert found["results"][task] == whole["results"][task]
-    cost = found["config"]["cost"]
-    assert [entry["num_answers"] for entry in cost.values()] == [7 * per_doc]
-    expected = whole["config"]["cost"]
-    assert [entry["nfe"] for entry in cost.values()] == [e["nfe"] for e in expected.values()]
 
 
 def test_a_response_cache_never_answers_for_another_sampler(folder: Path, tmp_path: Path) -> None:

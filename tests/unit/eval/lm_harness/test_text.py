@@ -89,7 +89,12 @@ def test_eos_stands_before_texts_where_there_is_no_other_token() -> None:
     ("tokens", "until", "text"),
     [
         ([A, B, C], [], "a b c"),
+        ([A, B, C], None, "a b c"),
+        ([A, B, C], ["", "nothing"], "a b c"),
+        ([A, B, C], ["c", "b"], "a"),
         ([A, LINE, B], ["\n"], "a"),
+        ([A, LINE, B], "\n", "a"),
+        ([A, B], ["a"], ""),
         ([A, TURN, B], [], "a b"),
         # A special token leaves no trace in the text, and still ends it.
         ([A, TURN, B], ["<turn>"], "a"),
@@ -99,7 +104,7 @@ def test_eos_stands_before_texts_where_there_is_no_other_token() -> None:
     ],
 )
 def test_an_answer_ends_at_a_stop_string_or_token(
-    tokens: list[int], until: list[str], text: str
+    tokens: list[int], until: object, text: str
 ) -> None:
     generation = Generation.of({"until": until}, block_length=8)
     assert Codec(Words(), EOS).answer(tokens, generation) == text

@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 import torch
-from eval_runs import one_step_accuracy
 
 from dllm_decode import ForwardInputs, StepEvent, decode
+from eval.oracle.exact import accuracy
 from eval.oracle.joint import Joint, even_sizes, left_to_right
 from eval.oracle.oracle import OracleModel
 from eval.tasks.lists import Request, valid_outputs
@@ -47,11 +47,11 @@ def test_one_step_accuracies_and_total_correlations_are_the_closed_forms(
     keyword: str, n: int
 ) -> None:
     joint = listed(keyword, n)
-    bits, accuracy = TABLE[n][keyword]
+    bits, published = TABLE[n][keyword]
     one_step = [range(joint.length)]
-    assert joint.accuracy(one_step) == one_step_accuracy(request(keyword, n))
+    assert joint.accuracy(one_step) == accuracy(request(keyword, n), [joint.length])
     assert joint.total_correlation == pytest.approx(bits, abs=6e-4)
-    assert float(joint.accuracy(one_step)) == pytest.approx(accuracy, abs=6e-5)
+    assert float(joint.accuracy(one_step)) == pytest.approx(published, abs=6e-5)
 
 
 @pytest.mark.parametrize("n", PAIRS)
@@ -172,19 +172,6 @@ def test_rows_that_nothing_agrees_with_are_counted_and_uniform() -> None:
     assert model.num_impossible == 1
     assert seen[-1].view.confidence[0, 2].item() == pytest.approx(1 / 3)
     assert not model.is_right(out.tokens[0].tolist())
-
-
-@pytest.mark.parametrize("logit_shift", [0, 1])
-def test_a_copy_is_right_at_any_speed(logit_shift: int) -> None:
-    model = OracleModel([Joint.uniform([(0, 1, 2, 3)])], logit_shift=logit_shift)
-    for steps, temperature in itertools.product([1, 2, 6], [0.0, 1.0]):
-        out = decode(
-            model, [model.prompt(i, length=3 + i) for i in range(3)], FixedSchedule(steps),
-            gen_length=6, block_length=6, temperature=temperature,
-        )  # fmt: skip
-        assert all(model.is_right(row) for row in out.tokens.tolist())
-    assert not model.is_right([0, 1, 2, 2, 4, 4])
-    assert not model.is_right([0, 1, 2, 3, 4, 3])
 
 
 def test_without_noise_tied_positions_all_take_the_same_token() -> None:

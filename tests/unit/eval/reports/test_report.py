@@ -22,9 +22,7 @@ from eval.runs.lines import Record, append
 from eval.runs.names import parse_task
 from eval.runs.records import Folder, Settings
 from eval.runs.runner import execute
-from eval.runs.settings import Run
 from eval.tasks.lists import Request, valid_outputs
-from samplers import FixedSchedule
 
 SETTINGS = replace(
     eval_runs.SETTINGS, num_examples=4, decoding=DecodeConfig(gen_length=6, block_length=3)
@@ -165,31 +163,6 @@ def test_the_curve_of_an_exact_model_is_that_of_its_whole_answer() -> None:
     assert curve(parse_task("lists/shuffle").task, example) == []
     with pytest.raises(ValueError, match="closed form"):
         joint_of(parse_task("word_problems").task, example)
-
-
-@pytest.mark.slow
-def test_what_is_measured_on_an_exact_model_lies_on_the_exact_curve(tmp_path: Path) -> None:
-    """From the prompt's words through tokenizer, batches, decoding and scoring to the table."""
-    from eval_runs import ExactLists
-
-    selection = parse_task("lists/shuffle?n=3&limit=120")
-    runs = [
-        Run(
-            ExactLists(), eval_runs.TOKENIZER, selection, FixedSchedule(steps, "random"),
-            decoding=DecodeConfig(
-                gen_length=6, block_length=6, temperature=1.0, stop_at_eos=False
-            ),
-            batch_size=50, trace=False,
-        )
-        for steps in (1, 2, 3, 6)
-    ]  # fmt: skip
-    rows = summarise(execute(runs, tmp_path))["rows"]
-    exact = dict(curve(selection.task, selection.examples()[0]))
-    for row, speed in zip(rows, (6.0, 3.0, 2.0, 1.0), strict=True):
-        assert row["speed"]["nfe"] == 6 / speed
-        low, high = wilson(exact[speed] * 120, 120, z=4.5)
-        assert low <= row["accuracy"]["value"] <= high
-    assert rows[-1]["accuracy"]["value"] == 1.0
 
 
 @pytest.fixture

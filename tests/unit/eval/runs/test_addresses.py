@@ -18,6 +18,7 @@ from eval.runs.plugins import (
 from eval.runs.sweep import read_sweep
 from eval.tasks import LatinSquare, ListTask, WordProblems
 from eval.tasks.jsonl import JsonLines
+from eval.tasks.lists import FIXED_LENGTH
 
 ROOT = Path(__file__).parents[4]
 
@@ -51,11 +52,35 @@ def test_an_address_is_canonical_whatever_the_order() -> None:
         ("lists/copy?n=3&n=4", "each option once"),
         ("lists/copy?n=3.5", "n must be a whole number, got '3.5'"),
         ("gsm8k?num_fewshot=many", "num_fewshot must be a whole number, got 'many'"),
+        ("gsm8k?num_fewshot=-1", "num_fewshot must be a whole number, at least 0, got -1"),
+        ("gsm8k?protocol=mine", 'protocol must be one of "lm_eval"'),
+        ("humaneval?protocol=mine", 'one of "lm_eval", "instruct", .*got .mine'),
+        ("humaneval?split=train", "split must be one of test, got 'train'"),
+        ("mbpp?gen_length=0", "gen_length must be a whole number, at least 1, got 0"),
+        ("mbpp?num_fewshot=10", "num_fewshot is 0 to 9, got 10"),
+        ("lists/copy?style=yaml", 'style must be one of "brackets"'),
+        ("lists/copy?n=11", "n is a length from 2 to 10, got 11"),
+        *((f"lists/{keyword}?n=4", "one length only, got n=4; leave n out")
+          for keyword in FIXED_LENGTH),
+        ("equations?max_value=3", "max_value must be a whole number, at least 4"),
+        ("equations?max_factor=0", "max_factor must be a whole number, at least 1"),
+        *((f"ledgers?min_steps={least}&max_steps={most}", "min_steps and max_steps must be")
+          for least, most in ((1, 3), (4, 3), (5, 12))),
+        ("puzzles/latin?order=5", "order is 3 or 4, got 5"),
+        ("puzzles/sudoku4?max_blanks=13", "got 4 and 13"),
+        ("word_problems?max_value=3", "max_value must be a whole number, at least 20, got 3"),
+        ("word_problems?max_factor=1", "max_factor must be a whole number, at least 2, got 1"),
+        ("word_problems?templates=nonsense", "got nonsense; the ids are gain_lose"),
+        ("word_problems?split=dev", "split must be one of train, val"),
+        ("word_problems?limit=0", "limit must be at least 1, got 0"),
+        ("word_problems?templates=times_total", "raise max_value or name other templates"),
+        ("writing/words_to_sentence?n=9", "n must be a number of words from 2 to 8, got 9"),
+        ("writing/words_to_sentence?level=odd", r'level must be one of "easy", .*, got .odd'),
     ],
-)
+)  # fmt: skip
 def test_wrong_addresses_are_refused(address: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse_task(address)
+        parse_task(address).examples()
 
 
 def test_a_model_is_told_what_its_files_do_not_say(tmp_path: Path) -> None:

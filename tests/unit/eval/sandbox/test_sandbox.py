@@ -79,36 +79,32 @@ def test_a_made_up_report_does_not_count(said: str) -> None:
     assert "ended before its tests did" in outcome.reason
 
 
-def test_no_word_of_the_report_can_be_read_back_and_used() -> None:
-    """Linux opens the reading end of a pipe by the number of its writing end."""
-    forger = (
-        "import os\nfor number in range(64):\n    try:\n"
-        "        again = os.open(f'/proc/self/fd/{number}', os.O_RDONLY | os.O_NONBLOCK)\n"
-        "        told = os.read(again, 9999)\n"
-        "        os.write(number, told)\n"
-        "    except OSError:\n        continue\n"
-        "    if told.count(b'\\n') == 2: raise ValueError('read back')\n"
-    )
-    outcome = QUICK.run(forger, TESTS)
+READS_BACK = (
+    "import os\nfor number in range(64):\n    try:\n"
+    "        again = os.open(f'/proc/self/fd/{number}', os.O_RDONLY | os.O_NONBLOCK)\n"
+    "        told = os.read(again, 9999)\n        os.write(number, told)\n"
+    "    except OSError:\n        continue\n"
+    "    if told.count(b'\\n') == 2: raise ValueError('read back')\n"
+)
+FINDS = (
+    "import os\nfor number in range(64):\n    try:\n"
+    "        os.lseek(number, 0, 0)\n        assert b'words' not in os.read(number, 99999)\n"
+    "    except OSError:\n        pass\n"
+)
+REPLACES = "import builtins\nbuiltins.exec = lambda *arguments: None\n"
+
+
+def test_no_word_of_the_report_can_be_found_or_replaced() -> None:
+    """Linux opens the reading end of a pipe by the number of its writing end.
+
+    With the one line of REPLACES the tests were not run, and passed.
+    """
+    outcome = QUICK.run(READS_BACK, TESTS)
     assert outcome.verdict == "failed"
-    if sys.platform == "linux":
-        assert outcome.reason == "ValueError: read back"
-
-
-def test_a_program_does_not_find_the_words_on_its_standard_input() -> None:
-    finder = (
-        "import os\nfor number in range(64):\n    try:\n"
-        "        os.lseek(number, 0, 0)\n        assert b'words' not in os.read(number, 99999)\n"
-        "    except OSError:\n        pass\n"
-    )
-    assert QUICK.run(finder + SUM, TESTS).passed
-
-
-def test_a_replaced_exec_forges_nothing() -> None:
-    """With this one line the tests were not run, and so passed."""
-    forger = "import builtins\nbuiltins.exec = lambda *arguments: None\n"
-    assert QUICK.run(forger, TESTS).reason.startswith("NameError: name 'total' is not defined")
-    assert QUICK.run(forger + SUM, TESTS).passed
+    assert outcome.reason == "ValueError: read back" or sys.platform != "linux"
+    assert QUICK.run(FINDS + SUM, TESTS).passed
+    assert QUICK.run(REPLACES, TESTS).reason.startswith("NameError: name 'total' is not defined")
+    assert QUICK.run(REPLACES + SUM, TESTS).passed
 
 
 def test_a_flood_of_reports_is_no_pass() -> None:

@@ -11,6 +11,7 @@ from eval.runs.names import TASKS, parse_task
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
 from eval.tasks.base import Example, SampledTask, content_id, cut_at
 from eval.tasks.checks import require_examples, require_target_score
+from eval.tasks.lists import OUTPUTS
 
 NEED_FILES = {"gsm8k", "humaneval", "mbpp"}
 
@@ -40,9 +41,12 @@ def test_tasks_are_equal_by_their_settings_and_print_as_their_constructor() -> N
         assert hash(task) == hash(eval(repr(task)))
 
 
-@pytest.mark.parametrize("name", sorted(set(TASKS) - NEED_FILES))
+LISTS = [f"lists/{keyword}" for keyword in OUTPUTS]
+
+
+@pytest.mark.parametrize("name", [*sorted(set(TASKS) - NEED_FILES), *LISTS])
 def test_a_registered_task_scores_its_own_targets_and_its_splits_are_disjoint(name: str) -> None:
-    task = TASKS[name]()
+    task = parse_task(name).task
     seen: set[str] = set()
     for split in task.splits:
         examples = task.examples(split, 20)
@@ -53,6 +57,7 @@ def test_a_registered_task_scores_its_own_targets_and_its_splits_are_disjoint(na
         require_examples(name, examples)
         for example in examples:
             require_target_score(name, task, example)
+            assert task.score(example, "")[task.primary] in (0.0, None)
 
 
 def test_a_file_of_questions_scores_its_own_targets_if_they_can_match(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import eval_runs
 import pytest
 
+from dllm_decode.blocks import Sequential
 from eval.runs.names import parse_task
 from eval.runs.settings import Run
 from eval.runs.sweep import Loaded, Sweep, decoding_of
@@ -155,6 +156,8 @@ def test_lengths_asked_for_come_before_those_of_the_protocol(folder: Path) -> No
     assert (config.gen_length, config.block_length) == (96, 48)
     # The published blocks of 64 are longer than the answer.
     assert decoding_of(selection, {"gen_length": 40}).block_length == 40
+    # A schedule brings its own.
+    assert decoding_of(selection, {}, Sequential(4)).block_length is None
     task = Gsm8k(protocol="llada_base")
     assert task == eval(repr(task))
 

@@ -123,9 +123,3 @@ def test_a_question_may_be_written_as_anyone_would() -> None:
     written = "Anna has 40 beads. In January Anna finds 7. How many beads does Anna have?"
     assert tokenizer.encode(written) == tokenizer.encode(plain)
     assert tokenizer.decode(tokenizer.encode(LINES[-1])) == LINES[-1]
-
-
-@pytest.mark.parametrize("steps", [(1, 3), (4, 3), (5, 12)])
-def test_numbers_of_steps_out_of_range_are_refused(steps: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="min_steps and max_steps must be"):
-        Ledgers(*steps)

@@ -269,27 +269,23 @@ def test_a_latin_square_is_counted_in_cells(text: str, answer: float, strict: fl
     assert found == {"answer": answer, "answer_strict": strict}
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "strict", "label"),
-    [
-        ("1234\n3412\n2143\n4321", 1.0, 1.0, 1.0),
+STORED = "1234\n3412\n2143\n4321"
+
+
+@pytest.mark.parametrize("given", [{"sudoku": "1234\n3412\n0000\n0000"},
+                                   {"puzzle": "1234\n3412\n____\n____"}])  # fmt: skip
+def test_any_solution_of_a_sudoku_is_right(given: dict[str, str]) -> None:
+    score = SCORERS["sudoku_score"].score
+    for text, scores in (
+        (STORED, (1.0, 1.0, 1.0)),
         # Another solution of the same puzzle, with separators: right, but not the stored one.
-        ("1 2 3 4\n3,4,1,2\n4 3 2 1\n2 1 4 3", 1.0, 0.0, 0.0),
-        ("1234\n3412\n2143\n4312", 0.0, 0.0, 0.0),
-        # A solved grid, of another puzzle.
-        ("4321\n2143\n3412\n1234", 0.0, 0.0, 0.0),
-        ("1234\n3412\n2143", 0.0, 0.0, 0.0),
-        ("", 0.0, 0.0, 0.0),
-    ],
-)
-@pytest.mark.parametrize("blank", ["0", "_"])
-def test_any_solution_of_a_sudoku_is_right(
-    text: str, answer: float, strict: float, label: float, blank: str
-) -> None:
-    given = {"puzzle" if blank == "_" else "sudoku": f"1234\n3412\n{blank * 4}\n{blank * 4}"}
-    found = SCORERS["sudoku_score"].score(text, given, "1234\n3412\n2143\n4321")
-    assert found == {"answer": answer, "answer_strict": strict, "answer_label": label}
-    assert set(SCORERS["sudoku_score"].score(text, {"size": 9}, "").values()) == {None}
+        ("1 2 3 4\n3,4,1,2\n4 3 2 1\n2 1 4 3", (1.0, 0.0, 0.0)),
+        # Wrong, or a solved grid of another puzzle.
+        *((text, (0.0, 0.0, 0.0)) for text in (
+            "1234\n3412\n2143\n4312", "4321\n2143\n3412\n1234", "1234\n3412\n2143", "")),
+    ):  # fmt: skip
+        assert tuple(score(text, given, STORED).values()) == scores
+    assert set(score(STORED, {"size": 9}, "").values()) == {None}
 
 
 def test_writing_is_scored_by_what_there_is() -> None:

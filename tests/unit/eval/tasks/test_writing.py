@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from eval.runs.names import parse_task
 from eval.tasks import text_scores
 from eval.tasks.text_scores import bleu, grammar, includes, is_one_sentence, product, rouge
 from eval.tasks.writing import LEVELS, WordsToSentence, scenes
@@ -136,13 +135,3 @@ def test_without_the_checker_grammar_and_answer_are_undefined(nothing_installed:
     assert task.score(example, "no")["answer"] is None
     assert rouge("a", "a") == {"rouge1": None, "rouge2": None, "rougeL": None}
     assert bleu("a", "a") is None
-
-
-def test_the_address_names_number_and_level() -> None:
-    selection = parse_task("writing/words_to_sentence?n=5&level=hard&limit=3")
-    assert selection.task == WordsToSentence(5, "hard")
-    assert len(selection.examples()) == 3
-    with pytest.raises(ValueError, match="n must be a number of words from 2 to 8, got 9"):
-        WordsToSentence(9)
-    with pytest.raises(ValueError, match=r'level must be one of "easy", .*, got .odd'):
-        WordsToSentence(4, "odd")

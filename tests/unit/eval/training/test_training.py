@@ -213,6 +213,9 @@ def test_comparisons_are_paired() -> None:
     ("words", "sentence"),
     [
         (["train-filter", "--task", "nothing"], "A task must be one of"),
+        (["train-filter", "--task", "word_problems?limit=11"], "at least 12 prompts, of which"),
+        (["train-filter", "--task", "word_problems?limit=9", "--held-out", "word_problems?limit=2"
+          "&split=val"], "at least 10 prompts, got 9 of word_problems?limit=9&split=train. Raise"),
         (["train-filter", "--threshold", "1.5"], "--threshold: must be at most 1, got 1.5"),
         (["train-filter", "--against", "Nothing()"], "Nothing"),
         (["distil", "--epochs", "0"], "--epochs: must be above 0, got 0"),
@@ -237,7 +240,7 @@ def test_comparisons_are_paired() -> None:
         (["distil", "--lora-alpha", "3"], "--lora-alpha must be left out without --lora-rank"),
         (["distil", "--prompts", "chat", "--model", "plain"], "a chat template"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_is_said_before_anything_is_decoded(
     words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch, without_template: str,
