@@ -75,23 +75,11 @@ def run_checks(module: str, *, interpret: bool, marked: str = "not slow") -> str
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            marked,
-            f"tests/programs/{module}.py",
-        ],
-        cwd=Path(__file__).parent.parent,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked,
+         f"tests/programs/{module}.py"],
         env=kept | {"TRITON_INTERPRET": str(int(interpret)), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     # Pytest's 5, for no tests at all, is a failure too.
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import load_tiny
 from torch import Tensor
 
-from dllm_decode.models import ForwardInputs
-from dllm_decode.models.network import context as plan
 from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network import operations_triton as fused
 from dllm_decode.models.network.context import _as_bias
@@ -24,35 +21,6 @@ from dllm_decode.models.network.operations import Heads
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda:0")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@pytest.fixture(autouse=True)
-def _half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter cuts bfloat16 off and multiplies its bits; hardware rounds and multiplies."""
-    if not INTERPRETED:
-        return
-    from triton import language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    cast, dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
-
-    def rounded(self: Any, source: Any, kind: Any) -> Any:
-        if (source.dtype.scalar, kind.scalar) != (tl.float32, tl.bfloat16):
-            return cast(self, source, kind)
-        bits = torch.tensor(source.data).bfloat16().view(torch.int16).numpy().view("uint16")
-        return TensorHandle(bits, tl.bfloat16)
-
-    def widened(factor: Any) -> Any:
-        if factor.dtype.scalar != tl.bfloat16:
-            return factor
-        bits = torch.tensor(factor.data.view("int16"))
-        return TensorHandle(bits.view(torch.bfloat16).float().numpy(), tl.float32)
-
-    def product(self: Any, left: Any, right: Any, *rest: Any) -> Any:
-        return dot(self, widened(left), widened(right), *rest)
-
-    monkeypatch.setattr(InterpreterBuilder, "cast_impl", rounded)
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", product)
 
 
 @pytest.fixture
@@ -67,16 +35,6 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(fused, "_launch", noted)
     return found
-
-
-@pytest.fixture
-def random() -> Callable[..., Tensor]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(size, generator=generator).to(DEVICE, dtype)
-
-    return normal
 
 
 def heads_of(random: Callable[..., Tensor], sizes: tuple[int, ...], dtype: torch.dtype) -> Heads:
@@ -255,37 +213,3 @@ def test_a_share_that_is_left_out_is_found(random: Any, monkeypatch: pytest.Monk
     with pytest.warns(UserWarning, match="The fused attend .*: it differs from torch by"):
         found = operations.attend(heads, None)
     assert torch.equal(found, plain.attend(heads, None))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
-def test_whole_forwards_are_those_of_torch(
-    family: str, monkeypatch: pytest.MonkeyPatch, launches: list[Any]
-) -> None:
-    """A block step over a cache of two rows, one shorter; not all of its columns are wanted."""
-    model = load_tiny(family, device=str(DEVICE), dtype=torch.float32)
-    model.graphs = False
-    chosen: list[Any] = []
-    monkeypatch.setattr(plan, "operations_for", lambda device, dtype, fused: chosen[-1])
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(500, (2, 200), generator=generator).to(DEVICE)
-    columns = torch.arange(200, device=DEVICE).expand(2, 200)
-    attend = ragged(2, 200)
-    logits = []
-    others = {name: getattr(plain, name) for name in ("add_norm", "rotate_and_store", "swiglu")}
-    for version in (plain, SimpleNamespace(attend=fused.attend, **others)):
-        chosen.append(plain)
-        kv_cache = model.new_kv_cache(2, 200)
-        model.predict(
-            ForwardInputs(
-                tokens, columns, columns[:, :1], attend, kv_cache, slots=slice(0, 200)
-            )
-        )  # fmt: skip
-        block = columns[:, 120:128]
-        step = ForwardInputs(
-            tokens[:, :8], block, block[:, ::2] - 120, attend, kv_cache, slots=block
-        )
-        chosen.append(version)
-        logits.append(model.predict(step))
-    assert sum(len(grid) == 3 for grid in launches) == len(model.transformer.layers)
-    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)

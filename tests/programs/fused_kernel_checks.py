@@ -4,9 +4,8 @@ Triton decides when it is imported whether kernels are compiled or interpreted, 
 process of their own: interpreted on the CPU with TRITON_INTERPRET=1, else compiled on CUDA.
 """
 
-import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ def random_logits(
     return (scale * torch.randn(shape, generator=generator)).to(dtype)
 
 
-def check(logits: Tensor, *, atol: float = 2e-6) -> None:
+def check(logits: Tensor) -> None:
     """Compares everything the kernel finds with float64, and the ids of ties with the lowest.
 
     Confidences above 0.99 are exact to 2e-7, whatever the size of the logits.
@@ -50,7 +49,9 @@ def check(logits: Tensor, *, atol: float = 2e-6) -> None:
     torch.testing.assert_close(found, share, rtol=2e-6, atol=2e-7)
     assert ((found - share).abs() <= 2e-7)[share > 0.99].all()
     entropy = torch.special.entr(exact.softmax(-1)).sum(-1)
-    torch.testing.assert_close(spread.entropy.double().cpu(), entropy, rtol=2e-6, atol=atol)
+    torch.testing.assert_close(spread.entropy.double().cpu(), entropy, rtol=2e-6, atol=2e-6)
+    assert spread.odds_against.isfinite().all()
+    assert (spread.entropy.cpu()[exact.isfinite().sum(-1) == 1] == 0).all()
 
 
 @pytest.mark.exhaustive(7)
@@ -60,55 +61,35 @@ def test_all_statistics_agree_with_float64(vocab_size: int, dtype: torch.dtype) 
     check(random_logits(1, 2, vocab_size, dtype=dtype).to(DEVICE))
 
 
-def test_a_vocabulary_of_real_size_is_read_to_its_end() -> None:
-    logits = random_logits(1, 2, 126_464, dtype=torch.bfloat16)
-    logits[0, 0, -1] = 50.0
-    logits[0, 1, -2:] = torch.tensor([50.0, 49.0])
-    check(logits.to(DEVICE))
-
-
-@pytest.mark.exhaustive(1)
-@pytest.mark.parametrize("dtype", HALF_AND_SINGLE)
-def test_confidences_near_one_have_a_resolution_of_their_own(dtype: torch.dtype) -> None:
+def near_one(dtype: torch.dtype) -> Tensor:
     """Logits of 20 to 60, and tails of 1e-6 to 1e-2 whose shares are too small to add to 1."""
     V, rows = 126_464, 8
     largest = torch.linspace(20, 60, rows)[None, :, None]
     logits = (largest + (torch.logspace(-6, -2, rows)[None, :, None] / V).log()).expand(-1, -1, V)
     logits = logits.clone()
     logits[..., 77_777] = largest[..., 0]
-    logits = logits.to(dtype)
-    assert (logits.double().softmax(-1).amax(-1) > 0.99).sum() >= rows - 1
-    check(logits.to(DEVICE))
+    assert (logits.to(dtype).double().softmax(-1).amax(-1) > 0.99).sum() >= rows - 1
+    return logits.to(dtype)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_of_tied_logits_the_lowest_ids_come_first(seed: int) -> None:
-    # Few different values: ties within a lane, between lanes, and for the second place.
-    logits = random_logits(1, 2, 3 * LANES + 5, seed=seed, scale=0.7).round()
-    check(logits.to(DEVICE))
-    # In one lane only.
-    logits[..., 5::LANES] = 8.0
-    check(logits.to(DEVICE))
-    logits[..., 3] = 9.0
-    check(logits.to(DEVICE))
-    constant = torch.zeros(1, 1, 2 * LANES + 3, device=DEVICE)
-    top, spread = fused.summarise(constant)
-    assert top.tokens.tolist() == [[[0, 1]]]
-    assert spread.entropy.item() == pytest.approx(math.log(2 * LANES + 3), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    "places", [(0, 0), (7, LANES + 7), (LANES + 7, 7), (5, 9), (LANES + 9, 5), (2 * LANES, LANES)]
-)
-def test_the_two_best_are_found_wherever_they_are(places: tuple[int, int]) -> None:
-    first, second = places
-    logits = random_logits(1, 1, 2 * LANES + 40, scale=0.1)
-    logits[..., second] = 8.0
-    logits[..., first] = 9.0
-    check(logits.to(DEVICE))
-    # Both equal: the lower id is first.
-    logits[..., second] = 9.0
-    check(logits.to(DEVICE))
+def ties() -> Iterator[Tensor]:
+    """Few different values: ties within a lane, between lanes, for the second place, everywhere."""
+    for seed in range(3):
+        logits = random_logits(1, 2, 3 * LANES + 5, seed=seed, scale=0.7).round()
+        yield logits.clone()
+        logits[..., 5::LANES] = 8.0
+        yield logits.clone()
+        logits[..., 3] = 9.0
+        yield logits
+    # The two best wherever they are, and equal: then the lower id is first.
+    for first, second in (
+        (0, 0), (7, LANES + 7), (LANES + 7, 7), (5, 9), (LANES + 9, 5), (2 * LANES, LANES)
+    ):  # fmt: skip
+        for value in (8.0, 9.0):
+            logits = random_logits(1, 1, 2 * LANES + 40, scale=0.1)
+            logits[..., second], logits[..., first] = value, 9.0
+            yield logits
+    yield torch.zeros(1, 1, 2 * LANES + 3)
 
 
 def excluded() -> Iterator[Tensor]:
@@ -126,36 +107,39 @@ def excluded() -> Iterator[Tensor]:
     yield only
 
 
-@pytest.mark.parametrize("logits", list(excluded()))
-def test_excluded_tokens_count_as_nothing(logits: Tensor) -> None:
-    check(logits.to(DEVICE))
-    _, spread = fused.summarise(logits.to(DEVICE))
-    assert spread.odds_against.isfinite().all()
-    alone = logits.isfinite().sum(-1) == 1
-    assert (spread.entropy.cpu()[alone] == 0).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_extreme_logits_neither_overflow_nor_lose_the_entropy(dtype: torch.dtype) -> None:
+def extreme() -> Iterator[Tensor]:
+    """Logits that would overflow or lose the entropy; a real vocabulary with its end in front."""
     logits = random_logits(1, 4, LANES + 30, scale=1.0)
     logits[:, 0] *= 1e4
     logits[:, 1] += 1e4
     logits[:, 2] -= 1e4
     logits[:, 3, 40] = 1e4
-    check(logits.to(DEVICE, dtype))
+    yield logits
+    yield logits.bfloat16()
+    real = random_logits(1, 2, 126_464, dtype=torch.bfloat16)
+    real[0, 0, -1] = 50.0
+    real[0, 1, -2:] = torch.tensor([50.0, 49.0])
+    yield real
+
+
+@pytest.mark.parametrize("kind", [ties, excluded, extreme])
+def test_statistics_of_rare_logits_agree_with_float64(kind: Callable[[], Iterator[Tensor]]) -> None:
+    for logits in kind():
+        check(logits.to(DEVICE))
+
+
+@pytest.mark.exhaustive(1)
+@pytest.mark.parametrize("dtype", HALF_AND_SINGLE)
+def test_confidences_near_one_have_a_resolution_of_their_own(dtype: torch.dtype) -> None:
+    check(near_one(dtype).to(DEVICE))
 
 
 def test_logits_are_read_where_they_lie() -> None:
     wide = random_logits(2, 5, LANES + 50).to(DEVICE)
     for logits in (
-        wide[:, 2:4],
-        wide[1:, ::3],
-        wide[:, :1, 10 : LANES + 13],
-        wide[:, :1, ::2],
-        wide[:, :2].transpose(0, 1),
-        wide[:1, :1].expand(2, 2, -1),
-        wide[..., :3].permute(1, 2, 0),
-    ):
+        wide[:, 2:4], wide[1:, ::3], wide[:, :1, 10 : LANES + 13], wide[:, :1, ::2],
+        wide[:, :2].transpose(0, 1), wide[:1, :1].expand(2, 2, -1), wide[..., :3].permute(1, 2, 0),
+    ):  # fmt: skip
         check(logits)
 
 

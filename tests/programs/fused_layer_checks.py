@@ -39,35 +39,6 @@ LANES, TILE = fused._NUM_LANES, fused._NUM_HEADS
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
 
-@pytest.fixture(autouse=True)
-def _rounding_to_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter cuts off what bfloat16 cannot hold; hardware rounds, as torch does."""
-    if not INTERPRETED:
-        return
-    from triton import language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    cast = InterpreterBuilder.cast_impl
-
-    def rounded(self: Any, source: Any, kind: Any) -> Any:
-        if (source.dtype.scalar, kind.scalar) != (tl.float32, tl.bfloat16):
-            return cast(self, source, kind)
-        bits = torch.tensor(source.data).bfloat16().view(torch.int16).numpy().view("uint16")
-        return TensorHandle(bits, tl.bfloat16)
-
-    monkeypatch.setattr(InterpreterBuilder, "cast_impl", rounded)
-
-
-@pytest.fixture
-def random() -> Callable[..., Tensor]:
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*size: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
-        return (scale * torch.randn(size, generator=generator)).to(DEVICE, dtype)
-
-    return normal
-
-
 def assert_same(got: Tensor, wanted: Tensor, *, steps: int = 1) -> None:
     """Half precision: the same bits but where a sum lay between two numbers; single: nearly."""
     assert got.shape == wanted.shape
@@ -318,6 +289,14 @@ def forwards(model: MaskedTransformer) -> Iterator[tuple[ForwardInputs, KVCache 
         chosen, few = tokens.gather(1, block), wanted.clamp(max=1)
         attend = seen[:, :1] if isinstance(rows, slice) else seen[:, :2]
         yield ForwardInputs(chosen, block, few, attend, kv_cache, slots=block, rows=rows), kv_cache
+    # A block step over so many keys that attention is shared out; the second row is shorter.
+    kv_cache = model.new_kv_cache(2, 200)
+    tokens = torch.randint(500, (2, 200), generator=generator).to(DEVICE)
+    columns = torch.arange(200, device=DEVICE).expand(2, 200)
+    attend = (columns >= torch.tensor([[0], [50]], device=DEVICE))[:, None]
+    yield ForwardInputs(tokens, columns, wanted, attend, kv_cache, slice(0, 200)), kv_cache
+    block = columns[:, 120:128]
+    yield ForwardInputs(tokens[:, :8], block, wanted, attend, kv_cache, block), kv_cache
 
 
 def compare(
