@@ -4,14 +4,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import eval_runs
 import pytest
-from tiny_models import MODELS, tiny
+from tiny_models import tiny
 
 from dllm_decode import decode, load_model
 from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, Sequential
 from dllm_decode.options import DecodeConfig
-from eval import cli
 from eval.calibrate.card import FORMAT, read_card
 from eval.calibrate.ladders import rung_of
 from eval.cli import evaluate as main
@@ -19,9 +17,7 @@ from eval.runs.cache_error import TokenIds, TokenPrompts, error_of
 from eval.runs.names import Selection, parse_task
 from eval.runs.plugins import parse_blocks, parse_sampler
 from eval.runs.records import Folder
-from eval.runs.runner import execute
 from eval.runs.settings import Run
-from eval.runs.sweep import decoding_of
 from samplers import ConfidenceThreshold
 
 TASK = "word_problems?split=test&limit=3"
@@ -74,79 +70,6 @@ def test_the_report_labels_a_setting_with_any_but_the_usual_schedule(compared: P
     assert not any("Sequential" in line for line in labelled)
     assert f"- blocks: {USUAL}, {SEVERAL}" in report
     assert SEVERAL in (compared / "report.html").read_text()
-
-
-def test_a_frame_has_a_column_for_it(compared: Path) -> None:
-    pytest.importorskip("pandas")
-    from eval import frame
-
-    assert set(frame(compared)["blocks"]) == {USUAL, SEVERAL}
-
-
-def test_run_repeats_the_option_and_a_schedule_brings_its_block_length(tmp_path: Path) -> None:
-    """The task's or the model's block length is not asked for beside the schedule's own."""
-    command = ["run", "word_problems?split=test&limit=1", str(tmp_path), "--gen-length", "16",
-               "--sampler", "ConfidenceThreshold(0.9)", "--no-trace",
-               "--blocks", "Sequential(4)", "--blocks", "MultiBlock(16)"]  # fmt: skip
-    assert main(command) == 0
-    found = Folder(tmp_path).settings()
-    assert [own.block_length for own in found] == [4, 16]
-    assert [own.parts[1:] for own in found] == [[repr(Sequential(4))], [repr(MultiBlock(16))]]
-    records = (tmp_path / "part-0.jsonl").read_bytes()
-    assert main(command) == 0
-    assert (tmp_path / "part-0.jsonl").read_bytes() == records
-    published = parse_task("gsm8k?path=x&protocol=llada")
-    assert decoding_of(published, {}).block_length is not None
-    assert decoding_of(published, {}, Sequential(4)).block_length is None
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (
-            ["--sampler", "FixedSchedule(4)"],
-            "needs a block schedule that opens all masks of a block at once",
-        ),
-        (["--verifier", "SelfVerify()"], "needs a verifier that runs one forward for each step"),
-        (["--block-length", "4"], "block_length must be said once, got 4 and MultiBlock("),
-    ],
-)
-def test_what_does_not_go_with_a_schedule_is_refused_before_anything_is_decoded(
-    tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parts = more if "--sampler" in more else [*more, "--sampler", "Factor()"]
-    options = ["lists/copy?limit=1", str(tmp_path / "out"), *parts, "--blocks", "MultiBlock(8)"]
-    for command in ("run", "calibrate"):
-        assert main([command, *options, "--gen-length", "16"]) == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_block_causal_model_refuses_blocks_that_end_anywhere(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = replace(
-        eval_runs.runs(samplers=(ConfidenceThreshold(0.05),))[0],
-        model=replace(eval_runs.model(), causal_block_length=4),
-    )
-    assert isinstance(run, Run)
-    adaptive = replace(run, blocks=AdaptiveBlocks((4,)))
-    with pytest.raises(
-        ValueError,
-        match=r"needs a model in which every column sees every other, .*got hash",
-    ):
-        execute([adaptive], tmp_path)
-    assert not list(tmp_path.iterdir())
-    folder = execute([run, adaptive], tmp_path, skip_impossible=True)
-    assert [own.blocks for own in folder.settings()] == [USUAL]
-    (skipped,) = folder.skipped()
-    assert "AdaptiveBlocks(delimiters=(4,)" in skipped.setting
-    command = ["cache-error", "--model", str(MODELS / "sdar"), "--gen-length", "8",
-               "--blocks", "AdaptiveBlocks((4,))"]  # fmt: skip
-    assert main(command) == 2
-    shown = capsys.readouterr()
-    assert "needs a model in which every column sees every other" in shown.err
-    assert not shown.out
 
 
 def test_a_rung_may_be_a_block_schedule_and_its_card_names_it(tmp_path: Path) -> None:
@@ -209,16 +132,3 @@ def test_cache_error_decodes_as_the_schedule_says(blocks: MultiBlock | AdaptiveB
     plain = decode(model, prompts, sampler, blocks=blocks, config=config)
     usual = decode(model, prompts, sampler, config=replace(config, block_length=4))
     assert error.nfe == plain.nfe.float().mean() != usual.nfe.float().mean()
-
-
-def test_generate_takes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
-    question = "emma has 12 apples. emma buys 5 more. how many apples does emma have now?"
-
-    def forwards(*more: str) -> int:
-        command = ["generate", question, "--gen-length", "64", "--block-length", "8", *more]
-        assert cli.main(command) == 0
-        return int(capsys.readouterr().err.partition(" forwards")[0])
-
-    assert forwards("--blocks", "MultiBlock()") < forwards()
-    assert cli.main(["generate", question, "--blocks", "Nothing()"]) == 2
-    assert "'Nothing' is not known here" in capsys.readouterr().err

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import eval_runs
 import pytest
-import torch
 from eval_runs import write_model
 
 from dllm_decode import load_model, load_target
-from dllm_decode.training.learn2pd import FilterSettings, save_filter
 from dllm_decode.verify import ARVerify, Guided
 from eval.cli import evaluate as main
 from eval.runs import provenance
@@ -20,24 +18,12 @@ from eval.runs.provenance import CODE_NOTE, FILES_NOTE, digest_of, files_of
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from samplers import CreditDecoding, Learn2PD
-from samplers.learn2pd import new_network
-
-BLOCK_LENGTH = 4
 
 
-def write_filter(file: Path, bias: float) -> Path:
-    network = new_network(BLOCK_LENGTH, (), "relu")
-    torch.nn.init.constant_(network[0].bias, bias)
-    save_filter(
-        network, file, model="model", settings=FilterSettings(hidden_sizes=()), threshold=0.5
-    )
-    return file
-
-
-def run(model: Path | str, out: Path, sampler: str = "FixedSchedule(4)") -> int:
+def run(model: Path, out: Path) -> int:
     return main([
-        "run", "lists/shuffle?n=3&limit=2", str(out), "--model", str(model), "--sampler", sampler,
-        "--gen-length", "8", "--block-length", str(BLOCK_LENGTH),
+        "run", "lists/shuffle?n=3&limit=2", str(out), "--model", str(model), "--sampler",
+        "FixedSchedule(4)", "--gen-length", "8", "--block-length", "4",
     ])  # fmt: skip
 
 
@@ -70,21 +56,6 @@ def test_overwritten_weights_are_not_given_their_old_answers(
     capsys.readouterr()
     assert run(model, out) == 2
     assert "must be as it was" in capsys.readouterr().err
-
-
-def test_an_overwritten_filter_is_not_given_its_old_answers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, out = write_model(tmp_path / "model"), tmp_path / "out"
-    file = write_filter(tmp_path / "long.safetensors", 9.0)
-    sampler = f"CreditDecoding(Learn2PD({str(file)!r}, 0.5))"
-    assert run(model, out, sampler) == 0
-    write_filter(file, -9.0)
-    capsys.readouterr()
-    assert run(model, out, sampler) == 2
-    assert f"{file} must be as it was when the records" in capsys.readouterr().err
-    # Others of the folder go on.
-    assert run(model, out) == 0
 
 
 def test_an_old_folder_without_the_note_goes_on_and_gets_it(tmp_path: Path) -> None:

@@ -19,28 +19,20 @@ QUESTION = (
 
 
 @pytest.mark.parametrize(
-    "verifier",
+    "more",
     [
-        "NoVerifier()",
-        "ARVerify(CausalTarget('mini-ar'))",
-        "Guided(CausalTarget('mini-ar'))",
+        ["NoVerifier()"],
+        ["ARVerify(CausalTarget('mini-ar'))"],
+        ["Guided(CausalTarget('mini-ar'))"],
+        # The target was to be loaded on "auto", which is no device.
+        ["ARVerify(CausalTarget('mini-ar'))", "--device", "auto"],
     ],
 )
 def test_a_question_is_answered_with_any_verifier(
-    verifier: str, capsys: pytest.CaptureFixture[str]
+    more: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Verifiers with a target were refused: "Targets cannot be loaded here"."""
-    words = ["generate", QUESTION, "--gen-length", "64", "--verifier", verifier]
-    assert main(words) == 0
-    assert capsys.readouterr().out.split()[-2:] == ["####", "34"]
-
-
-def test_a_target_is_on_the_device_of_a_model_that_is_placed_by_itself(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The target was to be loaded on "auto", which is no device."""
-    words = ["generate", QUESTION, "--gen-length", "64", "--device", "auto"]
-    assert main([*words, "--verifier", "ARVerify(CausalTarget('mini-ar'))"]) == 0
+    assert main(["generate", QUESTION, "--gen-length", "64", "--verifier", *more]) == 0
     assert capsys.readouterr().out.split()[-2:] == ["####", "34"]
 
 

@@ -22,20 +22,11 @@ def fresh_accelerate() -> None:
 
 def options(output: Path, *more: str) -> list[str]:
     return [
-        *(
-            "--model",
-            "mini?family=llada",
-            "--task",
-            "word_problems?limit=10",
-            "--output",
-            str(output),
-            "--gen-length",
-            "48",
-        ),
-        *("--held-out", "word_problems?split=val&limit=4", "--block-length", "16"),
-        *("--epochs", "1.5", "--rows", "2", "--forwards", "1", "--learning-rate", "0.0003"),
-        *("--evaluate-every", "2", *more),
-    ]
+        "--model", "mini?family=llada", "--task", "word_problems?limit=10", "--output", str(output),
+        "--gen-length", "48", "--held-out", "word_problems?split=val&limit=4", "--block-length",
+        "16", "--epochs", "1.5", "--rows", "2", "--forwards", "1", "--learning-rate", "0.0003",
+        "--evaluate-every", "2", *more,
+    ]  # fmt: skip
 
 
 def test_a_model_is_distilled_and_a_killed_run_goes_on(

@@ -7,28 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from eval_runs import write_model
 from toys import HashModel
 
 from dllm_decode import decode
-from dllm_decode.models import new_llada, save_model
 from dllm_decode.models.loading.find import ASSETS
-from examples.mini.vocabulary import build_tokenizer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_sampler.py"
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with an untrained model and the tokenizer of the embedded ones."""
-    folder = tmp_path_factory.mktemp("tiny")
-    tokenizer = build_tokenizer()
-    model = new_llada(
-        vocab_size=len(tokenizer), hidden_size=16, num_layers=1, num_heads=2, mlp_hidden_size=32,
-        mask_id=int(tokenizer.mask_token_id), eos_ids=(int(tokenizer.eos_token_id),),
-    )  # fmt: skip
-    save_model(model, folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str]) -> None:
@@ -37,9 +22,9 @@ def run(monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str]) -> None:
 
 
 def test_the_example_decodes_with_an_untrained_model(
-    tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(monkeypatch, ["--model", tiny])
+    run(monkeypatch, ["--model", str(write_model(tmp_path, 1.0))])
     assert "tokens in" in capsys.readouterr().out
 
 
