@@ -31,7 +31,7 @@ from eval.runs.names import parse_task
 from eval.runs.plugins import parse_sampler
 from eval.runs.progress import Reporter
 from eval.runs.provenance import machine_of
-from eval.runs.records import Folder, Settings
+from eval.runs.records import Folder, RunSettings
 from eval.runs.runner import Checked, plan_of
 from eval.runs.settings import Run
 from eval.runs.sweep import decoding_of
@@ -59,7 +59,7 @@ OPTIONS = {
 Scores = NDArray[np.float64]
 
 
-class Measured(NamedTuple):
+class MeasuredSetting(NamedTuple):
     """A setting on the prompts of the check.
 
     Attributes:
@@ -95,8 +95,8 @@ class Finding(NamedTuple):
     """
 
     task: str
-    measured: list[Measured]
-    chosen: list[Measured]
+    measured: list[MeasuredSetting]
+    chosen: list[MeasuredSetting]
     drawn: Drawn
 
     def num_held(self, max_drop: float) -> int:
@@ -144,7 +144,7 @@ def check_task(task: str, options: Any, guarantee: Guarantee, reporter: Reporter
         for plan in calibrated:
             list(records_of(decoder, plan[0]))
             card = calibrate(plan[0], plan[1:], guarantee, decoder)
-            sampler = Settings.of(dict(card.setting)).sampler
+            sampler = RunSettings.of(dict(card.setting)).sampler
             chosen.append(next(one for one in measured if one.sampler == sampler))
     size, speedups = (options.num_resampled, options.num_prompts), [one.speedup for one in measured]
     return Finding(task, measured, chosen, draw(size, guarantee, scores, speedups))
@@ -181,13 +181,15 @@ def records_of(decoder: BatchDecoder, one: Checked) -> Iterator[Record]:
             yield record
 
 
-def measured_of(plan: Sequence[Checked], scores: Scores, nfe: Scores) -> list[Measured]:
+def measured_of(plan: Sequence[Checked], scores: Scores, nfe: Scores) -> list[MeasuredSetting]:
     """Measures each setting, from scores and forwards, settings by prompts; the reference first."""
     found = []
     for one, own, forwards in zip(plan, scores, nfe, strict=True):
         interval = paired_score_interval(scores[0].tolist(), own.tolist())
         drop, speedup = float((scores[0] - own).mean()), float(nfe[0].sum() / forwards.sum())
-        found.append(Measured(one.settings.sampler, drop, -interval.high, -interval.low, speedup))
+        found.append(
+            MeasuredSetting(one.settings.sampler, drop, -interval.high, -interval.low, speedup)
+        )
     return found
 
 

@@ -53,7 +53,7 @@ class Ran(NamedTuple):
 Work = Callable[[MaskedTransformer, Setting], Ran]
 
 
-class Measured(NamedTuple):
+class MeasuredContender(NamedTuple):
     """The answers of a contender, and its row of the table."""
 
     tokens: list[list[int]]
@@ -69,7 +69,7 @@ def in_a_process_of_its_own(work: Callable[..., Any], *arguments: object) -> Any
         return pool.apply(work, arguments)
 
 
-def measure(setting: Setting, machine: Machine, name: str) -> Measured:
+def measure(setting: Setting, machine: Machine, name: str) -> MeasuredContender:
     """Runs one contender on a warm model of its own: `REFERENCE`, or a cache and a verifier."""
     torch.set_num_threads(setting.num_threads)
     # Libraries load their own code and buffers before memory is watched.
@@ -86,7 +86,7 @@ def measure(setting: Setting, machine: Machine, name: str) -> Measured:
     assert num_graphs(model) == captured, "a graph was captured while time was taken"
     watch.extra_bytes = extra_bytes()
     row = {"contender": name.removesuffix(", NoVerifier()"), "s": ran.wall_s}
-    return Measured(ran.tokens, row | costs_of(ran, model, setting, machine, watch))
+    return MeasuredContender(ran.tokens, row | costs_of(ran, model, setting, machine, watch))
 
 
 def work_of(name: str, target: Callable[[], CausalTarget]) -> Work:

@@ -10,7 +10,7 @@ LogitsOf = Callable[[Tensor], Tensor]
 """Maps token ids (1, L) to logits (1, L, V) that predict the same columns."""
 
 
-class Answer(NamedTuple):
+class LoopAnswer(NamedTuple):
     """The tokens that the loop wrote, and its number of forwards."""
 
     tokens: list[int]
@@ -25,7 +25,7 @@ def run_loop(
     block_length: int,
     steps_per_block: int,
     mask_id: int,
-) -> Answer:
+) -> LoopAnswer:
     """Fills one answer, block after block, the most confident positions first.
 
     Every forward scores the whole canvas, and the softmax is in float64, as in LLaDA's code.
@@ -50,4 +50,4 @@ def run_loop(
             confidence = best.values[0].cpu().masked_fill(canvas[0] != mask_id, -torch.inf)
             chosen = start + confidence[start:stop].argsort(descending=True, stable=True)[:count]
             canvas[0, chosen] = best.indices[0].cpu()[chosen]
-    return Answer(canvas[0, first:].tolist(), num_forwards)
+    return LoopAnswer(canvas[0, first:].tolist(), num_forwards)

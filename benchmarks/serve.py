@@ -47,7 +47,7 @@ Ask: TypeAlias = Callable[[int], Awaitable[None]]
 """Asks one question, and waits for the answer."""
 
 
-class Reply(NamedTuple):
+class TimedReply(NamedTuple):
     """An answer, the seconds from the question to each of its chunks, and its number of tokens."""
 
     text: str
@@ -133,7 +133,7 @@ def served(task: str, options: Any) -> Iterator[Served]:
 async def asked(server: Served, world: World, pace: Callable[[Ask, int], Awaitable[None]]) -> Row:
     """Asks all questions at the pace of a loop."""
     gen_length, _ = SETTINGS[world.task.name]
-    replies: dict[int, Reply] = {}
+    replies: dict[int, TimedReply] = {}
     limits = httpx2.Limits(max_connections=None)
     async with httpx2.AsyncClient(base_url=server.url, timeout=120.0, limits=limits) as client:
 
@@ -183,7 +183,7 @@ async def opened(rate: float, ask: Ask, count: int) -> None:
     await asyncio.gather(*asking)
 
 
-async def _reply(client: Any, prompt: str, gen_length: int) -> Reply:
+async def _reply(client: Any, prompt: str, gen_length: int) -> TimedReply:
     body = {
         "messages": [{"role": "user", "content": prompt}], "max_tokens": gen_length, "stream": True,
         "stream_options": {"include_usage": True},
@@ -201,7 +201,7 @@ async def _reply(client: Any, prompt: str, gen_length: int) -> Reply:
                 continue
             chunks_s.append(time.perf_counter() - began_s)
             text += chunk["choices"][0]["delta"]["content"]
-    return Reply(text, chunks_s, num_tokens)
+    return TimedReply(text, chunks_s, num_tokens)
 
 
 def _quantiles(name: str, values_s: Sequence[float]) -> Row:

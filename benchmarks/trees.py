@@ -46,7 +46,7 @@ OPTIONS = {
 }
 
 
-class Cost(NamedTuple):
+class TreeCost(NamedTuple):
     """Cost of one prompt, or of all."""
 
     tokens: int
@@ -70,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> None:
     ways = ways_of(proxy, options.looks, cost)
     for drafting in ways.values():
         answer(world, target, world.prompts[0], drafting, options)
-    costs: dict[str, list[Cost]] = {name: [] for name in ways}
+    costs: dict[str, list[TreeCost]] = {name: [] for name in ways}
     for prompt in world.prompts:
         # Drafts of one token, each wrong: the target writes one token a forward.
         alone = answer(world, target, prompt, PATH, options, DraftLength(1, 1)).answers()
@@ -81,7 +81,7 @@ def main(words: Sequence[str] | None = None) -> None:
             # The EOS is written by a forward too.
             tokens = min(int(out.lengths()) + 1, options.gen_length)
             counts = (int(count) for count in (out.target_nfe, out.nfe, out.drafted))
-            costs[name].append(Cost(tokens, *counts, out.answers() != alone, seconds))
+            costs[name].append(TreeCost(tokens, *counts, out.answers() != alone, seconds))
     title = (
         f"{options.limit} prompts; in brackets 95 % intervals; "
         f"a column of the target costs {cost:.4f} of a round without drafts"
@@ -121,7 +121,7 @@ def answer(
     )  # fmt: skip
 
 
-def rows_of(ways: dict[str, Drafting], costs: dict[str, list[Cost]]) -> list[Row]:
+def rows_of(ways: dict[str, Drafting], costs: dict[str, list[TreeCost]]) -> list[Row]:
     """Makes one row a way; the path with as many forwards is its reference."""
     num = len(next(iter(costs.values())))
     picks = torch.randint(num, (NUM_BOOTSTRAPS, num), generator=torch.Generator().manual_seed(0))
@@ -132,7 +132,7 @@ def rows_of(ways: dict[str, Drafting], costs: dict[str, list[Cost]]) -> list[Row
     }  # fmt: skip
     rows = []
     for name, drafting in ways.items():
-        total = Cost(*map(sum, zip(*costs[name], strict=True)))
+        total = TreeCost(*map(sum, zip(*costs[name], strict=True)))
         wall_ms = 1000 * torch.tensor([one.seconds for one in costs[name]])
         rows.append({
             "drafting": name,
@@ -146,7 +146,7 @@ def rows_of(ways: dict[str, Drafting], costs: dict[str, list[Cost]]) -> list[Row
     return rows
 
 
-def quotients(costs: Sequence[Cost], picks: Tensor) -> Tensor:
+def quotients(costs: Sequence[TreeCost], picks: Tensor) -> Tensor:
     """Returns tokens a target forward: of all prompts, then of each bootstrap sample."""
     tokens, forwards = torch.tensor([(one.tokens, one.target_forwards) for one in costs]).T
     samples = tokens[picks].sum(-1) / forwards[picks].sum(-1)

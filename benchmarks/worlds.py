@@ -7,7 +7,7 @@ import torch
 
 from dllm_decode import MaskPredictor, load_model
 from eval.runs.names import parse_task
-from eval.runs.prompts import Tokenizer, encode_prompt
+from eval.runs.prompts import PromptTokenizer, encode_prompt
 from eval.tasks import Example, Task
 
 MODELS = {"word_problems": "mini", "ledgers": "mini-long"}
@@ -18,7 +18,7 @@ class World(NamedTuple):
     """A model and the prompts of some examples."""
 
     model: MaskPredictor
-    tokenizer: Tokenizer
+    tokenizer: PromptTokenizer
     task: Task
     examples: Sequence[Example]
     prompts: list[list[int]]

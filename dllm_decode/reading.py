@@ -118,7 +118,7 @@ def read(
     )
     if len(prompts) != 1:
         raise ValueError(f"read takes one input, got {len(prompts)}.")
-    plan = Plan.of(pieces, model.mask_id)
+    plan = ReadPlan.of(pieces, model.mask_id)
     decoder = reading_decoder(model, max(len(look.template) for look in plan.looks))
 
     def watch(event: StepEvent) -> None:
@@ -139,7 +139,7 @@ def read(
 
 
 @dataclass
-class Look:
+class ReadRow:
     """One row: a template, and the log-probabilities that are read from its first forward.
 
     Attributes:
@@ -174,7 +174,7 @@ class Look:
             left = [pair for pair in left if pair not in self.found]
 
 
-class Step(NamedTuple):
+class TokenRead(NamedTuple):
     """Where one token of an answer is read.
 
     Attributes:
@@ -182,11 +182,11 @@ class Step(NamedTuple):
         place: Answer position and token.
     """
 
-    look: Look
+    look: ReadRow
     place: tuple[int, int]
 
 
-class Plan(NamedTuple):
+class ReadPlan(NamedTuple):
     """The rows of a read.
 
     Attributes:
@@ -194,19 +194,19 @@ class Plan(NamedTuple):
         answers: For each choice and each of its answers, where its tokens are read.
     """
 
-    looks: list[Look]
-    answers: list[list[list[Step]]]
+    looks: list[ReadRow]
+    answers: list[list[list[TokenRead]]]
 
     @staticmethod
-    def of(pieces: Sequence[Piece], mask_id: int) -> "Plan":
+    def of(pieces: Sequence[Piece], mask_id: int) -> "ReadPlan":
         """Returns the rows that read every choice of a text."""
-        looks: dict[tuple[int, ...], Look] = {}
+        looks: dict[tuple[int, ...], ReadRow] = {}
         answers = [
             [_steps(pieces, piece, answer, mask_id, looks) for answer in piece.token_ids]
             for piece in pieces
             if isinstance(piece, Choice)
         ]
-        return Plan(list(looks.values()), answers)
+        return ReadPlan(list(looks.values()), answers)
 
     def logprobs(self) -> list[list[float]]:
         """Returns the log-probability of each answer of each choice, once all rows have run."""
@@ -224,8 +224,8 @@ def _steps(
     choice: Choice,
     answer: tuple[int, ...],
     mask_id: int,
-    looks: dict[tuple[int, ...], Look],
-) -> list[Step]:
+    looks: dict[tuple[int, ...], ReadRow],
+) -> list[TokenRead]:
     """Returns where each token of an answer is read; adds the rows that this needs."""
     steps = []
     for number, token in enumerate(answer):
@@ -237,9 +237,9 @@ def _steps(
                 template += [*answer[:number], *[mask_id] * (len(answer) - number)]
             else:
                 template += piece.masked(mask_id) if isinstance(piece, Choice) else piece
-        look = looks.setdefault(tuple(template), Look(tuple(template)))
+        look = looks.setdefault(tuple(template), ReadRow(tuple(template)))
         look.wanted.add((start + number, token))
-        steps.append(Step(look, (start + number, token)))
+        steps.append(TokenRead(look, (start + number, token)))
     return steps
 
 

@@ -20,7 +20,7 @@ Nll: TypeAlias = Literal["mc", "l2r"]
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineOptions:
     """Which model is decoded, how examples are put together, and where.
 
     Attributes:
@@ -151,7 +151,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasureOptions:
     """The settings and examples that are decoded, and the folder of their records.
 
     Attributes:
@@ -232,7 +232,7 @@ class Oracle:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportOptions:
     """Options of `report` and `trace`.
 
     Attributes:

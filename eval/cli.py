@@ -20,7 +20,7 @@ from typing import NamedTuple
 from dllm_decode.own_packages import require_own
 from dllm_decode.serve.limits import Limits
 from eval import arguments as own
-from eval.runs.options import LENGTHS, Group, add_options, decoding
+from eval.runs.options import LENGTHS, OptionsOf, add_options, decoding
 from eval.texts import require_utf8
 from eval.training import arguments as training
 
@@ -38,54 +38,58 @@ class Command(NamedTuple):
 
     help: str
     action: str = ""
-    groups: Sequence[Group] = ()
+    groups: Sequence[OptionsOf] = ()
     stopped: str = "Stopped.\n"
 
 
 LISTED = ("samplers", "caches", "verifiers", "schedules", "models", "tasks")
 _REST, _RECORDS = "model, prompts and machine", "programs and records"
-_MODEL, _PLUGINS = Group(own.Machine, _REST, ("model", "revision")), Group(own.Plugins)
-_BATCHES = Group(own.Machine, _REST, ("batch_size", "prompts"))
+_MODEL, _PLUGINS = (
+    OptionsOf(own.MachineOptions, _REST, ("model", "revision")),
+    OptionsOf(own.Plugins),
+)
+_BATCHES = OptionsOf(own.MachineOptions, _REST, ("batch_size", "prompts"))
 _PLACE = ("device", "dtype", "threads")
-_MACHINE = Group(own.Machine, _REST, _PLACE)
+_MACHINE = OptionsOf(own.MachineOptions, _REST, _PLACE)
 _OWN_MACHINE = _MACHINE._replace(unset=True, defaults={"device": "a GPU if there is one"})
-_RECORDING = Group(own.Recording, _RECORDS)
+_RECORDING = OptionsOf(own.Recording, _RECORDS)
 _TALK = (_MODEL, _PLUGINS, decoding(defaults={}), _OWN_MACHINE)
-_TRAINING = (_MODEL, Group(training.Questions), _BATCHES)
-_ACTORS = Group(own.Machine, _REST, ("ray", "ray_actors"))
+_TRAINING = (_MODEL, OptionsOf(training.QuestionOptions), _BATCHES)
+_ACTORS = OptionsOf(own.MachineOptions, _REST, ("ray", "ray_actors"))
 _SEVERAL = (decoding(repeat=True), _MACHINE, _ACTORS, _RECORDING)
-_MEASURED = Group(own.Measured, names=("task", "out"))
+_MEASURED = OptionsOf(own.MeasureOptions, names=("task", "out"))
 _RECORDED = ("no_trace", "allow_code", "code_runner", "retry_errors")
 _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 
 COMMANDS = {
     "generate": Command(
         "answer a question, or a file of them", "eval.conversation:generate_once",
-        (Group(own.Question), *_TALK),
+        (OptionsOf(own.Question), *_TALK),
     ),
     "read": Command(
         "the probability of each allowed answer: 'it is [even|odd]'",
-        "eval.conversation:read_once", (Group(own.Choices), _MODEL, _OWN_MACHINE),
+        "eval.conversation:read_once", (OptionsOf(own.Choices), _MODEL, _OWN_MACHINE),
     ),
     "chat": Command("talk with a model, turn by turn", "eval.conversation:chat", _TALK),
     "serve": Command(
         "answer clients of OpenAI's API over HTTP", "eval.serving:run",
-        (_MODEL, _PLUGINS, Group(own.Server), _MACHINE, Group(Limits, "bounds"),
+        (_MODEL, _PLUGINS, OptionsOf(own.Server), _MACHINE, OptionsOf(Limits, "bounds"),
          decoding("options of the decode, unless a request says otherwise", defaults={})),
     ),
     "eval": Command("measure accuracy and speed: dllm-decode eval --help"),
     "train-filter": Command(
         "train a Learn2PD filter and judge it on held-out prompts",
         "eval.training.filter_command:run",
-        (*_TRAINING, Group(training.Filter), _MACHINE, decoding(names=training.FILTER_DECODING)),
+        (*_TRAINING, OptionsOf(training.FilterOptions), _MACHINE,
+         decoding(names=training.FILTER_DECODING)),
         _GOES_ON,
     ),
     "distil": Command(
         "train a model to be sure of several tokens at a time: dParallel, d3LLM",
         "eval.training.distil_command:run",
-        (*_TRAINING, Group(training.Distilled), decoding(names=LENGTHS),
-         Group(training.Teacher, "the teacher, which is the model as it is"),
-         Group(training.Training, "the training"), Group(training.Devices, _REST)),
+        (*_TRAINING, OptionsOf(training.Distilled), decoding(names=LENGTHS),
+         OptionsOf(training.Teacher, "the teacher, which is the model as it is"),
+         OptionsOf(training.Training, "the training"), OptionsOf(training.Devices, _REST)),
         _GOES_ON,
     ),
     "bench": Command(
@@ -98,43 +102,45 @@ EVAL_COMMANDS = {
     "run": Command(
         "decode and score one task with one or more samplers",
         "eval.reports.command:run_and_report",
-        (_MEASURED, _MODEL, Group(own.Plugins, repeat=True, defaults=_TWO), _BATCHES, *_SEVERAL),
+        (_MEASURED, _MODEL, OptionsOf(own.Plugins, repeat=True, defaults=_TWO), _BATCHES,
+         *_SEVERAL),
         _KEPT,
     ),
     "sweep": Command(
         "run every combination that a TOML file names", "eval.reports.command:sweep_and_report",
-        (Group(own.Measured, names=("config", "out", "model")), *_SEVERAL), _KEPT,
+        (OptionsOf(own.MeasureOptions, names=("config", "out", "model")), *_SEVERAL), _KEPT,
     ),
     "calibrate": Command(
         "find the fastest setting that keeps the accuracy, with a guarantee",
         "eval.calibrate.command:run",
-        (_MEASURED, _MODEL, Group(own.Calibration),
-         Group(own.Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(), _MACHINE,
-         Group(own.Recording, _RECORDS, _RECORDED)),
+        (_MEASURED, _MODEL, OptionsOf(own.Calibration),
+         OptionsOf(own.Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(),
+         _MACHINE,
+         OptionsOf(own.Recording, _RECORDS, _RECORDED)),
         _KEPT,
     ),
     "report": Command(
         "write table, pictures and replays of a results folder", "eval.reports.command:report",
-        (Group(own.Report, names=("folder", "replays", "cost", "before")),), _LOST,
+        (OptionsOf(own.ReportOptions, names=("folder", "replays", "cost", "before")),), _LOST,
     ),
     "trace": Command(
         "show how one example was decoded", "eval.reports.command:trace",
-        (Group(own.Report, names=("folder", "example", "html", "gif")),), _LOST,
+        (OptionsOf(own.ReportOptions, names=("folder", "example", "html", "gif")),), _LOST,
     ),
     "oracle": Command(
         "what samplers do on a model without errors of its own", "eval.oracle.command:run",
-        (Group(own.Oracle),), _LOST,
+        (OptionsOf(own.Oracle),), _LOST,
     ),
     "cache-error": Command(
         "how far each cache is from exact", "eval.runs.cache_error:run",
-        (Group(own.Errors), _MODEL, Group(own.Plugins, names=("blocks",)),
-         Group(own.Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
-         Group(own.Machine, names=("batch_size",)), decoding(), _MACHINE),
+        (OptionsOf(own.Errors), _MODEL, OptionsOf(own.Plugins, names=("blocks",)),
+         OptionsOf(own.Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
+         OptionsOf(own.MachineOptions, names=("batch_size",)), decoding(), _MACHINE),
         _LOST,
     ),
     "lm": Command(
         "tasks of the Language Model Evaluation Harness", "eval.lm_harness.command:run",
-        (_MODEL, _PLUGINS, Group(own.Harness), _MACHINE,
+        (_MODEL, _PLUGINS, OptionsOf(own.Harness), _MACHINE,
          decoding(defaults={"temperature": "the task's"})),
         _LOST,
     ),

@@ -26,7 +26,7 @@ from eval.files import decoded, only_writer, require_file
 _REMEDY = "mend or remove the line"
 
 
-class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class InputLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A line of the input, a text or a chat; both may be left out with a template.
 
     The answer's blanks and the options of its decode are as in `generate`; `id` is copied to the
@@ -53,7 +53,7 @@ class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
         return cast(RequestOptions, {name: v for name, v in found.items() if v is not None})
 
 
-class Ended(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class OutputLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A line of the output, with the fields of an `Answer`.
 
     Attributes:
@@ -76,7 +76,7 @@ class Prompted(NamedTuple):
     The request's index is the number of the line, from 0.
     """
 
-    asked: Asked
+    asked: InputLine
     request: Request
     key: str
 
@@ -112,7 +112,7 @@ def answer_file(
     return f"{len(left)} answers written to {file}{before}."
 
 
-def read_prompts(file: Path) -> dict[int, Asked]:
+def read_prompts(file: Path) -> dict[int, InputLine]:
     """Returns the prompts of a file of JSON lines, by number of the line, from 0.
 
     Raises ValueError if there is none, or a line is no prompt; names it.
@@ -124,7 +124,7 @@ def read_prompts(file: Path) -> dict[int, Asked]:
         if not line.strip():
             continue
         where = _place(file, number)
-        asked = decoded(line, Asked, where, _REMEDY)
+        asked = decoded(line, InputLine, where, _REMEDY)
         num_given = (asked.text is not None) + (asked.messages is not None)
         if num_given > 1 or (not num_given and asked.template is None):
             raise ValueError(
@@ -151,7 +151,7 @@ def _prompted(
     speaker: Speaker,
     decoder: Decoder,
     number: int,
-    asked: Asked,
+    asked: InputLine,
     template: Sequence[int],
     source: str,
     chat: UseTemplate,
@@ -186,7 +186,7 @@ def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:
     found = set()
     for number, line in enumerate(whole.splitlines()):
         where = _place(file, number)
-        answered = decoded(line, Ended, where, "choose another --output")
+        answered = decoded(line, OutputLine, where, "choose another --output")
         if keys.get(answered.line - 1) != answered.key:
             raise ValueError(
                 f"{where} must answer line {answered.line} of {source} with the settings of this "
@@ -213,6 +213,6 @@ def _decode(
         for ended in raise_errors(run(decoder, queue, num_rows, [] if bar is None else [bar])):
             asked, request, key = left[ended.request]
             answer = answer_of(tokenizer, request, ended.output, 0, asked.stop_strings)
-            line = Ended(line=request.index + 1, id=asked.id, key=key, **answer.to_dict())
+            line = OutputLine(line=request.index + 1, id=asked.id, key=key, **answer.to_dict())
             out.write(msgspec.json.encode(line) + b"\n")
             out.flush()

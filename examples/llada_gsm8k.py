@@ -31,7 +31,7 @@ from dllm_decode.options import DEFAULT_BLOCK_LENGTH
 from eval.metrics.statistics import wilson
 from eval.runs.names import parse_task
 from eval.runs.plugins import parse_cache
-from eval.runs.prompts import Tokenizer, encode_prompt
+from eval.runs.prompts import PromptTokenizer, encode_prompt
 from eval.tasks import Example, Task
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler, parse
 
@@ -42,7 +42,7 @@ class Problems(NamedTuple):
     """Examples of a task, and the model that answers them."""
 
     model: MaskPredictor
-    tokenizer: Tokenizer
+    tokenizer: PromptTokenizer
     task: Task
     examples: Sequence[Example]
 

@@ -51,7 +51,7 @@ NUM_FITTED = 2000
 PLAIN, ALONE, SAMPLED = "one token a forward", "the target alone", "ARVerify, sampled"
 
 
-class Result(NamedTuple):
+class SpeculativeResult(NamedTuple):
     """What one way of decoding gave; counts and seconds are sums over all examples.
 
     Attributes:
@@ -120,7 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(options: argparse.Namespace) -> dict[str, Result]:
+def run(options: argparse.Namespace) -> dict[str, SpeculativeResult]:
     """Decodes all examples in every way."""
     place: dict[str, Any] = {"device": options.device, "dtype": getattr(torch, options.dtype)}
     model, tokenizer = load_model(options.model, **place)
@@ -170,7 +170,7 @@ def measure(
     prompts: Sequence[list[int]],
     options: argparse.Namespace,
     way: dict[str, Any],
-) -> Result:
+) -> SpeculativeResult:
     """Decodes all examples, batch by batch."""
     answers: list[list[int]] = []
     forwards, target_forwards, wall_s = 0, 0, 0.0
@@ -186,10 +186,10 @@ def measure(
         wall_s += out.wall_s
         for gain in gains.by_row().values():
             yields.update(gain.per_forward)
-    return Result(answers, forwards, target_forwards, wall_s, yields)
+    return SpeculativeResult(answers, forwards, target_forwards, wall_s, yields)
 
 
-def alone(options: argparse.Namespace, prompts: Sequence[list[int]]) -> Result:
+def alone(options: argparse.Namespace, prompts: Sequence[list[int]]) -> SpeculativeResult:
     """Lets the target write by itself, with the generation loop of its own library."""
     model = AutoModelForCausalLM.from_pretrained(
         find_model(options.target), dtype=getattr(torch, options.dtype)
@@ -210,7 +210,7 @@ def alone(options: argparse.Namespace, prompts: Sequence[list[int]]) -> Result:
         forwards += len(written)
         answers.append(written[:-1] if written[-1] in ends else written)
     wall_s = time.perf_counter() - started
-    return Result(answers, 0, forwards, wall_s, Counter({1: forwards}))
+    return SpeculativeResult(answers, 0, forwards, wall_s, Counter({1: forwards}))
 
 
 def show_histogram(console: Console, name: str, yields: Counter[int]) -> None:
@@ -222,7 +222,7 @@ def show_histogram(console: Console, name: str, yields: Counter[int]) -> None:
         console.print(f"{num:4d} {bar} {count}", highlight=False)
 
 
-def table_of(results: dict[str, Result], options: argparse.Namespace) -> Table:
+def table_of(results: dict[str, SpeculativeResult], options: argparse.Namespace) -> Table:
     """Lays out one row a way of decoding."""
     table = Table(title=f"{options.task}, {options.model} and {options.target}")
     for column in ("decoding", "forwards", "target forwards", "tokens", "seconds", "accuracy"):

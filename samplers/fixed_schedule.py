@@ -19,7 +19,7 @@ Schedule = Literal["even", "dream"]
 _DREAM_EPS = 1e-3
 
 
-class Progress(NamedTuple):
+class ScheduleState(NamedTuple):
     """How far each row is in a schedule.
 
     Attributes:
@@ -32,7 +32,7 @@ class Progress(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FixedSchedule(Sampler[Progress]):
+class FixedSchedule(Sampler[ScheduleState]):
     """Commits a number of tokens per step that is fixed when a block opens.
 
     With m masks in the block and S steps, step r = 0, 1, ... of the even schedule commits
@@ -75,11 +75,11 @@ class FixedSchedule(Sampler[Progress]):
         require_choice("order", self.order, get_args(Order))
         require_choice("schedule", self.schedule, get_args(Schedule))
 
-    def init(self, view: View) -> Progress:
+    def init(self, view: View) -> ScheduleState:
         masks = view.eligible.sum(-1)
-        return Progress(masks, torch.zeros_like(masks))
+        return ScheduleState(masks, torch.zeros_like(masks))
 
-    def step(self, view: View, state: Progress) -> tuple[Decision, Progress]:
+    def step(self, view: View, state: ScheduleState) -> tuple[Decision, ScheduleState]:
         masks, steps = state
         if self.schedule == "even":
             quota = even_quota(masks, self.steps_per_block, steps)
@@ -89,7 +89,7 @@ class FixedSchedule(Sampler[Progress]):
             quota, steps = self._dream_quota(view.eligible.sum(-1), steps)
         # A verifier may have committed more than the plan: never fall to zero while masks remain.
         commit = highest(view.scores(self.order), view.eligible, quota.clamp(min=1))
-        return Decision(commit=commit), Progress(masks, steps + 1)
+        return Decision(commit=commit), ScheduleState(masks, steps + 1)
 
     def _dream_quota(
         self, masks: Int[Tensor, " B"], steps: Int[Tensor, " B"]

@@ -14,7 +14,7 @@ from samplers.logits.statistics import divergence, highest
 from samplers.view import View
 
 
-class History(NamedTuple):
+class KlassState(NamedTuple):
     """The history of a block's earlier steps.
 
     Attributes:
@@ -31,7 +31,7 @@ class History(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Klass(Sampler[History]):
+class Klass(Sampler[KlassState]):
     """Commits confident positions whose distribution has stopped moving.
 
     An eligible position is ready when its confidence exceeds `threshold` and in each of the last
@@ -75,12 +75,12 @@ class Klass(Sampler[History]):
         require_count("num_stable_steps", self.num_stable_steps, 1)
         require_count("steps_per_block", self.steps_per_block, 1)
 
-    def init(self, view: View) -> History:
+    def init(self, view: View) -> KlassState:
         masks = view.eligible.sum(-1)
         stable = torch.zeros_like(view.tokens)
-        return History(masks, torch.zeros_like(masks), stable, view.logits)
+        return KlassState(masks, torch.zeros_like(masks), stable, view.logits)
 
-    def step(self, view: View, state: History) -> tuple[Decision, History]:
+    def step(self, view: View, state: KlassState) -> tuple[Decision, KlassState]:
         masks, steps, stable, previous = state
         # A block's first step has nothing to compare with: `previous` is then its own logits.
         still = divergence(view.logits, previous) < self.kl_threshold
@@ -89,4 +89,4 @@ class Klass(Sampler[History]):
         ready &= stable >= self.num_stable_steps
         quota = even_quota(masks, self.steps_per_block, steps).clamp(min=1) * ~ready.any(-1)
         commit = ready | highest(view.confidence, view.eligible, quota)
-        return Decision(commit=commit), History(masks, steps + 1, stable, view.logits)
+        return Decision(commit=commit), KlassState(masks, steps + 1, stable, view.logits)

@@ -16,7 +16,7 @@ from samplers.view import View
 Quota = Literal["least", "most"]
 
 
-class Plan(NamedTuple):
+class QuotaState(NamedTuple):
     """How far each row is in a schedule.
 
     Attributes:
@@ -29,7 +29,7 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QuotaThreshold(Sampler[Plan]):
+class QuotaThreshold(Sampler[QuotaState]):
     """Commits confident positions, with a schedule as the least or the highest number.
 
     With quota "least", n positions are due in a step, by the even schedule of a whole block, even
@@ -65,14 +65,14 @@ class QuotaThreshold(Sampler[Plan]):
         require_count("steps_per_block", self.steps_per_block, 1)
         require_choice("quota", self.quota, get_args(Quota))
 
-    def init(self, view: View) -> Plan:
+    def init(self, view: View) -> QuotaState:
         # Columns after the row's end may follow a short last block.
         is_own = view.masked | ~view.after_answer
         total = (is_own if self.quota == "least" else view.eligible).sum(-1)
-        return Plan(total, torch.zeros_like(total))
+        return QuotaState(total, torch.zeros_like(total))
 
-    def step(self, view: View, state: Plan) -> tuple[Decision, Plan]:
-        after = Plan(state.total, state.steps + 1)
+    def step(self, view: View, state: QuotaState) -> tuple[Decision, QuotaState]:
+        after = QuotaState(state.total, state.steps + 1)
         if self.quota == "most":
             return Decision(self._at_most(view, state)), after
         due = even_quota(state.total, self.steps_per_block, state.steps).clamp(min=1)
@@ -81,7 +81,7 @@ class QuotaThreshold(Sampler[Plan]):
         enough = confident.sum(-1) >= due
         return Decision(torch.where(enough[:, None], confident, best)), after
 
-    def _at_most(self, view: View, state: Plan) -> Tensor:
+    def _at_most(self, view: View, state: QuotaState) -> Tensor:
         """Selects the confident positions within the quota, and the most confident one."""
         masks, steps = state
         left = view.eligible.sum(-1)

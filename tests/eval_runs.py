@@ -18,7 +18,7 @@ from dllm_decode.blocks import Sequential
 from dllm_decode.models import new_llada, save_model
 from eval.runs.lines import Record
 from eval.runs.names import parse_task
-from eval.runs.records import Settings
+from eval.runs.records import RunSettings
 from eval.runs.runner import execute
 from eval.runs.settings import Place, Run
 from examples.mini.vocabulary import build_tokenizer
@@ -26,7 +26,7 @@ from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, Stat
 
 TOKENIZER = build_tokenizer()
 
-SETTINGS = Settings(
+SETTINGS = RunSettings(
     model="toy", revision=None, dtype="float32", task="lists/shuffle?n=3", task_version=1,
     examples="", num_examples=3, sampler="FixedSchedule(4)", cache="NoCache()",
     verifier="NoVerifier()", blocks=repr(Sequential()),
@@ -35,7 +35,7 @@ SETTINGS = Settings(
 )  # fmt: skip
 
 
-def record(settings: Settings, example: str, score: float | None, **own: Any) -> Record:
+def record(settings: RunSettings, example: str, score: float | None, **own: Any) -> Record:
     """Returns the record of an example, made by hand."""
     return {
         "key": settings.key(example), "settings": settings.key(""), "example": example,
@@ -50,7 +50,7 @@ def record(settings: Settings, example: str, score: float | None, **own: Any) ->
     } | own  # type: ignore[return-value]  # own fields are a record's  # fmt: skip
 
 
-def failed(settings: Settings, example: str) -> Record:
+def failed(settings: RunSettings, example: str) -> Record:
     """Returns the record of an example that raised."""
     whole = record(settings, example, None, error="RuntimeError: no")
     return {name: whole[name] for name in Record.__required_keys__}

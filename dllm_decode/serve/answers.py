@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.serve.asks import Choice
+from dllm_decode.serve.asks import ResponseChoice
 from dllm_decode.serve.errors import writable
 from dllm_decode.serve.jobs import Drafted, Grown, Scored
 from dllm_decode.serve.service import Service
@@ -66,7 +66,7 @@ class Reply:
         }
         return head if usage is None else {**head, "usage": usage}
 
-    def drafted(self, choice: Choice, told: Drafted) -> Json:
+    def drafted(self, choice: ResponseChoice, told: Drafted) -> Json:
         """Returns a choice with the answer as it is after a round, open positions as null."""
         decode = self.service.tokenizer.decode
         pieces = [None if token is None else decode([token]) for token in told.tokens]
@@ -74,12 +74,12 @@ class Reply:
         canvas = {"round": told.round, "tokens": pieces}
         return {"index": choice.number, **empty, "canvas": canvas, "finish_reason": None}
 
-    def grown(self, choice: Choice, told: Grown) -> Json | None:
+    def grown(self, choice: ResponseChoice, told: Grown) -> Json | None:
         """Returns a choice with the text that can be sent now; `None` if there is none."""
         text = choice.prose.more(told.tokens)
         return self._choice(choice, text, choice.prose.kept(told.tokens)) if text else None
 
-    def finished(self, choice: Choice, output: DecodeOutput) -> Json:
+    def finished(self, choice: ResponseChoice, output: DecodeOutput) -> Json:
         """Returns a choice with the text that was not sent yet, and why the answer has ended."""
         tokens, reason = choice.end(output)
         body = self._choice(choice, choice.prose.rest(tokens), tokens)
@@ -93,7 +93,7 @@ class Reply:
             }
         return body
 
-    def _choice(self, choice: Choice, text: str, tokens: list[int]) -> Json:
+    def _choice(self, choice: ResponseChoice, text: str, tokens: list[int]) -> Json:
         """Returns a choice with new text.
 
         Args:
@@ -113,7 +113,9 @@ class Reply:
         choice.num_sent = len(tokens)
         return {**body, "finish_reason": None}
 
-    def _logprobs(self, choice: Choice, tokens: list[int], scores: dict[int, Scored]) -> Json:
+    def _logprobs(
+        self, choice: ResponseChoice, tokens: list[int], scores: dict[int, Scored]
+    ) -> Json:
         positions = range(choice.num_sent, len(tokens))
         # Given tokens are certain, and have no score.
         found = [(tokens[at], scores.get(at, Scored(0.0, [(tokens[at], 0.0)]))) for at in positions]

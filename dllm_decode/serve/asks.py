@@ -12,14 +12,14 @@ from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.options import RequestOptions
 from dllm_decode.serve.errors import RefusedError, refusing
-from dllm_decode.serve.fields import Asked, Chat, Completion, Turn
+from dllm_decode.serve.fields import Chat, Completion, CompletionFields, Turn
 from dllm_decode.serve.jobs import Job, Recorder
 from dllm_decode.serve.service import Channel, Service
 from dllm_decode.serve.text import Prose
 
 
 @dataclass
-class Choice:
+class ResponseChoice:
     """One answer of a response.
 
     Attributes:
@@ -102,7 +102,7 @@ def _rendered(service: Service, messages: Sequence[Turn], tools: Sequence[dict[s
 
 def choices_of(
     service: Service, asked: Completion | Chat, prompts: Sequence[list[int]], channel: Channel
-) -> list[Choice]:
+) -> list[ResponseChoice]:
     """Returns the answers that a request asks for, prompt by prompt.
 
     Raises:
@@ -132,12 +132,12 @@ def choices_of(
 
 def _choice(
     service: Service, asked: Completion | Chat, channel: Channel, number: int, request: Request
-) -> Choice:
+) -> ResponseChoice:
     wants_trace = bool(asked.return_trace)
     recorder = Recorder(asked.num_top) if wants_trace or asked.num_top is not None else None
     watch = None if recorder is None else recorder.watch
     job = Job(request, channel.emitter(number), channel.post, shown=asked.shown, watch=watch)
-    return Choice(number, job, Prose(service.tokenizer, asked.stop), recorder, wants_trace)
+    return ResponseChoice(number, job, Prose(service.tokenizer, asked.stop), recorder, wants_trace)
 
 
 def _template_ids(service: Service, channel: Channel, parts: Sequence[str | int]) -> list[int]:
@@ -152,7 +152,7 @@ def _template_ids(service: Service, channel: Channel, parts: Sequence[str | int]
     return found
 
 
-def _options(service: Service, asked: Asked, channel: Channel) -> RequestOptions:
+def _options(service: Service, asked: CompletionFields, channel: Channel) -> RequestOptions:
     """Returns the options of a request; those that it does not say are the server's."""
     config = channel.lane.decoder.config
     temperature = config.temperature if asked.temperature is None else asked.temperature

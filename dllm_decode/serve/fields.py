@@ -108,7 +108,7 @@ class StreamOptions(_Strict):
     continuous_usage_stats: bool | None = None
 
 
-class Asked(_Strict):
+class CompletionFields(_Strict):
     """Fields of both kinds of completions. `None` is the server's own value."""
 
     model: Text | None = None
@@ -136,7 +136,7 @@ class Asked(_Strict):
         return {name: value for name, value in values.items() if not is_neutral(cls, name, value)}
 
     @model_validator(mode="after")
-    def _with_stream(self) -> "Asked":
+    def _with_stream(self) -> "CompletionFields":
         if self.stream_mode == "denoise" and not self.stream:
             raise RefusedError(400, "'stream_mode' needs \"stream\": true.", param="stream_mode")
         return self
@@ -149,7 +149,7 @@ class Asked(_Strict):
         return "canvas" if self.stream_mode == "denoise" else "prefix"
 
 
-class Completion(Asked):
+class Completion(CompletionFields):
     """A request to /v1/completions."""
 
     prompt: Annotated[PromptIds, BeforeValidator(_prompt)]
@@ -191,7 +191,7 @@ class Tool(_Strict):
     function: Function
 
 
-class Chat(Asked):
+class Chat(CompletionFields):
     """A request to /v1/chat/completions."""
 
     messages: Annotated[list[Turn], Field(min_length=1)]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from dllm_decode.blanks import Choice, start_ids
-from dllm_decode.reading import Look, Piece, Plan, ReadChoice
+from dllm_decode.reading import Piece, ReadChoice, ReadPlan, ReadRow
 from dllm_decode.serve.answers import Json, usage_of
 from dllm_decode.serve.asks import chat_ids
 from dllm_decode.serve.errors import RefusedError, refusing
@@ -21,7 +21,7 @@ async def read(service: Service, asked: Read, channel: Channel) -> Json:
         RefusedError: If something does not fit.
     """
     prompt, (names, pieces) = _prompt(service, asked), _pieces(service, asked)
-    plan = Plan.of(pieces, channel.lane.decoder.model.mask_id)
+    plan = ReadPlan.of(pieces, channel.lane.decoder.model.mask_id)
     looks = plan.looks
     channel.submit(_jobs(service, channel, prompt, looks))
     for _ in looks:
@@ -75,7 +75,7 @@ def _pieces(service: Service, asked: Read) -> tuple[list[str], list[Piece]]:
 
 
 def _jobs(
-    service: Service, channel: Channel, prompt: list[int], looks: Sequence[Look]
+    service: Service, channel: Channel, prompt: list[int], looks: Sequence[ReadRow]
 ) -> list[Job]:  # fmt: skip
     most, jobs = service.limits.max_choices, []
     if len(looks) > most:

@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from dllm_decode.serve.answers import DONE, Json, Reply, event, usage_of
-from dllm_decode.serve.asks import Choice
+from dllm_decode.serve.asks import ResponseChoice
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.fields import StreamOptions
 from dllm_decode.serve.jobs import Drafted, Finished, Told
@@ -35,7 +35,7 @@ class Exchange:
 
     reply: Reply
     channel: Channel
-    choices: list[Choice]
+    choices: list[ResponseChoice]
     num_prompt_tokens: int
     options: StreamOptions
 
@@ -76,7 +76,7 @@ class Exchange:
         """The counters of the server."""
         return self.reply.service.metrics
 
-    def _piece(self, choice: Choice, told: Told) -> str:
+    def _piece(self, choice: ResponseChoice, told: Told) -> str:
         """Returns the event that tells one of a job; empty if there is nothing to tell."""
         if isinstance(told, Drafted):
             return event(self.reply.body([self.reply.drafted(choice, told)]))
@@ -89,7 +89,7 @@ class Exchange:
         usage = self._usage() if self.options.continuous_usage_stats else None
         return event(self.reply.body([body], usage))
 
-    def _finished(self, choice: Choice, told: Finished) -> Json:
+    def _finished(self, choice: ResponseChoice, told: Finished) -> Json:
         """Returns the last piece of an answer, and counts the answer."""
         body = self.reply.finished(choice, told.output)
         num_prompt_tokens = len(choice.job.request.prompt)

@@ -13,7 +13,7 @@ from eval.calibrate.procedure import Guarantee, Judgement
 from eval.files import converted, read_object, write_json, write_text
 from eval.runs.names import SELECTION, parse_task
 from eval.runs.plugins import built, no_target
-from eval.runs.records import Settings, named_parts
+from eval.runs.records import RunSettings, named_parts
 
 Format = Literal["dllm-decode calibration card 2"]
 FORMAT: Format = "dllm-decode calibration card 2"
@@ -77,10 +77,10 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Raises ValueError if a plug-in of the card cannot be found. `target` loads a verifier's
         causal model, as `load_target` does.
         """
-        own = Settings.of(dict(self.setting), "The card's setting")
+        own = RunSettings.of(dict(self.setting), "The card's setting")
         return {**built(self.expressions, target), "config": own.decoding}
 
-    def misfits(self, settings: Settings) -> list[str]:
+    def misfits(self, settings: RunSettings) -> list[str]:
         """Says how settings with the card's sampler leave the guarantee; empty if they do not."""
         used = settings.written()
         found = [
@@ -155,7 +155,7 @@ def read_card(path: str | Path) -> Card:
     return card
 
 
-def warn_of_misfits(samplers: Sequence[str], runs: Sequence[Settings]) -> None:
+def warn_of_misfits(samplers: Sequence[str], runs: Sequence[RunSettings]) -> None:
     """Warns on standard error where a card's sampler is used beyond what the card guarantees.
 
     `samplers` are as the user named them ("@card.json"); `runs` are about to be decoded.

@@ -19,7 +19,7 @@ from eval.runs.names import Selection, parse_task
 from eval.runs.options import given_of
 from eval.runs.progress import Reporter
 from eval.runs.provenance import machine_of
-from eval.runs.records import Folder, Settings, digest
+from eval.runs.records import Folder, RunSettings, digest
 from eval.runs.runner import Checked, done_of, plan_of
 from eval.runs.settings import Place
 from eval.runs.sweep import Parts
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
             agreement=options.agreement, order_on=options.order_on,
         )  # fmt: skip
     given = {one.settings.key(""): rung for one, rung in zip(checked, rungs, strict=True)}
-    chosen = asdict(given[Settings.of(card.setting).key("")])
+    chosen = asdict(given[RunSettings.of(card.setting).key("")])
     expressions = {name: text for name, text in chosen.items() if name != "model"}
     card = structs.replace(card, expressions=expressions, warnings=tuple(warnings), machine=machine)
     card.write(card_file)
@@ -117,7 +117,7 @@ def _checked(
 def _warnings(
     folder: Folder,
     selection: Selection,
-    settings: Sequence[Settings],
+    settings: Sequence[RunSettings],
     options: argparse.Namespace,
     guarantee: Guarantee,
 ) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from eval.tasks.base import cut_at
+from dllm_decode.core.stopping import cut_at
 
 AnswerLength: TypeAlias = int | Literal["task"]
 """Tokens, or "task": as many as the task allows its answers."""

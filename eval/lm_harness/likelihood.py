@@ -30,7 +30,7 @@ class Pattern(NamedTuple):
     weight: float
 
 
-class Estimate(NamedTuple):
+class LikelihoodEstimate(NamedTuple):
     """A log-likelihood in nats.
 
     `standard_error` is 0 if it is exact, and too large for systematic draws. `is_greedy` says
@@ -51,7 +51,7 @@ class Estimator(ABC):
         """Returns the patterns for an answer of some length."""
 
     @abstractmethod
-    def combine(self, values: Sequence[float], hits: Sequence[bool]) -> Estimate:
+    def combine(self, values: Sequence[float], hits: Sequence[bool]) -> LikelihoodEstimate:
         """Returns the estimate.
 
         Args:
@@ -71,8 +71,8 @@ class LeftToRight(Estimator):
     def patterns(self, length: int, rng: random.Random) -> list[Pattern]:
         return [Pattern(range(i, length), (i,), 1.0) for i in range(length)]
 
-    def combine(self, values: Sequence[float], hits: Sequence[bool]) -> Estimate:
-        return Estimate(sum(values), 0.0, all(hits))
+    def combine(self, values: Sequence[float], hits: Sequence[bool]) -> LikelihoodEstimate:
+        return LikelihoodEstimate(sum(values), 0.0, all(hits))
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class MonteCarlo(Estimator):
             found.append(Pattern(masked, masked, length / count))
         return found
 
-    def combine(self, values: Sequence[float], hits: Sequence[bool]) -> Estimate:
-        return Estimate(mean(values), standard_error(values), None)
+    def combine(self, values: Sequence[float], hits: Sequence[bool]) -> LikelihoodEstimate:
+        return LikelihoodEstimate(mean(values), standard_error(values), None)
 
 
 Pair: TypeAlias = tuple[Sequence[int], Sequence[int]]
@@ -120,7 +120,7 @@ Pair: TypeAlias = tuple[Sequence[int], Sequence[int]]
 class ScoredAnswer(NamedTuple):
     """An estimate, the number of its mask patterns, and the columns computed for them."""
 
-    estimate: Estimate
+    estimate: LikelihoodEstimate
     nfe: int
     query_positions: int
 
@@ -265,7 +265,7 @@ def _total(parts: Sequence[ScoredAnswer]) -> ScoredAnswer:
     """Adds up the segments of an answer, whose estimates are independent."""
     estimates = [part.estimate for part in parts]
     greedy = [one.is_greedy for one in estimates]
-    estimate = Estimate(
+    estimate = LikelihoodEstimate(
         sum(one.log_likelihood for one in estimates),
         math.hypot(*(one.standard_error for one in estimates)),
         None if None in greedy else all(greedy),

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from eval.arguments import Harness, Machine, Plugins
+from eval.arguments import Harness, MachineOptions, Plugins
 from eval.lm_harness.generation import AnswerLength
 from eval.lm_harness.likelihood import Estimator, LeftToRight, MonteCarlo
 from eval.runs.command import load
 from eval.runs.names import read
 from eval.runs.options import OPTIONS
 from eval.runs.plugins import CHECKS, built
-from eval.runs.prompts import Tokenizer
+from eval.runs.prompts import PromptTokenizer
 from eval.runs.records import digest
 from samplers import Sampler
 
@@ -22,7 +22,7 @@ _STAMP = "settings of dllm_decode"
 
 
 @runtime_checkable
-class LmTokenizer(Tokenizer, Protocol):
+class LmTokenizer(PromptTokenizer, Protocol):
     """A tokenizer with the names and special tokens that the adapter needs."""
 
     name_or_path: str
@@ -92,7 +92,7 @@ class LmSettings:
         store[_STAMP] = own
 
 
-_OPTIONS = (DecodeConfig, Machine, Plugins, Harness)
+_OPTIONS = (DecodeConfig, MachineOptions, Plugins, Harness)
 """Classes whose fields say how arguments are read, the later before the earlier ones."""
 
 

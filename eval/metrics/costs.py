@@ -7,7 +7,7 @@ Row: TypeAlias = dict[str, Any]
 """Numbers of one setting, ready for JSON; see `eval.reports.summary`."""
 
 
-class Cost(NamedTuple):
+class CostMeasure(NamedTuple):
     """A way to count the work of a decode.
 
     `name` is that of `--cost`, `speed` heads the column with the tokens for this cost, `axis` is
@@ -23,20 +23,20 @@ class Cost(NamedTuple):
     speedup: str
 
 
-COSTS: Mapping[str, Cost] = {
+COSTS: Mapping[str, CostMeasure] = {
     one.name: one
     for one in (
-        Cost("forwards", "tokens/forward", "tokens per forward", "fewer forwards",
+        CostMeasure("forwards", "tokens/forward", "tokens per forward", "fewer forwards",
              "tokens_per_any_forward", "forward_speedup"),
-        Cost("columns", "tokens/1000 columns", "tokens per 1000 columns", "fewer columns",
+        CostMeasure("columns", "tokens/1000 columns", "tokens per 1000 columns", "fewer columns",
              "tokens_per_thousand_columns", "compute_speedup"),
-        Cost("seconds", "tokens/s", "tokens per second", "less time",
+        CostMeasure("seconds", "tokens/s", "tokens per second", "less time",
              "tokens_per_second", "wall_speedup"),
     )
 }  # fmt: skip
 
 
-def usual_cost(rows: Sequence[Row]) -> Cost:
+def usual_cost(rows: Sequence[Row]) -> CostMeasure:
     """Returns the cost that rows are compared by if the user chooses none.
 
     Columns, because a forward with a cache computes fewer; forwards if a verifier's target ran,
@@ -46,7 +46,7 @@ def usual_cost(rows: Sequence[Row]) -> Cost:
     return COSTS["forwards" if has_target else "columns"]
 
 
-def speed_of(row: Row, cost: Cost) -> Row | None:
+def speed_of(row: Row, cost: CostMeasure) -> Row | None:
     """Returns a row's tokens for a cost with their interval; None where the cost is unknown."""
     if "speed" not in row:
         return None
@@ -56,7 +56,7 @@ def speed_of(row: Row, cost: Cost) -> Row | None:
     return found
 
 
-def speedup_of(row: Row, cost: Cost) -> float | None:
+def speedup_of(row: Row, cost: CostMeasure) -> float | None:
     """Returns how many times less a row costs than its reference; None where it is unknown."""
     against = row.get("against_reference")
     if not against or speed_of(row, cost) is None:
@@ -65,7 +65,7 @@ def speedup_of(row: Row, cost: Cost) -> float | None:
     return found
 
 
-def is_on_front(row: Row, cost: Cost) -> bool:
+def is_on_front(row: Row, cost: CostMeasure) -> bool:
     """Says whether no other row of the group is better in accuracy and in the tokens for a cost."""
     own = row.get("timing", {}) if cost.name == "seconds" else row
     return cost.name in own.get("fronts", ())

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from eval.metrics.costs import COSTS, Cost, Row, speed_of
+from eval.metrics.costs import COSTS, CostMeasure, Row, speed_of
 from eval.metrics.metrics import TradeOff, aup, pareto_front, speed_at_accuracy
 
 ACCURACIES = (0.8, 0.75, 0.7)
@@ -56,7 +56,7 @@ def titles_of(asked: Iterable[ExampleSet]) -> dict[ExampleSet, str]:
     return titles
 
 
-def points_of(rows: Sequence[Row], cost: Cost) -> dict[int, TradeOff]:
+def points_of(rows: Sequence[Row], cost: CostMeasure) -> dict[int, TradeOff]:
     """Returns by the number of a row its place on the plane, if accuracy and cost are known."""
     return {
         number: TradeOff(speed["value"], row["accuracy"]["value"])

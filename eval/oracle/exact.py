@@ -7,7 +7,7 @@ from fractions import Fraction
 from eval.metrics.metrics import TradeOff
 from eval.oracle.joint import Joint, even_sizes
 from eval.tasks import Example, LatinSquare, ListTask, Task
-from eval.tasks.lists import NUM_SYMBOLS, Request, valid_outputs
+from eval.tasks.lists import NUM_SYMBOLS, ListQuestion, valid_outputs
 from eval.tasks.puzzles import latin_squares
 
 # Brackets around the list, and EOS: tokens that are certain from the start.
@@ -32,7 +32,7 @@ def joint_of(task: Task, example: Example) -> Joint:
     return Joint.uniform(valid_outputs(example.meta["request"]))
 
 
-def accuracy(request: Request, sizes: Sequence[int]) -> Fraction:
+def accuracy(request: ListQuestion, sizes: Sequence[int]) -> Fraction:
     """Returns the accuracy of an exact model at temperature 1 that draws items in random order.
 
     `sizes` are the numbers of items drawn in each step. Raises ValueError if there is no formula
@@ -69,7 +69,7 @@ def curve(task: Task, example: Example) -> list[TradeOff]:
     """
     if not isinstance(task, ListTask) or task.style not in _NUM_CERTAIN:
         return []
-    request: Request = example.meta["request"]
+    request: ListQuestion = example.meta["request"]
     if task.n is None and request.keyword not in ("pair_sum", "city"):
         return []
     num_items = len(next(iter(valid_outputs(request))))

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from eval.metrics.costs import Cost, Row, speedup_of
+from eval.metrics.costs import CostMeasure, Row, speedup_of
 from eval.reports.names import names_of
 
 TOLERANCE = 0.02
 """Loss of accuracy, in [0, 1], that the advice accepts."""
 
 
-def advice(rows: Sequence[Row], cost: Cost) -> str:
+def advice(rows: Sequence[Row], cost: CostMeasure) -> str:
     """Returns a sentence that recommends one of the rows, whose first is the reference.
 
     A row is recommended if the 95 per cent interval of its paired difference from the reference
@@ -48,7 +48,7 @@ def _measured(against: Row) -> str:
     return f"difference {value} [{low}, {high}] on {against['num_shared']} examples"
 
 
-def _times(speedup: float, cost: Cost) -> str:
+def _times(speedup: float, cost: CostMeasure) -> str:
     return f"{speedup:.1f} times {cost.less}" if speedup >= 1.05 else f"hardly {cost.less}"
 
 

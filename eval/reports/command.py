@@ -8,7 +8,7 @@ from rich.console import Console
 
 from eval.calibrate.card import warn_of_misfits
 from eval.files import require_file, write_text
-from eval.metrics.costs import COSTS, Cost, usual_cost
+from eval.metrics.costs import COSTS, CostMeasure, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice
 from eval.reports.animation import write_animation
@@ -20,7 +20,7 @@ from eval.reports.table import bold, commits, table
 from eval.reports.terminal import picture_of, show_settings
 from eval.runs.command import run, run_sweep
 from eval.runs.lines import Record
-from eval.runs.records import Folder, Settings
+from eval.runs.records import Folder, RunSettings
 
 
 def run_and_report(options: argparse.Namespace) -> int:
@@ -43,7 +43,7 @@ def report(options: argparse.Namespace) -> int:
     return show(folder, num_replays=options.replays, cost=COSTS.get(options.cost))
 
 
-def show(folder: Folder, *, num_replays: int = 30, cost: Cost | None = None) -> int:
+def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = None) -> int:
     """Writes a report as `write_report` does and shows its tables; returns 1 if examples raised."""
     found = measured(folder)
     path = write_report(found, num_replays=num_replays, cost=cost)
@@ -111,7 +111,7 @@ def _finish(folder: Folder) -> int:
     return show(folder) if is_done else 0
 
 
-def _examples_of(folder: Folder, example: str) -> list[tuple[Settings, Record]]:
+def _examples_of(folder: Folder, example: str) -> list[tuple[RunSettings, Record]]:
     found = [
         (settings, record)
         for settings, records in folder.results().items()

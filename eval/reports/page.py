@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from eval.calibrate.reliability import reliability_of_proposals
-from eval.metrics.costs import COSTS, Cost, Row, is_on_front, speed_of, usual_cost
+from eval.metrics.costs import COSTS, CostMeasure, Row, is_on_front, speed_of, usual_cost
 from eval.metrics.curves import ExampleSet, RowGroup, asked_of, method_of, titles_of
 from eval.metrics.statistics import mean
 from eval.reports.advice import advice
 from eval.reports.comparison import difference
 from eval.reports.names import names_of, seeds_of
 from eval.reports.pooling import Pool
-from eval.reports.summary import Measured, measured
+from eval.reports.summary import MeasuredFolder, measured
 from eval.reports.table import commits_of
 from eval.reports.templates import fill
 from eval.runs.lines import Record, proposals_of
@@ -40,11 +40,11 @@ def report_page(folders: Sequence[Folder]) -> str:
 
 
 def page_of(
-    found: Sequence[Measured],
+    found: Sequence[MeasuredFolder],
     *,
     replays: Link | None = None,
     exact: Mapping[ExampleSet, Any] | None = None,
-    cost: Cost | None = None,
+    cost: CostMeasure | None = None,
 ) -> str:
     """Returns the page of one folder that was read, or of two to compare.
 
@@ -86,7 +86,7 @@ def unfinished_notice(rows: Iterable[Row]) -> str:
     return f"Unfinished: {missing} of {total} examples are missing, so every number may change."
 
 
-def _grouped(found: Sequence[Measured]) -> dict[RowGroup, list[_Setting]]:
+def _grouped(found: Sequence[MeasuredFolder]) -> dict[RowGroup, list[_Setting]]:
     """Returns the settings that are shown together; of two folders those that share examples."""
     groups: dict[RowGroup, list[_Setting]] = {}
     for number, one in enumerate(found):

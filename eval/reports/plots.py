@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from eval.metrics.costs import COSTS, Cost, Row, is_on_front, speed_of
+from eval.metrics.costs import COSTS, CostMeasure, Row, is_on_front, speed_of
 from eval.metrics.curves import method_of, points_of
 from eval.metrics.metrics import TradeOff
 
@@ -26,7 +26,7 @@ def draw_trade_off(
     path: Path,
     *,
     title: str,
-    cost: Cost = COSTS["forwards"],
+    cost: CostMeasure = COSTS["forwards"],
     exact: Sequence[TradeOff] = (),
 ) -> None:
     """Draws accuracy against the tokens for a cost as PNG and SVG.
@@ -57,7 +57,7 @@ def draw_trade_off(
 class _Placed(NamedTuple):
     row: Row
     point: TradeOff
-    cost: Cost
+    cost: CostMeasure
 
     @property
     def speed(self) -> Row:

@@ -7,7 +7,7 @@ from typing import Any
 
 from eval.metrics.statistics import Number, mean
 from eval.runs.lines import Record, score_of
-from eval.runs.records import Settings
+from eval.runs.records import RunSettings
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Pool:
     `settings` has the first of the seeds.
     """
 
-    settings: Settings
+    settings: RunSettings
     seeds: tuple[int, ...]
     records: tuple[Record, ...]
 
@@ -32,9 +32,9 @@ class Pool:
         return [record for record in self.records if record["error"] is not None]
 
 
-def pools(results: Mapping[Settings, Sequence[Record]]) -> list[Pool]:
+def pools(results: Mapping[RunSettings, Sequence[Record]]) -> list[Pool]:
     """Returns one pool for all settings that differ by their seed only, in the settings' order."""
-    alike: dict[Settings, list[Settings]] = defaultdict(list)
+    alike: dict[RunSettings, list[RunSettings]] = defaultdict(list)
     for setting in results:
         alike[setting.with_seed(0)].append(setting)
     found = []

@@ -5,9 +5,9 @@ from typing import Any
 
 from eval.reports.templates import fill
 from eval.runs.lines import Record, Told, trace_of
-from eval.runs.records import Settings
+from eval.runs.records import RunSettings
 
-Example = Sequence[tuple[Settings, Record]]
+Example = Sequence[tuple[RunSettings, Record]]
 """The records of one example, each with the settings that it was decoded under."""
 
 
@@ -43,7 +43,7 @@ def parts_of(example: Example) -> list[list[str]]:
     ]
 
 
-def _panel(settings: Settings, record: Record, parts: list[str]) -> dict[str, Any]:
+def _panel(settings: RunSettings, record: Record, parts: list[str]) -> dict[str, Any]:
     trace, pieces = trace_of(record), record["pieces"]
     tokens = [pieces[str(token)] for token in record["tokens"]]
     revisions = [

@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.files import write_json, write_text
 from eval.grid import markdown_of
-from eval.metrics.costs import COSTS, Cost, Row, usual_cost
+from eval.metrics.costs import COSTS, CostMeasure, Row, usual_cost
 from eval.metrics.curves import (
     ExampleSet,
     RowGroup,
@@ -25,18 +25,20 @@ from eval.reports.names import names_of, seeds_of
 from eval.reports.page import page_of, unfinished_notice
 from eval.reports.plots import draw_trade_off
 from eval.reports.replay import replay_page
-from eval.reports.summary import Measured
+from eval.reports.summary import MeasuredFolder
 from eval.reports.table import accepted_lengths, bold, commits, other_scores, pass_at, table
 from eval.reports.templates import asset
 from eval.runs.lines import Record
 from eval.runs.names import parse_task
-from eval.runs.records import Settings
+from eval.runs.records import RunSettings
 from eval.tasks import ListTask
 
 PAGE = "report.html"
 
 
-def write_report(found: Measured, *, num_replays: int = 30, cost: Cost | None = None) -> Path:
+def write_report(
+    found: MeasuredFolder, *, num_replays: int = 30, cost: CostMeasure | None = None
+) -> Path:
     """Writes `report.html`, `report.md`, `summary.json`, pictures and replays; returns `report.md`.
 
     Args:
@@ -136,7 +138,7 @@ def _methods(summary: dict[str, Any], group: RowGroup) -> str:
 
 
 def _pictures(
-    rows: Sequence[Row], path: Path, *, title: str, exact: Sequence[TradeOff], cost: Cost
+    rows: Sequence[Row], path: Path, *, title: str, exact: Sequence[TradeOff], cost: CostMeasure
 ) -> list[str]:
     drawn = [rows[number] for number in points_of(rows, cost)]
     if not drawn:
@@ -157,7 +159,9 @@ def _exact(task: str) -> list[TradeOff]:
     return curve(exact, exact.examples(num_examples=1)[0]) if isinstance(exact, ListTask) else []
 
 
-def _replays(found: Measured, num_replays: int, notice: str) -> dict[tuple[ExampleSet, str], str]:
+def _replays(
+    found: MeasuredFolder, num_replays: int, notice: str
+) -> dict[tuple[ExampleSet, str], str]:
     """Writes replay pages and returns their names by what was asked and example."""
     asked = {settings: asked_of(settings.written()) for settings in found.results}
     titles = titles_of(asked.values())
@@ -179,7 +183,7 @@ def _replays(found: Measured, num_replays: int, notice: str) -> dict[tuple[Examp
     return written
 
 
-def _disagree(found: Sequence[tuple[Settings, Record]]) -> bool:
+def _disagree(found: Sequence[tuple[RunSettings, Record]]) -> bool:
     return len({record["scores"][record["primary"]] for _, record in found}) > 1
 
 

@@ -30,17 +30,17 @@ from eval.metrics.statistics import (
 from eval.reports.comparison import difference, paired
 from eval.reports.pooling import Pool, field, per_example, pools, primary_scores
 from eval.runs.lines import Record, score_of
-from eval.runs.records import Folder, Settings
+from eval.runs.records import Folder, RunSettings
 
 
-class Measured(NamedTuple):
+class MeasuredFolder(NamedTuple):
     """A results folder that was read once, with the numbers of its settings, ready for JSON.
 
     The rows of the summary are in the order of `pools`.
     """
 
     folder: Folder
-    results: Mapping[Settings, Sequence[Record]]
+    results: Mapping[RunSettings, Sequence[Record]]
     pools: list[Pool]
     summary: dict[str, Any]
 
@@ -50,7 +50,7 @@ def summarise(folder: Folder) -> dict[str, Any]:
     return measured(folder).summary
 
 
-def measured(folder: Folder) -> Measured:
+def measured(folder: Folder) -> MeasuredFolder:
     """Reads a results folder and works out its numbers.
 
     Settings that differ by their seed only are one row, in which each example counts once, with the
@@ -76,7 +76,7 @@ def measured(folder: Folder) -> Measured:
     used = {record["machine"] for record in records}
     machines = [machine for name, machine in folder.machines().items() if name in used]
     dates = sorted(record["date"] for record in records if record["date"])
-    return Measured(folder, results, found, {
+    return MeasuredFolder(folder, results, found, {
         "rows": rows, "methods": methods(rows), "git": _commits(records),
         "machines": machines, "dates": [*dates[:1], *dates[-1:]],
         "skipped": [structs.asdict(one) for one in folder.skipped()],

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from eval.grid import markdown_of
-from eval.metrics.costs import Cost, Row, is_on_front
+from eval.metrics.costs import CostMeasure, Row, is_on_front
 from eval.reports.names import names_of
 
 _HEAD = (
@@ -13,7 +13,7 @@ _HEAD = (
 _VERIFIED_HEAD = ("accepted length", "accepted/drafted", "target NFE", "tokens/target forward")
 
 
-def table(rows: Sequence[Row], cost: Cost) -> str:
+def table(rows: Sequence[Row], cost: CostMeasure) -> str:
     """Returns a Markdown table of settings, the reference first.
 
     A setting is bold if no other is better in accuracy and in the tokens for a cost. Columns about
@@ -25,7 +25,7 @@ def table(rows: Sequence[Row], cost: Cost) -> str:
     return markdown_of([head, *lines])
 
 
-def bold(cost: Cost) -> str:
+def bold(cost: CostMeasure) -> str:
     """Says when a setting is bold."""
     return f"Bold: no other setting is better in accuracy and in {cost.axis}."
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from eval.grid import show_grid
-from eval.metrics.costs import Cost, Row, is_on_front
+from eval.metrics.costs import CostMeasure, Row, is_on_front
 from eval.reports.table import grid_of
 from eval.runs.lines import Record, trace_of
 
@@ -14,7 +14,7 @@ from eval.runs.lines import Record, trace_of
 _NARROW = (1, 2, 4, 5, 6, 7)
 
 
-def show_settings(console: Console, rows: Sequence[Row], cost: Cost) -> None:
+def show_settings(console: Console, rows: Sequence[Row], cost: CostMeasure) -> None:
     """Shows settings on a terminal: numbered names, then numbers, as many as it has room for.
 
     A setting is bold if no other is better in accuracy and in the tokens for a cost.

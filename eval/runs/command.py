@@ -18,7 +18,7 @@ from eval.runs.options import axes_of
 from eval.runs.plugins import parse_model
 from eval.runs.progress import Reporter
 from eval.runs.prompts import said_of_unknown_words
-from eval.runs.records import Folder, Settings
+from eval.runs.records import Folder, RunSettings
 from eval.runs.runner import Checked, Decoding, RunPlan, execute, in_turn
 from eval.runs.settings import Place, Run
 from eval.runs.sweep import Loaded, Sweep, read_sweep
@@ -27,7 +27,7 @@ from eval.sandbox.sandbox import Sandbox
 
 DEFAULT_SAMPLERS = ("FixedSchedule()", "ConfidenceThreshold(0.9)")
 
-Warn: TypeAlias = Callable[[Sequence[str], Sequence[Settings]], None]
+Warn: TypeAlias = Callable[[Sequence[str], Sequence[RunSettings]], None]
 """Warns the user, given samplers as they were named and the settings that are run."""
 
 
@@ -61,7 +61,7 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Folder:
     place = Place.of_launch()
     Folder(options.out).require_usable()
 
-    def tell(plan: RunPlan, others: list[Settings]) -> None:
+    def tell(plan: RunPlan, others: list[RunSettings]) -> None:
         _tell(plan, others)
         warn(sweep.samplers, [one.settings for one in plan.runs])
 
@@ -151,7 +151,7 @@ def load(
     )
 
 
-def _tell(plan: RunPlan, others: list[Settings]) -> None:
+def _tell(plan: RunPlan, others: list[RunSettings]) -> None:
     for one in plan.skipped:
         sys.stderr.write(f"Skipped {one.setting}: {one.reason}\n")
     if others:

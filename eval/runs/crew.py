@@ -13,7 +13,7 @@ from eval.runs.lines import Record
 from eval.runs.progress import SILENT
 from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, digest
-from eval.runs.runner import Batch, Decoding, Worker, plan_of
+from eval.runs.runner import Decoding, PendingBatch, Worker, plan_of
 from eval.runs.settings import Run
 
 _LOG = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Actor:
         ]
         self._workers = {worker.settings_key: worker for worker in workers}
 
-    def decode(self, settings_key: str, batch: Batch) -> Decoded:
+    def decode(self, settings_key: str, batch: PendingBatch) -> Decoded:
         """Decodes a batch of the run with these settings; raises ValueError if there is none."""
         if settings_key not in self._workers:
             raise ValueError(
@@ -88,8 +88,8 @@ class Crew(NamedTuple):
             command = " ".join(sys.argv[1:])
             actors = [kind.remote(open_runs, command) for _ in range(self._count(ray))]
 
-            def decoded(worker: Worker, batches: Sequence[Batch]) -> Iterator[list[Record]]:
-                def start(actor: Any, batch: Batch) -> Future[Decoded]:
+            def decoded(worker: Worker, batches: Sequence[PendingBatch]) -> Iterator[list[Record]]:
+                def start(actor: Any, batch: PendingBatch) -> Future[Decoded]:
                     found = actor.decode.remote(worker.settings_key, batch)
                     return cast("Future[Decoded]", found.future())
 
@@ -131,9 +131,9 @@ class Crew(NamedTuple):
 
 
 def shared(
-    batches: Iterable[Batch],
+    batches: Iterable[PendingBatch],
     actors: list[Member],
-    start: Callable[[Member, Batch], Future[Decoded]],
+    start: Callable[[Member, PendingBatch], Future[Decoded]],
     lost: tuple[type[Exception], ...],
 ) -> Iterator[Decoded]:
     """Yields the records of batches as they come; a batch goes to an actor that is idle.
@@ -142,7 +142,7 @@ def shared(
     lets an actor begin with a batch. Raises OSError if all actors are lost.
     """
     waiting, idle = deque(batches), list(actors)
-    running: dict[Future[Decoded], tuple[Member, Batch]] = {}
+    running: dict[Future[Decoded], tuple[Member, PendingBatch]] = {}
     reason = ""
     while waiting or running:
         while waiting and idle:

@@ -74,7 +74,7 @@ def bare(kind: Any) -> Any:
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
-class Group(NamedTuple):
+class OptionsOf(NamedTuple):
     """Options of a command: fields of a dataclass, whose documentation is their help.
 
     `Annotated` adds limits or a metavar to the type of a field. Metadata of a field are further
@@ -103,18 +103,18 @@ def decoding(
     names: Collection[str] = OPTIONS,
     repeat: bool = False,
     defaults: Mapping[str, str] = OF_TASK,
-) -> Group:
+) -> OptionsOf:
     """Returns options of the decode; those that are not given are None."""
     title += ", each may be repeated to compare" * repeat
-    return Group(DecodeConfig, title, names, repeat, unset=True, defaults=defaults)
+    return OptionsOf(DecodeConfig, title, names, repeat, unset=True, defaults=defaults)
 
 
-def add_options(parser: ArgumentParser, groups: Iterable[Group]) -> None:
+def add_options(parser: ArgumentParser, groups: Iterable[OptionsOf]) -> None:
     """Adds options: first those that most users need, then group by group.
 
     The first of two options with one name is added.
     """
-    found: dict[str, tuple[Group, Field[Any], str]] = {}
+    found: dict[str, tuple[OptionsOf, Field[Any], str]] = {}
     for group in groups:
         texts = documented(group.kind)
         for option in fields(group.kind):
@@ -136,7 +136,7 @@ def add_options(parser: ArgumentParser, groups: Iterable[Group]) -> None:
     parser.usage = " ".join(["%(prog)s", *given, "[options]"])
 
 
-def _argument(group: Group, option: Field[Any], text: str) -> tuple[list[str], dict[str, Any]]:
+def _argument(group: OptionsOf, option: Field[Any], text: str) -> tuple[list[str], dict[str, Any]]:
     """Returns the names and the keywords of an argument of argparse."""
     own, default = dict(option.metadata), _default(option)
     names = [*own.pop("names", [f"--{option.name.replace('_', '-')}"])]
@@ -158,7 +158,7 @@ def _default(option: Field[Any]) -> Any:
     return option.default if option.default_factory is MISSING else option.default_factory()
 
 
-def _reading(group: Group, option: Field[Any]) -> dict[str, Any]:
+def _reading(group: OptionsOf, option: Field[Any]) -> dict[str, Any]:
     """Returns how the text of an option becomes its value."""
     kind: Any = option.type
     repeated = {"action": "append"} if group.repeat else {}
@@ -175,7 +175,7 @@ def _reading(group: Group, option: Field[Any]) -> dict[str, Any]:
     return {"type": partial(value_of, kind=kind), "metavar": metavar, **repeated}
 
 
-def _help(group: Group, option: Field[Any], text: str) -> str:
+def _help(group: OptionsOf, option: Field[Any], text: str) -> str:
     """Returns the first sentence of the documentation, and the default."""
     default = _default(option)
     words = re.search(r"(?:`None`|Empty): (.*?)\.(?: |$)", text)

@@ -8,7 +8,7 @@ from eval.tasks.base import Example, Turn
 
 
 @runtime_checkable
-class Tokenizer(Protocol):
+class PromptTokenizer(Protocol):
     """Encodes prompts, as they are or in the chat template, and decodes answers."""
 
     chat_template: str | None
@@ -27,7 +27,7 @@ class Tokenizer(Protocol):
     ) -> str: ...
 
 
-def encode_prompt(tokenizer: Tokenizer, example: Example, *, chat: bool) -> list[int]:
+def encode_prompt(tokenizer: PromptTokenizer, example: Example, *, chat: bool) -> list[int]:
     """Returns the token ids that a model continues with its answer.
 
     With `chat` a plain text becomes a user turn of the model's chat template; turns always are in
@@ -39,7 +39,9 @@ def encode_prompt(tokenizer: Tokenizer, example: Example, *, chat: bool) -> list
     return tokenizer.encode(text) if is_plain else tokenizer.encode(text, add_special_tokens=False)
 
 
-def said_of_unknown_words(tokenizer: Tokenizer, examples: Sequence[Example], *, chat: bool) -> str:
+def said_of_unknown_words(
+    tokenizer: PromptTokenizer, examples: Sequence[Example], *, chat: bool
+) -> str:
     """Names the words of prompts that a tokenizer does not know, and counts the prompts.
 
     Returns:
@@ -56,7 +58,7 @@ def said_of_unknown_words(tokenizer: Tokenizer, examples: Sequence[Example], *, 
     return f"{unknown} They stand in {share} ({unknown.num_prompts / len(examples):.0%})."
 
 
-def _text_of(tokenizer: Tokenizer, example: Example, *, chat: bool) -> str:
+def _text_of(tokenizer: PromptTokenizer, example: Example, *, chat: bool) -> str:
     if isinstance(example.prompt, str) and not chat:
         return example.prompt
     require_template(tokenizer)
@@ -65,7 +67,7 @@ def _text_of(tokenizer: Tokenizer, example: Example, *, chat: bool) -> str:
     )
 
 
-def require_template(tokenizer: Tokenizer) -> None:
+def require_template(tokenizer: PromptTokenizer) -> None:
     """Raises ValueError if a tokenizer has no chat template."""
     if not tokenizer.chat_template:
         raise ValueError(

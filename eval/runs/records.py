@@ -24,7 +24,7 @@ _NOTHING = ("", "NoCache()", "NoVerifier()", repr(Sequential()))
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """Everything that decides an answer, except for the machine: one row of a table.
 
     Plug-ins are reprs.
@@ -70,7 +70,7 @@ class Settings:
             f'{{"example":{_canonical(example)},"settings":{settings}}}'
         )
 
-    def with_seed(self, seed: int) -> "Settings":
+    def with_seed(self, seed: int) -> "RunSettings":
         """Returns the same settings with another seed."""
         return replace(self, decoding=replace(self.decoding, seed=seed))
 
@@ -82,7 +82,7 @@ class Settings:
         return own | {n: list(v) if isinstance(v, tuple) else v for n, v in options.items()}
 
     @staticmethod
-    def of(written: Mapping[str, Any], where: str = "Settings") -> "Settings":
+    def of(written: Mapping[str, Any], where: str = "Settings") -> "RunSettings":
         """Reads what `written` gave.
 
         Raises ValueError if a field is missing, unknown, of the wrong type or out of its range.
@@ -92,12 +92,12 @@ class Settings:
             decoding = DecodeConfig(**{name: found.pop(name) for name in OPTIONS})
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-        return Settings(decoding=decoding, **found)
+        return RunSettings(decoding=decoding, **found)
 
 
 _WrittenSettings = msgspec.defstruct(
     "_WrittenSettings",
-    [*((f.name, f.type) for f in fields(Settings) if f.name != "decoding"), *OPTIONS.items()],
+    [*((f.name, f.type) for f in fields(RunSettings) if f.name != "decoding"), *OPTIONS.items()],
     forbid_unknown_fields=True,
 )
 
@@ -131,7 +131,7 @@ class _SettingsFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The contents of `settings.json`.
 
     Attributes:
-        runs: Settings as `Settings.written` gives them, the reference first.
+        runs: Settings as `RunSettings.written` gives them, the reference first.
         skipped: Settings that the last command asked for and did not run.
         dropped: Keys of settings that have records and are left out of reports.
     """
@@ -165,8 +165,8 @@ class Folder:
         self.path = Path(path)
 
     def claim(
-        self, runs: Iterable[Settings], *, skipped: Iterable[Skipped] = (), alone: bool = False
-    ) -> list[Settings]:
+        self, runs: Iterable[RunSettings], *, skipped: Iterable[Skipped] = (), alone: bool = False
+    ) -> list[RunSettings]:
         """Adds runs to the folder, the reference first; returns the runs that it holds besides.
 
         A run that an earlier command asked for stays if it has records, so that a corrected
@@ -179,7 +179,7 @@ class Folder:
         runs = list(dict.fromkeys(runs))
         self.path.mkdir(parents=True, exist_ok=True)
         file = self.path / SETTINGS_FILE
-        earlier: list[Settings] = []
+        earlier: list[RunSettings] = []
         dropped: set[str] = set()
         if file.exists():
             used = {record["settings"] for record in self.records()}
@@ -210,26 +210,26 @@ class Folder:
                 "choose another folder."
             )
 
-    def settings(self) -> list[Settings]:
+    def settings(self) -> list[RunSettings]:
         """Returns the runs of the folder, the reference first.
 
         Raises ValueError if the path is no results folder, or one of another version.
         """
         where = str(self.path / SETTINGS_FILE)
         runs = self._written().runs
-        return [Settings.of(run, f"Run {i} of {where}") for i, run in enumerate(runs, start=1)]
+        return [RunSettings.of(run, f"Run {i} of {where}") for i, run in enumerate(runs, start=1)]
 
     def skipped(self) -> list[Skipped]:
         """Returns the settings that the last command did not run, with the reasons."""
         return self._written().skipped
 
-    def results(self) -> dict[Settings, list[Record]]:
+    def results(self) -> dict[RunSettings, list[Record]]:
         """Returns the records of each run, the reference first; those of dropped runs are left out.
 
         Raises ValueError if the folder is damaged, or a record is of no run of the folder, or has
         another key than its run and example give.
         """
-        found: dict[Settings, list[Record]] = {run: [] for run in self.settings()}
+        found: dict[RunSettings, list[Record]] = {run: [] for run in self.settings()}
         by_key = {keys(""): (run, keys) for run, keys in ((run, run.keys()) for run in found)}
         dropped = self._written().dropped
         strays = []

@@ -12,7 +12,7 @@ from eval.runs.lines import Record, ScoredExample, append
 from eval.runs.names import Selection
 from eval.runs.progress import SILENT, Reporter
 from eval.runs.provenance import machine_of, now, package_commit, require_unchanged, write_notes
-from eval.runs.records import Folder, Settings, Skipped
+from eval.runs.records import Folder, RunSettings, Skipped
 from eval.runs.settings import ALONE, Place, Run
 from eval.tasks import Example
 
@@ -30,10 +30,10 @@ class Checked(NamedTuple):
 
     run: Run
     examples: Sequence[Example]
-    settings: Settings
+    settings: RunSettings
 
 
-class Batch(NamedTuple):
+class PendingBatch(NamedTuple):
     """A batch of a run: its number, and the ids of its examples that have no record yet."""
 
     number: int
@@ -92,7 +92,7 @@ class Worker:
             done |= {record["key"]: record for record in records}
         return [done[self._key(example.id)] for example in self.batches[index]]
 
-    def decode(self, batch: Batch) -> list[Record]:
+    def decode(self, batch: PendingBatch) -> list[Record]:
         """Decodes a batch, and returns the records that were missing."""
         rows = self.batches[batch.number]
         warm_up = self._num_begun < _NUM_WARM_UP
@@ -105,9 +105,9 @@ class Worker:
         append(self._part, records)
         self._reporter.add(records)
 
-    def _batch(self, index: int, done: Mapping[str, Record]) -> Batch:
+    def _batch(self, index: int, done: Mapping[str, Record]) -> PendingBatch:
         missing = (e.id for e in self.batches[index] if self._key(e.id) not in done)
-        return Batch(index, frozenset(missing))
+        return PendingBatch(index, frozenset(missing))
 
     def _decode(self, examples: Sequence[Example], seed: int, *, warm_up: bool) -> list[Record]:
         """Decodes a batch; if that fails, each example alone."""
@@ -157,11 +157,11 @@ class Worker:
         }
 
 
-Decoding: TypeAlias = Callable[[Worker, Sequence[Batch]], Iterator[list[Record]]]
+Decoding: TypeAlias = Callable[[Worker, Sequence[PendingBatch]], Iterator[list[Record]]]
 """Decodes batches of a worker's run, in any order, and yields the records of each."""
 
 
-def in_turn(worker: Worker, batches: Sequence[Batch]) -> Iterator[list[Record]]:
+def in_turn(worker: Worker, batches: Sequence[PendingBatch]) -> Iterator[list[Record]]:
     """Decodes batches in this process, one after another."""
     return map(worker.decode, batches)
 
@@ -183,7 +183,7 @@ def execute(
     retry_errors: bool = False,
     skip_impossible: bool = False,
     drop_others: bool = False,
-    on_plan: Callable[[RunPlan, list[Settings]], None] = lambda plan, others: None,
+    on_plan: Callable[[RunPlan, list[RunSettings]], None] = lambda plan, others: None,
 ) -> Folder:
     """Decodes and scores what the folder lacks; the first run is the reference of the report.
 

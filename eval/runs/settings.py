@@ -10,8 +10,8 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.decoder import Decoder
 from dllm_decode.loop import new_decoder
 from eval.runs.names import Selection, digest_of
-from eval.runs.prompts import Tokenizer, require_template
-from eval.runs.records import Settings, named_parts
+from eval.runs.prompts import PromptTokenizer, require_template
+from eval.runs.records import RunSettings, named_parts
 from eval.tasks import Example
 from samplers import Sampler
 
@@ -68,7 +68,7 @@ class Run:
     """
 
     model: MaskPredictor
-    tokenizer: Tokenizer
+    tokenizer: PromptTokenizer
     selection: Selection
     sampler: Sampler
     cache: CachePolicy = field(default_factory=NoCache)
@@ -108,11 +108,11 @@ class Run:
         if has_turns or (self.prompts or self.selection.task.prompts) == "chat":
             require_template(self.tokenizer)
 
-    def settings(self, examples: Sequence[Example]) -> Settings:
+    def settings(self, examples: Sequence[Example]) -> RunSettings:
         """Returns what decides the answers to these examples."""
         parts = (self.sampler, self.cache, self.verifier, self.blocks, self.decoding)
         block_length = Decoder(self.model, *parts).block_length
-        return Settings(
+        return RunSettings(
             model=self.model_source or self.model.name,
             revision=self.revision,
             dtype=self.dtype,

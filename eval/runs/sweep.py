@@ -14,7 +14,7 @@ from eval.files import is_of
 from eval.runs.names import Selection, parse_task
 from eval.runs.options import OPTIONS
 from eval.runs.plugins import CHECKS, built, no_target
-from eval.runs.prompts import Tokenizer
+from eval.runs.prompts import PromptTokenizer
 from eval.runs.settings import Run, require_batches
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from samplers.checks import shown
@@ -46,7 +46,7 @@ class Loaded(NamedTuple):
     """
 
     model: MaskPredictor
-    tokenizer: Tokenizer
+    tokenizer: PromptTokenizer
     dtype: str
     target: Callable[[str], CausalTarget] = no_target
     files: tuple[Path, ...] = ()

@@ -19,7 +19,7 @@ MAX_REASON = 300
 NOBODY = 65534
 
 
-class Report:
+class StageReport:
     """Reports stages, each with the secret word of that stage."""
 
     def __init__(self, words: dict[str, str]) -> None:
@@ -37,7 +37,7 @@ def main(job: dict[str, Any]) -> None:
     In a sandbox this process is the first of its namespace, so that its end ends all others.
     """
     tests = compile(job["tests"], TESTS, "exec", dont_inherit=True)
-    report = Report(job["words"])
+    report = StageReport(job["words"])
     report("ready")
     # Standard input may be a file that still holds the secret words.
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -77,7 +77,7 @@ def raise_timeout(*_: object) -> None:
     raise TimeoutError
 
 
-def run(job: dict[str, Any], tests: CodeType, report: Report) -> None:
+def run(job: dict[str, Any], tests: CodeType, report: StageReport) -> None:
     """Runs the candidate and then its tests, reports each stage, and ends the process."""
     # Bound before the candidate runs: with another `builtins.exec` no test would be run.
     execute, explain, leave = exec, reason_of, os._exit

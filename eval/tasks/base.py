@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from dllm_decode.core.stopping import cut_at
 from eval.sandbox.code_runner import CodeRunner
 from samplers.checks import shown
 
@@ -256,9 +257,3 @@ def conversation(shown: Iterable[tuple[str, str]], asked: str) -> list[Turn]:
         turns.append({"role": "user", "content": question})
         turns.append({"role": "assistant", "content": answer})
     return [*turns, {"role": "user", "content": asked}]
-
-
-def cut_at(text: str, stop: Sequence[str]) -> str:
-    """Returns the text before the first of the stop strings."""
-    ends = [end for word in stop if (end := text.find(word)) >= 0]
-    return text[: min(ends)] if ends else text

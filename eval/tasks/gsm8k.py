@@ -9,9 +9,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from dllm_decode.core.stopping import cut_at
 from eval.files import REPAIR, converted
-from eval.tasks.base import Example, content_id, cut_at
-from eval.tasks.gsm8k_protocols import PROTOCOLS, STRICT, Protocol, Row, write_plain
+from eval.tasks.base import Example, content_id
+from eval.tasks.gsm8k_protocols import PROTOCOLS, STRICT, Protocol, WorkedQuestion, write_plain
 from eval.tasks.problem_files import DataSet, PublishedTask
 from samplers.checks import require_count
 
@@ -25,7 +26,7 @@ FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 IGNORED = re.compile(r"[,$]|(?s:.*#### )|\.$")
 
 
-class Problem(msgspec.Struct):
+class Gsm8kProblem(msgspec.Struct):
     """A row of the official files."""
 
     question: str
@@ -113,12 +114,14 @@ class Gsm8k(PublishedTask[Protocol]):
         """Returns the last number; all of the text if there is none."""
         return flexible_answer(cut_at(text, self.stop)) or super().extract(text)
 
-    def _rows(self, split: str) -> list[Row]:
+    def _rows(self, split: str) -> list[WorkedQuestion]:
         path = None if self.path is None else file_of(self.path, split)
-        problems = (converted(row, Problem, where, REPAIR) for row, where in DATA.rows(path, split))
-        return [Row(one.question, ANNOTATION.sub("", one.answer)) for one in problems]
+        problems = (
+            converted(row, Gsm8kProblem, where, REPAIR) for row, where in DATA.rows(path, split)
+        )
+        return [WorkedQuestion(one.question, ANNOTATION.sub("", one.answer)) for one in problems]
 
-    def _demonstrations(self, rows: list[Row]) -> list[list[Row]]:
+    def _demonstrations(self, rows: list[WorkedQuestion]) -> list[list[WorkedQuestion]]:
         protocol = self.published
         count = protocol.num_fewshot if self.num_fewshot is None else self.num_fewshot
         if count == 0:

@@ -19,7 +19,7 @@ STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
 STRICT_SENTENCE = re.compile(r"The answer is (\-?[0-9\.\,]+)")
 
 
-class Row(NamedTuple):
+class WorkedQuestion(NamedTuple):
     """A question with its worked answer, calculator annotations removed."""
 
     question: str
@@ -63,30 +63,38 @@ SHORT = chain_of_thought("Q: {}\nA:")
 SHORT_STEPS = chain_of_thought("Q: {}\nA: Let's think step by step.")
 
 
-def choose_anew(pool: list[Row], count: int, num_questions: int) -> list[list[Row]]:
+def choose_anew(
+    pool: list[WorkedQuestion], count: int, num_questions: int
+) -> list[list[WorkedQuestion]]:
     """Draws demonstrations for each question in turn, one spare in case it draws the question."""
     rng = random.Random(FEWSHOT_SEED)
     drawn = [rng.sample(pool, count) for _ in range(num_questions)]
     return [[*rows, next(row for row in pool if row not in rows)] for rows in drawn]
 
 
-def choose_first(pool: list[Row], count: int, num_questions: int) -> list[list[Row]]:
+def choose_first(
+    pool: list[WorkedQuestion], count: int, num_questions: int
+) -> list[list[WorkedQuestion]]:
     """Takes the first rows for every question, one spare in case the question is among them."""
     return [pool[: count + 1] for _ in range(num_questions)]
 
 
-def write_plain(wording: Wording, question: str, demonstrations: list[Row]) -> str:
+def write_plain(wording: Wording, question: str, demonstrations: list[WorkedQuestion]) -> str:
     """Writes demonstrations and question as one text."""
     shown = [f"{wording.ask(row.question)} {wording.tell(row.answer)}" for row in demonstrations]
     return "\n\n".join([*shown, wording.ask(question)])
 
 
-def write_one_turn(wording: Wording, question: str, demonstrations: list[Row]) -> list[Turn]:
+def write_one_turn(
+    wording: Wording, question: str, demonstrations: list[WorkedQuestion]
+) -> list[Turn]:
     """Writes the plain text as one user turn."""
     return conversation([], write_plain(wording, question, demonstrations))
 
 
-def write_turns(wording: Wording, question: str, demonstrations: list[Row]) -> list[Turn]:
+def write_turns(
+    wording: Wording, question: str, demonstrations: list[WorkedQuestion]
+) -> list[Turn]:
     """Writes each demonstration as a user turn and an assistant turn, then the question."""
     shown = [(wording.ask(row.question), wording.tell(row.answer)) for row in demonstrations]
     return conversation(shown, wording.ask(question))
@@ -101,8 +109,8 @@ class Protocol(NamedTuple):
     """
 
     num_fewshot: int
-    choose: Callable[[list[Row], int, int], list[list[Row]]]
-    write: Callable[[Wording, str, list[Row]], str | list[Turn]]
+    choose: Callable[[list[WorkedQuestion], int, int], list[list[WorkedQuestion]]]
+    write: Callable[[Wording, str, list[WorkedQuestion]], str | list[Turn]]
     wording: Wording
     gen_length: int
     block_length: int

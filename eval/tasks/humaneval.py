@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dllm_decode.core.stopping import cut_at
 from eval.files import REPAIR, converted
-from eval.tasks.base import Example, Turn, content_id, conversation, cut_at
+from eval.tasks.base import Example, Turn, content_id, conversation
 from eval.tasks.code import HUMANEVAL, CodeTask, fenced, unix_lines
 from eval.tasks.problem_files import DataSet
 
@@ -17,7 +18,7 @@ DATA = DataSet(
 STOP = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
 
-class Problem(msgspec.Struct):
+class HumanEvalProblem(msgspec.Struct):
     """A problem of the official file."""
 
     task_id: str
@@ -55,7 +56,7 @@ class HumanEval(CodeTask):
     def read(self, split: str) -> list[Example]:
         found = DATA.rows(self.path, split)
         return [
-            self._example(converted(unix_lines(one.fields), Problem, one.where, REPAIR))
+            self._example(converted(unix_lines(one.fields), HumanEvalProblem, one.where, REPAIR))
             for one in found
         ]
 
@@ -76,7 +77,7 @@ class HumanEval(CodeTask):
         begin = header.search(prompt)
         return (prompt[: begin.start()] if begin else "") + chosen
 
-    def _example(self, found: Problem) -> Example:
+    def _example(self, found: HumanEvalProblem) -> Example:
         prompt, solution = found.prompt, found.canonical_solution
         tests = f"{found.test}\ncheck({found.entry_point})\n"
         plain = not self.published.is_instruction

@@ -24,7 +24,7 @@ FIXED_LENGTH = ("pair_sum", "city")
 
 
 @dataclass(frozen=True)
-class Request:
+class ListQuestion:
     """A question about a list.
 
     `number` is a position from 1, a count or a sum, and `word` the new item, if there is one.
@@ -36,7 +36,7 @@ class Request:
     word: str | None = None
 
 
-Outputs = Callable[[Request], Iterator[Items]]
+Outputs = Callable[[ListQuestion], Iterator[Items]]
 
 
 @dataclass(frozen=True)
@@ -107,18 +107,18 @@ class ListTask(GeneratedTask):
         and commas aside, are a right answer. `answer_strict`: the text is, word for word, a right
         answer in the style of the prompt.
         """
-        request: Request = example.meta["request"]
+        request: ListQuestion = example.meta["request"]
         items = parse(text)
         right = is_valid(request, items)
         strict = right and text.split() == render(items, self.style).split()
         return {"answer": float(right), "answer_strict": float(strict)}
 
-    def _prompt(self, request: Request) -> str:
+    def _prompt(self, request: ListQuestion) -> str:
         arguments = [str(part) for part in (request.number, request.word) if part is not None]
         given = [render(request.items, self.style)] if request.items else []
         return " ".join([self.keyword, *arguments, ":", *given])
 
-    def _draw_request(self, rng: random.Random, split: str) -> Request:
+    def _draw_request(self, rng: random.Random, split: str) -> ListQuestion:
         lengths = LONG_LENGTHS if split == "test_length" else TRAIN_LENGTHS
         n = rng.randint(*lengths) if self.n is None else self.n
         num_items = {"agree": NUM_SYMBOLS, "pair_sum": 0, "city": 4}.get(self.keyword, n)
@@ -130,7 +130,7 @@ class ListTask(GeneratedTask):
         elif greatest is not None:
             number = rng.randint(1, greatest)
         new = word if self.keyword.startswith(("replace_", "insert_")) else None
-        return Request(self.keyword, tuple(items), number, new)
+        return ListQuestion(self.keyword, tuple(items), number, new)
 
 
 @cache
@@ -148,7 +148,7 @@ def placed(items: Items, start: int, end: int, word: str | None) -> Items:
     return items[:start] + new + items[end:]
 
 
-def position(request: Request) -> int:
+def position(request: ListQuestion) -> int:
     """Returns the 0-based position that the request names."""
     assert request.number is not None
     return request.number - 1
@@ -160,7 +160,7 @@ def edited(width: int) -> Outputs:
     Operations `..._at` do so at the position that the request names, others anywhere.
     """
 
-    def outputs(request: Request) -> Iterator[Items]:
+    def outputs(request: ListQuestion) -> Iterator[Items]:
         anywhere = range(len(request.items) - width + 1)
         starts = (position(request),) if request.keyword.endswith("_at") else anywhere
         return (placed(request.items, i, i + width, request.word) for i in starts)
@@ -168,7 +168,7 @@ def edited(width: int) -> Outputs:
     return outputs
 
 
-def pair_sum(request: Request) -> Iterator[Items]:
+def pair_sum(request: ListQuestion) -> Iterator[Items]:
     """Lists the ordered pairs of numbers of at least 1 with the given sum."""
     total = position(request) + 1
     return ((str(first), str(total - first)) for first in range(1, total))
@@ -192,14 +192,14 @@ OUTPUTS: Mapping[str, Outputs] = {
 """The right answers to a request, each once."""
 
 
-def joint_size(request: Request) -> int:
+def joint_size(request: ListQuestion) -> int:
     """Returns the number of right answers to a request."""
     if request.keyword == "shuffle":
         return factorial(len(request.items))
     return sum(1 for _ in OUTPUTS[request.keyword](request))
 
 
-def valid_outputs(request: Request) -> tuple[Items, ...]:
+def valid_outputs(request: ListQuestion) -> tuple[Items, ...]:
     """Returns every right answer to a request; at most 50,000."""
     size = joint_size(request)
     if size > MAX_ENUMERATED:
@@ -209,14 +209,14 @@ def valid_outputs(request: Request) -> tuple[Items, ...]:
     return tuple(OUTPUTS[request.keyword](request))
 
 
-def is_valid(request: Request, items: Items) -> bool:
+def is_valid(request: ListQuestion, items: Items) -> bool:
     """Says whether the items are a right answer to a request."""
     if request.keyword == "shuffle":
         return sorted(items) == sorted(request.items)
     return any(items == answer for answer in OUTPUTS[request.keyword](request))
 
 
-def draw_output(request: Request, rng: random.Random) -> Items:
+def draw_output(request: ListQuestion, rng: random.Random) -> Items:
     """Draws a right answer, uniformly."""
     if request.keyword == "shuffle":
         return tuple(rng.sample(request.items, len(request.items)))

@@ -7,8 +7,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from dllm_decode.core.stopping import cut_at
 from eval.files import REPAIR, converted
-from eval.tasks.base import Example, Turn, content_id, conversation, cut_at
+from eval.tasks.base import Example, Turn, content_id, conversation
 from eval.tasks.code import MBPP, CodeTask, fenced, unix_lines
 from eval.tasks.problem_files import OF_PROTOCOL, DataSet, Found
 
@@ -30,7 +31,7 @@ SHOWN = (2, 3, 4, 1, 5, 6, 7, 8, 9, 10)
 BEGIN, DONE = "[BEGIN]", "[DONE]"
 
 
-class Problem(msgspec.Struct):
+class MbppProblem(msgspec.Struct):
     """A problem of the official files; the sanitized one says `prompt` in place of `text`."""
 
     task_id: Annotated[int, Meta(ge=1, le=974)]
@@ -96,12 +97,12 @@ class Mbpp(CodeTask):
         blocks = self.blocks(text)
         return cut_at(text, self.stop) if blocks is None else blocks[0]
 
-    def _problems(self, split: str) -> list[Problem]:
+    def _problems(self, split: str) -> list[MbppProblem]:
         found = DATA.rows(self.path, "validation" if split == "val" else split)
         problems = [problem_of(one) for one in found]
         return [problem for problem in problems if problem.task_id in NUMBERS[split]]
 
-    def _demonstrations(self, asked: Problem, pool: list[Problem]) -> list[Problem]:
+    def _demonstrations(self, asked: MbppProblem, pool: list[MbppProblem]) -> list[MbppProblem]:
         others = [problem for problem in pool if problem.task_id != asked.task_id]
         if len(others) < self.num_fewshot:
             raise ValueError(
@@ -110,7 +111,7 @@ class Mbpp(CodeTask):
             )
         return others[: self.num_fewshot]
 
-    def _example(self, problem: Problem, demonstrations: list[Problem]) -> Example:
+    def _example(self, problem: MbppProblem, demonstrations: list[MbppProblem]) -> Example:
         plain = not self.published.is_instruction
         return Example(
             id=f"MBPP/{problem.task_id}-{content_id(problem.text + problem.tests)}",
@@ -120,24 +121,24 @@ class Mbpp(CodeTask):
         )
 
 
-def write_plain(asked: Problem, demonstrations: list[Problem]) -> str:
+def write_plain(asked: MbppProblem, demonstrations: list[MbppProblem]) -> str:
     """Writes demonstrations and problem as one text that ends with `[BEGIN]`."""
     shown = [f"{ask(one)}\n{BEGIN}\n{one.code}\n{DONE}\n\n" for one in demonstrations]
     return "".join(shown) + f"{ask(asked)}\n{BEGIN}\n"
 
 
-def write_turns(asked: Problem, demonstrations: list[Problem]) -> list[Turn]:
+def write_turns(asked: MbppProblem, demonstrations: list[MbppProblem]) -> list[Turn]:
     """Writes each demonstration as a user turn and an assistant turn, then the problem."""
     return conversation([(ask(one), fenced(one.code)) for one in demonstrations], ask(asked))
 
 
-def ask(problem: Problem) -> str:
+def ask(problem: MbppProblem) -> str:
     """Writes description and assertions of a problem."""
     tests = "\n".join(problem.test_list)
     return f"Task for a Python programmer: {problem.text} These tests must pass:\n\n{tests}"
 
 
-def problem_of(found: Found) -> Problem:
+def problem_of(found: Found) -> MbppProblem:
     """Reads a problem of either official file."""
     fields = {"text": found.fields.get("prompt"), **found.fields}
-    return converted(unix_lines(fields), Problem, found.where, REPAIR)
+    return converted(unix_lines(fields), MbppProblem, found.where, REPAIR)

@@ -29,7 +29,7 @@ Uniform = Callable[[], float]
 Choices = Callable[[int], Sequence[int]]
 
 
-class Step(NamedTuple):
+class SolutionLine(NamedTuple):
     """One line of a solution: `prefix left operator right = result`.
 
     An operand is a number slot, an earlier result (`s1`) or a constant (`2`).
@@ -52,7 +52,7 @@ class Template:
     id: str
     slots: Mapping[str, tuple[int, int]]
     question: str
-    steps: tuple[Step, ...]
+    steps: tuple[SolutionLine, ...]
     held_out: bool
 
     @cached_property
@@ -86,7 +86,7 @@ def templates() -> Mapping[str, Template]:
     found = {}
     for table in read_world("word_problems")["template"]:
         parts = (line.split(" | ") for line in table["steps"])
-        steps = tuple(Step(prefix, *equation.split()) for prefix, equation in parts)
+        steps = tuple(SolutionLine(prefix, *equation.split()) for prefix, equation in parts)
         held_out = table.get("held_out", False)
         slots = {name: tuple(bounds) for name, bounds in table["slots"].items()}
         question = one_line(table["question"])
@@ -134,7 +134,7 @@ class SlotPlan(NamedTuple):
     choices: Choices
 
 
-class Plan(NamedTuple):
+class NumberPlan(NamedTuple):
     """How to draw the numbers of a template in one world.
 
     Values are in the order of `names`: slots, constants, results (`s1`, ...). `start` has the
@@ -151,7 +151,7 @@ class Plan(NamedTuple):
 
 
 @cache
-def plan_of(template: Template, max_value: int, max_factor: int) -> Plan | None:
+def plan_of(template: Template, max_value: int, max_factor: int) -> NumberPlan | None:
     """Returns the plan of a template, or None if the world is too narrow for it."""
     results = [f"s{i}" for i in range(1, len(template.steps) + 1)]
     constants = [str(constant) for constant in template.constants]
@@ -164,7 +164,7 @@ def plan_of(template: Template, max_value: int, max_factor: int) -> Plan | None:
         return None
     start = tuple(int(name) if name.isdigit() else 0 for name in names)
     planned = tuple((step, slots_of(step, ranges, max_factor)) for step in steps)
-    plan = Plan(template, names, start, planned, ranges, max_factor)
+    plan = NumberPlan(template, names, start, planned, ranges, max_factor)
     return plan if is_rich_enough(plan) else None
 
 
@@ -255,7 +255,7 @@ def choices_of(
     return choices
 
 
-def draw(plan: Plan, uniform: Uniform) -> list[int] | None:
+def draw(plan: NumberPlan, uniform: Uniform) -> list[int] | None:
     """Draws the values of a problem; None if the attempt fails and should be repeated."""
     values = list(plan.start)
     for step, slots in plan.steps:
@@ -281,7 +281,7 @@ def is_allowed(symbol: str, left: int, right: int, max_factor: int) -> bool:
     return symbol != "/" or (left % right == 0 and right <= max_factor)
 
 
-def is_rich_enough(plan: Plan) -> bool:
+def is_rich_enough(plan: NumberPlan) -> bool:
     """Says whether 500 number tuples are found in 20,000 attempts, each in 1,000 attempts."""
     uniform = random.Random("is_rich_enough").random
     found: set[tuple[int, ...]] = set()

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dllm_decode.core.stopping import cut_at
 from eval.files import REPAIR, converted, decoded
-from eval.tasks.base import Example, content_id, conversation, cut_at
+from eval.tasks.base import Example, content_id, conversation
 from eval.tasks.parallelbench_scores import SCORERS, UNKNOWN
 from eval.tasks.problem_files import FileTask, Found, read_objects
 
@@ -47,7 +48,7 @@ class Config(msgspec.Struct):
     metric: str
 
 
-class Demonstration(msgspec.Struct):
+class ShownExample(msgspec.Struct):
     """A question with its answer, shown before the question that is asked."""
 
     input: dict[str, Any]
@@ -57,10 +58,10 @@ class Demonstration(msgspec.Struct):
 class Input(msgspec.Struct):
     """The part of a row's inputs that does not fill the prompt."""
 
-    icl_examples: list[Demonstration] | None = None
+    icl_examples: list[ShownExample] | None = None
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     """One question as the files hold it; `where` names file and line, for messages.
 
     `input` fills the prompt, `shown` are demonstrations, and the label `answer` is a text, or
@@ -69,26 +70,26 @@ class Row(NamedTuple):
 
     where: str
     input: Mapping[str, Any]
-    shown: Sequence[Demonstration]
+    shown: Sequence[ShownExample]
     answer: Any
     config: Config
 
 
-class Source(NamedTuple):
+class TaskSource(NamedTuple):
     """A task that is there: its version, `v1` or `v2`, and the function that reads its rows."""
 
     version: str
-    rows: Callable[[], list[Row]]
+    rows: Callable[[], list[FileRow]]
 
 
-def sources(root: Path) -> dict[str, Source]:
+def sources(root: Path) -> dict[str, TaskSource]:
     """Returns the tasks of a folder by name, such as `waiting_line/copy`.
 
     Raises ValueError if the folder does not exist, or holds no task.
     """
     if not root.is_dir():
         raise ValueError(f"ParallelBench is read from a folder, got {root}, which is none; {HOW}.")
-    found: dict[str, Source] = {}
+    found: dict[str, TaskSource] = {}
     for name, source in (*_generated(root), *_hub_copy(root), *_prebuilt(root)):
         found.setdefault(name, source)
     if not found:
@@ -96,33 +97,33 @@ def sources(root: Path) -> dict[str, Source]:
     return found
 
 
-def _generated(root: Path) -> Iterator[tuple[str, Source]]:
+def _generated(root: Path) -> Iterator[tuple[str, TaskSource]]:
     for version, relative in OUTPUTS:
         for file in sorted((root / relative / SPLIT).glob("*/*.jsonl")):
             if (file.parent / CONFIG).is_file():
                 name = f"{file.parent.name}/{file.stem}"
-                yield name, Source(version, partial(_read_generated, file, name))
+                yield name, TaskSource(version, partial(_read_generated, file, name))
 
 
-def _read_generated(file: Path, name: str) -> list[Row]:
+def _read_generated(file: Path, name: str) -> list[FileRow]:
     config = file.parent / CONFIG
     return _read_lines(
         file, converted(_yaml(config).get(name), Config, f"{name!r} in {config}", REPAIR)
     )
 
 
-def _read_lines(file: Path, config: Config) -> list[Row]:
+def _read_lines(file: Path, config: Config) -> list[FileRow]:
     return [_row(found, config) for found in read_objects(file)]
 
 
-def _hub_copy(root: Path) -> Iterator[tuple[str, Source]]:
+def _hub_copy(root: Path) -> Iterator[tuple[str, TaskSource]]:
     for folder in sorted(path for path in root.glob("*-*") if path.is_dir()):
         for pattern in TABLES:
             if files := sorted(folder.glob(pattern)):
-                yield folder.name.replace("-", "/", 1), Source(V2, partial(_read_tables, files))
+                yield folder.name.replace("-", "/", 1), TaskSource(V2, partial(_read_tables, files))
 
 
-def _read_tables(files: Sequence[Path]) -> list[Row]:
+def _read_tables(files: Sequence[Path]) -> list[FileRow]:
     found = [
         Found(fields, f"Row {number} of {file}")
         for file in files
@@ -131,7 +132,7 @@ def _read_tables(files: Sequence[Path]) -> list[Row]:
     return [_row(one, converted(one.fields, Config, one.where, REPAIR)) for one in found]
 
 
-def _prebuilt(root: Path) -> Iterator[tuple[str, Source]]:
+def _prebuilt(root: Path) -> Iterator[tuple[str, TaskSource]]:
     for recipe in sorted((root / RECIPES).glob("*.yaml")):
         tasks = _yaml(recipe).get("tasks")
         # The other recipes are rules, or name another file.
@@ -140,10 +141,10 @@ def _prebuilt(root: Path) -> Iterator[tuple[str, Source]]:
             file = root / PREBUILT / str(given.get("source")) if is_built else root
             if file.is_file():
                 config = converted(given, Config, f"{name!r} in {recipe}", REPAIR)
-                yield f"{recipe.stem}/{name}", Source(V2, partial(_read_lines, file, config))
+                yield f"{recipe.stem}/{name}", TaskSource(V2, partial(_read_lines, file, config))
 
 
-def _row(found: Found, config: Config) -> Row:
+def _row(found: Found, config: Config) -> FileRow:
     if not {"input", "answer"} <= found.fields.keys():
         raise ValueError(
             f"{found.where} must have an 'input' and an 'answer', got {sorted(found.fields)}; "
@@ -153,7 +154,7 @@ def _row(found: Found, config: Config) -> Row:
     given, answer = (_unpacked(found.fields[name], found.where) for name in ("input", "answer"))
     shown = converted(given, Input, f"The input of {found.where}", REPAIR).icl_examples or []
     inputs = {name: value for name, value in given.items() if name != "icl_examples"}
-    return Row(found.where, inputs, shown, answer, config)
+    return FileRow(found.where, inputs, shown, answer, config)
 
 
 def _unpacked(value: Any, where: str) -> Any:
@@ -272,7 +273,7 @@ class ParallelBench(FileTask):
         return SCORERS.get(meta["metric"], UNKNOWN).score(text, meta["input"], meta["label"])
 
 
-def _example(row: Row, number: int, stop: tuple[str, ...]) -> Example:
+def _example(row: FileRow, number: int, stop: tuple[str, ...]) -> Example:
     needs = SCORERS.get(row.config.metric, UNKNOWN).needs
     if needs and (not isinstance(row.answer, dict) or not set(needs) <= row.answer.keys()):
         raise ValueError(
@@ -286,7 +287,7 @@ def _example(row: Row, number: int, stop: tuple[str, ...]) -> Example:
     return Example(conversation(shown, asked), text_of(row.answer), meta, id=name)
 
 
-def filled(row: Row, given: Mapping[str, Any]) -> str:
+def filled(row: FileRow, given: Mapping[str, Any]) -> str:
     r"""Returns the prompt with its inputs; a literal `\n`, as some files have it, breaks a line."""
     try:
         return row.config.prompt.format_map(given).replace("\\n", "\n")

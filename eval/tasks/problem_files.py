@@ -47,7 +47,7 @@ class FileTask(Task):
 
 
 @runtime_checkable
-class Lengths(Protocol):
+class PublishedLengths(Protocol):
     """Lengths of a published setting: of the answer, and of its blocks; None is the model's own."""
 
     @property
@@ -64,7 +64,7 @@ def read_protocols(task: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-Setting = TypeVar("Setting", bound=Lengths)
+Setting = TypeVar("Setting", bound=PublishedLengths)
 
 
 @dataclass(frozen=True)

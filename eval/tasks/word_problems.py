@@ -8,7 +8,7 @@ from functools import cached_property
 
 from eval.tasks.base import BUCKETS, Example, GeneratedTask, bucket_of
 from eval.tasks.grammar import cast, word_list
-from eval.tasks.number_world import Plan, Template, draw, plan_of, templates
+from eval.tasks.number_world import NumberPlan, Template, draw, plan_of, templates
 from samplers.checks import require_count
 
 MINI_TEMPLATES = word_list(
@@ -132,7 +132,7 @@ class WordProblems(GeneratedTask):
         return tuple(template for name, template in templates().items() if name in wanted)
 
     @cached_property
-    def _plans(self) -> Mapping[bool, tuple[Plan, ...]]:
+    def _plans(self) -> Mapping[bool, tuple[NumberPlan, ...]]:
         """By `held_out` the plans of the templates that the world is wide enough for."""
         found = [plan_of(template, self.max_value, self.max_factor) for template in self._chosen]
         plans = [plan for plan in found if plan is not None]
@@ -142,13 +142,13 @@ class WordProblems(GeneratedTask):
         }
 
 
-def key_of(plan: Plan, values: list[int]) -> str:
+def key_of(plan: NumberPlan, values: list[int]) -> str:
     """Returns the template and its numbers, which decide the split, without names."""
     numbers = zip(plan.template.slots, values, strict=False)
     return f"{plan.template.id};{','.join([f'{slot}={value}' for slot, value in numbers])}"
 
 
-def example_of(plan: Plan, values: list[int], rng: random.Random, split: str) -> Example:
+def example_of(plan: NumberPlan, values: list[int], rng: random.Random, split: str) -> Example:
     """Returns the problem with the given numbers and people and objects drawn by `rng`."""
     template = plan.template
     names, objects = cast("held_out" if split == "test_entity" else "known")
@@ -165,7 +165,7 @@ def example_of(plan: Plan, values: list[int], rng: random.Random, split: str) ->
     return Example(template.question.format_map(slots), template.answer.format_map(slots), meta)
 
 
-def is_of(split: str, plan: Plan, values: list[int]) -> bool:
+def is_of(split: str, plan: NumberPlan, values: list[int]) -> bool:
     """Says whether a problem with these numbers is of a split."""
     if split == "test_template":
         return True

@@ -15,7 +15,7 @@ FILTER_DECODING = (*LENGTHS, "stop_at_eos", "truncate_at_eos")
 
 
 @dataclass(frozen=True)
-class Questions:
+class QuestionOptions:
     """What is asked.
 
     Attributes:
@@ -32,7 +32,7 @@ class Questions:
 
 
 @dataclass(frozen=True)
-class Filter:
+class FilterOptions:
     """Options of `train-filter`.
 
     Attributes:

@@ -45,7 +45,14 @@ from eval.runs.plugins import parse_cache, parse_model, parse_sampler
 from eval.runs.settings import Place, Run
 from eval.runs.sweep import Loaded
 from eval.training.curve import draw_curve, require_package
-from eval.training.held_out import Measured, compared, described, measure, read_measured, table_of
+from eval.training.held_out import (
+    HeldOutScores,
+    compared,
+    described,
+    measure,
+    read_measured,
+    table_of,
+)
 from eval.training.questions import Questions, config_of, read_questions
 from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, on_first, writing
 from eval.training.teacher_answers import ask, file_of, read_answers, write_batch
@@ -241,7 +248,7 @@ class Distillation:
         console.print(said, highlight=False)
         return learned
 
-    def judge(self, name: str) -> Measured:
+    def judge(self, name: str) -> HeldOutScores:
         """Measures the model as it is on the held-out prompts, and keeps that in a file."""
         measured = measure(
             self.judging, self.judged.examples, place=self._place, gather=gather_object
@@ -303,8 +310,8 @@ class Distillation:
     def report(
         self,
         points: Sequence[Mapping[str, float]],
-        before: Measured,
-        after: Measured,
+        before: HeldOutScores,
+        after: HeldOutScores,
         console: Console,
     ) -> None:
         """Writes training.json and curve.png, and shows what the training was worth."""

@@ -32,7 +32,14 @@ from eval.runs.plugins import parse_cache, parse_sampler
 from eval.runs.records import digest
 from eval.runs.settings import Run
 from eval.training.arguments import FILTER_DECODING
-from eval.training.held_out import Measured, compared, described, measure, read_measured, table_of
+from eval.training.held_out import (
+    HeldOutScores,
+    compared,
+    described,
+    measure,
+    read_measured,
+    table_of,
+)
 from eval.training.questions import Questions, config_of, read_questions
 from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, writing
 from samplers import FixedSchedule, Learn2PD, Sampler
@@ -155,7 +162,7 @@ class FilterTraining:
         options, judged, judging = self.options, self.judged, self.judging
         rules: dict[str, Sampler] = {repr(judging.sampler): judging.sampler}
         rules |= {f"filter at {one}": Learn2PD(options.output, one) for one in options.threshold}
-        found: list[tuple[str, Measured]] = []
+        found: list[tuple[str, HeldOutScores]] = []
         with ProgressBar(console, "held-out prompts", len(rules)) as bar:
             for name, rule in rules.items():
                 file = self.work / "held_out" / f"{digest(name)}.json"

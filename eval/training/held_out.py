@@ -26,7 +26,7 @@ from eval.training.questions import Questions
 _BATCH_STRIDE = 1 << 32
 
 
-class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HeldOutScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was measured, an entry for each prompt.
 
     Attributes:
@@ -78,7 +78,7 @@ def measure(
     *,
     place: Place = ALONE,
     gather: Callable[[list[Any]], list[Any]] = lambda mine: mine,
-) -> Measured:
+) -> HeldOutScores:
     """Decodes and scores examples of the task of a run.
 
     Several processes, of which this one is at `place`, share the batches, and `gather` joins their
@@ -92,12 +92,12 @@ def measure(
         for i, (example, record) in enumerate(zip(batch, records, strict=True), start):
             mine.append((i, score_of(run, example, record), record["nfe"], record["length"]))
     _, scores, forwards, lengths = map(list, zip(*sorted(gather(mine)), strict=True))
-    return Measured(scores, forwards, lengths)
+    return HeldOutScores(scores, forwards, lengths)
 
 
-def read_measured(file: Path, questions: Questions) -> Measured:
+def read_measured(file: Path, questions: Questions) -> HeldOutScores:
     """Reads what was measured; ValueError if it is damaged, or of other questions."""
-    found: Measured = read_object(file, Measured)
+    found: HeldOutScores = read_object(file, HeldOutScores)
     wanted = len(questions.examples)
     for name, values in msgspec.structs.asdict(found).items():
         if len(values) != wanted:
@@ -132,7 +132,7 @@ def described(command: str, run: Run, questions: Questions) -> dict[str, Any]:
     }
 
 
-def compared(before: Measured, after: Measured) -> dict[str, Any]:
+def compared(before: HeldOutScores, after: HeldOutScores) -> dict[str, Any]:
     """Compares two measurements on the same prompts, ready for JSON.
 
     `accuracy_difference` is paired: Tango's score interval where scores are 0 or 1, else the
@@ -149,7 +149,7 @@ def compared(before: Measured, after: Measured) -> dict[str, Any]:
 
 
 def table_of(
-    title: str, reference: tuple[str, Measured], others: Sequence[tuple[str, Measured]]
+    title: str, reference: tuple[str, HeldOutScores], others: Sequence[tuple[str, HeldOutScores]]
 ) -> Table:
     """Shows measurements, and how they differ from the one in the first row."""
     table = Table(title=title, caption="forwards a prompt; difference and ratio: to the first row")

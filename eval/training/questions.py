@@ -9,7 +9,7 @@ from typing import Any
 from dllm_decode import CachePolicy, DecodeConfig
 from dllm_decode.loop import new_decoder
 from eval.runs.names import Selection, digest_of, parse_task, split_address
-from eval.runs.prompts import Tokenizer, encode_prompt, said_of_unknown_words
+from eval.runs.prompts import PromptTokenizer, encode_prompt, said_of_unknown_words
 from eval.runs.settings import Run
 from eval.runs.sweep import Loaded, decoding_of
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
@@ -34,7 +34,7 @@ class Questions:
     examples: Sequence[Example]
     prompts: str
 
-    def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
+    def encoded(self, tokenizer: PromptTokenizer) -> list[list[int]]:
         """Returns the token ids of every prompt."""
         chat = self.prompts == "chat"
         return [encode_prompt(tokenizer, example, chat=chat) for example in self.examples]
@@ -54,7 +54,7 @@ class Questions:
             batch_size=size, prompts=self.prompts, dtype=loaded.dtype, trace=False,
         )  # fmt: skip
 
-    def warn(self, tokenizer: Tokenizer) -> None:
+    def warn(self, tokenizer: PromptTokenizer) -> None:
         """Says on standard error which words of the prompts the tokenizer does not know."""
         said = said_of_unknown_words(tokenizer, self.examples, chat=self.prompts == "chat")
         if said:

@@ -72,7 +72,9 @@ def main() -> None:
     network.to(options.device).set_experts_implementation("one_expert")
     if options.compile:
         compile_layers(network.model.decoder.layers, dynamic=False)
-    objective = UniformState(network.model.decoder, options.prompt_length, options.causal_weight)
+    objective = UniformStateLoss(
+        network.model.decoder, options.prompt_length, options.causal_weight
+    )
     run(
         options, objective, world.kinds(), world.tokenizer, name="mini-uniform",
         world=world.describe(), export=exporter(world, network),
@@ -174,7 +176,7 @@ def start_from(
     first.input_layernorm.weight.fill_(1.0)
 
 
-class UniformState(Objective[Batch]):
+class UniformStateLoss(Objective[Batch]):
     """Mean cross-entropy of all tokens of canvases that are partly noise.
 
     Each canvas of an answer is seen after the true tokens before it. A token of a canvas is

@@ -60,7 +60,7 @@ def world_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class World:
+class MiniWorld:
     """Tokenizer, tasks and options of a run.
 
     Attributes:
@@ -72,10 +72,10 @@ class World:
     tokenizer: PreTrainedTokenizerBase
 
     @staticmethod
-    def of(options: argparse.Namespace) -> "World":
+    def of(options: argparse.Namespace) -> "MiniWorld":
         """Sets up the world that the options describe."""
         torch.set_num_threads(options.threads)
-        return World(options, build_tokenizer(max(200, options.max_value)))
+        return MiniWorld(options, build_tokenizer(max(200, options.max_value)))
 
     def word_problems(self) -> WordProblems:
         return WordProblems(
@@ -122,7 +122,7 @@ class World:
         }
 
 
-def accuracies(world: World, answer: Answer) -> dict[str, float]:
+def accuracies(world: MiniWorld, answer: Answer) -> dict[str, float]:
     """Measures the share of right answers of every task.
 
     Args:
@@ -143,7 +143,7 @@ def accuracies(world: World, answer: Answer) -> dict[str, float]:
     }
 
 
-def accuracy(world: World, task: GeneratedTask, answer: Answer, num_examples: int) -> float:
+def accuracy(world: MiniWorld, task: GeneratedTask, answer: Answer, num_examples: int) -> float:
     """Measures the share of right answers of one task."""
     scores = scores_of(world.tokenizer, task, task.examples(SPLIT, num_examples), answer)
     return sum(each["answer"] for each in scores) / len(scores)

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -101,6 +102,18 @@ def violations(root: Path) -> list[str]:
 
 def test_every_import_respects_the_layers() -> None:
     assert violations(ROOT) == []
+
+
+def test_no_name_of_a_class_stands_twice() -> None:
+    """A name is searched for, and is met in signatures and errors without its module."""
+    found = Counter(
+        node.name
+        for layer in (*LAYERS, "examples", "benchmarks")
+        for path in (ROOT / layer).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, number in found.items() if number > 1] == []
 
 
 @pytest.mark.parametrize(

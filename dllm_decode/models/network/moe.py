@@ -35,7 +35,7 @@ class Routing(NamedTuple):
     experts: Int[Tensor, "T A"]
 
 
-class Router(nn.Module):
+class ExpertRouter(nn.Module):
     """Chooses each token's experts, and their weights."""
 
     def __init__(self, config: MoEConfig, hidden_size: int) -> None:
@@ -77,7 +77,7 @@ class Router(nn.Module):
         limited: Tensor = grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
         return limited
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ExpertRouter":
         if not self.config.has_selection_bias:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
             return self
@@ -225,7 +225,7 @@ class MoE(nn.Module):
 
     def __init__(self, config: MoEConfig, hidden_size: int) -> None:
         super().__init__()
-        self.router = Router(config, hidden_size)
+        self.router = ExpertRouter(config, hidden_size)
         self.experts = Experts(config, hidden_size)
         self.shared = (
             MLP(hidden_size, config.shared_hidden_size) if config.shared_hidden_size else None

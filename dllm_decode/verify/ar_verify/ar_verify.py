@@ -17,7 +17,7 @@ from dllm_decode.models.targets.causal import CausalTarget, Past
 from dllm_decode.settle import canvas_after
 from dllm_decode.sizes import round_up
 from dllm_decode.verify.acceptance import accept
-from dllm_decode.verify.ar_verify.draft_length import DraftLength, Lengths
+from dllm_decode.verify.ar_verify.draft_length import DraftLength, DraftLengths
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
 from dllm_decode.verify.drafts import Beginning, Draft
@@ -49,7 +49,7 @@ class TargetState(NamedTuple):
     """
 
     past: Past
-    lengths: Lengths
+    lengths: DraftLengths
 
 
 @dataclass(frozen=True)

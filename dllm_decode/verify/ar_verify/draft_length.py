@@ -11,7 +11,7 @@ from samplers.checks import require_choice, require_count, require_number
 from samplers.logits.float64 import widest
 
 
-class Lengths(NamedTuple):
+class DraftLengths(NamedTuple):
     """Length of each row's next draft, and the means from which it was computed.
 
     Attributes:
@@ -69,16 +69,16 @@ class DraftLength:
             raise ValueError(f"momentum must be a weight in (0, 1], got {self.momentum}.")
         require_choice("start", self.start, ("longest", "zero"))
 
-    def first(self, rows: Int[Tensor, " B"]) -> Lengths:
+    def first(self, rows: Int[Tensor, " B"]) -> DraftLengths:
         """Returns the lengths before the first round."""
         length = torch.full_like(rows, self.longest)
         start = length if self.start == "longest" else torch.zeros_like(length)
         mean = start.to(widest(rows.device))
-        return Lengths(length, mean, mean)
+        return DraftLengths(length, mean, mean)
 
     def after(
-        self, lengths: Lengths, drafted: Int[Tensor, " B"], accepted: Int[Tensor, " B"]
-    ) -> Lengths:
+        self, lengths: DraftLengths, drafted: Int[Tensor, " B"], accepted: Int[Tensor, " B"]
+    ) -> DraftLengths:
         """Returns the lengths after a round.
 
         Args:
@@ -91,4 +91,4 @@ class DraftLength:
             for mean, latest in ((lengths.drafted, drafted), (lengths.accepted, accepted))
         ]
         wanted = means[0] + self.growth * (means[1] >= means[0])
-        return Lengths(wanted.floor().long().clamp(self.shortest, self.longest), *means)
+        return DraftLengths(wanted.floor().long().clamp(self.shortest, self.longest), *means)

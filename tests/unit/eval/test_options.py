@@ -23,7 +23,7 @@ from eval.cli import evaluate as main
 from eval.cli import make_eval_parser as make_parser
 from eval.grid import show_grid
 from eval.lm_harness.settings import read_arguments
-from eval.runs.options import FIRST, OPTIONS, Group, add_options, axes_of, given_of
+from eval.runs.options import FIRST, OPTIONS, OptionsOf, add_options, axes_of, given_of
 from eval.runs.sweep import Sweep, read_sweep
 
 ROOT = Path(__file__).parents[3]
@@ -230,7 +230,7 @@ class Oven:
 
 def test_a_field_and_its_documentation_are_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser("bake")
-    add_options(parser, [Group(Oven, names=("dish", "heat")), Group(Oven, "more options")])
+    add_options(parser, [OptionsOf(Oven, names=("dish", "heat")), OptionsOf(Oven, "more options")])
     given = vars(parser.parse_args(["cake", "--minutes", "1", "2.5", "--grill"]))
     assert given == {
         "dish": "cake", "heat": 180, "cover": None, "minutes": [1.0, 2.5], "grill": True,

@@ -16,7 +16,7 @@ from samplers.logits.float64 import widest
 from samplers.logits.statistics import leading, log_normaliser, top_k
 
 
-class _Candidates(NamedTuple):
+class _LikelyTokens(NamedTuple):
     """The likeliest tokens of each position, in descending order, and their log-probabilities."""
 
     tokens: Int[Tensor, "B K C"]
@@ -147,7 +147,7 @@ class Tree(Drafting):
             levels.append(above)
         return self._pruned(levels)
 
-    def _candidates(self, logits: Float[Tensor, "B K V"]) -> _Candidates:
+    def _candidates(self, logits: Float[Tensor, "B K V"]) -> _LikelyTokens:
         top = top_k(logits, min(self.max_candidates, logits.shape[-1]))
         logs = top.logits - log_normaliser(logits, top.tokens[..., 0])[..., None]
         logs = logs.to(widest(logs.device))
@@ -155,10 +155,10 @@ class Tree(Drafting):
         order = top.tokens.argsort(-1)
         ranking = logs.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
         order = order.gather(-1, ranking)
-        return _Candidates(top.tokens.gather(-1, order), logs.gather(-1, order).clamp(max=0.0))
+        return _LikelyTokens(top.tokens.gather(-1, order), logs.gather(-1, order).clamp(max=0.0))
 
     def _extend(
-        self, above: _Level, found: _Candidates, depth: int, ends: Int[Tensor, " E"]
+        self, above: _Level, found: _LikelyTokens, depth: int, ends: Int[Tensor, " E"]
     ) -> _Level:
         """Returns the best beginnings that are one token longer."""
         tokens = found.tokens[:, depth]

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from reference import fixed_schedule
 from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
 
+from benchmarks.plain_loop import run_loop
 from dllm_decode import DualCache, SelfVerify, decode
 from dllm_decode.models.base import ForwardInputs
 from dllm_decode.models.transformers_predictor import TransformersMaskPredictor
@@ -60,7 +60,7 @@ def test_it_decodes_as_a_plain_loop_does(
             return predictor._model(input_ids=canvas).logits.roll(logit_shift, 1)
 
     for row, prompt in enumerate(PROMPTS):
-        alone = fixed_schedule(
+        alone = run_loop(
             logits_of, prompt, gen_length=8, block_length=4, steps_per_block=4, mask_id=MASK
         )
         assert out.tokens[row].tolist() == alone.tokens

@@ -11,15 +11,15 @@ from dllm_decode import ForwardInputs, StepEvent, decode
 from eval.oracle.exact import accuracy
 from eval.oracle.joint import Joint, even_sizes, left_to_right
 from eval.oracle.oracle import OracleModel
-from eval.tasks.lists import Request, valid_outputs
+from eval.tasks.lists import ListQuestion, valid_outputs
 from eval.tasks.puzzles import latin_squares
 from samplers import ConfidenceThreshold, FixedSchedule
 
 WORDS = {"replace_any": "new", "insert_any": "new", "remove_any": None, "shuffle": None}
 
 
-def request(keyword: str, n: int) -> Request:
-    return Request(keyword, tuple(f"item{i}" for i in range(n)), word=WORDS[keyword])
+def request(keyword: str, n: int) -> ListQuestion:
+    return ListQuestion(keyword, tuple(f"item{i}" for i in range(n)), word=WORDS[keyword])
 
 
 def listed(keyword: str, n: int) -> Joint:

@@ -12,7 +12,7 @@ from eval.metrics.costs import COSTS, usual_cost
 from eval.reports.advice import advice
 from eval.reports.summary import summarise
 from eval.runs.lines import append
-from eval.runs.records import Folder, Settings
+from eval.runs.records import Folder, RunSettings
 
 
 def folder_of(path: Path, num_examples: int) -> Folder:
@@ -23,7 +23,7 @@ def folder_of(path: Path, num_examples: int) -> Folder:
     folder = Folder(path)
     folder.claim([whole, steps, cached])
 
-    def add(own: Settings, num_wrong: int, nfe: int, columns: int) -> None:
+    def add(own: RunSettings, num_wrong: int, nfe: int, columns: int) -> None:
         append(folder.part(0), [
             eval_runs.record(own, f"e{number:04}", float(number >= num_wrong), nfe=nfe,
                              query_positions=columns, gains=[3] * nfe)

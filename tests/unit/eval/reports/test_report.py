@@ -20,16 +20,18 @@ from eval.reports.table import other_scores
 from eval.reports.terminal import picture_of
 from eval.runs.lines import Record, append
 from eval.runs.names import parse_task
-from eval.runs.records import Folder, Settings
+from eval.runs.records import Folder, RunSettings
 from eval.runs.runner import execute
-from eval.tasks.lists import Request, valid_outputs
+from eval.tasks.lists import ListQuestion, valid_outputs
 
 SETTINGS = replace(
     eval_runs.SETTINGS, num_examples=4, decoding=DecodeConfig(gen_length=6, block_length=3)
 )
 
 
-def record(settings: Settings, example: str, score: float | None, nfe: int, **own: Any) -> Record:
+def record(
+    settings: RunSettings, example: str, score: float | None, nfe: int, **own: Any
+) -> Record:
     """An answer of five tokens; its steps do not depend on its forwards."""
     told = {
         "git": "abc", "prompt": "ask </script>", "target": "say", "text": "said",
@@ -144,7 +146,7 @@ def test_a_run_without_traces_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keyword", ["shuffle", "replace_any", "agree", "copy"])
 def test_formulas_of_exact_models_agree_with_enumeration(keyword: str, sizes: list[int]) -> None:
     items = ("a", "b", "c") if keyword == "agree" else ("a", "b", "c", "d")
-    request = Request(keyword, items, number=4, word="new")
+    request = ListQuestion(keyword, items, number=4, word="new")
     joint = Joint.uniform(valid_outputs(request))
     assert accuracy(request, sizes) == joint.random_order_accuracy(sizes)
 

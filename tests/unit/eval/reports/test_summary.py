@@ -17,7 +17,7 @@ from eval.reports.report import write_report
 from eval.reports.summary import measured, summarise
 from eval.reports.table import table
 from eval.runs.lines import Record, append
-from eval.runs.records import Folder, Settings
+from eval.runs.records import Folder, RunSettings
 from eval.runs.runner import execute
 from eval.runs.settings import Run
 from samplers import FixedSchedule
@@ -27,7 +27,7 @@ def seeded(run: Run, seed: int) -> Run:
     return replace(run, decoding=replace(run.decoding, seed=seed))
 
 
-def folder_of(path: Path, runs: list[Settings], records: list[Record]) -> Folder:
+def folder_of(path: Path, runs: list[RunSettings], records: list[Record]) -> Folder:
     folder = Folder(path)
     folder.claim(runs)
     with folder.writing(0) as part:
@@ -35,7 +35,7 @@ def folder_of(path: Path, runs: list[Settings], records: list[Record]) -> Folder
     return folder
 
 
-def seeds_of(settings: Settings, seeds: tuple[int, ...]) -> list[Settings]:
+def seeds_of(settings: RunSettings, seeds: tuple[int, ...]) -> list[RunSettings]:
     return [settings.with_seed(seed) for seed in seeds]
 
 

@@ -13,7 +13,7 @@ from eval.__main__ import evaluate
 from eval.runs.crew import Actor, Decoded, shared
 from eval.runs.lines import Record
 from eval.runs.records import Folder
-from eval.runs.runner import Batch, Worker, execute
+from eval.runs.runner import PendingBatch, Worker, execute
 
 
 class LostError(Exception):
@@ -27,7 +27,7 @@ class Killed:
         self.num_left = num_left
         self.actor = Actor(eval_runs.runs, "a command")
 
-    def decode(self, key: str, batch: Batch) -> Future[Decoded]:
+    def decode(self, key: str, batch: PendingBatch) -> Future[Decoded]:
         found: Future[Decoded] = Future()
         if self.num_left:
             self.num_left -= 1
@@ -43,8 +43,8 @@ def lines_of(folder: Path) -> list[tuple[str, object, object]]:
 
 
 def run_on(actors: list[Killed], folder: Path) -> None:
-    def decoded(worker: Worker, batches: Sequence[Batch]) -> Iterator[list[Record]]:
-        def start(actor: Killed, batch: Batch) -> Future[Decoded]:
+    def decoded(worker: Worker, batches: Sequence[PendingBatch]) -> Iterator[list[Record]]:
+        def start(actor: Killed, batch: PendingBatch) -> Future[Decoded]:
             return actor.decode(worker.settings_key, batch)
 
         for found in shared(batches, actors, start, (LostError,)):
@@ -76,7 +76,7 @@ def test_records_are_kept_if_all_actors_are_lost(tmp_path: Path) -> None:
 
 def test_an_actor_with_other_files_is_refused() -> None:
     with pytest.raises(ValueError, match="must find the same task files"):
-        Actor(eval_runs.runs, "").decode("other", Batch(0, frozenset(["0"])))
+        Actor(eval_runs.runs, "").decode("other", PendingBatch(0, frozenset(["0"])))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dllm_decode.core.stopping import cut_at
 from eval.runs.names import TASKS, parse_task
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
-from eval.tasks.base import Example, SampledTask, content_id, cut_at
+from eval.tasks.base import Example, SampledTask, content_id
 from eval.tasks.checks import require_examples, require_target_score
 from eval.tasks.lists import OUTPUTS
 

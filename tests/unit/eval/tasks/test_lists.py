@@ -7,8 +7,8 @@ import pytest
 from eval.tasks.lists import (
     OUTPUTS,
     STYLES,
+    ListQuestion,
     ListTask,
-    Request,
     joint_size,
     valid_outputs,
     words_of_lists,
@@ -24,11 +24,11 @@ def drawn(task: ListTask, split: str = "train", count: int = 60):
     return [task.draw(rng, split) for _ in range(count)]
 
 
-def request(keyword: str, n: int) -> Request:
+def request(keyword: str, n: int) -> ListQuestion:
     number = n if keyword in ("agree", "pair_sum") else None
     num_items = {"agree": 3, "pair_sum": 0, "city": 4}.get(keyword, n)
     word = ITEMS[-1] if keyword.startswith(("replace", "insert")) else None
-    return Request(keyword, ITEMS[:num_items], number, word)
+    return ListQuestion(keyword, ITEMS[:num_items], number, word)
 
 
 @pytest.mark.parametrize("keyword", KEYWORDS)
@@ -49,16 +49,16 @@ def test_a_huge_enumeration_is_refused() -> None:
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
-        (Request("reverse", ("leo", "keys", "olga")), ("olga", "keys", "leo")),
-        (Request("sort", ("leo", "olga", "keys")), ("keys", "leo", "olga")),
-        (Request("replace_at", ("leo", "olga", "keys"), 2, "vera"), ("leo", "vera", "keys")),
-        (Request("insert_at", ("leo", "olga"), 2, "vera"), ("leo", "vera", "olga")),
-        (Request("insert_at", ("leo", "olga"), 3, "vera"), ("leo", "olga", "vera")),
-        (Request("remove_at", ("leo", "olga", "keys"), 1), ("olga", "keys")),
+        (ListQuestion("reverse", ("leo", "keys", "olga")), ("olga", "keys", "leo")),
+        (ListQuestion("sort", ("leo", "olga", "keys")), ("keys", "leo", "olga")),
+        (ListQuestion("replace_at", ("leo", "olga", "keys"), 2, "vera"), ("leo", "vera", "keys")),
+        (ListQuestion("insert_at", ("leo", "olga"), 2, "vera"), ("leo", "vera", "olga")),
+        (ListQuestion("insert_at", ("leo", "olga"), 3, "vera"), ("leo", "olga", "vera")),
+        (ListQuestion("remove_at", ("leo", "olga", "keys"), 1), ("olga", "keys")),
     ],
 )
 def test_operations_with_one_answer_count_positions_from_one(
-    asked: Request, answer: tuple[str, ...]
+    asked: ListQuestion, answer: tuple[str, ...]
 ) -> None:
     assert valid_outputs(asked) == (answer,)
 

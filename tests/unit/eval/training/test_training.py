@@ -22,7 +22,7 @@ from eval.cli import main
 from eval.files import write_json
 from eval.runs.settings import Place, Run
 from eval.training.filter_command import read_examples
-from eval.training.held_out import Measured, compared, measure, read_measured
+from eval.training.held_out import HeldOutScores, compared, measure, read_measured
 from eval.training.questions import Questions, read_questions
 from eval.training.run_folder import claim, require_own, writing
 from eval.training.teacher_answers import ask, read_batch
@@ -197,8 +197,8 @@ def test_the_teacher_answers_hold_the_order_of_commits(tmp_path: Path) -> None:
 
 
 def test_comparisons_are_paired() -> None:
-    before = Measured([1.0] * 50 + [0.0] * 50, [10] * 100, [20] * 100)
-    after = Measured([1.0] * 48 + [0.0] * 52, [4] * 50 + [6] * 50, [20] * 100)
+    before = HeldOutScores([1.0] * 50 + [0.0] * 50, [10] * 100, [20] * 100)
+    after = HeldOutScores([1.0] * 48 + [0.0] * 52, [4] * 50 + [6] * 50, [20] * 100)
     found = compared(before, after)
     assert found["accuracy_difference"]["value"] == pytest.approx(-0.02)
     assert found["accuracy_difference"]["low"] > -0.08
@@ -206,7 +206,7 @@ def test_comparisons_are_paired() -> None:
     assert 0.4 < found["forwards_ratio"]["low"] < 0.5 < found["forwards_ratio"]["high"] < 0.6
     assert found["tokens_per_forward"] == pytest.approx(4.0)
     assert after.accuracy["low"] < 0.48 < after.accuracy["high"]
-    assert Measured([0.5, 0.25], [1, 1], [1, 1]).accuracy["value"] == pytest.approx(0.375)
+    assert HeldOutScores([0.5, 0.25], [1, 1], [1, 1]).accuracy["value"] == pytest.approx(0.375)
 
 
 @pytest.mark.parametrize(
