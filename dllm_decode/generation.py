@@ -121,10 +121,13 @@ def generate(
     if blanks:
         check_config(model, config, blanks)
         config = _as_long_as(blanks, config, named)
+    usual = default_sampler(model)
     decoder = new_decoder(
-        model, default_sampler(model) if sampler is None else sampler, cache=cache,
-        verifier=verifier, blocks=blocks, config=config, records_commits=return_logprobs,
+        model, usual if sampler is None else sampler, cache=cache, verifier=verifier,
+        blocks=blocks, config=config, records_commits=return_logprobs,
     )  # fmt: skip
+    if decoder.sampler != usual and not verifier.asks_sampler:
+        warnings.warn(f"{sampler!r} has no effect: {verifier!r} never asks it.", stacklevel=2)
     if inputs is None and blanks:
         prompts: list[Prompt] = [start_ids(tokenizer)] * len(blanks)
     else:

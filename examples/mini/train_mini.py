@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 from recipe import Export, compile_layers, masked_answer, run, sizes
-from world import World, accuracies, accuracy, world_arguments
+from world import MiniWorld, accuracies, accuracy, world_arguments
 
 from dllm_decode import MaskPredictor, load_model
 from dllm_decode.models import MaskedTransformer, new_llada, save_model
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--block-share", type=float, default=0.5, help="of block states in masks")
     parser.add_argument("--ordered-share", type=float, default=0.5, help="of those, left to right")
     options = parser.parse_args()
-    world = World.of(options)
+    world = MiniWorld.of(options)
     model = new_llada(
         vocab_size=len(world.tokenizer),
         hidden_size=options.hidden,
@@ -79,7 +79,7 @@ def main() -> None:
     )  # fmt: skip
 
 
-def exporter(world: World, model: MaskedTransformer) -> Export:
+def exporter(world: MiniWorld, model: MaskedTransformer) -> Export:
     """Returns what writes the model and then measures the files just written."""
 
     def export(folder: Path) -> dict[str, float]:
@@ -91,7 +91,7 @@ def exporter(world: World, model: MaskedTransformer) -> Export:
     return export
 
 
-def measure(world: World, model: MaskPredictor) -> dict[str, float]:
+def measure(world: MiniWorld, model: MaskPredictor) -> dict[str, float]:
     """Measures accuracy at one token a step, of a threshold, and of a single step where known."""
     one_token = FixedSchedule(steps_per_block=BLOCK_LENGTH)
     measured = accuracies(world, masked_answer(model, one_token, block_length=BLOCK_LENGTH))

@@ -14,7 +14,7 @@ import argparse
 
 from recipe import causal_export, compile_layers, new_causal, run, sizes
 from transformers.utils.logging import disable_progress_bar
-from world import World, accuracies, world_arguments
+from world import MiniWorld, accuracies, world_arguments
 
 from dllm_decode.training import Causal
 
@@ -26,7 +26,7 @@ def main() -> None:
     sizes(parser, num_layers=4)
     options = parser.parse_args()
     disable_progress_bar()
-    world = World.of(options)
+    world = MiniWorld.of(options)
     model = new_causal(options, world.tokenizer)
     if options.compile:
         compile_layers(model.model.layers, dynamic=False)

@@ -37,7 +37,7 @@ from transformers import (
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.models.diffusion_gemma.modeling_diffusion_gemma import DiffusionGemmaDecoderModel
 from transformers.utils.logging import disable_progress_bar
-from world import World, accuracies, world_arguments
+from world import MiniWorld, accuracies, world_arguments
 
 from dllm_decode import FreeCache, load_model
 from dllm_decode.models.loading.find import find_model
@@ -62,7 +62,7 @@ def main() -> None:
     parser.set_defaults(equations=0.0, gen_lengths=[48], evaluate_on=128)
     options = parser.parse_args()
     disable_progress_bar()
-    world = World.of(options)
+    world = MiniWorld.of(options)
     folder = find_model(options.start_from)
     if read_json(folder / "config.json")["model_type"] == "llama":
         network = new_network(options, world.tokenizer)
@@ -124,7 +124,7 @@ def new_network(
 
 @torch.no_grad()
 def start_from(
-    network: DiffusionGemmaForBlockDiffusion, source: LlamaForCausalLM, world: World
+    network: DiffusionGemmaForBlockDiffusion, source: LlamaForCausalLM, world: MiniWorld
 ) -> None:
     """Copies the layers of a causal model, the first ones of the network, and its embedding.
 
@@ -332,7 +332,7 @@ def one_expert(
 ALL_EXPERTS_FUNCTIONS.register("one_expert", one_expert)
 
 
-def exporter(world: World, network: DiffusionGemmaForBlockDiffusion) -> Export:
+def exporter(world: MiniWorld, network: DiffusionGemmaForBlockDiffusion) -> Export:
     """Returns what writes the model and then measures the files just written."""
 
     def export(folder: Path) -> dict[str, float]:

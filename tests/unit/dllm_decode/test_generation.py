@@ -13,7 +13,16 @@ from served import Streamer
 from tokenizers.processors import TemplateProcessing
 from transformers import TextStreamer
 
-from dllm_decode import DualCache, StepEvent, StopRule, decode, generate, load_model
+from dllm_decode import (
+    ARVerify,
+    DualCache,
+    StepEvent,
+    StopRule,
+    decode,
+    generate,
+    load_model,
+    load_target,
+)
 from dllm_decode.blanks import template_ids
 from dllm_decode.prompts import token_lists
 from dllm_decode.texts import prompt_ids
@@ -401,6 +410,17 @@ def test_several_answers_at_temperature_0_are_those_of_rules_that_draw() -> None
     assert len(set(out.texts)) == 3
     with pytest.warns(UserWarning, match="The 3 answers to each input are equal. At temperature=0"):
         generate(MODEL, TOKENIZER, OTHER, FixedSchedule(4), **options)
+
+
+def test_a_sampler_that_nobody_asks_is_named() -> None:
+    """It was ignored without a word."""
+    verifier = ARVerify(load_target("mini-ar", TOKENIZER))
+    told = r"ConfidenceThreshold\(threshold=0.5\) has no effect: ARVerify\(.* never asks it."
+    with pytest.warns(UserWarning, match=told):
+        out = generate(
+            MODEL, TOKENIZER, OTHER, ConfidenceThreshold(0.5), gen_length=32, verifier=verifier
+        )
+    assert out.texts == generate(MODEL, TOKENIZER, OTHER, gen_length=32, verifier=verifier).texts
 
 
 def test_answers_say_when_each_token_was_committed_and_how_likely_it_was() -> None:

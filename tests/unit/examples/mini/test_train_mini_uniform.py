@@ -31,7 +31,7 @@ def begun(recipe: Any) -> Any:
     recipe.sizes(parser, num_layers=5)
     parser.set_defaults(equations=0.0, gen_lengths=[48], batch_size=6)
     options = parser.parse_args([])
-    world = recipe.World.of(options)
+    world = recipe.MiniWorld.of(options)
     network = recipe.new_network(options, world.tokenizer)
     source = LlamaForCausalLM.from_pretrained(find_model("mini-ar"), dtype=torch.float32)
     recipe.start_from(network, source, world)
@@ -41,7 +41,7 @@ def begun(recipe: Any) -> Any:
 
 def test_one_forward_does_what_encoder_and_decoder_do_one_by_one(recipe: Any, begun: Any) -> None:
     network, batch = begun
-    objective = recipe.UniformState(network.model.decoder, 40, 0.5)
+    objective = recipe.UniformStateLoss(network.model.decoder, 40, 0.5)
     generator = torch.Generator().manual_seed(0)
     answers = batch.tokens[:, batch.start :]
     canvases, belief = objective.corrupted(answers, generator), torch.randn(3, 48, 432)
@@ -63,7 +63,7 @@ def test_one_forward_does_what_encoder_and_decoder_do_one_by_one(recipe: Any, be
 
 def test_noise_and_a_step_of_the_sampler_keep_what_they_should(recipe: Any, begun: Any) -> None:
     network, batch = begun
-    objective = recipe.UniformState(network.model.decoder, 40, 0.5)
+    objective = recipe.UniformStateLoss(network.model.decoder, 40, 0.5)
     generator = torch.Generator().manual_seed(0)
     answers = batch.tokens[:, batch.start :].repeat(50, 1)
     kept = (objective.corrupted(answers, generator) == answers).float().unflatten(1, (6, 8))
@@ -83,7 +83,7 @@ def test_noise_and_a_step_of_the_sampler_keep_what_they_should(recipe: Any, begu
 
 def test_a_step_lowers_the_loss(recipe: Any, begun: Any) -> None:
     network, batch = begun
-    objective = recipe.UniformState(network.model.decoder.train(), 40, 0.5)
+    objective = recipe.UniformStateLoss(network.model.decoder.train(), 40, 0.5)
     optimiser = torch.optim.AdamW(network.model.decoder.parameters(), lr=0.003)
     losses = []
     for _ in range(8):
