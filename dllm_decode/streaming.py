@@ -124,7 +124,7 @@ class _LiveView:
                 text.append(separator)
             start = stop
         if tail < len(tokens):
-            named = self._tokenizer.decode([canvas.eos_ids[0]]) if has_end else "masked"
+            named = self._tokenizer.decode([canvas.eos_ids[0]]) if has_end else "open"
             space = "" if separator else " "
             text.append(f"{space}… {named} \u00d7 {len(tokens) - tail}", style="dim")
         return text

@@ -161,6 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return evaluate(words[1:], program="dllm-decode eval")
         if words[:1] == ["bench"]:
             options = argparse.Namespace(name="bench", words=words[1:])
+        elif words and words[0] in EVAL_COMMANDS:
+            parser.error(f"{words[0]} is a command of eval: dllm-decode eval {words[0]}")
         else:
             options = parser.parse_args(words)
         if options.name in ("generate", "read", "chat") and sys.stderr.isatty():

@@ -138,7 +138,7 @@ function drawPanel(panel, shown) {
   });
   if (panel.count) {
     const num = panel.tokens.length - panel.tail;
-    panel.count.textContent = numFilled === 0 ? `\u2026 masked \u00d7 ${num}` :
+    panel.count.textContent = numFilled === 0 ? `\u2026 open \u00d7 ${num}` :
       `\u2026 ${visible(panel.tokens.at(-1))} \u00d7 ${numFilled}` + (numFilled < num ? ` of ${num}` : "");
   }
 }

@@ -102,7 +102,7 @@ def test_what_follows_the_answer_is_a_count() -> None:
 
 def test_masks_after_the_open_block_are_a_count_until_the_answer_has_an_end() -> None:
     *screens, _ = screens_of(TOKENIZER, words([7] * 40), gen_length=64)
-    assert screens[0] == "· " * 15 + TOKENIZER.decode([7]) + " … masked \u00d7 48"
+    assert screens[0] == "· " * 15 + TOKENIZER.decode([7]) + " … open \u00d7 48"
 
 
 def test_an_answer_longer_than_the_terminal_shows_its_end() -> None:
