@@ -22,21 +22,30 @@ def require_plugins(
     sampler: object,
     cache: object,
     verifier: object,
-    blocks: object = Sequential(),
+    blocks: object,
 ) -> None:
     """Raises ValueError unless each argument is an instance of its class."""
+    require_model(model)
     wanted: tuple[tuple[str, object, type, str], ...] = (
-        ("model", model, MaskPredictor, "the model that load_model returns"),
         ("sampler", sampler, Sampler, "a sampler such as ConfidenceThreshold(0.9)"),
         ("cache", cache, CachePolicy, "a cache policy such as DualCache()"),
         ("verifier", verifier, Verifier, "a verifier such as SelfVerify()"),
         ("blocks", blocks, BlockSchedule, "a block schedule such as MultiBlock()"),
     )
     for name, given, kind, example in wanted:
-        if isinstance(given, type):
-            raise ValueError(f"{name} must be {example}, got the class {given.__name__}.")
-        if not isinstance(given, kind):
-            raise ValueError(f"{name} must be {example}, got {shown(given)}.{_hint(name, given)}")
+        _require(name, given, kind, example)
+
+
+def require_model(model: object) -> None:
+    """Raises ValueError unless the argument is a model."""
+    _require("model", model, MaskPredictor, "the model that load_model returns")
+
+
+def _require(name: str, given: object, kind: type, example: str) -> None:
+    if isinstance(given, type):
+        raise ValueError(f"{name} must be {example}, got the class {given.__name__}.")
+    if not isinstance(given, kind):
+        raise ValueError(f"{name} must be {example}, got {shown(given)}.{_hint(name, given)}")
 
 
 def require_declared(sampler: Sampler, *others: PlugIn) -> None:
@@ -86,7 +95,9 @@ def check(
     verifier: Verifier,
     blocks: BlockSchedule = Sequential(),
 ) -> None:
-    """Raises ValueError if a plug-in needs a fact that another does not give; names the remedy."""
+    """Raises ValueError if a part is of the wrong kind, or needs a fact that no other one gives."""
+    require_plugins(model, sampler, cache, verifier, blocks)
+    require_declared(sampler, cache, verifier, blocks)
     refusal = refusal_of(model, sampler, cache, verifier=verifier, blocks=blocks)
     if refusal is not None:
         raise ValueError(refusal)

@@ -29,7 +29,7 @@ def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Dec
     stepping = seen.stepping(len(state.rows))
     openings = [state.rows[n].opening for n in stepping]
     is_fresh = [state.rows[n].is_fresh for n in stepping]
-    index = None if seen.rows is None else torch.tensor(seen.rows, device=state.device)
+    index = seen.row_index
     held = state.sampler, state.schedule
     sampler, schedule = held if index is None else take_state(held, index)
     view, schedule = decoder.schedule.narrowed(seen.view, openings, schedule)

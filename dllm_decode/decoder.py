@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -199,6 +200,12 @@ class Look(NamedTuple):
     def stepping(self, num_rows: int) -> Sequence[int]:
         """Returns the rows that take a step, of so many rows."""
         return range(num_rows) if self.rows is None else self.rows
+
+    @property
+    def row_index(self) -> Int[Tensor, " N"] | None:
+        """The rows that take a step, as a tensor; `None`: all."""
+        rows, device = self.rows, self.view.tokens.device
+        return None if rows is None else torch.tensor(rows, device=device)
 
 
 class Verifier(PlugIn, ABC):

@@ -27,7 +27,7 @@ from samplers.logits.truncation import Truncation
 
 
 def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Tensor, "N _ V"]]:
-    """Calls the model once, with guidance twice, and counts the calls.
+    """Runs the model once, with guidance twice, and counts its calls.
 
     Returns:
         The state afterwards, and for each row, or each of the branches, the logits that predict the
@@ -47,7 +47,7 @@ def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Te
         # A difference from -inf is no number; the token keeps its logit.
         logits = torch.where(logits.isneginf() | unguided.isneginf(), logits, guided)
     state = _counted(decoder, state, call)
-    return _finished(decoder, state, call, logits)
+    return _for_sampler(decoder, state, call, logits)
 
 
 class _Call(NamedTuple):
@@ -139,7 +139,7 @@ def _counted(decoder: Decoder, state: State, call: _Call) -> State:
     further = spec.window.width if spec.leave_one_out else 0
     num_columns: dict[int, int] = {}
     for group in layout.groups:
-        (took_part, numbers), depth = branches.of(group.members), 1
+        (took_part, numbers), depth = branches.rows_and_numbers(group.members), 1
         if branches.in_columns:
             depth = 1 + max(numbers)
             took_part = list(dict.fromkeys(took_part))
@@ -167,14 +167,14 @@ def _counted(decoder: Decoder, state: State, call: _Call) -> State:
 def _noted(state: State, history: History, branches: Branches, layout: Layout) -> History:
     """Returns the history after a forward; only branch 0 of a row leaves a trace."""
     for group in layout.groups:
-        rows, numbers = branches.of(group.members)
+        rows, numbers = branches.rows_and_numbers(group.members)
         kept = [n for n, number in enumerate(numbers) if number == 0]
         index = torch.tensor([rows[n] for n in kept], dtype=torch.long, device=state.device)
-        history = history.noted(state.canvas, index, group.positions[kept])
+        history = history.noted(state.canvas, index, group.columns[kept])
     return history
 
 
-def _finished(
+def _for_sampler(
     decoder: Decoder, state: State, call: _Call, logits: Float[Tensor, "N _ V"]
 ) -> tuple[State, Float[Tensor, "N _ V"]]:
     """Returns the logits that samplers see: checked, banned, truncated.
@@ -206,8 +206,8 @@ def truncation_of(rows: Sequence[Row], device: torch.device) -> Truncation | Non
     configs = [row.config for row in rows]
     if not any(config.is_tempered for config in configs):
         return None
-    # A row that is not truncated keeps its logits, because a temperature of 0 changes none.
-    own = [(float(c.temperature) * c.is_tempered, c.top_p, c.top_k) for c in configs]
+    # A temperature of 0 changes no logits.
+    own = [(c.temperature if c.is_tempered else 0.0, c.top_p, c.top_k) for c in configs]
     if len(set(own)) == 1:
         return Truncation(*own[0])
     temperatures, shares, counts = zip(*own, strict=True)

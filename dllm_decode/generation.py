@@ -13,13 +13,14 @@ from dllm_decode.answers import GenerateOutput, answer_of
 from dllm_decode.blanks import start_ids, template_ids
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.compatibility import require_model
 from dllm_decode.core.observers import Observer, StepEvent
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.decoder import Decoder, Verifier
 from dllm_decode.join import Ended
-from dllm_decode.loop import gathered, new_decoder, raise_errors, requests_of, run
+from dllm_decode.loop import gathered, named, new_decoder, raise_errors, requests_of, run
 from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.other_names import GenerateOptions, by_our_names
@@ -115,6 +116,7 @@ def generate(
     inputs, strings, named = by_our_names(inputs, stop_strings, config, options)
     require_tokenizer(tokenizer)
     require_integer("num_return_sequences", num_return_sequences, least=1)
+    require_model(model)
     texts = [templates] if isinstance(templates, str) else templates
     blanks = [template_ids(tokenizer, text, model) for text in texts]
     config = config.updated(**named)
@@ -137,7 +139,7 @@ def generate(
     prompts = [prompt for prompt in prompts for _ in range(num_return_sequences)]
     if blanks:
         blanks = [template for template in blanks for _ in range(num_return_sequences)]
-        requests = _filling(decoder, prompts, blanks, stop)
+        requests = list(_filling(decoder, prompts, blanks, stop))
     else:
         requests = list(requests_of(decoder, prompts, (), stop))
     streams = [] if streamer is None else [_Stream(streamer, requests)]
@@ -162,7 +164,7 @@ def default_sampler(model: MaskPredictor) -> Sampler:
 
 
 def _as_long_as(
-    templates: Sequence[Sequence[int]], config: DecodeConfig, options: DecodeOptions
+    blanks: Sequence[Sequence[int]], config: DecodeConfig, options: DecodeOptions
 ) -> DecodeConfig:
     """Returns the config with the length of the longest template."""
     length = config.gen_length
@@ -171,22 +173,22 @@ def _as_long_as(
             "gen_length must be left out with templates, whose answers are as long as they are, "
             f"got {length}. End a template with [MASK:{length}] to let the model go on."
         )
-    return replace(config, gen_length=max(map(len, templates)))
+    return replace(config, gen_length=max(map(len, blanks)))
 
 
 def _filling(
     decoder: Decoder,
     prompts: Sequence[Prompt],
-    templates: Sequence[Sequence[int]],
+    blanks: Sequence[Sequence[int]],
     stop: StopRule,
-) -> list[Request]:
-    """Returns a request for each template. Given tokens may follow an EOS."""
-    return [
-        decoder.request(
-            prompt, row, template=template, stop=stop, gen_length=len(template), stop_at_eos=False
-        )
-        for row, (prompt, template) in enumerate(zip(prompts, templates, strict=True))
-    ]
+) -> Iterator[Request]:
+    """Yields a request for each template. Given tokens may follow an EOS."""
+    for row, (prompt, given) in enumerate(zip(prompts, blanks, strict=True)):
+        with named(row):
+            request = decoder.request(
+                prompt, row, template=given, stop=stop, gen_length=len(given), stop_at_eos=False
+            )
+        yield request
 
 
 def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:

@@ -4,11 +4,10 @@
 noted where they are found (`State.with_breach`) and end their rows at the end of the round.
 """
 
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.core.columns import Columns, are_columns
-from dllm_decode.core.layout import Group
 from dllm_decode.core.passes import Branches, Pass
 from dllm_decode.core.rows import Opening, Row
 from dllm_decode.core.state import State
@@ -142,20 +141,6 @@ def require_hidden(decoder: Decoder, hidden: Columns, end: int) -> None:
         f"hidden of {decoder.cache!r} must return one range of columns, or none, within "
         f"[0, {end}) and not all of it, got {shown(hidden)} ({type(hidden).__name__})."
     )
-
-
-def require_attend(attend: Bool[Tensor, "B Q K"], group: Group) -> None:
-    """Raises RuntimeError unless a mask has an entry for each column and key of the forward."""
-    if group.indices is not None:
-        raise RuntimeError(
-            "attend of Pass must be None where rows compute different numbers of columns."
-        )
-    size = (*group.positions.shape, group.num_keys)
-    if tuple(attend.shape) != size:
-        raise RuntimeError(
-            f"attend of Pass must have the shape (rows, columns, keys), {size}, got "
-            f"{tuple(attend.shape)}."
-        )
 
 
 def require_branches(decoder: Decoder, state: State, branches: Branches) -> None:

@@ -10,31 +10,28 @@ from torch import Tensor
 from dllm_decode.core.layout import Group
 from dllm_decode.core.passes import Branches, Pass
 from dllm_decode.core.state import State
-from dllm_decode.guards import require_attend
 from dllm_decode.models.base import ForwardInputs
 
 
 def inputs_of(state: State, spec: Pass, branches: Branches, group: Group) -> ForwardInputs:
     """Returns the inputs of one group of branches."""
-    asked, columns = spec.asked, group.columns
-    tokens, belief = branches.tokens, spec.belief
-    if spec.attend is not None:
-        require_attend(spec.attend, group)
+    tokens, asked, belief = branches.tokens, spec.asked, spec.belief
     if group.indices is not None:
         tokens = tokens[group.indices]
         asked = None if asked is None else asked[group.indices]
         belief = None if belief is None else belief[group.indices]
-    tokens = tokens[:, columns] if isinstance(columns, slice) else tokens.gather(1, columns)
+    slots = group.slots
+    tokens = tokens[:, slots] if isinstance(slots, slice) else tokens.gather(1, slots)
     cache, rows = state.cache.kv_cache, None
     if cache is not None and not branches.in_columns:
-        rows = cache_rows(state, *branches.of(group.members))
+        rows = cache_rows(state, *branches.rows_and_numbers(group.members))
     return ForwardInputs(
         tokens=tokens,
-        positions=group.positions,
+        positions=group.columns,
         wanted=part_of(group.predictors, asked),
-        attend=group.attend if spec.attend is None else spec.attend,
+        attend=group.attend,
         kv_cache=None if cache is None else cache.first(group.num_keys),
-        slots=None if cache is None else columns,
+        slots=None if cache is None else slots,
         rows=rows,
         belief=belief,
     )

@@ -77,6 +77,7 @@ def _cache_with(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canv
     if decoder.cache.needs_kv_cache:
         kv_cache = cache.kv_cache
         if kv_cache is not None and not state.rows:
+            # None of its slots is in use; `widened` takes as many as the new rows need.
             kv_cache = kv_cache.first(0)
         if kv_cache is None:
             num_rows = cache.capacity * decoder.verifier.num_branches

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from itertools import count, zip_longest
 from typing import Unpack
 
@@ -52,8 +53,8 @@ def decode(
     """Fills the answers to a batch of prompts by iterative unmasking.
 
     The answer is decoded block by block, left to right, unless `blocks` opens several at once. In
-    each round the model is run once, `sampler` decides which positions to commit, and `verifier`
-    which steps or tokens are kept. Each row is in its own block.
+    each round `verifier` runs the model, as a rule once, and `sampler` decides which positions to
+    commit. Each row is in its own block.
 
     Args:
         model: The mask predictor, see `MaskPredictor`.
@@ -123,7 +124,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
 
     Returns:
         An iterator over one output of one row for each prompt, in the order of the prompts. Its
-        `wall_s` begins with the row's first forward, its `forwards` are those of the row.
+        `wall_s` begins when the row joins, its `forwards` are those of the row.
 
     Raises:
         ValueError: If sampler, cache, verifier, model and lengths do not fit together; if there
@@ -160,8 +161,6 @@ def new_decoder(
     Raises:
         ValueError: If the parts do not fit together; the message names both and the remedy.
     """
-    compatibility.require_plugins(model, sampler, cache, verifier, blocks)
-    compatibility.require_declared(sampler, cache, verifier, blocks)
     compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)
     wrapped = EntryToken(sampler) if cache.commits_entry and model.logit_shift else sampler
     decoder = Decoder(model, wrapped, cache, verifier, blocks, config, records_commits)
@@ -273,10 +272,18 @@ def requests_of(
                 f"templates must hold one answer per prompt, got {row} {fewer} and more {more}."
             )
         given = () if template is None else template
-        try:
-            yield decoder.request(prompt, row, template=given, stop=stop)
-        except ValueError as error:
-            raise ValueError(f"In row {row}: {error}") from None
+        with named(row):
+            request = decoder.request(prompt, row, template=given, stop=stop)
+        yield request
+
+
+@contextmanager
+def named(row: int) -> Iterator[None]:
+    """Names the row in errors about its request."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"In row {row}: {error}") from None
 
 
 def _in_order(finished: Iterator[Ended]) -> Iterator[DecodeOutput]:

@@ -41,7 +41,7 @@ def with_room(decoder: Decoder, state: State, branches: Branches, layout: Layout
     if cache is None:
         return state
     if branches.in_columns:
-        more = max(branches.numbers) * max(group.positions.shape[1] for group in layout.groups)
+        more = max(branches.numbers) * max(group.columns.shape[1] for group in layout.groups)
         if cache.num_slots < state.cache.num_slots + more:
             cache = cache.widened(state.cache.num_slots + more)
         return state._replace(cache=state.cache._replace(kv_cache=cache))
@@ -89,7 +89,7 @@ def packed_of(
     slots; its keys and values are written after the row's own. No other branch sees them.
     """
     device, cache, width = inputs.tokens.device, state.cache, inputs.tokens.shape[1]
-    rows, numbers = branches.of(group.members)
+    rows, numbers = branches.rows_and_numbers(group.members)
     owners = list(dict.fromkeys(rows))
     where = Packed(
         torch.tensor([owners.index(row) for row in rows], device=device),

@@ -21,7 +21,7 @@ from dllm_decode.core.observers import Observer, StepEvent, final_tokens
 from dllm_decode.core.rows import Numbers, Opening, Row
 from dllm_decode.core.state import Breach, State
 from dllm_decode.decide import decide
-from dllm_decode.decoder import Decoder, Look
+from dllm_decode.decoder import Decoder, Look, Verifier
 from dllm_decode.guards import (
     require_after,
     require_look,
@@ -82,7 +82,9 @@ def _opened(decoder: Decoder, row: Row) -> Row:
     if decoder.sampler.scope != "block":
         opening = _with_scope(decoder, row, opening)
     if opening.phase == row.opening.phase and row.steps >= row.limit:
-        culprit = decoder.sampler if decoder.verifier.asks_sampler else decoder.verifier
+        own_limit = decoder.sampler.max_steps(_num_masks(row, decoder.model.mask_id))
+        by_sampler = decoder.verifier.asks_sampler and row.steps >= own_limit
+        culprit = decoder.sampler if by_sampler else decoder.verifier
         error = (
             f"{culprit!r} promises to finish a block within {row.limit} steps, but masks are left "
             f"after {row.steps}; its `max_steps` or its rule is wrong."
@@ -92,7 +94,8 @@ def _opened(decoder: Decoder, row: Row) -> Row:
     if opening.phase != was.phase:
         masks = _num_masks(row, decoder.model.mask_id)
         limit = decoder.verifier.max_steps(decoder.sampler, masks)
-        require_max_steps(limit, owner=decoder.sampler)
+        is_own = type(decoder.verifier).max_steps is not Verifier.max_steps
+        require_max_steps(limit, owner=decoder.verifier if is_own else decoder.sampler)
         row = row._replace(is_fresh=True, steps=0, limit=limit)
     return row._replace(turn_forwards=0) if opening.turn != was.turn else row
 
@@ -231,8 +234,8 @@ def _event(
     # One tensor, because each that is sent may wait for the device.
     requests, query_positions, ended = torch.tensor(listed, device=state.device).unbind(-1)
     after, drafted, accepted = state.canvas, state.cost.drafted, state.cost.accepted
-    if seen.rows is not None:
-        index = torch.tensor(stepping, device=state.device)
+    index = seen.row_index
+    if index is not None:
         before, after = before.take(index), after.take(index)
         drafted, accepted = drafted[index], accepted[index]
     if done:

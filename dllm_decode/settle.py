@@ -22,10 +22,10 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> St
     """Returns the state after a decision; only the rows that take a step change."""
     canvas, view, window = state.canvas, seen.view, seen.window
     rows: Sequence[Row] = state.rows
-    index: Tensor | None = None
-    if seen.rows is not None:
-        index = torch.tensor(seen.rows, device=state.device)
-        canvas, rows = canvas.take(index), [state.rows[row] for row in seen.rows]
+    index = seen.row_index
+    if index is not None:
+        stepping = seen.stepping(len(state.rows))
+        canvas, rows = canvas.take(index), [state.rows[row] for row in stepping]
     moves = moves_of(decoder.sampler, canvas.mask_id, view, decision, window.part(canvas.given))
     culprit = decoder.sampler if seen.decision is None else decoder.verifier
     state = _checked(decoder, state, seen, decision, moves, culprit=culprit)
@@ -69,7 +69,7 @@ def _recorded(state: State, seen: Look, moves: Moves, before: Canvas, after: Can
     tokens, changed = seen.window.part(after.tokens), before.tokens != after.tokens
     # An EOS may have been written over a token that the step committed.
     commit = moves.commit & (tokens == moves.tokens) & seen.window.part(changed)
-    index = None if seen.rows is None else torch.tensor(seen.rows, device=state.device)
+    index = seen.row_index
     held = state.commits if index is None else take_state(state.commits, index)
     assert held is not None
     held = held.after(seen.view, seen.window, tokens, commit, changed)

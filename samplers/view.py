@@ -5,8 +5,10 @@ wrappers call those that follow. It is one class, and long, because its names ar
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -252,10 +254,7 @@ class View:
 
     def is_eos(self, tokens: Int[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
         """Returns which of some tokens end an answer."""
-        found = torch.zeros_like(self.masked)
-        for token in self.eos_ids:
-            found |= tokens == token
-        return found
+        return is_one_of(tokens, self.eos_ids)
 
     def scores(self, order: Order) -> Float[Tensor, "B W"]:
         """Returns a score per position; `order` is that of descending scores."""
@@ -399,11 +398,8 @@ class View:
         """Scales and raises values of masked positions whose proposal is to come last."""
         if not self.deferred_ids:
             return found
-        is_deferred = torch.zeros_like(self.masked)
-        # One comparison per id, because a tensor of them would be sent to the device at every step.
-        for token in self.deferred_ids:
-            is_deferred |= self.proposal == token
-        return torch.where(is_deferred & self.masked, found * scale + raised, found)
+        is_deferred = self.masked & is_one_of(self.proposal, self.deferred_ids)
+        return torch.where(is_deferred, found * scale + raised, found)
 
     @property
     def _position_keys(self) -> Int[Tensor, "B W"]:
@@ -418,6 +414,13 @@ class View:
 def by_row(number: Int[Tensor, " B"] | int) -> Int[Tensor, "B 1"] | int:
     """Returns a tensor of rows' numbers as (B, 1), and one number of all rows as it is."""
     return number[:, None] if isinstance(number, Tensor) else number
+
+
+def is_one_of(tokens: Int[Tensor, "*shape"], wanted: Sequence[int]) -> Bool[Tensor, "*shape"]:
+    """Returns which tokens are among those that are wanted."""
+    # One comparison each, because a tensor of them would be sent to the device at every step.
+    found = [tokens == token for token in wanted]
+    return reduce(or_, found) if found else torch.zeros_like(tokens, dtype=torch.bool)
 
 
 def _taken(part: Any, rows: Int[Tensor, " N"]) -> Any:

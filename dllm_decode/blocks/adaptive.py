@@ -3,12 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.blocks.base import BlockSchedule
@@ -22,7 +20,7 @@ from samplers.checks import (
     require_tuple,
     shown,
 )
-from samplers.view import View
+from samplers.view import View, is_one_of
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ class AdaptiveBlocks(BlockSchedule):
         columns = first + torch.arange(width, device=device)
         is_seen = (columns >= start) & (columns < seen)
         score = view.probability(view.most_likely)
-        score = score.masked_fill(~(is_seen & self._is_delimiter(view.most_likely)), -1.0)
+        score = score.masked_fill(~(is_seen & is_one_of(view.most_likely, self.delimiters)), -1.0)
         best, last = score.max(-1, keepdim=True)
         stops = torch.where(best >= self.threshold, first + last + 1, usual)
         inside = columns < stops
@@ -133,11 +131,6 @@ class AdaptiveBlocks(BlockSchedule):
     def _num_seen(self, length: int) -> int:
         """Returns the number of positions among which a block's delimiter is looked for."""
         return max(1, math.floor(self.window * length))
-
-    def _is_delimiter(self, tokens: Int[Tensor, "B W"]) -> Bool[Tensor, "B W"]:
-        # One comparison a token: a tensor of them would be sent to the device at every step.
-        found = torch.zeros_like(tokens, dtype=torch.bool)
-        return reduce(or_, (tokens == token for token in self.delimiters), found)
 
 
 class _New(NamedTuple):

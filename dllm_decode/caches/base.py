@@ -49,7 +49,7 @@ class CacheQuery(NamedTuple):
         last = self.row.last_needed
         return 0 if last is None else min(last, self.needed)
 
-    def first(self, *, entry: bool) -> int:
+    def first_computed(self, *, entry: bool) -> int:
         """Returns the first column that is computed with the open block.
 
         Args:
@@ -143,6 +143,11 @@ class NoCache(CachePolicy):
         return columns((0, query.end))
 
 
-def refreshes(step: int, every: int) -> bool:
-    """Returns whether a block's forward computes everything: the first, and each `every`-th."""
-    return step % every == 0 if every else step == 0
+def refreshes(forwards: int, every: int) -> bool:
+    """Returns whether the block's next forward computes everything: the first, and each `every`-th.
+
+    Args:
+        forwards: Forwards of the block so far.
+        every: 0: only the first.
+    """
+    return forwards % every == 0 if every else forwards == 0

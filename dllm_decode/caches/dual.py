@@ -52,5 +52,5 @@ class DualCache(CachePolicy):
     def recompute(self, query: CacheQuery) -> Columns:
         if refreshes(query.row.turn_forwards, self.refresh_every):
             return columns((0, query.end))
-        start = max(0, query.first(entry=self.commits_entry) - self.before)
+        start = max(0, query.first_computed(entry=self.commits_entry) - self.before)
         return columns((start, min(query.end, query.block[1] + self.after)))

@@ -48,4 +48,4 @@ class PrefixCache(CachePolicy):
     def recompute(self, query: CacheQuery) -> Columns:
         if refreshes(query.row.turn_forwards, self.refresh_every):
             return columns((0, query.end))
-        return columns((query.first(entry=self.commits_entry), query.end))
+        return columns((query.first_computed(entry=self.commits_entry), query.end))

@@ -19,8 +19,6 @@ second:
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_decode.core.rows import Row
+from samplers.view import is_one_of
 
 # The fields of a canvas with one entry a row.
 _TENSORS = (
@@ -130,8 +129,7 @@ class Canvas:
 
     def is_eos(self, tokens: Int[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         """Returns which of some tokens end an answer."""
-        # One comparison per id, because a tensor of them would be sent to the device at every step.
-        return reduce(or_, (tokens == token for token in self.eos_ids))
+        return is_one_of(tokens, self.eos_ids)
 
     @property
     def eos(self) -> Bool[Tensor, "B L"]:

@@ -27,8 +27,8 @@ class Group(NamedTuple):
     Attributes:
         members: Which of the branches.
         indices: The members as a tensor; `None`: all of them, in order.
-        columns: The columns to compute; a slice if they are the same for all members.
-        positions: Rotary positions of these columns.
+        columns: The columns to compute, which are their rotary positions.
+        slots: The same, as slots of a cache: a slice if all members compute the same.
         predictors: For each column of the window, which of the computed columns predicts it.
         known: True where such a column is computed; `None`: everywhere.
         attend: As `ForwardInputs.attend`.
@@ -37,8 +37,8 @@ class Group(NamedTuple):
 
     members: tuple[int, ...]
     indices: Int[Tensor, " N"] | None
-    columns: slice | Int[Tensor, "N Q"]
-    positions: Int[Tensor, "N Q"]
+    columns: Int[Tensor, "N Q"]
+    slots: slice | Int[Tensor, "N Q"]
     predictors: Int[Tensor, "N W"]
     known: Bool[Tensor, "N W"] | None
     attend: Bool[Tensor, "N Q K"] | Bool[Tensor, "N 1 K"] | None
@@ -115,28 +115,28 @@ def _group(
 ) -> Group:
     own = [plans[member] for member in members]
     starts = [window.starts[member] for member in members]
-    columns = _columns(sight, own)
+    slots = _slots(sight, own)
     num_keys = max(plan.end for plan in own)
-    if isinstance(columns, slice):
-        listed = torch.arange(columns.start, columns.stop, device=sight.device)
-        positions = listed.expand(len(members), -1)
+    if isinstance(slots, slice):
+        listed = torch.arange(slots.start, slots.stop, device=sight.device)
+        columns = listed.expand(len(members), -1)
     else:
-        positions = columns
-    predictors, known = _predictors(sight, own, starts, window.width, columns)
+        columns = slots
+    predictors, known = _predictors(sight, own, starts, window.width, slots)
     return Group(
         members=members,
         indices=indices,
         columns=columns,
-        positions=positions,
+        slots=slots,
         predictors=predictors,
         known=known,
-        attend=_attend(sight, own, positions, num_keys),
+        attend=_attend(sight, own, columns, num_keys),
         num_keys=num_keys,
     )
 
 
-def _columns(sight: Sight, plans: Sequence[Plan]) -> slice | Int[Tensor, "N Q"]:
-    """Returns the columns to compute; several ranges repeat their last one, see `Plan.width`."""
+def _slots(sight: Sight, plans: Sequence[Plan]) -> slice | Int[Tensor, "N Q"]:
+    """Returns the columns to compute, as slots; several ranges repeat their last one."""
     if not sight.with_kv_cache:
         # All columns. A shorter row also computes columns after its end; its other columns do not
         # see them.
@@ -158,7 +158,7 @@ def _predictors(
     plans: Sequence[Plan],
     starts: Sequence[int],
     width: int,
-    columns: slice | Int[Tensor, "N Q"],
+    slots: slice | Int[Tensor, "N Q"],
 ) -> tuple[Int[Tensor, "N W"], Bool[Tensor, "N W"] | None]:
     """Returns which computed columns predict the window, and where such a column is computed.
 
@@ -178,17 +178,17 @@ def _predictors(
         wanted = torch.tensor(starts, device=sight.device)[:, None] + offsets
     # No column predicts column 0 of a shifted model; the logits of column 0 take their place.
     wanted = wanted.clamp(min=0)
-    if isinstance(columns, slice):
-        first, num_columns = columns.start, columns.stop - columns.start
+    if isinstance(slots, slice):
+        first, num_columns = slots.start, slots.stop - slots.start
         found = (wanted - first).clamp(0, num_columns - 1)
         known = None if _covers(sight, plans, starts, width) else found + first == wanted
         return found, known
-    found = torch.searchsorted(columns.contiguous(), wanted.contiguous())
-    found = found.clamp(max=columns.shape[1] - 1)
+    found = torch.searchsorted(slots.contiguous(), wanted.contiguous())
+    found = found.clamp(max=slots.shape[1] - 1)
     is_one_range = all(len(plan.columns) == 1 for plan in plans)
     if is_one_range and _covers(sight, plans, starts, width):
         return found, None
-    return found, columns.gather(1, found) == wanted
+    return found, slots.gather(1, found) == wanted
 
 
 def _covers(sight: Sight, plans: Sequence[Plan], starts: Sequence[int], width: int) -> bool:
@@ -204,14 +204,14 @@ def _covers(sight: Sight, plans: Sequence[Plan], starts: Sequence[int], width: i
 
 
 def _attend(
-    sight: Sight, plans: Sequence[Plan], positions: Int[Tensor, "N Q"], num_keys: int
+    sight: Sight, plans: Sequence[Plan], columns: Int[Tensor, "N Q"], num_keys: int
 ) -> Bool[Tensor, "N Q K"] | Bool[Tensor, "N 1 K"] | None:
     """Returns the mask of a group; `None`: every column sees every key."""
     length, ends = sight.causal_block_length, [plan.end for plan in plans]
     first, last = min(plan.first for plan in plans), num_keys - 1
     keys, masks = torch.arange(num_keys, device=sight.device), []
     if length and first // length != last // length:
-        masks.append(attention_mask(positions, num_keys, length))
+        masks.append(attention_mask(columns, num_keys, length))
     # The rule of blocks implies the end of a row, unless the end is inside a block.
     if min(ends) != num_keys and (not length or any(end % length for end in ends)):
         masks.append((keys < _each(sight, ends))[:, None])
@@ -222,8 +222,8 @@ def _attend(
         masks.append(((keys < _each(sight, starts)) | (keys >= _each(sight, stops)))[:, None])
     untils = [plan.causal_until for plan in plans]
     if any(untils):
-        is_later = (positions >= _each(sight, untils))[..., None]
-        masks.append(is_later | (keys <= positions[..., None]))
+        is_later = (columns >= _each(sight, untils))[..., None]
+        masks.append(is_later | (keys <= columns[..., None]))
     return reduce(and_, masks) if masks else None
 
 
@@ -232,14 +232,14 @@ def _each(sight: Sight, numbers: Sequence[int]) -> Int[Tensor, "N 1"]:
 
 
 def attention_mask(
-    positions: Int[Tensor, "N Q"], num_keys: int, block_length: int
+    columns: Int[Tensor, "N Q"], num_keys: int, block_length: int
 ) -> Bool[Tensor, "N Q K"]:
     """Returns which keys each column of a block-causal model sees: its own block and those before.
 
     Args:
-        positions: Columns, counted from the row's first token.
+        columns: Counted from the row's first token.
         num_keys: Keys, from column 0 on.
         block_length: Tokens per block.
     """
-    keys = torch.arange(num_keys, device=positions.device) // block_length
-    return keys <= (positions // block_length)[..., None]
+    keys = torch.arange(num_keys, device=columns.device) // block_length
+    return keys <= (columns // block_length)[..., None]

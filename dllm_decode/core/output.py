@@ -28,7 +28,7 @@ class DecodeOutput:
         drafted: Tokens that a verifier had drafted for each row.
         accepted: Drafted tokens that were verified and kept; a forward commits further tokens that
             the sampler or the target itself decided.
-        wall_s: Seconds from the first forward to the last answer.
+        wall_s: Seconds that the decode took; of one row of `decode_many`, since the row joined.
         eos_ids: Tokens that end an answer.
         commits: At which step each token was committed, and how likely it was; `None` unless
             `return_logprobs` was set.

@@ -110,7 +110,7 @@ class Branches(NamedTuple):
         """Returns a canvas as branch 0 of each row."""
         return Branches(canvas.tokens, tuple(range(len(canvas))), (0,) * len(canvas))
 
-    def of(self, members: Sequence[int]) -> tuple[list[int], list[int]]:
+    def rows_and_numbers(self, members: Sequence[int]) -> tuple[list[int], list[int]]:
         """Returns the rows and the numbers of some branches."""
         return [self.rows[n] for n in members], [self.numbers[n] for n in members]
 
@@ -133,8 +133,6 @@ class Pass(NamedTuple):
             must take other columns for the open block; `None`: as they are.
         columns: For each row the columns to compute, which needs a key-value cache; columns that
             were never computed are added. `None`: the policy is asked.
-        attend: Which keys each computed column sees, as `ForwardInputs.attend`; then every row must
-            compute equally many columns. `None`: as the model attends.
         leave_one_out: True if logits that predict each column without seeing it are added.
         causal_until: For each row a column: the columns before it see the columns up to themselves
             alone. `None`: as the model attends.
@@ -146,7 +144,6 @@ class Pass(NamedTuple):
     branches: Branches | None = None
     policy_rows: Sequence[Row] | None = None
     columns: Sequence[Columns] | None = None
-    attend: Bool[Tensor, "B Q K"] | None = None
     leave_one_out: bool = False
     causal_until: Sequence[int] | None = None
     belief: Float[Tensor, "B W V"] | None = None

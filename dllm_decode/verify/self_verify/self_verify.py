@@ -115,7 +115,7 @@ class SelfVerify(Verifier):
             ready = list(range(len(standings)))
         known: EvaluatedStates = state.verifier
         state = state.with_drafts(accepted=known.num_accepted())
-        masks = num_unsettled(state.canvas, [row.opening.bounds for row in state.rows])
+        masks = _num_open(state)
         state = state._replace(verifier=known._replace(latest=known.current(), masks=masks))
         return state, _shown(decoder, state, ready, standings)
 
@@ -123,7 +123,7 @@ class SelfVerify(Verifier):
         if self.draft_steps == 1:
             return state, None
         known: EvaluatedStates = state.verifier.moved(state.canvas)
-        masks = num_unsettled(state.canvas, [row.opening.bounds for row in state.rows])
+        masks = _num_open(state)
         numbers = torch.stack([known.reached, known.starts, masks, known.masks - masks], -1)
         return state._replace(verifier=known), numbers
 
@@ -245,6 +245,11 @@ def _in_turn(
     if state.untruncated is not None:
         state = state._replace(untruncated=torch.cat(untruncated[::-1]))
     return state, torch.cat(found[::-1])
+
+
+def _num_open(state: State) -> Int[Tensor, " B"]:
+    """Counts the unsettled positions of each row's opening."""
+    return num_unsettled(state.canvas, [row.opening.bounds for row in state.rows])
 
 
 def _starts(state: State) -> tuple[int, ...]:

@@ -119,38 +119,13 @@ def test_columns_that_were_never_computed_are_added_to_those_of_a_verifier() -> 
     assert [row.query_positions for row in more.rows] == [18, 17, 16]
 
 
-def test_a_mask_of_a_verifier_says_what_each_column_sees() -> None:
-    decoder, state = begun(DualCache())
-    window, columns = of_the_block(state)
-    state, _ = forward(decoder, state, Pass(window))
-    attend = torch.ones(3, 4, 10, dtype=torch.bool)
-    for row, start in enumerate(window.starts):
-        attend[row, :, start : start + 4] = torch.ones(4, 4).tril()
-    tokens = state.canvas.tokens.clone()
-    for row, start in enumerate(window.starts):
-        tokens[row, start + 2] = 9
-    drafts = Branches(tokens, (0, 1, 2), (0, 0, 0))
-    for mask, num_equal in ((attend, 2), (None, 0)):
-        spec = Pass(window, columns=columns, attend=mask)
-        one = forward(decoder, state, spec)[1]
-        other = forward(decoder, state, spec._replace(branches=drafts))[1]
-        is_equal = torch.isclose(one, other).all(-1)
-        assert is_equal.tolist() == [[n < num_equal for n in range(4)]] * 3
-
-
-def test_columns_and_masks_that_do_not_fit_are_refused() -> None:
+def test_columns_that_do_not_fit_are_refused() -> None:
     decoder, state = begun(DualCache())
     window, columns = of_the_block(state)
     state, _ = forward(decoder, state, Pass(window))
     for wrong in ([(range(3, 20),)] * 3, [()] * 3, [[3, 4]] * 3, [(range(6, 8), range(2, 4))] * 3):
         with pytest.raises(RuntimeError, match=r"columns of Pass by NoVerifier\(\) must be ranges"):
             forward(decoder, state, Pass(window, columns=wrong))
-    attend = torch.ones(3, 4, 9, dtype=torch.bool)
-    with pytest.raises(RuntimeError, match=r"keys\), \(3, 4, 10\), got \(3, 4, 9\)"):
-        forward(decoder, state, Pass(window, columns=columns, attend=attend))
-    columns = of_the_block(state, more=-1)[1]
-    with pytest.raises(RuntimeError, match="rows compute different numbers of columns"):
-        forward(decoder, state, Pass(window, columns=columns, attend=attend))
     decoder, state = begun()
     with pytest.raises(RuntimeError, match=r"columns of Pass must be None with NoCache\(\)"):
         forward(decoder, state, Pass(window, columns=columns))

@@ -350,6 +350,15 @@ def test_a_prompt_longer_than_the_model_s_maximum_is_refused(
     assert generate(MODEL, TOKENIZER, [[5, 6]], SAMPLER, gen_length=32).texts
     with pytest.raises(ValueError, match="at most 40 tokens together for mini, got 9 and gen_len"):
         generate(MODEL, TOKENIZER, [[5] * 9], SAMPLER, gen_length=32)
+    with pytest.raises(ValueError, match=r"In row 1: .* at most 40 tokens together for mini"):
+        generate(MODEL, TOKENIZER, [[5], [5] * 9], SAMPLER, templates=["[MASK:32]"] * 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"templates": "[MASK]"}], ids=str)
+def test_what_load_model_returns_is_no_model(options: dict[str, Any]) -> None:
+    loaded: Any = (MODEL, TOKENIZER)
+    with pytest.raises(ValueError, match="load_model returns two: model, tokenizer ="):
+        generate(loaded, TOKENIZER, QUESTION, **options)
 
 
 def test_masks_of_lists_say_what_is_padding() -> None:

@@ -127,6 +127,15 @@ def test_a_sampler_whose_numbers_are_wrong_is_named(kind: str) -> None:
         run(plugin(Sampler, step=step_of(decide), **own))
 
 
+def test_a_verifier_with_a_wrong_number_of_steps_is_named() -> None:
+    for steps, sentence in ((None, "^max_steps of Own"), (0, r"^Own\(\) promises to finish")):
+        verifier = looking(
+            lambda old, new, seen: (new, seen), max_steps=lambda *_, steps=steps: steps
+        )
+        with pytest.raises(RuntimeError, match=sentence):
+            run(verifier=verifier)
+
+
 def test_a_verifier_that_decides_alone_is_blamed_for_its_own_number_of_steps() -> None:
     def redo(old: Any, new: Any, seen: Any) -> Any:
         view = seen.view

@@ -22,6 +22,7 @@ from dllm_decode import (
     decode_many,
     load_model,
 )
+from dllm_decode.blocks import Sequential
 from dllm_decode.compatibility import require_plugins
 from dllm_decode.models.base import ForwardInputs
 from dllm_decode.models.loading.find import find_model
@@ -180,12 +181,14 @@ def test_a_mistake_is_refused_with_the_remedy(
 
 
 def test_what_stands_in_place_of_a_plug_in_is_refused_in_one_sentence() -> None:
-    right: list[Any] = [HashModel(), ConfidenceThreshold(0.9), NoCache(), NoVerifier()]
+    right: list[Any] = [
+        HashModel(), ConfidenceThreshold(0.9), NoCache(), NoVerifier(), Sequential()
+    ]  # fmt: skip
     require_plugins(*right)
     wrong = [
         (place, rf"^{name} must be .*, got .*\.$", value)
-        for place, name in enumerate(("model", "sampler", "cache", "verifier"))
-        for value in (None, "text", [[1, 2]], type(right[place]), right[(place + 1) % 4])
+        for place, name in enumerate(("model", "sampler", "cache", "verifier", "blocks"))
+        for value in (None, "text", [[1, 2]], type(right[place]), right[(place + 1) % 5])
     ]
     # It is told how to become one.
     wrong += [
