@@ -38,21 +38,21 @@ class Standing(NamedTuple):
     """Which of the evaluated states a row is in, in numbers that the host knows.
 
     Attributes:
-        branch: Branch of the row's present state; -1: it was not evaluated.
+        reached: Branch of the row's present state; -1: it was not evaluated.
         start: Column at which the logits begin.
-        masks: Unsettled positions of the open block.
+        num_open: Unsettled positions of the open block.
         committed: Positions that the last step settled; 0 if the row took none.
     """
 
-    branch: int = -1
+    reached: int = -1
     start: int = 0
-    masks: int = 0
+    num_open: int = 0
     committed: int = 0
 
     @property
     def expected_steps(self) -> int:
         """Steps until the block is finished, if all settle as many positions as the last one."""
-        return -(-self.masks // max(1, self.committed))
+        return -(-self.num_open // max(1, self.committed))
 
 
 class EvaluatedStates(NamedTuple):
@@ -66,7 +66,7 @@ class EvaluatedStates(NamedTuple):
         starts: Column of each row at which the logits begin.
         latest: The branch from which the row took its last step.
         reached: The branch of the row's present state; -1: it was not evaluated.
-        masks: Unsettled positions of the open block before the last step.
+        num_open: Unsettled positions of the open block before the last step.
     """
 
     tokens: Int[Tensor, "B D L"]
@@ -76,7 +76,7 @@ class EvaluatedStates(NamedTuple):
     starts: Int[Tensor, " B"]
     latest: Int[Tensor, " B"]
     reached: Int[Tensor, " B"]
-    masks: Int[Tensor, " B"]
+    num_open: Int[Tensor, " B"]
 
     def moved(self, canvas: Canvas) -> "EvaluatedStates":
         """Returns the states with the branches at which the rows are now."""

@@ -115,16 +115,16 @@ class SelfVerify(Verifier):
             ready = list(range(len(standings)))
         known: EvaluatedStates = state.verifier
         state = state.with_drafts(accepted=known.num_accepted())
-        masks = _num_open(state)
-        state = state._replace(verifier=known._replace(latest=known.current(), masks=masks))
+        known = known._replace(latest=known.current(), num_open=_num_open(state))
+        state = state._replace(verifier=known)
         return state, _shown(decoder, state, ready, standings)
 
     def after(self, decoder: Decoder, state: State) -> tuple[State, Int[Tensor, "B N"] | None]:
         if self.draft_steps == 1:
             return state, None
         known: EvaluatedStates = state.verifier.moved(state.canvas)
-        masks = _num_open(state)
-        numbers = torch.stack([known.reached, known.starts, masks, known.masks - masks], -1)
+        left = _num_open(state)
+        numbers = torch.stack([known.reached, known.starts, left, known.num_open - left], -1)
         return state._replace(verifier=known), numbers
 
     def _ready(self, decoder: Decoder, state: State, standings: Sequence[Standing]) -> list[int]:
@@ -133,7 +133,7 @@ class SelfVerify(Verifier):
         return [
             number
             for number, (own, start) in enumerate(zip(standings, _starts(state), strict=True))
-            if own.branch >= 0 and 0 <= start - own.start <= most
+            if own.reached >= 0 and 0 <= start - own.start <= most
         ]
 
     def _width(self, decoder: Decoder) -> int:
@@ -174,10 +174,10 @@ class SelfVerify(Verifier):
             # The host waits to learn which rows have finished; their later drafts are dropped.
             num_steps = 1
             left = torch.stack([num_unsettled(draft, bounds) for draft in drafts]).tolist()
-            for draft, masks in zip(drafts, left, strict=True):
-                before, open_rows = alive, [row for row, n in zip(rows, masks, strict=True) if n]
-                alive = [row for row in before if row in open_rows]
-                drafted = [row for row in before if row in alive or row in finishing]
+            for draft, num_open in zip(drafts, left, strict=True):
+                unfinished = {row for row, count in zip(rows, num_open, strict=True) if count}
+                drafted = [row for row in alive if row in unfinished or row in finishing]
+                alive = [row for row in alive if row in unfinished]
                 if drafted:
                     kept = [rows.index(row) for row in drafted]
                     levels.append(Level(drafted, draft.tokens[kept]))
@@ -226,7 +226,7 @@ class SelfVerify(Verifier):
             starts=torch.tensor(starts, device=tokens.device),
             latest=zeros,
             reached=zeros,
-            masks=zeros,
+            num_open=zeros,
         )
         return state._replace(verifier=known).with_drafts(drafted=known.num_drafted())
 
