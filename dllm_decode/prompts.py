@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ from samplers.checks import shown
 Array: TypeAlias = Tensor | np.ndarray
 """A tensor of torch, or an array of numpy."""
 
-Prompt: TypeAlias = Sequence[int] | Int[Tensor, " _"]
+Prompt: TypeAlias = Sequence[SupportsIndex] | Int[Tensor, " _"]
 """Token ids of one prompt."""
 
-Prompts: TypeAlias = Sequence[Prompt] | Array | Mapping[str, Any]
+Prompts: TypeAlias = Sequence[Prompt | np.ndarray] | Array | Mapping[str, Any]
 """A batch of prompts: one sequence a row; a tensor or array with its `attention_mask`; or the
 output of a tokenizer of transformers (`BatchEncoding`), which has both. A tensor of one axis, and a
 tokenizer's output for one text, is a single prompt."""

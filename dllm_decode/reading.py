@@ -80,7 +80,7 @@ def read(
     model: MaskPredictor,
     tokenizer: Tokenizer,
     text: str,
-    inputs: Inputs | None = None,
+    inputs: Inputs | Prompt | None = None,
     *,
     chat: UseTemplate = "auto",
     num_rows: int = 8,

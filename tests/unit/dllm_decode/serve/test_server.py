@@ -34,6 +34,7 @@ def test_connections_send_at_once() -> None:
 def test_a_client_is_not_refused_once_the_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line was written half a second before uvicorn listened."""
     from dllm_decode.serve import server
+    from dllm_decode.serve.service import Service
 
     class Idle:
         def run(self, sockets: list[socket.socket]) -> None:
@@ -48,5 +49,5 @@ def test_a_client_is_not_refused_once_the_address_is_said(monkeypatch: pytest.Mo
         socket.create_connection(bound.getsockname(), timeout=5.0).close()
 
     with bound:
-        server.serve(object(), bound, "127.0.0.1", api_key=None, say=say)  # type: ignore[arg-type]
+        server.serve(Service.__new__(Service), bound, "127.0.0.1", api_key=None, say=say)
     assert said[1] == "Stopped."

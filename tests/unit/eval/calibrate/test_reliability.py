@@ -41,9 +41,9 @@ def test_records_without_traces_tell_nothing() -> None:
 
 def proposed(**told: list[float]) -> Any:
     """A record with some proposals, by bin: `b18=[2, 1, 1.8]`."""
-    bins = [[0, 0, 0.0] for _ in range(NUM_BINS)]
+    bins: list[tuple[float, ...]] = [(0, 0, 0.0)] * NUM_BINS
     for name, numbers in told.items():
-        bins[int(name[1:])] = numbers
+        bins[int(name[1:])] = tuple(numbers)
     return record([], []) | {"example": "a", "trace": {"proposals": bins}}
 
 
@@ -67,8 +67,9 @@ def test_a_threshold_commits_the_proposals_of_its_bin_and_of_those_above() -> No
 
 
 def test_damaged_proposals_are_named() -> None:
+    told = {"proposals": [(1, 1, 0.9)]}
     with pytest.raises(ValueError, match="must be 20 bins of 3 numbers, got others for a"):
-        reliability_of_proposals([record([], []) | {"example": "a", "trace": {"proposals": [[1]]}}])
+        reliability_of_proposals([record([], []) | {"example": "a", "trace": told}])
     with pytest.raises(ValueError, match="records with proposals, got none"):
         reliability_of_proposals([REVISED])
 
