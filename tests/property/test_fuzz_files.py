@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import eval_runs
+import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -406,7 +407,11 @@ def toml_damages() -> st.SearchStrategy[Damage]:
 
 
 @SIZES
-def test_a_damaged_sweep_is_refused_or_read(share: int, tmp_path: Path) -> None:
+def test_a_damaged_sweep_is_refused_or_read(
+    share: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The checks of types would refuse some damages first.
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     file = tmp_path / "sweep.toml"
 
     def check(sweep: Any, damage: Damage) -> None:
