@@ -1,9 +1,11 @@
 """The decoder: a model, plug-ins and options; and the contract of a verifier."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
@@ -180,6 +182,41 @@ class Decoder:
         )
         self.verifier.check_request(self, request)
         return request
+
+
+def requests_of(
+    decoder: Decoder,
+    prompts: Iterable[Prompt],
+    templates: Iterable[Sequence[int]],
+    stop: StopRule,
+) -> Iterator[Request]:
+    """Yields a request for each prompt, with its template if there are any.
+
+    Raises:
+        ValueError: If a prompt or template cannot be decoded, or there are more of the one than of
+            the other.
+    """
+    everything_open = isinstance(templates, Sized) and not len(templates)
+    pairs = zip_longest(prompts, () if everything_open else templates)
+    for row, (prompt, template) in enumerate(pairs):
+        if prompt is None or (template is None and not everything_open):
+            fewer, more = ("prompts", "templates") if prompt is None else ("templates", "prompts")
+            raise ValueError(
+                f"templates must hold one answer per prompt, got {row} {fewer} and more {more}."
+            )
+        given = () if template is None else template
+        with named(row):
+            request = decoder.request(prompt, row, template=given, stop=stop)
+        yield request
+
+
+@contextmanager
+def named(row: int) -> Iterator[None]:
+    """Names the row in errors about its request."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"In row {row}: {error}") from None
 
 
 class Look(NamedTuple):

@@ -18,9 +18,9 @@ from dllm_decode.core.observers import Observer, StepEvent
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
-from dllm_decode.decoder import Decoder, Verifier
+from dllm_decode.decoder import Decoder, Verifier, named, requests_of
 from dllm_decode.join import Ended
-from dllm_decode.loop import gathered, named, new_decoder, raise_errors, requests_of, run
+from dllm_decode.loop import gathered, new_decoder, raise_errors, run
 from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.other_names import GenerateOptions, by_our_names

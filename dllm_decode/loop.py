@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
-from itertools import count, zip_longest
+from itertools import count
 from typing import Unpack
 
 import torch
@@ -19,7 +18,7 @@ from dllm_decode.core.output import DecodeOutput, together
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
-from dllm_decode.decoder import Decoder, Verifier
+from dllm_decode.decoder import Decoder, Verifier, requests_of
 from dllm_decode.join import Ended, blank, ended_at_once, join, leave, outputs_of
 from dllm_decode.models.base import MaskPredictor, fingerprint_of
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
@@ -249,41 +248,6 @@ def require_observers(observers: object) -> None:
 def _ended(state: State, rows: Sequence[int]) -> tuple[State, list[Ended]]:
     """Returns the state without the rows that have ended, and their answers."""
     return leave(state, rows), outputs_of(state, rows)
-
-
-def requests_of(
-    decoder: Decoder,
-    prompts: Iterable[Prompt],
-    templates: Iterable[Sequence[int]],
-    stop: StopRule,
-) -> Iterator[Request]:
-    """Yields a request for each prompt, with its template if there are any.
-
-    Raises:
-        ValueError: If a prompt or template cannot be decoded, or there are more of the one than of
-            the other.
-    """
-    everything_open = isinstance(templates, Sized) and not len(templates)
-    pairs = zip_longest(prompts, () if everything_open else templates)
-    for row, (prompt, template) in enumerate(pairs):
-        if prompt is None or (template is None and not everything_open):
-            fewer, more = ("prompts", "templates") if prompt is None else ("templates", "prompts")
-            raise ValueError(
-                f"templates must hold one answer per prompt, got {row} {fewer} and more {more}."
-            )
-        given = () if template is None else template
-        with named(row):
-            request = decoder.request(prompt, row, template=given, stop=stop)
-        yield request
-
-
-@contextmanager
-def named(row: int) -> Iterator[None]:
-    """Names the row in errors about its request."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"In row {row}: {error}") from None
 
 
 def _in_order(finished: Iterator[Ended]) -> Iterator[DecodeOutput]:
