@@ -136,18 +136,13 @@ def generate(
         prompts = prompt_ids(tokenizer, inputs, attention_mask, chat=chat)
     check_one_template_each(len(blanks), len(prompts))
     stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
-    prompts = [prompt for prompt in prompts for _ in range(num_return_sequences)]
-    if blanks:
-        blanks = [template for template in blanks for _ in range(num_return_sequences)]
-        requests = list(_filling(decoder, prompts, blanks, stop))
-    else:
-        requests = list(requests_of(decoder, prompts, (), stop))
+    requests = _requests(decoder, prompts, blanks, stop, num_return_sequences)
     streams = [] if streamer is None else [_Stream(streamer, requests)]
-    observers = [*observers, *streams]
     with AnswerProgress(len(requests)) if progress else nullcontext() as bar:
-        observers += [] if bar is None else [bar]
-        found = raise_errors(run(decoder, RequestQueue(requests), num_rows, observers))
-        decoded = gathered(_of_one_length(found, config.gen_length) if blanks else found)
+        watching: list[Observer] = [*observers, *streams]
+        watching += [] if bar is None else [bar]
+        found = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
+        decoded = gathered(_of_one_length(found, config.gen_length))
     answers = [
         answer_of(tokenizer, request, decoded, row, strings) for row, request in enumerate(requests)
     ]
@@ -176,19 +171,26 @@ def _as_long_as(
     return replace(config, gen_length=max(map(len, blanks)))
 
 
-def _filling(
+def _requests(
     decoder: Decoder,
     prompts: Sequence[Prompt],
     blanks: Sequence[Sequence[int]],
     stop: StopRule,
-) -> Iterator[Request]:
-    """Yields a request for each template. Given tokens may follow an EOS."""
+    num_copies: int,
+) -> list[Request]:
+    """Returns requests for each input, or for each template, in which tokens may follow an EOS."""
+    prompts = [prompt for prompt in prompts for _ in range(num_copies)]
+    if not blanks:
+        return list(requests_of(decoder, prompts, (), stop))
+    requests, blanks = [], [template for template in blanks for _ in range(num_copies)]
     for row, (prompt, given) in enumerate(zip(prompts, blanks, strict=True)):
         with named(row):
-            request = decoder.request(
-                prompt, row, template=given, stop=stop, gen_length=len(given), stop_at_eos=False
+            requests.append(
+                decoder.request(
+                    prompt, row, template=given, stop=stop, gen_length=len(given), stop_at_eos=False
+                )
             )
-        yield request
+    return requests
 
 
 def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
