@@ -15,7 +15,6 @@ from dllm_decode.core.history import History
 from dllm_decode.core.layout import Layout
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.plan import Plan
-from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder
 from dllm_decode.guards import require_columns, require_hidden
@@ -23,7 +22,6 @@ from dllm_decode.inputs import inputs_of, part_of, with_leave_one_out
 from dllm_decode.models.base import num_calls, predict_all
 from dllm_decode.packing import packed_of, unpack, with_room
 from samplers.logits.statistics import certain_where
-from samplers.logits.truncation import Truncation
 
 
 def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Tensor, "N _ V"]]:
@@ -31,8 +29,8 @@ def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Te
 
     Returns:
         The state afterwards, and for each row, or each of the branches, the logits that predict the
-        columns of `spec`: -inf for banned tokens, truncated as the request says. With
-        `leave_one_out`, as many columns follow, predicted without being seen.
+        columns of `spec`: -inf for banned tokens, before truncation. With `leave_one_out`, as many
+        columns follow, predicted without being seen.
     """
     branches = spec.branches or Branches.of_rows(state.canvas)
     plans = _plans(decoder, state, spec)
@@ -47,7 +45,7 @@ def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Te
         # A difference from -inf is no number; the token keeps its logit.
         logits = torch.where(logits.isneginf() | unguided.isneginf(), logits, guided)
     state = _counted(decoder, state, call)
-    return _for_sampler(decoder, state, call, logits)
+    return _checked(decoder, state, call, logits)
 
 
 class _Call(NamedTuple):
@@ -174,20 +172,16 @@ def _noted(state: State, history: History, branches: Branches, layout: Layout) -
     return history
 
 
-def _for_sampler(
+def _checked(
     decoder: Decoder, state: State, call: _Call, logits: Float[Tensor, "N _ V"]
 ) -> tuple[State, Float[Tensor, "N _ V"]]:
-    """Returns the logits that samplers see: checked, banned, truncated.
+    """Returns the logits, checked, with -inf for banned tokens.
 
     At settled columns that no computed column predicts, the logits are certain of the token there.
     """
     spec, branches, layout = call.spec, call.branches, call.layout
     state = with_finite_check(state, logits, decoder.model.name, branches.rows)
     logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
-    truncation = truncation_of([state.rows[row] for row in branches.rows], logits.device)
-    if decoder.records_commits:
-        state = state._replace(untruncated=None if truncation is None else logits)
-    logits = logits if truncation is None else truncation(logits)
     known = layout.known()
     if known is None:
         return state, logits
@@ -199,29 +193,6 @@ def _for_sampler(
         state = state.with_breach(~known & is_open, decoder.cache, duty)
     known, tokens = part_of(known, spec.asked), part_of(window.part(branches.tokens), spec.asked)
     return state, certain_where(logits, ~known, tokens)
-
-
-def truncation_of(rows: Sequence[Row], device: torch.device) -> Truncation | None:
-    """Returns how the rows' logits are truncated before samplers see them; `None`: not at all."""
-    configs = [row.config for row in rows]
-    if not any(config.is_tempered for config in configs):
-        return None
-    # A temperature of 0 changes no logits.
-    own = [(c.temperature if c.is_tempered else 0.0, c.top_p, c.top_k) for c in configs]
-    if len(set(own)) == 1:
-        return Truncation(*own[0])
-    temperatures, shares, counts = zip(*own, strict=True)
-    return Truncation(
-        per_row(temperatures, device),
-        per_row(shares, device),
-        torch.tensor(counts, device=device),
-    )
-
-
-def per_row(values: Sequence[float], device: torch.device) -> Float[Tensor, " B"]:
-    """Returns a number of each row as a tensor; float64 where the device has it."""
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def with_finite_check(

@@ -12,11 +12,12 @@ from dllm_decode.core.passes import Pass, Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder, Look
-from dllm_decode.forward import forward, per_row
+from dllm_decode.forward import forward
 from dllm_decode.sizes import round_up
 from samplers.logits import noise
 from samplers.logits.statistics import probability
 from samplers.logits.summary import Summary
+from samplers.logits.truncation import Truncation
 from samplers.view import View, by_row
 
 # Numbers of logit columns are rounded up to a multiple of this, so that there are few shapes.
@@ -48,9 +49,9 @@ def look(
     if sampler.leave_one_out:
         leave_one_out = leave_one_out_of(logits[:, window.width :], state.canvas, window)
         logits = logits[:, : window.width]
-    plain = None if state.untruncated is None else state.untruncated[:, : window.width]
-    summary = Summary(logits, asked, plain)
-    view = view_of(decoder, state, state.canvas, window, summary, leave_one_out=leave_one_out)
+    view = view_of(
+        decoder, state, state.canvas, window, logits, asked=asked, leave_one_out=leave_one_out
+    )
     return state, Look(view, window)
 
 
@@ -105,8 +106,9 @@ def view_of(
     state: State,
     canvas: Canvas,
     window: Window,
-    computed: Summary,
+    logits: Float[Tensor, "B N V"],
     *,
+    asked: Int[Tensor, "B N"] | None = None,
     rows: Sequence[int] | None = None,
     leave_one_out: Float[Tensor, "B W"] | None = None,
 ) -> View:
@@ -117,7 +119,8 @@ def view_of(
         state: The rows.
         canvas: The tokens: the state's, or drafts.
         window: The sampler's window of the same rows.
-        computed: Logits of the window.
+        logits: Logits of the window, as `forward` returns them.
+        asked: As in `Pass`.
         rows: Which rows of the state the canvas has; `None`: all.
         leave_one_out: As `View.leave_one_out`.
     """
@@ -136,7 +139,7 @@ def view_of(
     offsets = [row.opening.start - at for row, at in zip(own, window.starts, strict=True)]
     return View(
         tokens=window.part(canvas.tokens),
-        computed=computed,
+        computed=Summary(logits, asked, truncation_of(own, logits.device)),
         masked=masked,
         eligible=eligible,
         start=_shared(starts, lambda: window.first_columns - prompts),
@@ -185,6 +188,29 @@ def _between(state: State, window: Window) -> Int[Tensor, "B N"] | None:
     ]
     device = state.device
     return torch.tensor(begins, device=device)[:, None] + torch.arange(width, device=device)
+
+
+def truncation_of(rows: Sequence[Row], device: torch.device) -> Truncation | None:
+    """Returns how the rows' logits are truncated before samplers see them; `None`: not at all."""
+    configs = [row.config for row in rows]
+    if not any(config.is_tempered for config in configs):
+        return None
+    # A temperature of 0 changes no logits.
+    own = [(c.temperature if c.is_tempered else 0.0, c.top_p, c.top_k) for c in configs]
+    if len(set(own)) == 1:
+        return Truncation(*own[0])
+    temperatures, shares, counts = zip(*own, strict=True)
+    return Truncation(
+        per_row(temperatures, device),
+        per_row(shares, device),
+        torch.tensor(counts, device=device),
+    )
+
+
+def per_row(values: Sequence[float], device: torch.device) -> Float[Tensor, " B"]:
+    """Returns a number of each row as a tensor; float64 where the device has it."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[Tensor, " B"]:

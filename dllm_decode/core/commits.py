@@ -101,11 +101,10 @@ class CommitState(NamedTuple):
             removed: Columns of the canvas that have lost their token.
         """
         num_steps, computed = self.num_steps + 1, view.computed
-        plain = computed.logits if computed.untruncated is None else computed.untruncated
         columns = computed.columns
         asked = tokens if columns is None else tokens.gather(1, columns)
         drawn = log_probability(computed.logits, asked, law_temperature(view.temperature))
-        in_model = log_probability(plain, asked, 1.0)
+        in_model = log_probability(computed.model_logits, asked, 1.0)
         if columns is not None:
             # Nothing is committed where no logits were computed.
             nowhere = drawn.new_zeros(tokens.shape)

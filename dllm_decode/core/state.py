@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
@@ -90,8 +90,6 @@ class State(NamedTuple):
         schedule: The block schedule's state.
         verifier: The verifier's state.
         commits: The commits so far; `None` unless they are recorded.
-        untruncated: The logits of the last forward before truncation, if commits are recorded and
-            logits are truncated.
         breaches: Rules that may have been broken in this round; read once a round.
         window: The sampler's window; `None`: to be made anew.
         layout: Layout of the last forward; `None`: to be made anew.
@@ -108,7 +106,6 @@ class State(NamedTuple):
     schedule: Any = None
     verifier: Any = None
     commits: CommitState | None = None
-    untruncated: Float[Tensor, "N _ V"] | None = None
     breaches: tuple[Breach, ...] = ()
     window: Window | None = None
     layout: Layout | None = None

@@ -177,7 +177,7 @@ class BlockSteps:
         start = batch.positions.view(tokens.shape)[:, 0]
         return View(
             tokens=tokens.clone(),
-            computed=Summary(logits if truncation is None else truncation(logits)),
+            computed=Summary(logits, truncation=truncation),
             masked=eligible & (tokens == self.mask_id),
             eligible=eligible,
             start=start,

@@ -26,7 +26,6 @@ from dllm_decode.views import view_of
 from samplers.base import Sampler
 from samplers.checks import require_count, require_probability, require_share
 from samplers.logits.statistics import gather, leading, most_likely, num_larger, probability
-from samplers.logits.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class Guided(Verifier):
         counts = state.canvas.unsettled.sum(-1).clamp(max=self.num_proposals)
         width = int(counts.max())
         state, window, logits = ask_drafter(decoder, state, self.target, width)
-        view = view_of(decoder, state, state.canvas, window, Summary(logits))
+        view = view_of(decoder, state, state.canvas, window, logits)
         # After the row's end there may be tokens that the target does not know.
         proposed = torch.arange(width, device=counts.device) < counts[:, None]
         draft = Draft(view.proposal.masked_fill(~proposed, 0), counts)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from samplers.logits import statistics
 from samplers.logits.statistics import Spread, TopK
+from samplers.logits.truncation import Truncation
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,21 +22,26 @@ class Summary:
     computes the odds alone, or a longer one the odds and the entropy, whichever is read first.
 
     Attributes:
-        logits: Logits at temperature 1; each position has at least one that is finite.
+        model_logits: Logits of the model; each position has at least one that is finite.
         columns: Which columns of the window the logits predict, each at most once; `None`: all, in
             order.
-        untruncated: The logits before truncation, if they are recorded and differ.
+        truncation: Makes of them the logits that samplers see; `None`: they are the same.
     """
 
-    logits: Float[Tensor, "B N V"]
+    model_logits: Float[Tensor, "B N V"]
     columns: Int[Tensor, "B N"] | None = None
-    untruncated: Float[Tensor, "B N V"] | None = None
+    truncation: Truncation | None = None
 
     def take(self, rows: Int[Tensor, " N"]) -> "Summary":
         """Returns the logits of some rows."""
         columns = None if self.columns is None else self.columns[rows]
-        plain = None if self.untruncated is None else self.untruncated[rows]
-        return Summary(self.logits[rows], columns, plain)
+        truncation = None if self.truncation is None else self.truncation.take(rows)
+        return Summary(self.model_logits[rows], columns, truncation)
+
+    @cached_property
+    def logits(self) -> Float[Tensor, "B N V"]:
+        """Logits that samplers see."""
+        return self.model_logits if self.truncation is None else self.truncation(self.model_logits)
 
     @cached_property
     def top(self) -> TopK:

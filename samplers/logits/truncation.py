@@ -1,6 +1,7 @@
 """Distributions that proposals are drawn from: tempered, and cut to the likeliest tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -50,6 +51,13 @@ class Truncation:
         elif top_p < 1.0:
             kept = _within_mass(kept, top_p)
         return self._likeliest(kept)
+
+    def take(self, rows: Int[Tensor, " N"]) -> "Truncation":
+        """Returns the truncation of some rows."""
+        own: dict[str, Any] = {
+            name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **own)
 
     def _likeliest(self, logits: Float[Tensor, "*shape V"]) -> Float[Tensor, "*shape V"]:
         """Keeps the `top_k` likeliest tokens, and those as likely as the last of them."""

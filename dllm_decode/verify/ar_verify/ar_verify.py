@@ -33,7 +33,6 @@ from dllm_decode.views import view_of
 from samplers.base import Sampler, first_state, next_step
 from samplers.checks import require_plugin
 from samplers.logits.statistics import certain_where, leading, most_likely
-from samplers.logits.summary import Summary
 from samplers.state import merge_state
 from samplers.view import View
 
@@ -165,7 +164,7 @@ class ARVerify(Verifier):
         # Few widths, because libraries keep scratch memory for each.
         width = round_up(longest + 1, _STRIDE)
         state, window, logits = ask_drafter(decoder, state, self.target, width)
-        seen = Look(view_of(decoder, state, state.canvas, window, Summary(logits)), window)
+        seen = Look(view_of(decoder, state, state.canvas, window, logits), window)
         if self.drafting.num_forwards > 1:
             state, logits = self._look_again(decoder, state, seen, wanted)
         return state, seen, logits[:, :longest, : self.target.num_shared_ids]
@@ -183,7 +182,7 @@ class ARVerify(Verifier):
         canvas = replace(state.canvas, unsettled=state.canvas.unsettled & inside)
         held: Any = None
         for step in range(1, self.drafting.num_forwards):
-            view = view_of(decoder, state, canvas, window, Summary(logits))
+            view = view_of(decoder, state, canvas, window, logits)
             view = replace(view, temperature=0.0)
             held = first_state(decoder.sampler, view) if step == 1 else held
             decision, held = next_step(decoder.sampler, view, held)

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_decode.core.canvas import Canvas
-from samplers.logits.summary import Summary
 from samplers.view import View
 
 
@@ -61,7 +60,6 @@ class EvaluatedStates(NamedTuple):
     Attributes:
         tokens: The states; -1 in unused branches.
         logits: For each state the logits of the columns from `starts` on.
-        untruncated: As `Summary.untruncated`, of the same columns.
         leave_one_out: As `View.leave_one_out`; without columns unless the sampler needs it.
         starts: Column of each row at which the logits begin.
         latest: The branch from which the row took its last step.
@@ -71,7 +69,6 @@ class EvaluatedStates(NamedTuple):
 
     tokens: Int[Tensor, "B D L"]
     logits: Float[Tensor, "B D W V"]
-    untruncated: Float[Tensor, "B D W V"] | None
     leave_one_out: Float[Tensor, "B D _"]
     starts: Int[Tensor, " B"]
     latest: Int[Tensor, " B"]
@@ -103,7 +100,7 @@ class EvaluatedStates(NamedTuple):
 
     def shown(
         self, rows: Int[Tensor, " N"], starts: Sequence[int], known: Sequence[int], width: int
-    ) -> tuple[Summary, Float[Tensor, "N _"]]:
+    ) -> tuple[Float[Tensor, "N W V"], Float[Tensor, "N _"]]:
         """Returns logits and leave-one-out probabilities of the latest states of some rows.
 
         Args:
@@ -113,8 +110,7 @@ class EvaluatedStates(NamedTuple):
             width: Columns of the window.
         """
         latest = self.latest[rows]
-        alone, plain = self.leave_one_out[rows, latest], self.untruncated
-        found = [part[rows, latest] for part in (self.logits, plain) if part is not None]
+        logits, alone = self.logits[rows, latest], self.leave_one_out[rows, latest]
         offsets = [start - at for start, at in zip(starts, known, strict=True)]
         if len(set(offsets)) == 1:
             within: Any = (slice(None), slice(offsets[0], offsets[0] + width))
@@ -122,8 +118,7 @@ class EvaluatedStates(NamedTuple):
             columns = torch.tensor(offsets, device=rows.device)[:, None]
             columns = columns + torch.arange(width, device=rows.device)
             within = (torch.arange(len(rows), device=rows.device)[:, None], columns)
-        logits, *others = (part[within] for part in found)
-        return Summary(logits, untruncated=others[0] if others else None), alone
+        return logits[within], alone
 
 
 def imagined(view: View) -> View:

@@ -209,19 +209,16 @@ class SelfVerify(Verifier):
         else:
             drafts = Branches(tokens, rows, branches, in_columns=self.evaluate == "tree")
             state, logits = forward(decoder, state, spec._replace(branches=drafts))
-        left, plain = logits[:, :0, 0], state.untruncated
+        left = logits[:, :0, 0]
         if spec.leave_one_out:
             canvas = state.canvas.take(torch.tensor(rows, device=tokens.device))
             own = Window.of([starts[row] for row in rows], width, canvas)
             left = leave_one_out_of(logits[:, width:], replace(canvas, tokens=tokens), own)
             logits = logits[:, :width]
         size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.noise_keys)
-        if plain is not None:
-            plain = placed(plain[:, :width], rows, branches, size)
         known = EvaluatedStates(
             tokens=placed(tokens, rows, branches, size, fill=-1),
             logits=placed(logits, rows, branches, size),
-            untruncated=plain,
             leave_one_out=placed(left, rows, branches, size),
             starts=torch.tensor(starts, device=tokens.device),
             latest=zeros,
@@ -235,15 +232,12 @@ def _in_turn(
     decoder: Decoder, state: State, spec: Pass, levels: Sequence[Level]
 ) -> tuple[State, Float[Tensor, "N _ V"]]:
     """Runs one forward for each draft of all rows."""
-    found, untruncated = [], []
+    found = []
     # The present states last, because the cache must then be as in plain decoding.
     for level in reversed(levels):
         drafts = Branches(level.tokens, tuple(level.rows), (0,) * len(level.rows))
         state, logits = forward(decoder, state, spec._replace(branches=drafts))
         found.append(logits)
-        untruncated.append(logits if state.untruncated is None else state.untruncated)
-    if state.untruncated is not None:
-        state = state._replace(untruncated=torch.cat(untruncated[::-1]))
     return state, torch.cat(found[::-1])
 
 
@@ -274,11 +268,11 @@ def _shown(
     index = torch.tensor(rows, device=state.device)
     starts = [_starts(state)[row] for row in rows]
     firsts = [standings[row].start for row in rows]
-    computed, alone = known.shown(index, starts, firsts, decoder.window_length)
+    logits, alone = known.shown(index, starts, firsts, decoder.window_length)
     canvas = state.canvas if len(rows) == len(state.rows) else state.canvas.take(index)
     window = window_of(decoder, [state.rows[row] for row in rows], canvas)
     left = alone if decoder.sampler.leave_one_out else None
-    view = view_of(decoder, state, canvas, window, computed, rows=rows, leave_one_out=left)
+    view = view_of(decoder, state, canvas, window, logits, rows=rows, leave_one_out=left)
     return Look(view, window, None if len(rows) == len(state.rows) else tuple(rows))
 
 
@@ -287,11 +281,13 @@ def _stepped(
 ) -> tuple[Canvas, Any]:
     """Returns drafts after one more step of the sampler, on logits of an earlier state."""
     rows = seen.stepping(len(state.rows))
+    computed = seen.view.computed
     view = view_of(
-        decoder, state, canvas, seen.window, seen.view.computed, rows=rows,
+        decoder, state, canvas, seen.window, computed.model_logits, rows=rows,
         leave_one_out=seen.view.leave_one_out,
     )  # fmt: skip
-    view = imagined(view)
+    # All drafts share the statistics of the logits.
+    view = imagined(replace(view, computed=computed))
     decision, held = next_step(decoder.sampler, view, held)
     after = canvas_after(decoder, canvas, seen.window, view, decision)
     return truncated(decoder, [state.rows[row] for row in rows], after), held
