@@ -2,9 +2,10 @@
 
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -61,14 +62,11 @@ class RunSettings:
 
     def key(self, example_id: str) -> str:
         """Returns the key of an example's record under these settings."""
-        return self.keys()(example_id)
+        return _digest_of(f'{{"example":{_canonical(example_id)},"settings":{self._text}}}')
 
-    def keys(self) -> Callable[[str], str]:
-        """Returns `key` with the text of the settings worked out once, for many examples."""
-        settings = _canonical(self.written())
-        return lambda example: _digest_of(
-            f'{{"example":{_canonical(example)},"settings":{settings}}}'
-        )
+    @cached_property
+    def _text(self) -> str:
+        return _canonical(self.written())
 
     def with_seed(self, seed: int) -> "RunSettings":
         """Returns the same settings with another seed."""
@@ -230,12 +228,12 @@ class Folder:
         another key than its run and example give.
         """
         found: dict[RunSettings, list[Record]] = {run: [] for run in self.settings()}
-        by_key = {keys(""): (run, keys) for run, keys in ((run, run.keys()) for run in found)}
+        by_key = {run.key(""): run for run in found}
         dropped = self._written().dropped
         strays = []
         for where, record in self._lines():
-            run, keys = by_key.get(record["settings"], (None, None))
-            if run and keys and record["key"] == keys(record["example"]):
+            run = by_key.get(record["settings"])
+            if run and record["key"] == run.key(record["example"]):
                 found[run].append(record)
             elif record["settings"] not in dropped:
                 strays.append(where)
