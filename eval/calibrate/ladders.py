@@ -1,11 +1,14 @@
 """Lists of settings from cautious to bold, by name and by text."""
 
+import re
 from collections.abc import Mapping
 
 from eval.runs.plugins import CHECKS, TITLES
 from eval.runs.sweep import Parts
 from samplers.checks import shown
 
+# Not before a bracket that is closed, and was opened earlier.
+_JOINED = re.compile(r" \+ (?![^()\[\]]*[)\]])")
 _THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 
 LADDERS: Mapping[str, tuple[str, ...]] = {
@@ -44,20 +47,7 @@ def rung_of(
 
 def split_parts(text: str) -> list[str]:
     """Splits at the plus signs outside of brackets and quotes."""
-    parts, depth, quote, start = [], 0, "", 0
-    for index, char in enumerate(text):
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "\"'":
-            quote = char
-        elif char in "([":
-            depth += 1
-        elif char in ")]":
-            depth -= 1
-        elif char == "+" and not depth and text[index - 1 : index + 2] == " + ":
-            parts.append(text[start:index].strip())
-            start = index + 1
-    return [*parts, text[start:].strip()]
+    return [part.strip() for part in _JOINED.split(text)]
 
 
 def _kind_of(part: str) -> tuple[str, str]:

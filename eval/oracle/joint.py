@@ -19,18 +19,11 @@ class Joint:
     """A distribution over answers of one length, in exact rationals.
 
     Attributes:
-        answers: Probability of each possible answer. Symbols are whole numbers from 0.
+        answers: Probability of each possible answer, which is positive; they sum to 1. Symbols are
+            whole numbers from 0.
     """
 
     answers: Mapping[Answer, Fraction]
-
-    def __post_init__(self) -> None:
-        if len({len(answer) for answer in self.answers}) != 1:
-            raise ValueError("A joint distribution needs answers, all of one length.")
-        if sum(self.answers.values()) != 1 or min(self.answers.values()) <= 0:
-            raise ValueError("The answers' probabilities are positive and sum to 1.")
-        if min(min(answer) for answer in self.answers) < 0:
-            raise ValueError("Symbols are whole numbers from 0.")
 
     @staticmethod
     def uniform(answers: Iterable[Sequence[Hashable]]) -> "Joint":

@@ -112,22 +112,6 @@ def test_one_position_a_step_loses_nothing_and_changes_nothing() -> None:
     assert joint.lost_bits(partition) == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize(
-    ("answers", "message"),
-    [
-        ({}, "one length"),
-        ({(0,): Fraction(1, 2), (0, 1): Fraction(1, 2)}, "one length"),
-        ({(0,): Fraction(1, 2)}, "sum to 1"),
-        ({(-1,): Fraction(1)}, "from 0"),
-    ],
-)
-def test_what_is_no_distribution_is_refused(
-    answers: dict[tuple[int, ...], Fraction], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        Joint(answers)
-
-
 def test_an_even_schedule_commits_the_remainder_first() -> None:
     assert even_sizes(5, 2) == [3, 2]
     assert even_sizes(2, 5) == [1, 1]
