@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = _show_warning
         # These two have command lines of their own.
         if words[:1] == ["eval"]:
-            return evaluate(words[1:], program="dllm-decode eval")
+            return evaluate(words[1:])
         if words[:1] == ["bench"]:
             options = argparse.Namespace(name="bench", words=words[1:])
         elif words and words[0] in EVAL_COMMANDS:
@@ -171,12 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _act(parser, COMMANDS[options.name], options)
 
 
-def evaluate(arguments: Sequence[str] | None = None, *, program: str = "dllm-decode eval") -> int:
-    """Runs `eval` and returns the exit status: 1 if examples failed, 2 if something was refused.
-
-    `program` is how the user calls it, for help and messages.
-    """
-    parser = make_eval_parser(program)
+def evaluate(arguments: Sequence[str] | None = None) -> int:
+    """Runs `eval` and returns the exit status: 1 if examples failed, 2 if something was refused."""
+    parser = make_eval_parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
     require_utf8(parser, words)
     options = parser.parse_args(words)
@@ -200,11 +197,11 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def make_eval_parser(program: str = "dllm-decode eval") -> argparse.ArgumentParser:
+def make_eval_parser() -> argparse.ArgumentParser:
     """Builds the command line of `eval`."""
     about = "Measures how well and how fast a decoder fills answers."
     examples = _examples("eval")
-    return _make_parser(program, about, EVAL_COMMANDS, examples, epilog=examples)
+    return _make_parser("dllm-decode eval", about, EVAL_COMMANDS, examples, epilog=examples)
 
 
 def _examples(program: str) -> str:
