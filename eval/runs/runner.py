@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from dllm_decode import decode
-from eval.failures import FAILURES
 from eval.runs.answers import answer, said_of
 from eval.runs.lines import Record, ScoredExample, append
 from eval.runs.names import Selection
@@ -16,6 +15,7 @@ from eval.runs.provenance import machine_of, now, package_commit, require_unchan
 from eval.runs.records import Folder, RunSettings, Skipped
 from eval.runs.settings import ALONE, Place, Run
 from eval.tasks import Example
+from eval.tasks.checks import FAILURES
 
 # Seeds are this far apart, so that no two rows of a run share their noise.
 _BATCH_STRIDE = 1 << 32
