@@ -94,7 +94,7 @@ def _rungs(options: argparse.Namespace) -> list[Parts]:
         raise ValueError("Give the settings with --sampler, or a --ladder: one of the two.")
     texts = options.settings or LADDERS[options.ladder]
     own = {"cache": options.cache, "verifier": options.verifier, "blocks": options.blocks}
-    rungs = [rung_of(text, **own) for text in texts]
+    rungs = [rung_of(text, own) for text in texts]
     twice = [rung for rung, count in Counter(rungs).items() if count > 1]
     if twice:
         raise ValueError(f"Settings must be distinct, got {twice[0].sampler} twice.")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from eval.runs.plugins import CHECKS, TITLES
 from eval.runs.sweep import Parts
@@ -19,18 +20,12 @@ LADDERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def rung_of(
-    text: str,
-    *,
-    cache: str = "NoCache()",
-    verifier: str = "NoVerifier()",
-    blocks: str = "Sequential()",
-) -> Parts:
+def rung_of(text: str, others: Mapping[str, str] = MappingProxyType({})) -> Parts:
     """Reads a setting such as `ConfidenceThreshold(0.9) + MultiBlock(32) + model=FOLDER`.
 
     Its parts are in any order: a sampler, and any of a cache, a verifier, a block schedule and a
-    model, such as a distilled or an adapted one. The other arguments are for parts that the text
-    does not name. Raises ValueError if a part is none of these, or one kind is there twice.
+    model, such as a distilled or an adapted one; `others` are for parts that the text does not
+    name. Raises ValueError if a part is none of these, or one kind is there twice.
     """
     found: dict[str, str] = {}
     for part in split_parts(text):
@@ -42,7 +37,7 @@ def rung_of(
         found[kind] = value
     if "sampler" not in found:
         raise ValueError(f"A setting must have a sampler, got {shown(text)}.")
-    return Parts(**{"cache": cache, "verifier": verifier, "blocks": blocks, **found})
+    return Parts(**{**others, **found})
 
 
 def split_parts(text: str) -> list[str]:

@@ -57,7 +57,7 @@ class OracleModel:
         self._holds = one_hot(self._answers, self.vocab_size).double().flatten(1)
 
     def prompt(self, sample: int, length: int = 3) -> list[int]:
-        """Returns a prompt of at least so many tokens.
+        """Returns a prompt of at least so many tokens: digits of the sample, 0 and the end.
 
         Repeats of a prompt differ in the number of their sample, and hence in their noise.
         """

@@ -169,8 +169,8 @@ def sources_of(run: Run) -> dict[str, str]:
     """
     plugins = (run.sampler, run.cache, run.verifier, run.blocks, run.selection.task)
     modules = {module for plugin in plugins for module in _own_modules(plugin)}
-    own_family = parse_model(run.model_source).own_module if run.model_source else None
-    modules |= {own_family} if own_family else set()
+    family, is_own, _ = (parse_model(run.model_source or "").family or "").partition(":")
+    modules |= {family} if is_own else set()
     files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
     return {
         module: blake2b(Path(file).read_bytes(), digest_size=12).hexdigest()

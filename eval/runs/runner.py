@@ -80,7 +80,7 @@ class Worker:
             self._keep(records)
 
     def finished(self, first: int = 0) -> Iterator[list[Record]]:
-        """Yields the records of each batch from the example `first` on; decodes those that lack."""
+        """Yields the records of each batch from the example `first` on; decodes missing ones."""
         self._begin()
         size, done = self._run.batch_size, self._part.done
         for index in range(first // size, len(self._batches)):
