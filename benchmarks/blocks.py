@@ -105,7 +105,7 @@ def on_the_oracle(options: Any) -> list[Row]:
     for sampler in samplers_of(options.threshold, options.entropy):
         base: list[float] = []
         for blocks in schedules(sampler, options.block_length, 0):
-            model = OracleModel([joint])
+            model = OracleModel(joint)
             prompts = [model.prompt(number) for number in range(options.num_examples)]
             out = decode(
                 model, prompts, parse(sampler), blocks=parse_blocks(blocks),

@@ -22,7 +22,7 @@ from benchmarks.frame import Row, origin, read_options, table_of
 from dllm_decode import load_model
 from dllm_decode.launch import run_main
 from eval.calibrate.bounds import clopper_pearson, max_num_lost, wealth
-from eval.calibrate.calibration import BatchDecoder, calibrate
+from eval.calibrate.calibration import calibrate
 from eval.calibrate.ladders import LADDERS
 from eval.calibrate.procedure import Guarantee
 from eval.metrics.statistics import paired_score_interval
@@ -30,9 +30,8 @@ from eval.runs.lines import Record
 from eval.runs.names import parse_task
 from eval.runs.plugins import parse_sampler
 from eval.runs.progress import Reporter
-from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, RunSettings
-from eval.runs.runner import Checked, plan_of
+from eval.runs.runner import Checked, Part, Worker, part_of, plan_of
 from eval.runs.settings import Run
 from eval.runs.sweep import decoding_of
 
@@ -131,19 +130,17 @@ def check_task(task: str, options: Any, guarantee: Guarantee, reporter: Reporter
     """Decodes what the folder lacks for one task, and checks its calibrations."""
     calibrated, checked = plans_of(task, options)
     folder = Folder(options.out / task.partition("?")[0].replace("/", "-"))
-    folder.claim([one.settings for plan in (*calibrated, checked) for one in plan])
-    machine = folder.note_machine(machine_of("cpu"))
-    with folder.writing(0) as part:
-        done = {record["key"]: record for record in folder.records() if record["error"] is None}
-        decoder = BatchDecoder(part, machine, done, reporter)
-        records = [list(records_of(decoder, one)) for one in checked]
+    everything = [one for plan in (*calibrated, checked) for one in plan]
+    folder.claim([one.settings for one in everything])
+    with part_of(folder, everything, retry_errors=True) as part:
+        records = [list(records_of(one, part, reporter)) for one in checked]
         scores = np.array([[one["scores"][one["primary"]] for one in own] for own in records])
         nfe = np.array([[one["nfe"] for one in own] for own in records])
         measured = measured_of(checked, scores, nfe)
         chosen = []
         for plan in calibrated:
-            list(records_of(decoder, plan[0]))
-            card = calibrate(plan[0], plan[1:], guarantee, decoder)
+            list(records_of(plan[0], part, reporter))
+            card = calibrate(plan[0], plan[1:], guarantee, part, reporter)
             sampler = RunSettings.of(dict(card.setting)).sampler
             chosen.append(next(one for one in measured if one.sampler == sampler))
     size, speedups = (options.num_resampled, options.num_prompts), [one.speedup for one in measured]
@@ -172,9 +169,9 @@ def plans_of(task: str, options: Any) -> tuple[list[list[Checked]], list[Checked
     return calibrated, plan(CHECKED_ON, options.num_checked, 0)
 
 
-def records_of(decoder: BatchDecoder, one: Checked) -> Iterator[Record]:
+def records_of(one: Checked, part: Part, reporter: Reporter) -> Iterator[Record]:
     """Decodes a setting and yields its records."""
-    for batch in decoder.batches(one):
+    for batch in Worker(one, part, reporter).finished():
         for record in batch:
             if record["error"] is not None:
                 raise RuntimeError(f"{one.run.name} must answer every prompt: {record['error']}")

@@ -21,7 +21,6 @@ from dllm_decode.own_packages import require_own
 from dllm_decode.serve.limits import Limits
 from eval import arguments as own
 from eval.runs.options import LENGTHS, OptionsOf, add_options, decoding
-from eval.texts import require_utf8
 from eval.training import arguments as training
 
 _LOST = "Stopped; nothing is kept.\n"
@@ -153,12 +152,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Last, so that no file there replaces a package: modules of the user's own plug-ins.
     sys.path.append(os.getcwd())
     parser = make_parser()
-    require_utf8(parser, words)
+    _require_utf8(parser, words)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         # These two have command lines of their own.
         if words[:1] == ["eval"]:
-            return evaluate(words[1:], program="dllm-decode eval")
+            return evaluate(words[1:])
         if words[:1] == ["bench"]:
             options = argparse.Namespace(name="bench", words=words[1:])
         elif words and words[0] in EVAL_COMMANDS:
@@ -171,14 +170,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _act(parser, COMMANDS[options.name], options)
 
 
-def evaluate(arguments: Sequence[str] | None = None, *, program: str = "dllm-decode eval") -> int:
-    """Runs `eval` and returns the exit status: 1 if examples failed, 2 if something was refused.
-
-    `program` is how the user calls it, for help and messages.
-    """
-    parser = make_eval_parser(program)
+def evaluate(arguments: Sequence[str] | None = None) -> int:
+    """Runs `eval` and returns the exit status: 1 if examples failed, 2 if something was refused."""
+    parser = make_eval_parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    require_utf8(parser, words)
+    _require_utf8(parser, words)
     options = parser.parse_args(words)
     return _act(parser, EVAL_COMMANDS[options.name], options)
 
@@ -200,11 +196,11 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def make_eval_parser(program: str = "dllm-decode eval") -> argparse.ArgumentParser:
+def make_eval_parser() -> argparse.ArgumentParser:
     """Builds the command line of `eval`."""
     about = "Measures how well and how fast a decoder fills answers."
     examples = _examples("eval")
-    return _make_parser(program, about, EVAL_COMMANDS, examples, epilog=examples)
+    return _make_parser("dllm-decode eval", about, EVAL_COMMANDS, examples, epilog=examples)
 
 
 def _examples(program: str) -> str:
@@ -245,6 +241,15 @@ def _act(parser: argparse.ArgumentParser, command: Command, options: argparse.Na
         goes_on = options.name == "generate" and options.output
         sys.stderr.write(_GOES_ON if goes_on else command.stopped)
         return 130
+
+
+def _require_utf8(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Ends the process, as argparse does, if a word of the command line is in another encoding."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            parser.error(f"every argument must be text in UTF-8, got {word!a}")
 
 
 def _show_warning(message: Warning | str, *place: object, **more: object) -> None:

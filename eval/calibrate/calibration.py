@@ -1,50 +1,24 @@
 """Decodes settings from cautious to bold, as far as the tests need; returns the card."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
-from pathlib import Path
 
 from eval.calibrate.card import Card, Rating, name_of
 from eval.calibrate.procedure import Guarantee, Pairs, certify
 from eval.metrics.statistics import mean
 from eval.runs.lines import Record, score_of
-from eval.runs.progress import SILENT, Reporter
+from eval.runs.progress import Reporter
 from eval.runs.provenance import now
-from eval.runs.runner import Checked, Worker
-from eval.runs.settings import ALONE
+from eval.runs.runner import Checked, Part, Worker
 from eval.tasks import Task
-
-
-@dataclass
-class BatchDecoder:
-    """Decodes batches of settings as the tests ask for them, and keeps the records.
-
-    `machine` names the folder's note on this process; `done` has all records by key, also those of
-    earlier runs.
-    """
-
-    part: Path
-    machine: str
-    done: dict[str, Record]
-    reporter: Reporter
-
-    def batches(
-        self, one: Checked, first: int = 0, *, reporter: Reporter | None = None
-    ) -> Iterator[list[Record]]:
-        """Yields the records of each batch from the example `first` on."""
-        worker = Worker(one, self.part, reporter or self.reporter, self.machine)
-        worker.begin(self.done, ALONE)
-        for index in range(first // one.run.batch_size, len(worker.batches)):
-            skipped = max(0, first - index * one.run.batch_size)
-            yield worker.finish_batch(index, self.done)[skipped:]
 
 
 def calibrate(
     reference: Checked,
     ladder: Sequence[Checked],
     guarantee: Guarantee,
-    decoder: BatchDecoder,
+    part: Part,
+    reporter: Reporter,
     *,
     agreement: bool = False,
     order_on: int = 0,
@@ -59,13 +33,18 @@ def calibrate(
     score = _agreement_of(reference.run.selection.task) if agreement else _scores_of
     ordered = list(ladder)
     if order_on:
-        ordered = _learned(reference, ladder, decoder, score, order_on)
+        firsts = [
+            list(islice(chain.from_iterable(Worker(one, part, reporter).finished()), order_on))
+            for one in (reference, *ladder)
+        ]
+        ordered = [ladder[i] for i in _learned(firsts[0], firsts[1:], score)]
     looked: list[list[Record]] = [[] for _ in ordered]
 
     def pairs(one: Checked, looked_at: list[Record]) -> Iterator[Pairs]:
         # The reference is decoded as far as the setting: a display of its own would come and go.
-        known = decoder.batches(reference, order_on, reporter=SILENT)
-        for first, second in zip(known, decoder.batches(one, order_on), strict=True):
+        known = Worker(reference, part).finished(order_on)
+        found = Worker(one, part, reporter).finished(order_on)
+        for first, second in zip(known, found, strict=True):
             looked_at += second
             yield [score(a, c) for a, c in zip(first, second, strict=True)]
 
@@ -76,7 +55,7 @@ def calibrate(
     )
     certified = [rating for rating in ratings if rating.verdict.certified]
     keys = {reference.settings.key(example.id) for example in reference.examples[order_on:]}
-    own = [record for key, record in decoder.done.items() if key in keys]
+    own = [record for key, record in part.done.items() if key in keys]
     best = max(certified, key=lambda rating: rating.tokens_per_forward, default=None)
     return Card(
         setting=best.setting if best else reference.settings.written(),
@@ -132,32 +111,24 @@ def _require_answered(record: Record) -> None:
 
 
 def _learned(
-    reference: Checked,
-    ladder: Sequence[Checked],
-    decoder: BatchDecoder,
-    score: Score,
-    order_on: int,
-) -> list[Checked]:
+    reference: Sequence[Record], ladder: Sequence[Sequence[Record]], score: Score
+) -> list[int]:
     """Orders settings by their drop on prompts of their own; leaves out those that lose to others.
+
+    Takes the records of each setting, and returns indices of the ladder.
 
     Source: Laufer-Goldshtein et al. 2022, "Efficiently Controlling Multiple Risks with Pareto
     Testing", https://arxiv.org/abs/2210.07913, the order of the fixed sequence.
     """
-
-    def first_of(one: Checked) -> list[Record]:
-        return list(islice(chain.from_iterable(decoder.batches(one)), order_on))
-
-    first = first_of(reference)
     ranked = []
-    for index, one in enumerate(ladder):
-        records = first_of(one)
-        pairs = [score(a, c) for a, c in zip(first, records, strict=True)]
+    for index, records in enumerate(ladder):
+        pairs = [score(a, c) for a, c in zip(reference, records, strict=True)]
         ranked.append((mean([a - c for a, c in pairs]), -_speed(records), index))
-    kept: list[Checked] = []
+    kept: list[int] = []
     fastest = 0.0
     for _, slowness, index in sorted(ranked):
         if -slowness > fastest:
-            kept.append(ladder[index])
+            kept.append(index)
             fastest = -slowness
     return kept
 

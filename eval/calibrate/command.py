@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from msgspec import structs
 from rich.console import Console
 
-from eval.calibrate.calibration import BatchDecoder, calibrate
+from eval.calibrate.calibration import calibrate
 from eval.calibrate.ladders import LADDERS, rung_of
 from eval.calibrate.procedure import Guarantee
 from eval.files import read_object, require_file, write_json
@@ -20,7 +20,7 @@ from eval.runs.options import given_of
 from eval.runs.progress import Reporter
 from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, RunSettings, digest
-from eval.runs.runner import Checked, done_of, plan_of
+from eval.runs.runner import Checked, part_of, plan_of
 from eval.runs.settings import Place
 from eval.runs.sweep import Parts
 
@@ -48,18 +48,21 @@ def run(options: argparse.Namespace) -> int:
     for warning in warnings:
         sys.stderr.write(f"WARNING: {warning}\n")
     warn_of_unknown_words(checked)
-    machine = machine_of(checked[0].run.model.device)
-    with folder.writing(0) as part, Reporter(Console(stderr=True)) as reporter:
-        done = done_of(folder, checked, retry_errors=options.retry_errors)
-        decoder = BatchDecoder(part, folder.note_machine(machine), done, reporter)
+    with (
+        part_of(folder, checked, retry_errors=options.retry_errors) as part,
+        Reporter(Console(stderr=True)) as reporter,
+    ):
         card = calibrate(
-            checked[0], checked[1:], guarantee, decoder,
+            checked[0], checked[1:], guarantee, part, reporter,
             agreement=options.agreement, order_on=options.order_on,
         )  # fmt: skip
     given = {one.settings.key(""): rung for one, rung in zip(checked, rungs, strict=True)}
     chosen = asdict(given[RunSettings.of(card.setting).key("")])
     expressions = {name: text for name, text in chosen.items() if name != "model"}
-    card = structs.replace(card, expressions=expressions, warnings=tuple(warnings), machine=machine)
+    card = structs.replace(
+        card, expressions=expressions, warnings=tuple(warnings),
+        machine=machine_of(checked[0].run.model.device),
+    )  # fmt: skip
     card.write(card_file)
     Console().print(card.text(), markup=False, highlight=False, soft_wrap=True, end="")
     return 0 if card.is_certified else 1
@@ -91,7 +94,7 @@ def _rungs(options: argparse.Namespace) -> list[Parts]:
         raise ValueError("Give the settings with --sampler, or a --ladder: one of the two.")
     texts = options.settings or LADDERS[options.ladder]
     own = {"cache": options.cache, "verifier": options.verifier, "blocks": options.blocks}
-    rungs = [rung_of(text, **own) for text in texts]
+    rungs = [rung_of(text, own) for text in texts]
     twice = [rung for rung, count in Counter(rungs).items() if count > 1]
     if twice:
         raise ValueError(f"Settings must be distinct, got {twice[0].sampler} twice.")

@@ -1,11 +1,15 @@
 """Lists of settings from cautious to bold, by name and by text."""
 
+import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from eval.runs.plugins import CHECKS, TITLES
 from eval.runs.sweep import Parts
 from samplers.checks import shown
 
+# Not before a bracket that is closed, and was opened earlier.
+_JOINED = re.compile(r" \+ (?![^()\[\]]*[)\]])")
 _THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 
 LADDERS: Mapping[str, tuple[str, ...]] = {
@@ -16,18 +20,12 @@ LADDERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def rung_of(
-    text: str,
-    *,
-    cache: str = "NoCache()",
-    verifier: str = "NoVerifier()",
-    blocks: str = "Sequential()",
-) -> Parts:
+def rung_of(text: str, others: Mapping[str, str] = MappingProxyType({})) -> Parts:
     """Reads a setting such as `ConfidenceThreshold(0.9) + MultiBlock(32) + model=FOLDER`.
 
     Its parts are in any order: a sampler, and any of a cache, a verifier, a block schedule and a
-    model, such as a distilled or an adapted one. The other arguments are for parts that the text
-    does not name. Raises ValueError if a part is none of these, or one kind is there twice.
+    model, such as a distilled or an adapted one; `others` are for parts that the text does not
+    name. Raises ValueError if a part is none of these, or one kind is there twice.
     """
     found: dict[str, str] = {}
     for part in split_parts(text):
@@ -39,25 +37,12 @@ def rung_of(
         found[kind] = value
     if "sampler" not in found:
         raise ValueError(f"A setting must have a sampler, got {shown(text)}.")
-    return Parts(**{"cache": cache, "verifier": verifier, "blocks": blocks, **found})
+    return Parts(**{**others, **found})
 
 
 def split_parts(text: str) -> list[str]:
     """Splits at the plus signs outside of brackets and quotes."""
-    parts, depth, quote, start = [], 0, "", 0
-    for index, char in enumerate(text):
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "\"'":
-            quote = char
-        elif char in "([":
-            depth += 1
-        elif char in ")]":
-            depth -= 1
-        elif char == "+" and not depth and text[index - 1 : index + 2] == " + ":
-            parts.append(text[start:index].strip())
-            start = index + 1
-    return [*parts, text[start:].strip()]
+    return [part.strip() for part in _JOINED.split(text)]
 
 
 def _kind_of(part: str) -> tuple[str, str]:

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from dllm_decode.core.stopping import cut_at
-
 AnswerLength: TypeAlias = int | Literal["task"]
 """Tokens, or "task": as many as the task allows its answers."""
 
@@ -62,10 +60,6 @@ class Generation:
             temperature=_temperature(options) if temperature is None else temperature,
             until=_until(options.get("until")),
         )
-
-    def cut(self, text: str) -> str:
-        """Returns the text before the first stop string."""
-        return cut_at(text, self.until)
 
 
 def _check(name: str, value: object) -> None:

@@ -18,7 +18,6 @@ from dllm_decode.core.layout import attention_mask
 from dllm_decode.models.base import UniformState
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.records import digest
-from samplers.checks import require_count
 from samplers.logits.statistics import gather, log_normaliser, most_likely
 
 
@@ -95,9 +94,6 @@ class MonteCarlo(Estimator):
 
     num_samples: int = 128
 
-    def __post_init__(self) -> None:
-        require_count("num_samples", self.num_samples, 1)
-
     def patterns(self, length: int, rng: random.Random) -> list[Pattern]:
         offset = rng.random()
         found = []
@@ -146,7 +142,6 @@ class Likelihood:
     batch_size: int = 16
 
     def __post_init__(self) -> None:
-        require_count("batch_size", self.batch_size, 1)
         if isinstance(self.model, UniformState):
             raise ValueError(
                 f"A likelihood needs a model of masked diffusion, got {self.model.name}. Use a "

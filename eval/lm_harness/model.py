@@ -5,9 +5,11 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar
 
 import torch
+import torch.distributed
 from jaxtyping import Shaped
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, TemplateLM
@@ -21,15 +23,17 @@ from dllm_decode import DecodeOutput, decode
 from dllm_decode.options import DEFAULT_BLOCK_LENGTH
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.likelihood import Likelihood, ScoredAnswer
-from eval.lm_harness.ranks import Ranks
 from eval.lm_harness.records import CostLedger, cost_of_score
 from eval.lm_harness.requests import LmJob, Prompt, alike, chunks, distinct, warn_of_unknown
 from eval.lm_harness.settings import Opened, open_model
 from eval.lm_harness.text import Codec
 from eval.runs.answers import cost_of
 from eval.runs.records import digest
-from eval.runs.settings import Place
+from eval.runs.settings import ALONE, Place
 from eval.tasks.base import Turn
+
+# Processes wait for the longest answers; launchers end all processes when one fails.
+_PATIENCE = timedelta(days=7)
 
 Item = TypeVar("Item")
 Answer: TypeAlias = tuple[float, bool]
@@ -49,11 +53,19 @@ class DecodeLM(TemplateLM):
         ledger: The cost of each answer.
     """
 
-    def __init__(self, opened: Opened, ranks: Ranks) -> None:
+    def __init__(self, opened: Opened, place: Place = ALONE) -> None:
         super().__init__()
         self._model, self.tokenizer, self.settings = opened
-        self._ranks = ranks
-        self._rank, self._world_size = ranks.place.rank, ranks.place.world_size
+        self._rank, self._world_size = place.rank, place.world_size
+        self._owns_processes = place.world_size > 1 and not torch.distributed.is_initialized()
+        if self._owns_processes:
+            torch.distributed.init_process_group(
+                "gloo", rank=place.rank, world_size=place.world_size, timeout=_PATIENCE
+            )
+        self._group = None
+        if place.world_size > 1:
+            # A group that was there before may be for devices only.
+            self._group = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
         self._device = self._model.device
         self._codec = Codec(self.tokenizer, self.eot_token_id)
         settings, seed = self.settings, self.settings.decoding.seed
@@ -69,7 +81,7 @@ class DecodeLM(TemplateLM):
     ) -> "DecodeLM":
         """Loads a model as `open_model` does."""
         added = {k: v for k, v in (additional_config or {}).items() if v is not None}
-        return cls(open_model({**arg_dict, **added}), Ranks(Place.of_launch()))
+        return cls(open_model({**arg_dict, **added}), Place.of_launch())
 
     @classmethod
     def create_from_arg_string(
@@ -205,11 +217,11 @@ class DecodeLM(TemplateLM):
 
     def all_gather(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """Returns every process's tensor, concatenated."""
-        return torch.cat(self._ranks.all(torch.atleast_1d(tensor.cpu())))
+        return torch.cat(self._of_all(torch.atleast_1d(tensor.cpu())))
 
     def gather_object(self, obj: Item, dst: int = 0) -> list[Item] | None:
         """Returns every process's object to one of them."""
-        found = self._ranks.all(obj)
+        found = self._of_all(obj)
         return found if self.rank == dst else None
 
     def barrier(self) -> None:
@@ -218,11 +230,21 @@ class DecodeLM(TemplateLM):
         The harness calls it in every process after each type of request, and calls
         `get_model_info` later in the first process alone.
         """
-        self.ledger.share(self._ranks)
+        for ledger in self._of_all(self.ledger):
+            self.ledger.take_over(ledger)
+
+    def _of_all(self, value: Item) -> list[Item]:
+        """Returns the values of all processes, which must be picklable, in order of rank."""
+        values = [value] * self.world_size
+        if self._group is not None:
+            torch.distributed.all_gather_object(values, value, group=self._group)
+        return values
 
     def close(self) -> None:
         """Ends the group of processes."""
-        self._ranks.close()
+        if self._owns_processes:
+            torch.distributed.destroy_process_group()
+        self._group, self._owns_processes = None, False
 
 
 def _answer(scored: ScoredAnswer) -> Answer:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from eval.lm_harness.likelihood import Pair, ScoredAnswer
-from eval.lm_harness.ranks import Ranks
 from eval.lm_harness.requests import LmJob
 from eval.metrics.metrics import tokens_per
 from eval.metrics.statistics import mean, percentile
@@ -33,10 +32,9 @@ class CostLedger:
         names = ("task", "doc_id", "idx", "repeat", "request")
         self._records[key] = dict(zip(names, key, strict=True)) | dict(cost)
 
-    def share(self, ranks: Ranks) -> None:
-        """Gives every process the costs of all; each calls it at the same point."""
-        for records in ranks.all(self._records):
-            self._records |= records
+    def take_over(self, other: "CostLedger") -> None:
+        """Notes the costs that another process noted."""
+        self._records |= other._records
 
     def records(self) -> list[dict[str, Any]]:
         """Returns all records known to this process, in order of task and document."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
 from eval.arguments import Harness, MachineOptions, Plugins
-from eval.lm_harness.generation import AnswerLength
+from eval.lm_harness.generation import DEFAULT_LENGTH, AnswerLength
 from eval.lm_harness.likelihood import Estimator, LeftToRight, MonteCarlo
 from eval.runs.command import load
 from eval.runs.names import read
@@ -34,8 +34,11 @@ class LmTokenizer(PromptTokenizer, Protocol):
 class LmSettings:
     """Everything that decides an answer, except the request itself.
 
-    `decoding` has all options of the decode besides the plug-ins; `from_task` names those of them
-    that a task decides, "gen_length" and "temperature". `batch_size` is in rows of a forward.
+    Attributes:
+        decoding: The options of the decode besides the plug-ins and the next two.
+        gen_length: Answer length in tokens, or "task"; see `Generation.of`.
+        temperature: Temperature of all answers; None takes the task's.
+        batch_size: Rows of a forward.
     """
 
     model: str
@@ -46,27 +49,18 @@ class LmSettings:
     verifier: Verifier
     estimator: Estimator
     decoding: DecodeConfig = DecodeConfig()
-    from_task: tuple[str, ...] = ("temperature",)
+    gen_length: AnswerLength = DEFAULT_LENGTH
+    temperature: float | None = None
     batch_size: int = 16
     blocks: BlockSchedule = Sequential()
 
-    @property
-    def gen_length(self) -> AnswerLength:
-        """Answer length in tokens, or "task"; see `Generation.of`."""
-        return "task" if "gen_length" in self.from_task else self.decoding.gen_length
-
-    @property
-    def temperature(self) -> float | None:
-        """Temperature of all answers; None takes the task's."""
-        return None if "temperature" in self.from_task else self.decoding.temperature
-
     def described(self) -> dict[str, Any]:
         """Returns all of it, ready for JSON."""
-        names = [f.name for f in fields(self) if f.name not in ("decoding", "from_task")]
-        own = {name: getattr(self, name) for name in names} | asdict(self.decoding)
+        names = [f.name for f in fields(self) if f.name != "decoding"]
+        own = asdict(self.decoding) | {name: getattr(self, name) for name in names}
         policies = ("sampler", "cache", "verifier", "blocks", "estimator")
         own |= {name: repr(own[name]) for name in policies}
-        return own | dict.fromkeys(self.from_task, "task")
+        return own | ({"temperature": "task"} if self.temperature is None else {})
 
     def fingerprint(self) -> str:
         """Returns a short hash of all of it."""
@@ -153,15 +147,14 @@ def open_model(arguments: Mapping[str, Any]) -> Opened:
     given = read_arguments(arguments)
     source, revision = given["pretrained"], given["revision"]
     own = load(source, device=given["device"], dtype=given["dtype"], revision=revision or "")
-    is_open = {"gen_length": given.get("gen_length") == "task",
-               "temperature": "temperature" not in given}  # fmt: skip
     settings = LmSettings(
         model=source,
         revision=revision,
         dtype=own.dtype,
         estimator=MonteCarlo(given["mc_num"]) if given["nll"] == "mc" else LeftToRight(),
         decoding=decoding_of(given),
-        from_task=tuple(name for name, is_tasks in is_open.items() if is_tasks),
+        gen_length=given.get("gen_length", DEFAULT_LENGTH),
+        temperature=given.get("temperature"),
         batch_size=given["batch_size"],
         **built(given, own.target),
     )

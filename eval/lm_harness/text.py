@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dllm_decode.core.stopping import cut_at
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.settings import LmTokenizer
 from eval.runs.prompts import require_template
@@ -65,7 +66,8 @@ class Codec:
         """Returns the text of an answer, cut at the first stop string."""
         stops = {token for stop in generation.until for token in self._token_of(stop)}
         end = next((i for i, token in enumerate(tokens) if token in stops), len(tokens))
-        return generation.cut(self._tokenizer.decode([*tokens[:end]], skip_special_tokens=True))
+        text = self._tokenizer.decode([*tokens[:end]], skip_special_tokens=True)
+        return cut_at(text, generation.until)
 
     def _token_of(self, text: str) -> list[int]:
         """Returns the token of a stop string; decoding leaves out special ones."""

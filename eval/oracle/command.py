@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         stop_at_eos=False,
     )  # fmt: skip
     for text in options.sampler or _SAMPLERS:
-        model = OracleModel([joint])
+        model = OracleModel(joint)
         prompts = [model.prompt(i) for i in range(options.rows)]
         out = decode(model, prompts, parse(text), config=config)
         num_right = sum(model.is_right(row) for row in out.tokens.tolist())

@@ -19,18 +19,11 @@ class Joint:
     """A distribution over answers of one length, in exact rationals.
 
     Attributes:
-        answers: Probability of each possible answer. Symbols are whole numbers from 0.
+        answers: Probability of each possible answer, which is positive; they sum to 1. Symbols are
+            whole numbers from 0.
     """
 
     answers: Mapping[Answer, Fraction]
-
-    def __post_init__(self) -> None:
-        if len({len(answer) for answer in self.answers}) != 1:
-            raise ValueError("A joint distribution needs answers, all of one length.")
-        if sum(self.answers.values()) != 1 or min(self.answers.values()) <= 0:
-            raise ValueError("The answers' probabilities are positive and sum to 1.")
-        if min(min(answer) for answer in self.answers) < 0:
-            raise ValueError("Symbols are whole numbers from 0.")
 
     @staticmethod
     def uniform(answers: Iterable[Sequence[Hashable]]) -> "Joint":
@@ -67,36 +60,19 @@ class Joint:
         earlier ones. The accuracy is at least 2 to the power of minus this, exactly that for
         symmetric tasks. The partition covers all positions.
         """
-        self._check(partition)
         return _lost(self.answers, list(partition))
-
-    def law(self, partition: Partition) -> dict[Answer, Fraction]:
-        """Returns the probability of each possible answer at temperature 1.
-
-        They sum to less than 1 if answers are drawn that are not possible.
-        """
-        self._check(partition)
-        return dict(_outcomes(self.answers, list(partition)))
 
     def accuracy(self, partition: Partition) -> Fraction:
         """Returns the exact probability that draws at temperature 1 end in a possible answer."""
-        return sum(self.law(partition).values(), Fraction(0))
+        return _accuracy(self.answers, list(partition))
 
     def random_order_accuracy(self, sizes: Sequence[int]) -> Fraction:
-        """Returns the accuracy if so many positions are drawn at random for each step."""
-        if sum(sizes) != self.length or min(sizes) < 1:
-            raise ValueError(
-                f"sizes must be positive and sum to the answer's length {self.length}, got {sizes}."
-            )
+        """Returns the accuracy if so many positions are drawn at random for each step.
+
+        The sizes are positive and sum to the answer's length.
+        """
         orders = list(partitions(tuple(range(self.length)), list(sizes)))
         return sum((self.accuracy(order) for order in orders), Fraction(0)) / len(orders)
-
-    def _check(self, partition: Partition) -> None:
-        if sorted(position for step in partition for position in step) != list(range(self.length)):
-            raise ValueError(
-                f"A partition names each of the {self.length} positions once, got "
-                f"{[list(step) for step in partition]}."
-            )
 
 
 def left_to_right(length: int, tokens_per_step: int) -> list[range]:
@@ -145,21 +121,19 @@ def _split(
     return groups
 
 
-def _outcomes(
-    answers: Mapping[Answer, Fraction], partition: list[Sequence[int]]
-) -> Iterator[tuple[Answer, Fraction]]:
+def _accuracy(answers: Mapping[Answer, Fraction], partition: list[Sequence[int]]) -> Fraction:
+    """Returns the probability that draws, step by step, end in one of the answers."""
     if not partition:
-        (answer,) = answers
-        yield answer, Fraction(1)
-        return
+        return Fraction(1)
     marginals = _marginals(answers, partition[0])
+    total = Fraction(0)
     for symbols, group in _split(answers, partition[0]).items():
         drawn = math.prod(
             marginals[position][symbol]
             for position, symbol in zip(partition[0], symbols, strict=True)
         )
-        for answer, probability in _outcomes(group, partition[1:]):
-            yield answer, drawn * probability
+        total += drawn * _accuracy(group, partition[1:])
+    return total
 
 
 def _lost(answers: Mapping[Answer, Fraction], partition: list[Sequence[int]]) -> float:

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 from dllm_decode import DecodeConfig, DecodeOutput, Gains, Observer, decode
-from eval.failures import FAILURES
 from eval.runs.lines import AnswerCost, ScoredExample, tokens_of
 from eval.runs.prompts import encode_prompt
 from eval.runs.settings import Run
 from eval.runs.traces import Looks, recorded
 from eval.tasks import Example
-from eval.tasks.checks import checked_scores
+from eval.tasks.checks import FAILURES, checked_scores
 
 
 def answer(

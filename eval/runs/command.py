@@ -13,7 +13,7 @@ from rich.console import Console
 
 from dllm_decode import load_model, load_target
 from dllm_decode.models.loading.load import LoadedModel
-from eval.runs.crew import Crew
+from eval.runs.crew import decoding_on_ray
 from eval.runs.options import axes_of
 from eval.runs.plugins import parse_model
 from eval.runs.progress import Reporter
@@ -62,12 +62,24 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Folder:
     Folder(options.out).require_usable()
 
     def tell(plan: RunPlan, others: list[RunSettings]) -> None:
-        _tell(plan, others)
+        for one in plan.skipped:
+            sys.stderr.write(f"Skipped {one.setting}: {one.reason}\n")
+        if others:
+            sys.stderr.write(
+                f"The folder holds {len(others)} settings besides; they stay in the report "
+                "(--drop-others leaves them out).\n"
+            )
+        warn_of_unknown_words(plan.runs)
         warn(sweep.samplers, [one.settings for one in plan.runs])
 
-    # With actors, this process decodes nothing: it checks the runs and keeps the records.
-    here = argparse.Namespace(**{**vars(options), "device": "cpu"}) if options.ray else options
-    with batches_decoded(sweep, options, place) as decoded:
+    decoding: AbstractContextManager[Decoding] = nullcontext(in_turn)
+    here = options
+    if options.ray:
+        opener = partial(open_runs, sweep, options)
+        decoding = decoding_on_ray(options, opener, Folder(options.out), place.world_size)
+        # This process decodes nothing: it checks the runs and keeps the records.
+        here = argparse.Namespace(**{**vars(options), "device": "cpu"})
+    with decoding as decoded:
         return execute(
             open_runs(sweep, here),
             options.out,
@@ -86,26 +98,6 @@ def open_runs(sweep: Sweep, options: argparse.Namespace) -> list[Run]:
     selections = sweep.selections(code_for(options))
     loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
     return list(sweep.runs(loaded, selections, trace=not options.no_trace))
-
-
-def batches_decoded(
-    sweep: Sweep, options: argparse.Namespace, place: Place
-) -> AbstractContextManager[Decoding]:
-    """Returns a context that gives what decodes batches: this process, or Ray actors.
-
-    Raises ValueError if Ray cannot be combined with the other options.
-    """
-    if not options.ray:
-        return nullcontext(in_turn)
-    if options.device not in ("cpu", "cuda") or place.world_size > 1:
-        raise ValueError(
-            "--ray shares a run among actors on 'cpu' or 'cuda', started by one process; got "
-            f"--device {options.device} in one of {place.world_size} processes."
-        )
-    crew = Crew(
-        options.ray, options.ray_actors, options.threads or 1, int(options.device == "cuda")
-    )
-    return crew.decoding(partial(open_runs, sweep, options), Folder(options.out))
 
 
 def code_for(options: argparse.Namespace) -> CodeRunner:
@@ -149,17 +141,6 @@ def load(
         source=source,
         revision=revision,
     )
-
-
-def _tell(plan: RunPlan, others: list[RunSettings]) -> None:
-    for one in plan.skipped:
-        sys.stderr.write(f"Skipped {one.setting}: {one.reason}\n")
-    if others:
-        sys.stderr.write(
-            f"The folder holds {len(others)} settings besides; they stay in the report "
-            "(--drop-others leaves them out).\n"
-        )
-    warn_of_unknown_words(plan.runs)
 
 
 def warn_of_unknown_words(runs: Sequence[Checked]) -> None:

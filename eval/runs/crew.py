@@ -2,18 +2,19 @@
 
 import logging
 import sys
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from eval.runs.lines import Record
-from eval.runs.progress import SILENT
 from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, digest
-from eval.runs.runner import Decoding, PendingBatch, Worker, plan_of
+from eval.runs.runner import Decoding, Part, PendingBatch, Worker, plan_of
 from eval.runs.settings import Run
 
 _LOG = logging.getLogger(__name__)
@@ -43,9 +44,8 @@ class Actor:
         self._machine = {**machine_of(runs[0].model.device), "command": command}
         name = digest(self._machine)
         # The records are kept by another process.
-        workers = [
-            Worker(one, Path(), SILENT, name) for one in plan_of(runs, skip_impossible=True).runs
-        ]
+        part = Part(Path(), name, {})
+        workers = [Worker(one, part) for one in plan_of(runs, skip_impossible=True).runs]
         self._workers = {worker.settings_key: worker for worker in workers}
 
     def decode(self, settings_key: str, batch: PendingBatch) -> Decoded:
@@ -58,76 +58,74 @@ class Actor:
         return Decoded(self._workers[settings_key].decode(batch), self._machine)
 
 
-class Crew(NamedTuple):
-    """How many actors there are, and where; each has so many processors and GPUs.
+@contextmanager
+def decoding_on_ray(
+    options: Namespace, open_runs: Opener, folder: Folder, num_processes: int
+) -> Iterator[Decoding]:
+    """Starts the actors that options ask for, yields what decodes batches on them, and ends them.
 
-    `address` is that of a Ray, as `ray.init` takes it, or `LOCAL`. If `num_actors` is None, there
-    are as many as the Ray has room for.
+    Each actor calls `open_runs`, and the folder gets a note on its machine. Raises ValueError if
+    Ray cannot be combined with the other options, is not installed, or has no room for the actors.
     """
+    if options.device not in ("cpu", "cuda") or num_processes > 1:
+        raise ValueError(
+            "--ray shares a run among actors on 'cpu' or 'cuda', started by one process; got "
+            f"--device {options.device} in one of {num_processes} processes."
+        )
+    try:
+        import ray
+    except ImportError:
+        said = "--ray needs ray, which is not installed: pip install '.[ray]'."
+        raise ValueError(said) from None
+    num_cpus, num_gpus = options.threads or 1, int(options.device == "cuda")
+    _connect(ray, options, num_cpus)
+    try:
+        count = _num_actors(ray, options, num_cpus, num_gpus)
+        kind = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus)(Actor)
+        command = " ".join(sys.argv[1:])
+        actors = [kind.remote(open_runs, command) for _ in range(count)]
 
-    address: str
-    num_actors: int | None
-    num_cpus: int
-    num_gpus: int
+        def start(worker: Worker, actor: Any, batch: PendingBatch) -> Future[Decoded]:
+            found = actor.decode.remote(worker.settings_key, batch)
+            return cast("Future[Decoded]", found.future())
 
-    @contextmanager
-    def decoding(self, open_runs: Opener, folder: Folder) -> Iterator[Decoding]:
-        """Starts the actors, yields what decodes batches on them, and ends them.
+        def decoded(worker: Worker, batches: Sequence[PendingBatch]) -> Iterator[list[Record]]:
+            lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
+            try:
+                for found in shared(batches, actors, partial(start, worker), lost):
+                    folder.note_machine(found.machine)
+                    yield found.records
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
 
-        Each actor calls `open_runs`, and the folder gets a note on its machine. Raises ValueError
-        if Ray is not installed, or has no room for the actors.
-        """
-        try:
-            import ray
-        except ImportError:
-            said = "--ray needs ray, which is not installed: pip install '.[ray]'."
-            raise ValueError(said) from None
-        self._connect(ray)
-        try:
-            kind = ray.remote(num_cpus=self.num_cpus, num_gpus=self.num_gpus)(Actor)
-            command = " ".join(sys.argv[1:])
-            actors = [kind.remote(open_runs, command) for _ in range(self._count(ray))]
+        yield decoded
+    finally:
+        ray.shutdown()
 
-            def decoded(worker: Worker, batches: Sequence[PendingBatch]) -> Iterator[list[Record]]:
-                def start(actor: Any, batch: PendingBatch) -> Future[Decoded]:
-                    found = actor.decode.remote(worker.settings_key, batch)
-                    return cast("Future[Decoded]", found.future())
 
-                lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
-                try:
-                    for found in shared(batches, actors, start, lost):
-                        folder.note_machine(found.machine)
-                        yield found.records
-                except ray.exceptions.RayTaskError as error:
-                    raise error.cause from None
+def _connect(ray: Any, options: Namespace, num_cpus: int) -> None:
+    own: dict[str, Any] = {}
+    if options.ray == LOCAL:
+        room = None if options.ray_actors is None else options.ray_actors * num_cpus
+        own = {"include_dashboard": False, "num_cpus": room, "_node_ip_address": "127.0.0.1"}
+    try:
+        ray.init(options.ray, log_to_driver=True, logging_level=logging.WARNING, **own)
+    except ConnectionError as error:
+        raise ValueError(f"There must be a Ray at {options.ray}: {error}") from None
 
-            yield decoded
-        finally:
-            ray.shutdown()
 
-    def _connect(self, ray: Any) -> None:
-        own: dict[str, Any] = {}
-        if self.address == LOCAL:
-            num_cpus = None if self.num_actors is None else self.num_actors * self.num_cpus
-            own = {"include_dashboard": False, "num_cpus": num_cpus}
-            own["_node_ip_address"] = "127.0.0.1"
-        try:
-            ray.init(self.address, log_to_driver=True, logging_level=logging.WARNING, **own)
-        except ConnectionError as error:
-            raise ValueError(f"There must be a Ray at {self.address}: {error}") from None
-
-    def _count(self, ray: Any) -> int:
-        """Returns how many actors are started."""
-        has = ray.cluster_resources()
-        needs = {"CPU": self.num_cpus, "GPU": self.num_gpus}
-        room = min(int(has.get(name, 0) // need) for name, need in needs.items() if need)
-        count = room if self.num_actors is None else self.num_actors
-        if not 0 < count <= room:
-            raise ValueError(
-                f"Ray must have room for {max(count, 1)} actors with {self.num_cpus} processors "
-                f"and {self.num_gpus} GPUs each, got room for {room}."
-            )
-        return count
+def _num_actors(ray: Any, options: Namespace, num_cpus: int, num_gpus: int) -> int:
+    """Returns how many actors are started: as many as there is room for, unless options say so."""
+    has = ray.cluster_resources()
+    needs = {"CPU": num_cpus, "GPU": num_gpus}
+    room = min(int(has.get(name, 0) // need) for name, need in needs.items() if need)
+    count: int = room if options.ray_actors is None else options.ray_actors
+    if not 0 < count <= room:
+        raise ValueError(
+            f"Ray must have room for {max(count, 1)} actors with {num_cpus} processors "
+            f"and {num_gpus} GPUs each, got room for {room}."
+        )
+    return count
 
 
 def shared(

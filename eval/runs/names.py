@@ -50,7 +50,8 @@ TASKS: Mapping[str, Callable[..., Task]] = {
 LISTS = "lists/"
 JSON_LINES = "jsonl:"
 PARALLEL_BENCH = "parallelbench:"
-SELECTION = ("split", "limit", "examples_seed")
+SELECTION: Mapping[str, Any] = {"split": str, "limit": Count, "examples_seed": Count}
+"""By option of every task its type."""
 MAX_LIMIT = 1_000_000
 _EXAMPLE = "word_problems?split=test&limit=200"
 
@@ -185,9 +186,7 @@ def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
     return Selection(
         address=f"{name}?{query}" if query else name,
         task=task,
-        split=options.get("split", "test"),
-        limit=read("limit", options["limit"], Count) if "limit" in options else None,
-        examples_seed=read("examples_seed", options.get("examples_seed", "0"), Count),
+        **{key: read(key, options[key], kind) for key, kind in SELECTION.items() if key in options},
     )
 
 

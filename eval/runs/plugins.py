@@ -113,12 +113,8 @@ def built(
 
     Raises ValueError if one is none. `target` loads a verifier's causal model.
     """
-    return {
-        "sampler": parse_sampler(parts["sampler"]),
-        "cache": parse_cache(parts["cache"]),
-        "verifier": parse_verifier(parts["verifier"], target),
-        "blocks": parse_blocks(parts["blocks"]),
-    }
+    others = {name: parse(parts[name]) for name, parse in CHECKS.items() if name != "verifier"}
+    return {**others, "verifier": parse_verifier(parts["verifier"], target)}
 
 
 @dataclass(frozen=True)
@@ -134,12 +130,6 @@ class ModelAddress:
     block_length: int | None = None
     adapter: str | None = None
     quantize: str | None = None
-
-    @property
-    def own_module(self) -> str | None:
-        """The module of a family of the user's own."""
-        module, colon, _ = (self.family or "").partition(":")
-        return module if colon else None
 
 
 def parse_model(address: str) -> ModelAddress:

@@ -16,7 +16,8 @@ from rich.progress import (
 from rich.table import Column
 
 from dllm_decode import StepEvent
-from eval.runs.lines import Record
+from eval.metrics.statistics import mean
+from eval.runs.lines import Record, score_of
 
 # Looking at the canvas waits for the device: often enough to see, too seldom to slow it down.
 _LOOK_EVERY_S = 0.25
@@ -28,31 +29,25 @@ class Sums:
 
     def __init__(self, num_examples: int, done: Sequence[Record] = ()) -> None:
         self.num_examples = num_examples
-        self.num_done = self._num_scored = self._num_errors = self._num_tokens = self._nfe = 0
-        self._num_right = 0.0
+        self.num_done = self._num_errors = self._num_tokens = self._nfe = 0
+        self._scores: list[float] = []
         self.add(done)
         self._tokens_before = self._num_tokens
         self._started = time.monotonic()
 
     def add(self, records: Sequence[Record]) -> None:
         """Counts finished examples."""
-        for record in records:
-            self.num_done += 1
-            if record["error"] is not None:
-                self._num_errors += 1
-                continue
-            self._num_tokens += record["length"]
-            self._nfe += record["nfe"]
-            score = record["scores"][record["primary"]]
-            if score is not None:
-                self._num_right += score
-                self._num_scored += 1
+        self.num_done += len(records)
+        finished = [record for record in records if record["error"] is None]
+        self._num_errors += len(records) - len(finished)
+        self._num_tokens += sum(record["length"] for record in finished)
+        self._nfe += sum(record["nfe"] for record in finished)
+        scores = map(score_of, finished)
+        self._scores += [score for score in scores if score is not None]
 
     def words(self) -> str:
         """Returns accuracy, speed and errors so far, in words."""
-        parts = []
-        if self._num_scored:
-            parts.append(f"accuracy {self._num_right / self._num_scored:.3f}")
+        parts = [f"accuracy {mean(self._scores):.3f}"] if self._scores else []
         if self._nfe:
             parts.append(f"{self._num_tokens / self._nfe:.2f} tokens/forward")
         num_tokens = self._num_tokens - self._tokens_before
@@ -65,7 +60,7 @@ class Sums:
 
     def short(self) -> str:
         """Returns accuracy and errors in at most 20 characters: bars have little room."""
-        right = f"acc {self._num_right / self._num_scored:.3f} " if self._num_scored else ""
+        right = f"acc {mean(self._scores):.3f} " if self._scores else ""
         return (right + f"{self._num_errors} errors" * bool(self._num_errors)).strip()
 
 
@@ -92,7 +87,7 @@ class Reporter:
         self._all = self._bar.add_task("", words="", visible=False)
         self._task: TaskID | None = None
         self._label, self._sums = "", Sums(0)
-        self._num_settings = self._num_begun = self._num_expected = self._num_left = 0
+        self._num_settings = self._num_begun = 0
         self._started = self._written = self._looked = 0.0
 
     def __enter__(self) -> "Reporter":
@@ -105,7 +100,6 @@ class Reporter:
     def expect(self, num_settings: int, num_examples: int) -> None:
         """Announces the settings, and the examples of all that this process will decode."""
         self._num_settings, self._started = num_settings, time.monotonic()
-        self._num_expected = self._num_left = num_examples
         self._bar.update(self._all, total=num_examples, visible=num_settings > 1)
 
     def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
@@ -128,7 +122,6 @@ class Reporter:
     def add(self, records: Sequence[Record]) -> None:
         """Counts finished examples."""
         self._sums.add(records)
-        self._num_left -= len(records)
         self._move(self._sums.num_done)
         self._bar.advance(self._all, len(records))
         is_finished = self._sums.num_done == self._sums.num_examples
@@ -152,10 +145,9 @@ class Reporter:
     def _write(self) -> None:
         if self._console.is_terminal:
             return
-        sums, left = self._sums, ""
-        if self._num_expected > self._num_left > 0:
-            done = self._num_expected - self._num_left
-            left_s = (time.monotonic() - self._started) / done * self._num_left
+        sums, whole, left = self._sums, self._bar.tasks[0], ""
+        if whole.completed and whole.remaining:
+            left_s = (time.monotonic() - self._started) / whole.completed * whole.remaining
             left = f"about {timedelta(seconds=round(left_s))} left"
         place = ": ".join(filter(None, (self._place(), self._label)))
         told = ", ".join(filter(None, (sums.words(), left)))

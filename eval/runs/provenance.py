@@ -14,7 +14,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -79,19 +79,15 @@ def device_name(device: torch.device) -> str:
     """Returns the name of a GPU, or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return _processor() or platform.processor() or platform.machine()
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
 
 
 def now() -> str:
     """Returns the date and the time, UTC, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _processor() -> str:
-    listed = Path("/proc/cpuinfo")
-    lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "")
 
 
 def _checkout_commit(root: Path) -> str | None:
@@ -125,7 +121,7 @@ def _installed_commit() -> str | None:
 Digests: TypeAlias = Mapping[str, str]
 """By module or by file."""
 
-Notes: TypeAlias = Mapping[str, Mapping[str, Digests]]
+Notes: TypeAlias = Mapping[str, dict[str, Digests]]
 """By name of the note and by setting, what the records of a folder were made of."""
 
 
@@ -136,31 +132,26 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
     will not be decoded anew. Raises ValueError if the code of a plug-in, or a file that was read,
     changed since. Returns the notes of all settings of the folder, to be written by `write_notes`.
     """
-    files = {setting: files_of(run) for setting, run in runs.items()}
     # Each file is read once, however many settings read it.
-    known = {file: digest_of(file) for own in files.values() for file in own.values()}
-    now = {
-        CODE_NOTE: {setting: sources_of(run) for setting, run in runs.items()},
-        FILES_NOTE: {
-            setting: {name: known[file] for name, file in own.items()}
-            for setting, own in files.items()
-        },
-    }
-    before = {name: _read(folder / name) for name in now}
-    for setting in (one for one in runs if one in kept):
-        changes = {
-            name: _changes(before[name].get(setting, {}), now[name][setting]) for name in now
-        }
-        for module in changes[CODE_NOTE]:
-            is_task = module in _own_modules(runs[setting].selection.task)
-            other = ", or raise `version` of the task" if is_task else ""
-            raise ValueError(_refusal(module, folder, "its file was edited", other))
-        for file, what in changes[FILES_NOTE].items():
-            raise ValueError(_refusal(files[setting].get(file, file), folder, f"it was {what}"))
-    return {
-        name: {**before[name], **{setting: own for setting, own in new.items() if own}}
-        for name, new in now.items()
-    }
+    digest = cache(digest_of)
+    notes = {name: _read(folder / name) for name in (CODE_NOTE, FILES_NOTE)}
+    for setting, run in runs.items():
+        files = files_of(run)
+        now = {CODE_NOTE: sources_of(run), FILES_NOTE: {n: digest(f) for n, f in files.items()}}
+        for note, digests in now.items():
+            changes = _changes(notes[note].get(setting, {}), digests) if setting in kept else {}
+            for name, change in changes.items():
+                is_task = name in _own_modules(run.selection.task)
+                other = ", or raise `version` of the task" if is_task else ""
+                raise ValueError(
+                    f"{files.get(name, name)} must be as it was when the records in {folder} were "
+                    f"decoded, but {change} since: old answers would be taken for new ones. Choose "
+                    f"another folder{other}. If all records are errors, --retry-errors decodes "
+                    "them anew."
+                )
+            if digests:
+                notes[note][setting] = digests
+    return notes
 
 
 def write_notes(folder: Path, notes: Notes) -> None:
@@ -178,8 +169,8 @@ def sources_of(run: Run) -> dict[str, str]:
     """
     plugins = (run.sampler, run.cache, run.verifier, run.blocks, run.selection.task)
     modules = {module for plugin in plugins for module in _own_modules(plugin)}
-    own_family = parse_model(run.model_source).own_module if run.model_source else None
-    modules |= {own_family} if own_family else set()
+    family, is_own, _ = (parse_model(run.model_source or "").family or "").partition(":")
+    modules |= {family} if is_own else set()
     files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
     return {
         module: blake2b(Path(file).read_bytes(), digest_size=12).hexdigest()
@@ -241,23 +232,20 @@ def _is_ours(kind: type) -> bool:
 
 
 def _changes(before: Digests, now: Digests) -> dict[str, str]:
-    """Returns by name how a digest changed since a note, if there was one."""
+    """Returns by name how a module or a file changed since a note, if there was one."""
     # A run in Python need not say which files its model, "model/...", was read from.
     known, told = ({name.partition("/")[0] for name in names} for names in (before, now))
-    return {
-        name: "added" if name not in before else "changed" if name in now else "removed"
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
-        and (name.partition("/")[0] in known & told if "/" in name else before)
-    }
-
-
-def _refusal(name: object, folder: Path, change: str, other: str = "") -> str:
-    return (
-        f"{name} must be as it was when the records in {folder} were decoded, but {change} since: "
-        f"old answers would be taken for new ones. Choose another folder{other}. If all records "
-        "are errors, --retry-errors decodes them anew."
-    )
+    changes = {}
+    for name in {**before, **now}:
+        part, is_file, _ = name.partition("/")
+        if before.get(name) == now.get(name) or (is_file and part not in known & told):
+            continue
+        if is_file:
+            verb = "added" if name not in before else "changed" if name in now else "removed"
+            changes[name] = f"it was {verb}"
+        elif before:
+            changes[name] = "its file was edited"
+    return changes
 
 
 def _read(file: Path) -> dict[str, Digests]:

@@ -1,10 +1,10 @@
 """Results folders: the settings that were run, and the records of all processes."""
 
-import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import msgspec
 from dllm_decode.blocks import Sequential
 from dllm_decode.options import DecodeConfig
 from eval.files import converted, only_writer, read_object, require_folder, write_json
-from eval.runs.lines import Record, cut_torn_line, read_lines
+from eval.runs.lines import Record, cut_torn_line, read_parts
 from eval.runs.options import OPTIONS
 
 SETTINGS_FILE = "settings.json"
@@ -61,14 +61,11 @@ class RunSettings:
 
     def key(self, example_id: str) -> str:
         """Returns the key of an example's record under these settings."""
-        return self.keys()(example_id)
+        return _digest_of(f'{{"example":{_canonical(example_id)},"settings":{self._text}}}')
 
-    def keys(self) -> Callable[[str], str]:
-        """Returns `key` with the text of the settings worked out once, for many examples."""
-        settings = _canonical(self.written())
-        return lambda example: _digest_of(
-            f'{{"example":{_canonical(example)},"settings":{settings}}}'
-        )
+    @cached_property
+    def _text(self) -> str:
+        return _canonical(self.written())
 
     def with_seed(self, seed: int) -> "RunSettings":
         """Returns the same settings with another seed."""
@@ -140,18 +137,6 @@ class _SettingsFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     runs: list[dict[str, Any]]
     skipped: list[Skipped] = []
     dropped: list[str] = []
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Halts the garbage collector: over millions of new objects it takes most of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class Folder:
@@ -230,12 +215,12 @@ class Folder:
         another key than its run and example give.
         """
         found: dict[RunSettings, list[Record]] = {run: [] for run in self.settings()}
-        by_key = {keys(""): (run, keys) for run, keys in ((run, run.keys()) for run in found)}
+        by_key = {run.key(""): run for run in found}
         dropped = self._written().dropped
         strays = []
-        for where, record in self._lines():
-            run, keys = by_key.get(record["settings"], (None, None))
-            if run and keys and record["key"] == keys(record["example"]):
+        for where, record in read_parts(self.path):
+            run = by_key.get(record["settings"])
+            if run and record["key"] == run.key(record["example"]):
                 found[run].append(record)
             elif record["settings"] not in dropped:
                 strays.append(where)
@@ -250,23 +235,8 @@ class Folder:
         return found
 
     def records(self) -> list[Record]:
-        """Returns all records, of all processes, each key once.
-
-        A later record of a key replaces an error, nothing else. Raises ValueError if a line other
-        than a torn last one is damaged, or lacks a field.
-        """
-        return [record for _, record in self._lines()]
-
-    def _lines(self) -> list[tuple[str, Record]]:
-        """Returns the records of `records`, each with its file and line."""
-        kept: dict[str, tuple[str, Record]] = {}
-        for part in sorted(self.path.glob("part-*.jsonl")):
-            with _uncollected():
-                for where, record in read_lines(part):
-                    earlier = kept.get(record["key"])
-                    if earlier is None or earlier[1]["error"] is not None:
-                        kept[record["key"]] = where, record
-        return list(kept.values())
+        """Returns all records, of all processes, each key once; see `read_parts`."""
+        return [record for _, record in read_parts(self.path)]
 
     @contextmanager
     def writing(self, rank: int) -> Iterator[Path]:

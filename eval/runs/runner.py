@@ -1,12 +1,12 @@
 """Runs settings over examples into a results folder; can be killed and started again."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from dllm_decode import decode
-from eval.failures import FAILURES
 from eval.runs.answers import answer, said_of
 from eval.runs.lines import Record, ScoredExample, append
 from eval.runs.names import Selection
@@ -15,6 +15,7 @@ from eval.runs.provenance import machine_of, now, package_commit, require_unchan
 from eval.runs.records import Folder, RunSettings, Skipped
 from eval.runs.settings import ALONE, Place, Run
 from eval.tasks import Example
+from eval.tasks.checks import FAILURES
 
 # Seeds are this far apart, so that no two rows of a run share their noise.
 _BATCH_STRIDE = 1 << 32
@@ -40,74 +41,83 @@ class PendingBatch(NamedTuple):
     missing: frozenset[str]
 
 
+class Part(NamedTuple):
+    """The file of this process in a results folder.
+
+    `machine` is the name of the folder's note on the process; `done` has records by key, those of
+    earlier runs and those that `Worker.finished` adds.
+    """
+
+    path: Path
+    machine: str
+    done: dict[str, Record]
+
+
 class Worker:
     """Decodes the batches of one run that belong to this process.
 
-    `label` is the setting in words, `settings_key` names it in records.
+    `settings_key` names the setting in records; `keys` are those of this process's examples, in the
+    order in which they are decoded.
     """
 
-    def __init__(self, one: Checked, part: Path, reporter: Reporter, machine: str) -> None:
-        """Takes a run, the file of its records, and the folder's note on this process."""
-        run, examples, settings = one
-        self.batches = [
-            examples[i : i + run.batch_size] for i in range(0, len(examples), run.batch_size)
-        ]
-        seed = f" seed {settings.decoding.seed}" if settings.decoding.seed else ""
-        self.label = f"{' + '.join(settings.parts)}{seed} on {settings.task}"
-        self.settings_key = settings.key("")
-        self._run, self._settings, self._key = run, settings, settings.keys()
-        self._machine = machine
+    def __init__(
+        self, one: Checked, part: Part, reporter: Reporter = SILENT, place: Place = ALONE
+    ) -> None:
+        self._run, examples, self._settings = one
+        size = self._run.batch_size
+        self._batches = [examples[i : i + size] for i in range(0, len(examples), size)]
+        self._mine = range(place.rank, len(self._batches), place.world_size)
+        self._part, self._reporter = part, reporter
         self._num_begun = 0
-        self._part = part
-        self._reporter = reporter
+        self.settings_key = self._settings.key("")
+        self.keys = [self._key(one) for index in self._mine for one in self._batches[index]]
 
-    def work(self, done: Mapping[str, Record], place: Place, decoded: "Decoding") -> None:
-        """Has the rest of this process's batches decoded, and keeps the records.
-
-        `done` has the records of earlier runs by key.
-        """
-        self.begin(done, place)
-        batches = (self._batch(index, done) for index in self._mine(place))
+    def work(self, decoded: "Decoding") -> None:
+        """Has the rest of this process's batches decoded, and keeps the records."""
+        self._begin()
+        batches = (self._pending(index) for index in self._mine)
         for records in decoded(self, [batch for batch in batches if batch.missing]):
             self._keep(records)
 
-    def begin(self, done: Mapping[str, Record], place: Place) -> None:
-        """Starts the display of the run."""
-        keys = self.keys(place)
-        self._reporter.begin(self.label, len(keys), [done[key] for key in keys if key in done])
-
-    def keys(self, place: Place) -> list[str]:
-        """Returns the keys of this process's examples, in the order in which they are decoded."""
-        return [self._key(e.id) for index in self._mine(place) for e in self.batches[index]]
-
-    def _mine(self, place: Place) -> range:
-        return range(place.rank, len(self.batches), place.world_size)
-
-    def finish_batch(self, index: int, done: dict[str, Record]) -> list[Record]:
-        """Decodes what `done` lacks of a batch, adds it there, and returns the batch's records."""
-        batch = self._batch(index, done)
-        if batch.missing:
-            records = self.decode(batch)
-            self._keep(records)
-            done |= {record["key"]: record for record in records}
-        return [done[self._key(example.id)] for example in self.batches[index]]
+    def finished(self, first: int = 0) -> Iterator[list[Record]]:
+        """Yields the records of each batch from the example `first` on; decodes missing ones."""
+        self._begin()
+        size, done = self._run.batch_size, self._part.done
+        for index in range(first // size, len(self._batches)):
+            pending = self._pending(index)
+            if pending.missing:
+                records = self.decode(pending)
+                self._keep(records)
+                done.update((record["key"], record) for record in records)
+            examples = self._batches[index][max(0, first - index * size) :]
+            yield [done[self._key(example)] for example in examples]
 
     def decode(self, batch: PendingBatch) -> list[Record]:
         """Decodes a batch, and returns the records that were missing."""
-        rows = self.batches[batch.number]
+        rows = self._batches[batch.number]
         warm_up = self._num_begun < _NUM_WARM_UP
         self._num_begun += len(rows)
         seed = self._settings.decoding.seed + _BATCH_STRIDE * batch.number
         records = self._decode(rows, seed, warm_up=warm_up)
         return [record for record in records if record["example"] in batch.missing]
 
+    def _begin(self) -> None:
+        """Starts the display of the run."""
+        settings, done = self._settings, self._part.done
+        seed = f" seed {settings.decoding.seed}" if settings.decoding.seed else ""
+        label = f"{' + '.join(settings.parts)}{seed} on {settings.task}"
+        self._reporter.begin(label, len(self.keys), [done[k] for k in self.keys if k in done])
+
     def _keep(self, records: Sequence[Record]) -> None:
-        append(self._part, records)
+        append(self._part.path, records)
         self._reporter.add(records)
 
-    def _batch(self, index: int, done: Mapping[str, Record]) -> PendingBatch:
-        missing = (e.id for e in self.batches[index] if self._key(e.id) not in done)
+    def _pending(self, index: int) -> PendingBatch:
+        missing = (e.id for e in self._batches[index] if self._key(e) not in self._part.done)
         return PendingBatch(index, frozenset(missing))
+
+    def _key(self, example: Example) -> str:
+        return self._settings.key(example.id)
 
     def _decode(self, examples: Sequence[Example], seed: int, *, warm_up: bool) -> list[Record]:
         """Decodes a batch; if that fails, each example alone."""
@@ -139,7 +149,7 @@ class Worker:
 
     def _record(self, example: Example, found: ScoredExample, *, warm_up: bool) -> Record:
         return {
-            "key": self._key(example.id),
+            "key": self._key(example),
             "settings": self.settings_key,
             "example": example.id,
             "sampler": self._settings.sampler,
@@ -147,7 +157,7 @@ class Worker:
             "verifier": self._settings.verifier,
             "blocks": self._settings.blocks,
             "git": package_commit(),
-            "machine": self._machine,
+            "machine": self._part.machine,
             "date": now(),
             "primary": self._run.selection.task.primary,
             "prompt": example.turns()[-1]["content"],
@@ -212,34 +222,35 @@ def execute(
     results = Folder(folder)
     others = results.claim(settings, skipped=plan.skipped, alone=drop_others)
     on_plan(plan, others)
-    with results.writing(place.rank) as part, reporter:
-        done = done_of(results, plan.runs, retry_errors=retry_errors, is_first=place.rank == 0)
-        machine = results.note_machine(machine_of(runs[0].model.device))
-        workers = [Worker(one, part, reporter, machine) for one in plan.runs]
-        keys = [key for worker in workers for key in worker.keys(place)]
-        reporter.expect(len(workers), len([key for key in keys if key not in done]))
+    with part_of(results, plan.runs, place, retry_errors=retry_errors) as part, reporter:
+        workers = [Worker(one, part, reporter, place) for one in plan.runs]
+        missing = [key for worker in workers for key in worker.keys if key not in part.done]
+        reporter.expect(len(workers), len(missing))
         for worker in workers:
-            worker.work(done, place, decoded)
+            worker.work(decoded)
     return results
 
 
-def done_of(
-    folder: Folder, runs: Sequence[Checked], *, retry_errors: bool, is_first: bool = True
-) -> dict[str, Record]:
-    """Returns by key the records of a folder that are not decoded anew.
+@contextmanager
+def part_of(
+    folder: Folder, runs: Sequence[Checked], place: Place = ALONE, *, retry_errors: bool
+) -> Iterator[Part]:
+    """Gives a part of a folder to this process alone, with the records that are not decoded anew.
 
     The first of several processes notes what the records are made of. With `retry_errors`, examples
-    that raised are left out. Raises ValueError if the code of a plug-in, or a file that was read,
-    changed since.
+    that raised are left out. Raises ValueError if another process writes the part, or the code of a
+    plug-in or a file that was read changed since.
     """
-    records = folder.records()
-    done = {one["key"]: one for one in records if one["error"] is None or not retry_errors}
-    by_setting = {one.settings.key(""): one.run for one in runs}
-    kept = {record["settings"] for record in done.values()}
-    notes = require_unchanged(folder.path, by_setting, kept)
-    if is_first:
-        write_notes(folder.path, notes)
-    return done
+    with folder.writing(place.rank) as path:
+        records = folder.records()
+        done = {one["key"]: one for one in records if one["error"] is None or not retry_errors}
+        by_setting = {one.settings.key(""): one.run for one in runs}
+        kept = {record["settings"] for record in done.values()}
+        notes = require_unchanged(folder.path, by_setting, kept)
+        if place.rank == 0:
+            write_notes(folder.path, notes)
+        machine = folder.note_machine(machine_of(runs[0].run.model.device))
+        yield Part(path, machine, done)
 
 
 def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> RunPlan:

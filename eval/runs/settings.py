@@ -33,25 +33,15 @@ class Place:
     @staticmethod
     def of_launch() -> "Place":
         """Reads what `accelerate launch`, `torchrun` or `mpirun` tells each of its processes."""
-        found = {"rank": 0, "world_size": 1, "local_rank": 0}
+        found = {}
         for field_name, variables in _LAUNCH_VARIABLES.items():
             told = [os.environ[name] for name in variables if name in os.environ]
-            found |= {field_name: int(told[0])} if told else {}
+            if told:
+                found[field_name] = int(told[0])
         return Place(**found)
 
 
 ALONE = Place()
-
-
-def require_batches(batch_size: int, prompts: str | None) -> None:
-    """Checks how prompts are put together.
-
-    Raises ValueError if there is no row in a batch, or prompts are neither "chat" nor "plain".
-    """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
-    if prompts not in (None, "chat", "plain"):
-        raise ValueError(f"prompts must be 'chat' or 'plain', got {prompts!r}.")
 
 
 @dataclass(frozen=True)
@@ -82,9 +72,6 @@ class Run:
     dtype: str = "float32"
     files: tuple[Path, ...] = ()
     trace: bool = True
-
-    def __post_init__(self) -> None:
-        require_batches(self.batch_size, self.prompts)
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from eval.runs.names import Selection, parse_task
 from eval.runs.options import OPTIONS
 from eval.runs.plugins import CHECKS, built, no_target
 from eval.runs.prompts import PromptTokenizer
-from eval.runs.settings import Run, require_batches
+from eval.runs.settings import Run
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from samplers.checks import shown
 
@@ -110,7 +110,10 @@ class Sweep:
             _require_distinct(name, values, values)
         for chosen in self._options():
             DecodeConfig(**chosen)
-        require_batches(self.batch_size, self.prompts or None)
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
+        if self.prompts not in ("", "chat", "plain"):
+            raise ValueError(f"prompts must be 'chat' or 'plain', got {self.prompts!r}.")
 
     def selections(self, code: CodeRunner = NO_CODE) -> list[Selection]:
         """Returns the tasks' examples, read and scorable, before a model is loaded.

@@ -6,10 +6,23 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
-from eval.failures import FAILURES
 from eval.tasks.base import Example, Task
-from eval.texts import is_utf8
 from samplers.checks import shown
+
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""Errors that a sampler, a scorer or a model raises when its code is wrong about one example.
+
+Anything else, such as an interrupt or a full disk, ends a run; its records are kept.
+"""
 
 _TURN = ("role", "content")
 _TURNS = "text, or a list of chat turns such as {'role': 'user', 'content': '...'}"
@@ -38,7 +51,8 @@ def require_examples(address: str, examples: Sequence[object]) -> None:
                 )
         texts = (example.id, example.target, *(turn["content"] for turn in example.turns()))
         for text in texts:
-            if not is_utf8(text):
+            # Halves of surrogate pairs, as bytes of other encodings become, cannot be recorded.
+            if not text.isascii() and any("\ud800" <= one <= "\udfff" for one in text):
                 raise ValueError(
                     f"{address}: each text must be one that UTF-8 can write, got {shown(text)} in "
                     f"the example {example.id!r}; repair or remove it."

@@ -73,12 +73,11 @@ def test_the_report_labels_a_setting_with_any_but_the_usual_schedule(compared: P
 
 
 def test_a_rung_may_be_a_block_schedule_and_its_card_names_it(tmp_path: Path) -> None:
-    usual = {"cache": "NoCache()", "verifier": "NoVerifier()", "blocks": "Sequential()"}
-    rung = rung_of("MultiBlock(8) + ConfidenceThreshold(0.9)", **usual)
+    rung = rung_of("MultiBlock(8) + ConfidenceThreshold(0.9)")
     assert (rung.sampler, rung.blocks) == ("ConfidenceThreshold(0.9)", "MultiBlock(8)")
-    assert rung_of("Factor()", **{**usual, "blocks": "SubBlocks()"}).blocks == "SubBlocks()"
+    assert rung_of("Factor()", {"blocks": "SubBlocks()"}).blocks == "SubBlocks()"
     with pytest.raises(ValueError, match="must have one block schedule"):
-        rung_of("Factor() + MultiBlock() + Sequential()", **usual)
+        rung_of("Factor() + MultiBlock() + Sequential()")
     status = main([
         "calibrate", "word_problems?split=val&limit=3", str(tmp_path), "--agreement",
         "--sampler", "ConfidenceThreshold(0.9) + MultiBlock(8)", "--test", "binomial",

@@ -66,7 +66,7 @@ class Counts:
 def run(
     joint: Joint, sampler: Sampler, *, temperature: float = 0.0, num_rows: int = NUM_ROWS
 ) -> Counts:
-    model = OracleModel([joint])
+    model = OracleModel(joint)
     out = decode(
         model, [model.prompt(i) for i in range(num_rows)], sampler, gen_length=joint.length,
         block_length=joint.length, temperature=temperature, stop_at_eos=False,
@@ -154,7 +154,7 @@ def test_random_order_draws_from_the_distribution_and_confidence_order_does_not(
     joint = insert_random(3)
     chi_square = {}
     for order in ("random", "confidence"):
-        model = OracleModel([joint])
+        model = OracleModel(joint)
         out = decode(
             model, [model.prompt(i) for i in range(NUM_ROWS)], FixedSchedule(4, order),
             gen_length=4, block_length=4, temperature=1.0, stop_at_eos=False,
@@ -190,7 +190,7 @@ class Steps:
 
 
 def steps_of(joint: Joint, sampler: Sampler) -> Steps:
-    model, steps = OracleModel([joint]), Steps(0, [])
+    model, steps = OracleModel(joint), Steps(0, [])
     answers = torch.tensor(list(joint.answers))
 
     def is_possible(canvas: Canvas) -> torch.Tensor:

@@ -41,7 +41,7 @@ class Symbols:
         raise NotImplementedError
 
 
-ORACLE = OracleModel([JOINT], noise=0.0)
+ORACLE = OracleModel(JOINT, noise=0.0)
 
 
 def probabilities(text: str) -> list[list[float]]:

@@ -76,8 +76,6 @@ def test_the_most_losses_are_the_last_that_certify() -> None:
     assert max_num_lost(500, 0.02, 0.1) == 5
     assert max_num_lost(1000, 0.02, 0.1) == 13
     assert max_num_lost(20, 0.02, 0.1) == -1
-    with pytest.raises(ValueError, match="num_found must be between"):
-        clopper_pearson(3, 2)
 
 
 def test_the_wealth_is_a_supermartingale_by_enumeration() -> None:

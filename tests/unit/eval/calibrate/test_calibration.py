@@ -156,8 +156,7 @@ def test_repeated_prompts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_rung_holds_whatever_is_written() -> None:
-    rung = rung_of("DualCache() + ConfidenceThreshold(0.9) + model=a+b", cache="NoCache()",
-                   verifier="NoVerifier()", blocks="Sequential()")  # fmt: skip
+    rung = rung_of("DualCache() + ConfidenceThreshold(0.9) + model=a+b")
     assert parse_sampler(rung.sampler) == ConfidenceThreshold(0.9)
     assert (parse_cache(rung.cache), rung.model) == (DualCache(), "a+b")
     assert split_parts("A('x + y') + B(C(1) + 2)") == ["A('x + y')", "B(C(1) + 2)"]

@@ -27,7 +27,6 @@ from dllm_decode.blocks import MultiBlock, Sequential
 from eval.cli import evaluate as main
 from eval.lm_harness import command as lm_command
 from eval.lm_harness.likelihood import LeftToRight, MonteCarlo
-from eval.lm_harness.ranks import Ranks
 from eval.lm_harness.settings import LmSettings, Opened
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
@@ -70,20 +69,19 @@ class Counted(HashModel):
         return super().predict(inputs)
 
 
-SETTINGS = ("sampler", "blocks", "estimator", "batch_size")
+SETTINGS = ("sampler", "blocks", "estimator", "batch_size", "gen_length", "temperature")
 
 
 def make_lm(model: MaskPredictor | None = None, **changes: Any) -> DecodeLM:
-    """Returns an adapter; changes are of its settings, or options of the decode, or "task"."""
-    options = {"gen_length": 8, "temperature": "task", "block_length": 4, **changes}
+    """Returns an adapter; changes are of its settings, or options of the decode."""
+    options = {"gen_length": 8, "block_length": 4, **changes}
     own = {name: options.pop(name) for name in SETTINGS if name in options}
-    decoding = {name: value for name, value in options.items() if value != "task"}
     settings = LmSettings(
         model="toy", revision=None, dtype="float64", cache=NoCache(), verifier=NoVerifier(),
-        decoding=DecodeConfig(**decoding), from_task=tuple(options.keys() - decoding.keys()),
+        decoding=DecodeConfig(**options),
         **{"sampler": FixedSchedule(2), "estimator": LeftToRight(), "batch_size": 3, **own},
     )  # fmt: skip
-    return DecodeLM(Opened(model or HashModel(), Numbers(), settings), Ranks())
+    return DecodeLM(Opened(model or HashModel(), Numbers(), settings))
 
 
 def asked(text: str, doc_id: int = 0, repeats: int = 1, **options: Any) -> Instance:
@@ -166,7 +164,7 @@ def test_the_task_s_options_are_followed_or_refused() -> None:
 
 def test_likelihoods_of_an_exact_model_are_exact() -> None:
     joint = Joint({(0, 1, 2): Fraction(1, 2), (1, 0, 2): Fraction(1, 3), (2, 2, 2): Fraction(1, 6)})
-    model = OracleModel([joint], noise=0.0)
+    model = OracleModel(joint, noise=0.0)
     context = " ".join(map(str, model.prompt(0)))
     lm = make_lm(model, batch_size=2)
     requests = [

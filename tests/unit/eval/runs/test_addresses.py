@@ -88,9 +88,8 @@ def test_a_model_is_told_what_its_files_do_not_say(tmp_path: Path) -> None:
     assert parse_model("GSAI-ML/LLaDA-8B") == ModelAddress("GSAI-ML/LLaDA-8B")
     found = parse_model("path/to/open-dcoder?mask_id=151665&family=open_dllm")
     assert found == ModelAddress("path/to/open-dcoder", family="open_dllm", mask_id=151665)
-    assert found.own_module is None
     own = parse_model("folder?family=my_package.families:MINE&block_length=4&adapter=a%26b")
-    assert (own.own_module, own.block_length, own.adapter) == ("my_package.families", 4, "a&b")
+    assert (own.block_length, own.adapter) == (4, "a&b")
     for address, message in (
         ("folder?fam=x", "A model has the options family, mask_id, .*, got 'fam'"),
         ("folder?mask_id=x", "mask_id must be a whole number, got 'x'"),
