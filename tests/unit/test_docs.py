@@ -14,7 +14,7 @@ from dllm_decode.blocks import BlockSchedule
 from eval.cli import make_eval_parser
 from eval.runs.command import DEFAULT_SAMPLERS
 from eval.runs.names import parse_task
-from eval.tasks.gsm8k_protocols import PROTOCOLS
+from eval.tasks.problem_files import PROTOCOLS
 from samplers import ALL_SAMPLERS, RevisingSampler, Sampler, Wrapper
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +127,7 @@ def test_the_glossary_has_one_row_a_word() -> None:
 
 def test_the_protocols_of_gsm8k_are_those_of_the_code() -> None:
     lines = (DOCS / "evaluation.md").read_text(encoding="utf-8").splitlines()
-    for name, protocol in PROTOCOLS.items():
+    for name, protocol in PROTOCOLS["gsm8k"].items():
         (row,) = (line for line in lines if line.startswith(f"| `{name}` |"))
         assert f"| {protocol.gen_length} / {protocol.block_length} |" in row
 
