@@ -45,11 +45,6 @@ class MeasuredFolder(NamedTuple):
     summary: dict[str, Any]
 
 
-def summarise(folder: Folder) -> dict[str, Any]:
-    """Returns the summary of a results folder, as `measured` does."""
-    return measured(folder).summary
-
-
 def measured(folder: Folder) -> MeasuredFolder:
     """Reads a results folder and works out its numbers.
 
