@@ -101,8 +101,7 @@ def test_every_name_of_the_reference_exists(page: Path) -> None:
             assert hasattr(import_module(module), name), line
 
 
-def test_the_pictures_are_those_that_their_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(DOCS)
+def test_the_pictures_are_those_that_their_script_draws() -> None:
     made = runpy.run_path(str(DOCS / "make_pictures.py"))
     for name, draw in made["PICTURES"].items():
         text = (DOCS / "img" / f"{name}.svg").read_text(encoding="utf-8")
