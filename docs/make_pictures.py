@@ -121,10 +121,8 @@ def caches() -> Picture:
     for policy in (NoCache(), PrefixCache(), DualCache()):
         _, computed = _decode(FixedSchedule(4), cache=policy, **options)
         total = sum(len(columns) for columns in computed)
-        name = f"{type(policy).__name__}()"
-        picture.text(20, y, "name", name)
-        told = f"{total} columns in {len(computed)} forwards"
-        picture.text(130, y, "note", told)
+        picture.text(20, y, "name", f"{type(policy).__name__}()")
+        picture.text(130, y, "note", f"{total} columns in {len(computed)} forwards")
         for forward, columns in enumerate(computed):
             for column in range(60):
                 kind = "seen" if column in columns else "nobody"
@@ -154,13 +152,12 @@ def schedules() -> Picture:
         for number, event in enumerate(events):
             prompt_length = int(event.before.prompt_lengths[0])
             opened = event.columns[0][event.view.eligible[0]].tolist()
-            changed = (event.before.unsettled[0] & ~event.after.unsettled[0]).nonzero()
-            settled = changed.flatten().tolist()
+            changed = event.before.unsettled[0] & ~event.after.unsettled[0]
+            settled = changed.nonzero().flatten().tolist()
             for block in range(3):
                 own = range(prompt_length + 8 * block, prompt_length + 8 * block + 8)
-                count = len([column for column in settled if column in own])
-                is_open = any(column in own for column in opened)
-                if is_open:
+                if any(column in own for column in opened):
+                    count = sum(column in own for column in settled)
                     picture.cell(90 + CELL * number, y + 8 + CELL * block, str(count), "open")
         y += 126
     picture.text(

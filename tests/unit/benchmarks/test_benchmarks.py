@@ -17,11 +17,12 @@ from benchmarks.contenders import (
     parse_pair,
 )
 from benchmarks.floor import Columns, Machine, num_flops, weight_bytes
-from benchmarks.frame import Estimate, table_of
+from benchmarks.frame import table_of
 from benchmarks.growth import draw_growth, measure_growth, points_of
 from benchmarks.setting import FAMILIES, GEOMETRIES, Setting
 from benchmarks.watch import Watch, watch_memory
 from dllm_decode.models import ForwardInputs
+from eval.metrics.statistics import Estimate
 from samplers.facts import Fact
 
 TINY = Setting("tiny", prompt_length=12, gen_length=16, block_length=8, steps_per_block=4)
