@@ -2,7 +2,6 @@
 
 import gzip
 import random
-import tomllib
 import zlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -46,7 +45,7 @@ class FileTask(Task):
         return f"{self.name};{split};{seed}"
 
 
-class Protocol(NamedTuple):
+class Protocol(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One published setting, without model, sampler and temperature; lengths are in tokens.
 
     Attributes:
@@ -68,15 +67,9 @@ class Protocol(NamedTuple):
     wording: str = ""
 
 
-def _read_protocols() -> dict[str, dict[str, Protocol]]:
-    text = Path(__file__).with_name("protocols.toml").read_text(encoding="utf-8")
-    return {
-        task: {name: Protocol(**fields) for name, fields in found.items()}
-        for task, found in tomllib.loads(text).items()
-    }
-
-
-PROTOCOLS: Mapping[str, Mapping[str, Protocol]] = _read_protocols()
+PROTOCOLS = msgspec.toml.decode(
+    Path(__file__).with_name("protocols.toml").read_bytes(), type=dict[str, dict[str, Protocol]]
+)
 """By task, then by name, the published settings."""
 
 
