@@ -22,16 +22,7 @@ from benchmarks.check import check_against_cpu
 from benchmarks.contenders import CONTENDERS, REFERENCE, in_a_process_of_its_own, measure
 from benchmarks.floor import Machine, measure_machine
 from benchmarks.frame import Row, make_parser, origin, show
-from benchmarks.growth import (
-    ANSWER_LENGTHS,
-    BATCH_SIZES,
-    PROMPT_LENGTHS,
-    VOCAB_SIZES,
-    draw_growth,
-    measure_growth,
-    points_of,
-    with_ratios,
-)
+from benchmarks.growth import draw_growth, measure_growth, points_of, with_ratios
 from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
 from benchmarks.setting import FAMILIES, GEOMETRIES, Setting
 from dllm_decode.launch import run_main
@@ -47,10 +38,10 @@ OPTIONS = {
     "parts": (("check", "table", "families", "growth", "peers"), "parts to run"),
     "no_reference": (False, "leave out the plain loop"),
     "contenders": (list(CONTENDERS), "cache and verifier of each row"),
-    "prompt_lengths": (list(PROMPT_LENGTHS), "of the growth"),
-    "answer_lengths": (list(ANSWER_LENGTHS), "of the growth"),
-    "batch_sizes": (list(BATCH_SIZES), "of the growth"),
-    "vocab_sizes": (list(VOCAB_SIZES), "of the growth"),
+    "prompt_lengths": ([128, 256, 512, 1024, 2048, 4096], "of the growth"),
+    "answer_lengths": ([64, 128, 256, 512, 1024], "of the growth"),
+    "batch_sizes": ([1, 2, 4, 8, 16, 32], "of the growth"),
+    "vocab_sizes": ([8192, 32_768, 126_464, 262_144], "of the growth"),
     "picture": (Path, "also draw the growth, as SVG, to this file"),
     "peer": ([], f"NAME=PATH of a checkout, NAME one of {', '.join(PEERS)}; may be repeated"),
     "peer_python": (sys.executable, "the interpreter that runs peers"),
@@ -134,10 +125,11 @@ def rows_of(part: str, setting: Setting, machine: Machine, options: Any) -> Iter
             rows.append({"family": family, **{column: row[column] for column in FAMILY_COLUMNS}})
             yield rows
     if part == "growth":
-        for point in points_of(
-            setting, options.prompt_lengths, options.answer_lengths,
-            options.batch_sizes, options.vocab_sizes,
-        ):  # fmt: skip
+        grown = {
+            "prompt_length": options.prompt_lengths, "gen_length": options.answer_lengths,
+            "batch_size": options.batch_sizes, "vocab_size": options.vocab_sizes,
+        }  # fmt: skip
+        for point in points_of(setting, grown):
             rows += in_a_process_of_its_own(measure_growth, [point], machine)
             yield with_ratios(rows)
     if part == "peers":

@@ -4,7 +4,6 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -94,7 +93,12 @@ def work_of(name: str, target: Callable[[], CausalTarget]) -> Work:
     if name == REFERENCE:
         return run_reference
     cache, verifier = parse_pair(name, target)
-    return partial(run_decode, cache=cache, verifier=verifier)
+
+    def work(model: MaskedTransformer, setting: Setting) -> Ran:
+        out = decode_setting(model, setting, cache=cache, verifier=verifier)
+        return Ran(out.tokens.tolist(), out.forwards, int(out.query_positions.sum()), out.wall_s)
+
+    return work
 
 
 def parse_pair(text: str, target: Callable[[], CausalTarget]) -> tuple[CachePolicy, Verifier]:
@@ -124,14 +128,6 @@ def run_reference(model: MaskedTransformer, setting: Setting) -> Ran:
     forwards = sum(answer.num_forwards for answer in answers)
     columns = forwards * (setting.prompt_length + setting.gen_length)
     return Ran([answer.tokens for answer in answers], forwards, columns, wall_s)
-
-
-def run_decode(
-    model: MaskedTransformer, setting: Setting, *, cache: CachePolicy, verifier: Verifier
-) -> Ran:
-    """Runs `decode` with the reference's schedule."""
-    out = decode_setting(model, setting, cache=cache, verifier=verifier)
-    return Ran(out.tokens.tolist(), out.forwards, int(out.query_positions.sum()), out.wall_s)
 
 
 def decode_setting(

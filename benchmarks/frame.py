@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from rich.console import Console
 
 from eval.grid import show_grid
+from eval.metrics.statistics import Estimate
 from eval.runs.provenance import device_name, now
 
 Row: TypeAlias = dict[str, Any]
@@ -20,19 +21,6 @@ Row: TypeAlias = dict[str, Any]
 
 Known: TypeAlias = Mapping[str, tuple[Any, str]]
 """By name the default and the help of each option."""
-
-
-class Estimate(NamedTuple):
-    """A number and its interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(values: Sequence[float]) -> "Estimate":
-        """Returns the median and the range of some values."""
-        return Estimate(median(values), min(values), max(values))
 
 
 def read_options(
@@ -136,6 +124,11 @@ def origin(command: str, device: str, num_threads: int | None = None) -> Row:
         "threads": num_threads or torch.get_num_threads(),
         "torch": torch.__version__,
     }
+
+
+def median_of(values: Sequence[float]) -> Estimate:
+    """Returns the median of some values with their range."""
+    return Estimate(median(values), min(values), max(values))
 
 
 def least_seconds(work: Callable[[], object], device: torch.device, tries: int = 5) -> float:

@@ -212,7 +212,7 @@ def growth(setting: Setting) -> Found:
     lengths, sizes = (256, 1024, 4096), (1, 8, 32)
     if setting.geometry == "tiny":
         lengths, sizes = (24, 32, 40), (1, 2, 3)
-    points = points_of(setting, lengths, (), sizes, ())
+    points = points_of(setting, {"prompt_length": lengths, "batch_size": sizes})
     return measure_growth(points, measure_machine(setting)), ""
 
 

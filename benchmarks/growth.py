@@ -1,6 +1,6 @@
 """How the time of a step grows with prompt, answer, rows and vocabulary."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -18,10 +18,6 @@ from benchmarks.watch import watch_memory
 from dllm_decode import CachePolicy, DualCache, NoCache
 from dllm_decode.models import MaskedTransformer
 
-PROMPT_LENGTHS = (128, 256, 512, 1024, 2048, 4096)
-ANSWER_LENGTHS = (64, 128, 256, 512, 1024)
-BATCH_SIZES = (1, 2, 4, 8, 16, 32)
-VOCAB_SIZES = (8192, 32_768, 126_464, 262_144)
 TRIES = 3
 # What grows: the column of the table, and its name in the picture.
 _AXES = {
@@ -32,25 +28,16 @@ _AXES = {
 }
 
 
-def points_of(
-    setting: Setting,
-    prompt_lengths: Sequence[int] = PROMPT_LENGTHS,
-    answer_lengths: Sequence[int] = ANSWER_LENGTHS,
-    batch_sizes: Sequence[int] = BATCH_SIZES,
-    vocab_sizes: Sequence[int] = VOCAB_SIZES,
-) -> list[Setting]:
-    """Lists the points: one row of one block, and each point that differs from it in one size."""
+def points_of(setting: Setting, grown: Mapping[str, Sequence[int]]) -> list[Setting]:
+    """Lists the points: one row of one block, and each point that differs from it in one size.
+
+    `grown` has by field of the setting the sizes to compare.
+    """
     one = replace(
-        setting,
-        gen_length=setting.block_length,
-        batch_size=1,
-        vocab_size=setting.sizes.vocab_size,
+        setting, gen_length=setting.block_length, batch_size=1, vocab_size=setting.sizes.vocab_size
     )
-    lengths = [replace(one, prompt_length=length) for length in prompt_lengths]
-    answers = [replace(one, gen_length=length) for length in answer_lengths]
-    batches = [replace(one, batch_size=size) for size in batch_sizes]
-    vocabularies = [replace(one, vocab_size=size) for size in vocab_sizes]
-    return list(dict.fromkeys([one, *lengths, *answers, *batches, *vocabularies]))
+    others = [replace(one, **{name: size}) for name, sizes in grown.items() for size in sizes]
+    return list(dict.fromkeys([one, *others]))
 
 
 def measure_growth(settings: Sequence[Setting], machine: Machine) -> list[Row]:

@@ -24,7 +24,7 @@ import httpx2
 import psutil
 import torch
 
-from benchmarks.frame import Estimate, Row, read_options, report
+from benchmarks.frame import Row, median_of, read_options, report
 from benchmarks.worlds import MODELS, World, open_world
 from dllm_decode import decode_many
 from dllm_decode.launch import run_main
@@ -101,7 +101,7 @@ def measured(server: Served, world: World, options: Any) -> dict[str, Row]:
 def spread(rows: Sequence[Row]) -> Row:
     """Returns the median of each figure of some rounds, and its range."""
     values = {name: [row[name] for row in rows] for name in rows[0]}
-    return {name: Estimate.of(own) for name, own in values.items()}
+    return {name: median_of(own) for name, own in values.items()}
 
 
 @contextmanager

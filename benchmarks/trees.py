@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.frame import Estimate, Row, read_options, report
+from benchmarks.frame import Row, read_options, report
 from benchmarks.worlds import World, open_world
 from dllm_decode import (
     ARVerify,
@@ -29,6 +29,7 @@ from dllm_decode import (
     measure_column_cost,
 )
 from dllm_decode.launch import run_main
+from eval.metrics.statistics import Estimate
 from samplers import ConfidenceThreshold
 
 NUM_FITTED = 2000

@@ -6,9 +6,10 @@ The decodes run while the pictures are drawn. The other pictures of the folder h
 SVG is edited as it is.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
-
-from drawing import CELL, IMAGES, Picture
+from xml.sax.saxutils import escape
 
 from dllm_decode import (
     DualCache,
@@ -25,6 +26,17 @@ from dllm_decode import (
 )
 from samplers import AcceptAndRenoise, ConfidenceThreshold, FixedSchedule, Sampler
 
+CELL = 30
+IMAGES = Path(__file__).parent / "img"
+# By kind of text the class of its colour and face, its size, and what x is.
+_TEXTS = {
+    "plain": ("", 13, "start"),
+    "name": ("name", 13, "start"),
+    "note": ("note", 13, "start"),
+    "left of": ("note", 12, "end"),
+    "around": ("note", 12, "middle"),
+    "mono": ("mono", 13, "middle"),
+}
 _QUESTION = (
     "Emma has 12 apples. Emma finds 30 more apples and then gives 8 apples to Ben. "
     "How many apples does Emma have now?"
@@ -35,6 +47,50 @@ _UNSURE = (
     "how many apples does emma have now ?"
 )
 _RULE = AcceptAndRenoise(num_steps=8)
+
+
+class Picture:
+    """A picture as SVG, in light and dark colours: shapes in the order in which they are drawn."""
+
+    def __init__(self, width: int, height: int, title: str) -> None:
+        size = f'width="{width}" height="{height}"'
+        self._parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
+            f'viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{(IMAGES / 'pictures.css').read_text(encoding='utf-8')}</style>",
+            f'<rect {size} rx="8" class="paper"/>',
+        ]
+
+    def svg(self) -> str:
+        """Returns the picture as a file; its colours follow the reader's light or dark mode."""
+        return "\n".join([*self._parts, "</svg>\n"])
+
+    def text(self, x: float, y: float, kind: str, text: str) -> None:
+        """Writes a line of text; y is its base line."""
+        name, size, anchor = _TEXTS[kind]
+        self._parts.append(
+            f'<text x="{x:g}" y="{y:g}" font-size="{size}" '
+            f'text-anchor="{anchor}" class="{name}">{escape(text)}</text>'
+        )
+
+    def cell(self, x: float, y: float, text: str, kind: str, width: float = CELL) -> None:
+        """Draws a square with a short text in it."""
+        size = f'width="{width - 1:g}" height="{CELL - 1}"'
+        self._parts.append(f'<rect x="{x + 0.5:g}" y="{y + 0.5:g}" {size} class="{kind}"/>')
+        self.text(x + width / 2, y + 20, "mono", text)
+
+    def square(self, x: float, y: float, size: float, kind: str) -> None:
+        """Draws a small square without a text."""
+        inner = f'width="{size - 1:g}" height="{size - 1:g}"'
+        self._parts.append(f'<rect x="{x + 0.5:g}" y="{y + 0.5:g}" {inner} class="{kind}"/>')
+
+    def legend(self, x: float, y: float, entries: Sequence[tuple[str, str, str]]) -> None:
+        """Explains kinds of cells, in one line."""
+        for letter, kind, meaning in entries:
+            self.cell(x, y, letter, kind)
+            self.text(x + CELL + 7, y + 20, "plain", meaning)
+            x += CELL + 22 + 7 * len(meaning)
 
 
 def _decode(sampler: Sampler[Any], **options: Any) -> tuple[list[StepEvent], list[list[int]]]:
@@ -65,10 +121,8 @@ def caches() -> Picture:
     for policy in (NoCache(), PrefixCache(), DualCache()):
         _, computed = _decode(FixedSchedule(4), cache=policy, **options)
         total = sum(len(columns) for columns in computed)
-        name = f"{type(policy).__name__}()"
-        picture.text(20, y, "name", name)
-        told = f"{total} columns in {len(computed)} forwards"
-        picture.text(130, y, "note", told)
+        picture.text(20, y, "name", f"{type(policy).__name__}()")
+        picture.text(130, y, "note", f"{total} columns in {len(computed)} forwards")
         for forward, columns in enumerate(computed):
             for column in range(60):
                 kind = "seen" if column in columns else "nobody"
@@ -98,13 +152,12 @@ def schedules() -> Picture:
         for number, event in enumerate(events):
             prompt_length = int(event.before.prompt_lengths[0])
             opened = event.columns[0][event.view.eligible[0]].tolist()
-            changed = (event.before.unsettled[0] & ~event.after.unsettled[0]).nonzero()
-            settled = changed.flatten().tolist()
+            changed = event.before.unsettled[0] & ~event.after.unsettled[0]
+            settled = changed.nonzero().flatten().tolist()
             for block in range(3):
                 own = range(prompt_length + 8 * block, prompt_length + 8 * block + 8)
-                count = len([column for column in settled if column in own])
-                is_open = any(column in own for column in opened)
-                if is_open:
+                if any(column in own for column in opened):
+                    count = sum(column in own for column in settled)
                     picture.cell(90 + CELL * number, y + 8 + CELL * block, str(count), "open")
         y += 126
     picture.text(

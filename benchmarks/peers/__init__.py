@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.contenders import in_a_process_of_its_own
-from benchmarks.frame import Estimate, Row
+from benchmarks.frame import Row, median_of
 from benchmarks.setting import Setting
 from dllm_decode.models import save_model
 
@@ -119,13 +119,13 @@ def _row(job: Mapping[str, Any], runs: Sequence[Row], theirs: Sequence[Row]) -> 
     is_ours = job["contender"] == OURS
     return {
         "contender": (job["mode"] if is_ours else f"{job['contender']}: {job['mode']}"),
-        "s": Estimate.of(seconds),
+        "s": median_of(seconds),
         "speed-up": median(run["wall_s"] for run in theirs) / median(seconds),
         "tokens": _difference(runs, theirs) if is_ours else None,
         "forwards": runs[0]["forwards"],
         "peak MB": runs[0]["peak_mb"],
         "rounds": len(runs),
-        "load": Estimate.of([run["load"] for run in runs]),
+        "load": median_of([run["load"] for run in runs]),
         "commit": _commit(job["checkout"]),
         "versions": runs[0]["versions"],
     }

@@ -30,8 +30,8 @@ class Bounds(NamedTuple):
     high: float
 
 
-class Difference(NamedTuple):
-    """A value with its bootstrap interval."""
+class Estimate(NamedTuple):
+    """A number and its interval."""
 
     value: float
     low: float
@@ -139,7 +139,7 @@ def bisect(is_below: Callable[[float], bool], low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def paired_bootstrap(first: Sequence[Number], second: Sequence[Number]) -> Difference:
+def paired_bootstrap(first: Sequence[Number], second: Sequence[Number]) -> Estimate:
     """Returns mean(second) - mean(first) with its 95 per cent bootstrap interval over examples.
 
     Source: Efron 1979, "Bootstrap methods: another look at the jackknife",
@@ -150,7 +150,7 @@ def paired_bootstrap(first: Sequence[Number], second: Sequence[Number]) -> Diffe
     _require_pairs(first, second)
     differences = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
     means = _resampled_sums(differences[:, None])[:, 0] / len(differences)
-    return Difference(float(differences.mean()), *_central_95(means))
+    return Estimate(float(differences.mean()), *_central_95(means))
 
 
 def bootstrap(values: Sequence[Number]) -> Bounds:
@@ -162,7 +162,7 @@ def bootstrap(values: Sequence[Number]) -> Bounds:
     return Bounds(*paired_bootstrap([0.0] * len(values), values)[1:])
 
 
-def ratio_of_sums(numerators: Sequence[Number], denominators: Sequence[Number]) -> Difference:
+def ratio_of_sums(numerators: Sequence[Number], denominators: Sequence[Number]) -> Estimate:
     """Returns sum(numerators) / sum(denominators) with its 95 per cent bootstrap interval.
 
     Raises:
@@ -174,7 +174,7 @@ def ratio_of_sums(numerators: Sequence[Number], denominators: Sequence[Number]) 
     pairs = np.stack([numerators, denominators], axis=1).astype(np.float64)
     sums = _resampled_sums(pairs)
     total = pairs.sum(axis=0)
-    return Difference(float(total[0] / total[1]), *_central_95(sums[:, 0] / sums[:, 1]))
+    return Estimate(float(total[0] / total[1]), *_central_95(sums[:, 0] / sums[:, 1]))
 
 
 def percentile(values: Sequence[Number], share: float) -> float:

@@ -14,6 +14,7 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from eval.reports.replay import Example, panels_of
@@ -157,11 +158,8 @@ def _state(panel: Panel, position: int, shown: int) -> tuple[str | None, int]:
 
 def tint(share: float) -> Colour:
     """Returns the colour of a step, from 0 for the first to 1 for the last."""
-    at = min(max(share, 0.0), 1.0) * (len(_STOPS) - 1)
-    index = min(int(at), len(_STOPS) - 2)
-    red, green, blue = (
-        round(a + (at - index) * (b - a)) for a, b in zip(*_STOPS[index : index + 2], strict=True)
-    )
+    places = np.linspace(0.0, 1.0, len(_STOPS))
+    red, green, blue = (round(np.interp(share, places, own)) for own in zip(*_STOPS, strict=True))
     return red, green, blue
 
 

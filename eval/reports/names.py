@@ -2,7 +2,7 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 
@@ -21,12 +21,11 @@ def names_of(rows: Sequence[Row], *, short: bool = True) -> list[str]:
 
     A `short` name leaves out arguments that have their default in all rows.
     """
-    options = [_options(row, rows) for row in rows]
-    parts = [_plugins(row, rows) for row in rows]
-    if short:
-        parts = _shortened(parts)
+    plugins = [_plugins(row, rows) for row in rows]
+    parts = _shortened(plugins) if short else plugins
     return [
-        " + ".join(dict.fromkeys([*own, *more])) for own, more in zip(parts, options, strict=True)
+        " + ".join(dict.fromkeys([*own, *_options(row, rows)]))
+        for own, row in zip(parts, rows, strict=True)
     ]
 
 
@@ -58,30 +57,17 @@ def seeds_of(row: Row) -> str:
 
 def _shortened(parts: Sequence[Sequence[str]]) -> list[list[str]]:
     """Leaves out arguments that have their default, unless another setting gives them otherwise."""
+    trees = {text: tree for own in parts for text in own if (tree := _parsed(text))}
+    # Outer calls come first, while their arguments are as they were written.
+    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for text in {text for own in parts for text in own}:
-        for call in _calls(_parsed(text)):
-            for word in call.keywords:
-                values[ast.unparse(call.func), str(word.arg)].add(ast.unparse(word.value))
-    return [[_short(text, values) for text in own] for own in parts]
-
-
-def _short(text: str, values: Mapping[tuple[str, str], set[str]]) -> str:
-    tree = _parsed(text)
-    for call in _calls(tree):
-        name = ast.unparse(call.func)
-        defaults = _defaults(name)
-        first = next(iter(defaults), None)
-        kept = [
-            word
-            for word in call.keywords
-            if len(values[name, str(word.arg)]) > 1
-            or defaults.get(str(word.arg)) != ast.unparse(word.value)
-        ]
-        if kept and not call.args and kept[0].arg == first:
-            call.args = [kept.pop(0).value]
-        call.keywords = kept
-    return ast.unparse(tree) if tree else text
+    for call in calls:
+        for word in call.keywords:
+            values[ast.unparse(call.func), str(word.arg)].add(ast.unparse(word.value))
+    for call in calls:
+        _shorten(call, values)
+    return [[ast.unparse(trees[text]) if text in trees else text for text in own] for own in parts]
 
 
 def _parsed(text: str) -> ast.expr | None:
@@ -92,11 +78,19 @@ def _parsed(text: str) -> ast.expr | None:
         return None
 
 
-def _calls(tree: ast.expr | None) -> Iterator[ast.Call]:
-    # Outer calls come first, while their arguments are as they were written.
-    for node in list(ast.walk(tree)) if tree else []:
-        if isinstance(node, ast.Call):
-            yield node
+def _shorten(call: ast.Call, values: Mapping[tuple[str, str], set[str]]) -> None:
+    name = ast.unparse(call.func)
+    defaults = _defaults(name)
+    first = next(iter(defaults), None)
+    kept = [
+        word
+        for word in call.keywords
+        if len(values[name, str(word.arg)]) > 1
+        or defaults.get(str(word.arg)) != ast.unparse(word.value)
+    ]
+    if kept and not call.args and kept[0].arg == first:
+        call.args = [kept.pop(0).value]
+    call.keywords = kept
 
 
 @cache

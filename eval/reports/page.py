@@ -11,11 +11,10 @@ from eval.reports.advice import advice
 from eval.reports.comparison import difference
 from eval.reports.names import names_of, seeds_of
 from eval.reports.pooling import Pool
-from eval.reports.summary import MeasuredFolder, measured
+from eval.reports.summary import MeasuredFolder
 from eval.reports.table import commits_of
 from eval.reports.templates import fill
 from eval.runs.lines import Record, proposals_of
-from eval.runs.records import Folder
 
 Link = Mapping[tuple[ExampleSet, str], str]
 """The file that replays an example, by set of examples and id."""
@@ -29,16 +28,6 @@ class _Setting(NamedTuple):
     folder: int
 
 
-def report_page(folders: Sequence[Folder]) -> str:
-    """Returns a page with everything that one results folder holds, or two side by side.
-
-    Each setting of the second folder is compared with the setting of the first that it shares most
-    options with, on the examples that both have. Raises ValueError if a folder is damaged or holds
-    no records.
-    """
-    return page_of([measured(folder) for folder in folders])
-
-
 def page_of(
     found: Sequence[MeasuredFolder],
     *,
@@ -46,7 +35,10 @@ def page_of(
     exact: Mapping[ExampleSet, Any] | None = None,
     cost: CostMeasure | None = None,
 ) -> str:
-    """Returns the page of one folder that was read, or of two to compare.
+    """Returns a page with everything that one results folder holds, or two side by side.
+
+    Each setting of the second folder is compared with the setting of the first that it shares most
+    options with, on the examples that both have.
 
     `replays` are files in the folder of the page; `exact` has, by set of examples, the curve of an
     exact model, drawn dotted; `cost` is shown first, `usual_cost` if it is None.

@@ -1,7 +1,9 @@
-"""A page that replays how an answer was decoded: one self-contained HTML file for each example."""
+"""Replays of how an answer was decoded: a self-contained HTML page, and a line for a terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rich.text import Text
 
 from eval.reports.templates import fill
 from eval.runs.lines import Record, Told, trace_of
@@ -9,6 +11,9 @@ from eval.runs.records import RunSettings
 
 Example = Sequence[tuple[RunSettings, Record]]
 """The records of one example, each with the settings that it was decoded under."""
+
+# From violet to yellow in the 256 colours that terminals share.
+_COLOURS = (54, 61, 67, 73, 79, 114, 149, 184, 220)
 
 
 def replay_page(example: Example, *, report: str = "", notice: str = "") -> str:
@@ -22,6 +27,23 @@ def replay_page(example: Example, *, report: str = "", notice: str = "") -> str:
     named = {name: first[name] for name in ("example", "prompt", "target")}
     content = {**named, "report": report, "notice": notice, "panels": panels}
     return fill("replay", title=f"{settings.task} {first['example']}", content=content)
+
+
+def picture_of(record: Record) -> Text:
+    """Returns a record's answer, each token coloured by the step that committed it.
+
+    Raises ValueError if the record has no trace.
+    """
+    steps = trace_of(record)["steps"]
+    last = max(1, *steps)
+    pieces = [record["pieces"][str(token)] for token in record["tokens"][: record["length"]]]
+    separator = "" if "".join(pieces).strip().startswith(record["text"].strip()) else " "
+    text = Text(overflow="fold")
+    for step, piece in zip(steps, pieces, strict=False):
+        shade = round(step / last * (len(_COLOURS) - 1))
+        style = "dim" if step < 0 else f"color({_COLOURS[shade]})"
+        text.append(piece, style=style).append(separator)
+    return text
 
 
 def panels_of(example: Example) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ from eval.metrics.curves import RowGroup, group_of, mark_fronts, methods
 from eval.metrics.metrics import (
     commits_per_step,
     leftmost_share,
-    mean_ratio,
     order_correlation,
     pass_at,
     tokens_per,
@@ -43,11 +42,6 @@ class MeasuredFolder(NamedTuple):
     results: Mapping[RunSettings, Sequence[Record]]
     pools: list[Pool]
     summary: dict[str, Any]
-
-
-def summarise(folder: Folder) -> dict[str, Any]:
-    """Returns the summary of a results folder, as `measured` does."""
-    return measured(folder).summary
 
 
 def measured(folder: Folder) -> MeasuredFolder:
@@ -185,7 +179,9 @@ def _speed(finished: Sequence[Record]) -> Row:
         "tokens_per_forward": per_forward,
         "tokens_per_any_forward": per_any,
         "tokens_per_thousand_columns": per_columns,
-        "mean_of_ratios": mean_ratio(own["length"], own["nfe"]),
+        "mean_of_ratios": mean(
+            [length / nfe for length, nfe in zip(own["length"], own["nfe"], strict=True)]
+        ),
         "committed_per_forward": sum(own["committed"]) / sum(own["nfe"]),
         **{name: mean(values) for name, values in own.items()},
         "forwards_share": mean(list(_shares(finished, "batch_forwards").values())),

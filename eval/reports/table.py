@@ -1,8 +1,10 @@
-"""The table of a report."""
+"""The table of a report, in Markdown and on a terminal."""
 
 from collections.abc import Sequence
 
-from eval.grid import markdown_of
+from rich.console import Console
+
+from eval.grid import markdown_of, show_grid
 from eval.metrics.costs import CostMeasure, Row, is_on_front
 from eval.reports.names import names_of
 
@@ -11,6 +13,8 @@ _HEAD = (
     "step speed-up", "tokens/s", "p50 / p99 s", "tau",
 )  # fmt: skip
 _VERIFIED_HEAD = ("accepted length", "accepted/drafted", "target NFE", "tokens/target forward")
+# 80 columns have room for these: up to the step speed-up without p, which the interval tells too.
+_NARROW = (1, 2, 4, 5, 6, 7)
 
 
 def table(rows: Sequence[Row], cost: CostMeasure) -> str:
@@ -23,6 +27,15 @@ def table(rows: Sequence[Row], cost: CostMeasure) -> str:
     for cells, row in zip(lines, rows, strict=True):
         cells[0] = f"**`{cells[0]}`**" if is_on_front(row, cost) else f"`{cells[0]}`"
     return markdown_of([head, *lines])
+
+
+def show_settings(console: Console, rows: Sequence[Row], cost: CostMeasure) -> None:
+    """Shows settings on a terminal: numbered names, then numbers, as many as it has room for.
+
+    A setting is bold if no other is better in accuracy and in the tokens for a cost.
+    """
+    styles = ["bold" if is_on_front(row, cost) else "" for row in rows]
+    show_grid(console, grid_of(rows), styles=styles, narrow=_NARROW)
 
 
 def bold(cost: CostMeasure) -> str:

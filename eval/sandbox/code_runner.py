@@ -2,26 +2,24 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NoReturn
-
-Verdict = Literal["passed", "failed", "timed out"]
+from typing import NoReturn
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of running a program: whether it is Python, and ran to its end before the tests.
+    """The result of running a program.
 
-    It "passed" only if the last line of the tests was reached; otherwise `reason` says why not.
+    Attributes:
+        compiled: It is Python.
+        loaded: It ran to its end, before the tests.
+        passed: The last line of the tests was reached.
+        reason: Why it did not pass; empty if it did.
     """
 
-    verdict: Verdict
     compiled: bool
     loaded: bool
+    passed: bool
     reason: str
-
-    @property
-    def passed(self) -> bool:
-        return self.verdict == "passed"
 
 
 class CodeRunner(ABC):

@@ -55,21 +55,21 @@ def main(job: dict[str, Any]) -> None:
         # Root needs no right to kill another user's process where its own end does that.
         with suppress(PermissionError):
             os.kill(child, signal.SIGKILL)
-        end = "late", f"more than {job['wall_s']:g} s"
+        reason = f"more than {job['wall_s']:g} s"
     else:
-        end = end_of(status, job)
+        reason = reason_of_end(status, job)
     # The program may have filled the pipe, and nobody reads it yet.
     signal.setitimer(signal.ITIMER_REAL, 1)
-    report(*end)
+    report("failed", reason)
     os._exit(0)
 
 
-def end_of(status: int, job: dict[str, Any]) -> tuple[str, str]:
-    """Returns stage and reason for a program that ended before it reported its own end."""
+def reason_of_end(status: int, job: dict[str, Any]) -> str:
+    """Returns the reason why a program failed that ended before it reported its own end."""
     if status == -signal.SIGXCPU:
-        return "late", f"more than {job['cpu_s']} s of processor time"
+        return f"more than {job['cpu_s']} s of processor time"
     ended = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-    return "failed", f"ended before its tests did, {ended}"
+    return f"ended before its tests did, {ended}"
 
 
 def raise_timeout(*_: object) -> None:

@@ -39,7 +39,7 @@ from eval.sandbox.runners import ENVIRONMENT, REMEDY, commands_of
 from samplers.checks import require_count, require_positive
 
 INSIDE = Path(__file__).with_name("inside.py")
-STAGES = ("ready", "compiled", "loaded", "passed", "failed", "late")
+STAGES = ("ready", "compiled", "loaded", "passed", "failed")
 FILE_BYTES = 1 << 22
 MAX_REPORT_BYTES = 1 << 16
 MAX_COMPLAINT_BYTES = 300
@@ -109,19 +109,10 @@ class Sandbox(CodeRunner):
         stages = _read(report, words)
         if "ready" not in stages:
             raise RuntimeError(f"The sandbox must start and the tests must be Python, got {end}")
-        return outcome_of(stages)
-
-
-def outcome_of(stages: Mapping[str, str]) -> Outcome:
-    """Returns the outcome of a program, from the reason that was reported at each stage."""
-    compiled, loaded = "compiled" in stages, "loaded" in stages
-    if "passed" in stages:
-        return Outcome("passed", compiled, loaded, "")
-    if "failed" in stages:
-        return Outcome("failed", compiled, loaded, stages["failed"])
-    if "late" in stages:
-        return Outcome("timed out", compiled, loaded, stages["late"])
-    return Outcome("failed", compiled, loaded, "ended before its tests did, with its sandbox")
+        passed = "passed" in stages
+        unknown = "ended before its tests did, with its sandbox"
+        reason = "" if passed else stages.get("failed", unknown)
+        return Outcome("compiled" in stages, "loaded" in stages, passed, reason)
 
 
 def _report_of(command: Sequence[str], program: str, limit_s: float) -> tuple[bytes, str]:

@@ -14,9 +14,8 @@ from samplers.checks import shown
 Turn = dict[str, str]
 """One chat turn, `{"role": "user" | "assistant", "content": text}`."""
 
-NUM_BUCKETS = 20
-VAL_BUCKET = 0
-TEST_BUCKET = 1
+SHARES: Mapping[str, int] = {"train": 18, "val": 1, "test": 1}
+"""By split how many of 20 examples are of it, on average; see `split_of`."""
 DEFAULT_NUM_EXAMPLES = 200
 MAX_MISSES = 1_000
 MAX_DRAWS = 10_000
@@ -218,31 +217,22 @@ class SampledTask(GeneratedTask):
 
     def draw(self, rng: random.Random, split: str = "train") -> Example:
         self.require(split, None)
-        if split not in BUCKETS:
+        if split not in SHARES:
             raise ValueError(
-                f"A split of {type(self).__name__} must be one of {', '.join(BUCKETS)}, got "
+                f"A split of {type(self).__name__} must be one of {', '.join(SHARES)}, got "
                 f"{split!r}; override draw to draw examples of other splits."
             )
         for _ in range(MAX_DRAWS):
             example = self.sample(rng)
-            if bucket_of(self.split_key(example)) in BUCKETS[split]:
+            if split_of(self.split_key(example)) == split:
                 return example
-        share = f"{len(BUCKETS[split])} in {NUM_BUCKETS} of all is of this split"
+        share = f"{SHARES[split]} in 20 of all is of this split"
         raise self.none_found(split, f"make more questions possible, {share}")
 
 
-BUCKETS: Mapping[str, frozenset[int]] = {
-    "train": frozenset(range(NUM_BUCKETS)) - {VAL_BUCKET, TEST_BUCKET},
-    "val": frozenset({VAL_BUCKET}),
-    "test": frozenset({TEST_BUCKET}),
-}
-"""Splits are disjoint by construction: `train` has 18 of the 20 buckets of the key's hash."""
-
-
-def bucket_of(key: str) -> int:
-    """Returns a bucket in [0, 20) of a key, independent of process and PYTHONHASHSEED."""
-    digest = blake2b(key.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % NUM_BUCKETS
+def split_of(key: str) -> str:
+    """Returns the split of a key by its hash, independent of process and PYTHONHASHSEED."""
+    return {0: "val", 1: "test"}.get(int(content_id(key), 16) % 20, "train")
 
 
 def content_id(text: str) -> str:

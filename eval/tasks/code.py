@@ -14,41 +14,19 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from eval.sandbox.code_runner import CodeRunner, NoCode
 from eval.tasks.base import Example, Task
-from eval.tasks.problem_files import PublishedTask, read_protocols
+from eval.tasks.problem_files import PublishedTask
 
 PYTHON = ("", "python", "python3", "py")
 
 _FENCED = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
 
-class CodeProtocol(NamedTuple):
-    """A published setting; lengths are in tokens, and a block length of None is the model's own.
-
-    Attributes:
-        is_instruction: The prompt asks for a fenced block; else the answer continues the prompt.
-        is_chat: The prompt is put into the chat template.
-        num_fewshot: Demonstrations.
-    """
-
-    is_instruction: bool
-    is_chat: bool
-    num_fewshot: int
-    gen_length: int
-    block_length: int | None = None
-
-
-HUMANEVAL, MBPP = (
-    {name: CodeProtocol(**one) for name, one in read_protocols(task).items()}
-    for task in ("humaneval", "mbpp")
-)
-
-
 @dataclass(frozen=True)
-class CodeTask(PublishedTask[CodeProtocol]):
+class CodeTask(PublishedTask):
     """A task whose answers are programs, right if they pass the problem's tests.
 
     Protocols are `lm_eval`, plain text that the answer continues; `instruct`, a chat turn answered
@@ -64,8 +42,9 @@ class CodeTask(PublishedTask[CodeProtocol]):
     primary = "passed"
 
     @property
-    def prompts(self) -> str:
-        return "chat" if self.published.is_chat else "plain"
+    def is_instruction(self) -> bool:
+        """True if the prompt asks for a fenced block; otherwise the answer continues the prompt."""
+        return self.published.write == "turns"
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer by running it, which the user must have allowed.
@@ -97,7 +76,7 @@ class CodeTask(PublishedTask[CodeProtocol]):
         block all the same.
         """
         found = python_blocks(text)
-        is_fenced = self.published.is_instruction or (self.published.is_chat and found)
+        is_fenced = self.is_instruction or (self.prompts == "chat" and found)
         return (found or [text]) if is_fenced else None
 
 

@@ -1,18 +1,18 @@
 """GSM8K, grade-school word problems, from the official files or the hub."""
 
+import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from dllm_decode.core.stopping import cut_at
 from eval.files import REPAIR, converted
-from eval.tasks.base import Example, content_id
-from eval.tasks.gsm8k_protocols import PROTOCOLS, STRICT, Protocol, WorkedQuestion, write_plain
+from eval.tasks.base import Example, Turn, content_id, conversation
 from eval.tasks.problem_files import DataSet, PublishedTask
 from samplers.checks import require_count
 
@@ -21,25 +21,68 @@ DATA = DataSet(
     "https://github.com/openai/grade-school-math",
 )  # fmt: skip
 
+FEWSHOT_SEED = 1234
+ENDS = ("</s>", "<|im_end|>")
 ANNOTATION = re.compile(r"<<[^<>]*>>")
+STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
 FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 IGNORED = re.compile(r"[,$]|(?s:.*#### )|\.$")
 
 
-class Gsm8kProblem(msgspec.Struct):
-    """A row of the official files."""
+class WorkedQuestion(msgspec.Struct):
+    """A row of the official files: a question with its worked answer."""
 
     question: str
     answer: Annotated[str, Meta(pattern=STRICT.pattern)]
 
 
+class Wording(NamedTuple):
+    """The words around a question and its answer.
+
+    `ask` writes a question that the answer continues, `tell` the worked answer of a demonstration;
+    one of `stop` ends an answer, and `strict` finds the number where the answer states it.
+    """
+
+    ask: Callable[[str], str]
+    tell: Callable[[str], str]
+    stop: tuple[str, ...]
+    strict: re.Pattern[str]
+
+
+def in_a_sentence(answer: str) -> str:
+    """Writes a worked answer on one line, its number in the sentence `The answer is 18.`."""
+    steps, _, number = answer.rpartition("#### ")
+    return f"{' '.join(steps.split())} The answer is {number.strip()}."
+
+
+def harness(question: str) -> Wording:
+    """Returns a wording of the harness's task `gsm8k`, whose answers end with `#### number`."""
+    return Wording(question.format, str, ("Question:", *ENDS), STRICT)
+
+
+def chain_of_thought(question: str) -> Wording:
+    """Returns a wording of the harness's task `gsm8k_cot`, whose answers end with a sentence."""
+    strict = re.compile(r"The answer is (\-?[0-9\.\,]+)")
+    return Wording(question.format, in_a_sentence, ("Q:", *ENDS), strict)
+
+
+WORDINGS: Mapping[str, Wording] = {
+    "question": harness("Question: {}\nAnswer:"),
+    # OpenCompass, which LLaDA's authors use.
+    "question_steps": harness("Question: {}\nLet's think step by step\nAnswer:"),
+    "short": chain_of_thought("Q: {}\nA:"),
+    # The task `gsm8k_cot_zeroshot`.
+    "short_steps": chain_of_thought("Q: {}\nA: Let's think step by step."),
+}
+
+
 @dataclass(frozen=True)
-class Gsm8k(PublishedTask[Protocol]):
+class Gsm8k(PublishedTask):
     """GSM8K under the protocols that published numbers come from.
 
     A protocol is a wording, a number of demonstrations, plain text or chat turns, and the lengths
-    of answer and blocks; model, sampler and temperature are not part of it. They are listed in
-    `eval.tasks.gsm8k_protocols`. Demonstrations come from `train.jsonl` in the folder of the file.
+    of answer and blocks; model, sampler and temperature are not part of it. `docs/evaluation.md`
+    lists them. Demonstrations come from `train.jsonl` in the folder of the file.
 
     Source: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems",
     https://arxiv.org/abs/2110.14168. Wording, extraction and stop strings: the tasks `gsm8k`,
@@ -68,28 +111,27 @@ class Gsm8k(PublishedTask[Protocol]):
     version = 1
     primary = "answer_flexible"
     splits = ("train", "test")
-    protocols = PROTOCOLS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count("num_fewshot", self.num_fewshot, 0, optional=True)
 
     @property
-    def stop(self) -> tuple[str, ...]:
-        return self.published.wording.stop
+    def wording(self) -> Wording:
+        """The words of the published setting."""
+        return WORDINGS[self.published.wording]
 
     @property
-    def prompts(self) -> str:
-        return "plain" if self.published.write is write_plain else "chat"
+    def stop(self) -> tuple[str, ...]:
+        return self.wording.stop
 
     def read(self, split: str) -> list[Example]:
         rows = self._rows(split)
         demonstrations = self._demonstrations(rows)
-        protocol = self.published
         return [
             Example(
                 id=f"{split}-{i}-{content_id(row.question)}",
-                prompt=protocol.write(protocol.wording, row.question, demonstrations[i]),
+                prompt=self._prompt(row, demonstrations[i]),
                 target=row.answer,
                 meta={"answer": gold_of(row.answer), "split": split, "row": i},
             )
@@ -106,7 +148,7 @@ class Gsm8k(PublishedTask[Protocol]):
         text = cut_at(text, self.stop)
         gold = example.meta["answer"]
         return {
-            "answer": float(strict_answer(text, self.published.wording.strict) == gold),
+            "answer": float(strict_answer(text, self.wording.strict) == gold),
             "answer_flexible": float(flexible_answer(text) == gold),
         }
 
@@ -116,12 +158,12 @@ class Gsm8k(PublishedTask[Protocol]):
 
     def _rows(self, split: str) -> list[WorkedQuestion]:
         path = None if self.path is None else file_of(self.path, split)
-        problems = (
-            converted(row, Gsm8kProblem, where, REPAIR) for row, where in DATA.rows(path, split)
-        )
-        return [WorkedQuestion(one.question, ANNOTATION.sub("", one.answer)) for one in problems]
+        found = DATA.rows(path, split)
+        rows = [converted(one.fields, WorkedQuestion, one.where, REPAIR) for one in found]
+        return [WorkedQuestion(row.question, ANNOTATION.sub("", row.answer)) for row in rows]
 
     def _demonstrations(self, rows: list[WorkedQuestion]) -> list[list[WorkedQuestion]]:
+        """Returns the demonstrations of each question, which is never among its own."""
         protocol = self.published
         count = protocol.num_fewshot if self.num_fewshot is None else self.num_fewshot
         if count == 0:
@@ -131,10 +173,24 @@ class Gsm8k(PublishedTask[Protocol]):
             raise ValueError(
                 f"num_fewshot must be below the number of training rows, {len(pool)}, got {count}."
             )
-        return [
-            [row for row in drawn if row.question != asked.question][:count]
-            for asked, drawn in zip(rows, protocol.choose(pool, count, len(rows)), strict=True)
-        ]
+        rng = random.Random(FEWSHOT_SEED)
+        found: list[list[WorkedQuestion]] = []
+        for asked in rows:
+            chosen = rng.sample(pool, count) if protocol.choose == "anew" else pool[:count]
+            spare = next(row for row in pool if row not in chosen)
+            found.append([row for row in (*chosen, spare) if row.question != asked.question])
+        return [some[:count] for some in found]
+
+    def _prompt(
+        self, asked: WorkedQuestion, demonstrations: list[WorkedQuestion]
+    ) -> str | list[Turn]:
+        ask, tell, *_ = self.wording
+        shown = [(ask(row.question), tell(row.answer)) for row in demonstrations]
+        question = ask(asked.question)
+        if self.published.write == "turns":
+            return conversation(shown, question)
+        text = "\n\n".join([*(" ".join(pair) for pair in shown), question])
+        return conversation([], text) if self.published.write == "one_turn" else text
 
 
 def strict_answer(text: str, pattern: re.Pattern[str] = STRICT) -> str | None:

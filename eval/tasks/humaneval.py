@@ -8,7 +8,7 @@ import msgspec
 from dllm_decode.core.stopping import cut_at
 from eval.files import REPAIR, converted
 from eval.tasks.base import Example, Turn, content_id, conversation
-from eval.tasks.code import HUMANEVAL, CodeTask, fenced, unix_lines
+from eval.tasks.code import CodeTask, fenced, unix_lines
 from eval.tasks.problem_files import DataSet
 
 DATA = DataSet(
@@ -46,12 +46,11 @@ class HumanEval(CodeTask):
     """
 
     name = "humaneval"
-    protocols = HUMANEVAL
     splits = ("test",)
 
     @property
     def stop(self) -> tuple[str, ...]:
-        return () if self.published.is_instruction else STOP
+        return () if self.is_instruction else STOP
 
     def read(self, split: str) -> list[Example]:
         found = DATA.rows(self.path, split)
@@ -80,7 +79,7 @@ class HumanEval(CodeTask):
     def _example(self, found: HumanEvalProblem) -> Example:
         prompt, solution = found.prompt, found.canonical_solution
         tests = f"{found.test}\ncheck({found.entry_point})\n"
-        plain = not self.published.is_instruction
+        plain = not self.is_instruction
         return Example(
             id=f"{found.task_id}-{content_id(prompt + tests)}",
             prompt=prompt if plain else ask(prompt),

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import permutations
 from math import factorial
 
-from eval.tasks.base import BUCKETS, MAX_DRAWS, Example, GeneratedTask, bucket_of
+from eval.tasks.base import MAX_DRAWS, Example, GeneratedTask, split_of
 from eval.tasks.grammar import cast
 from samplers.checks import require_choice
 
@@ -27,13 +27,13 @@ FIXED_LENGTH = ("pair_sum", "city")
 class ListQuestion:
     """A question about a list.
 
-    `number` is a position from 1, a count or a sum, and `word` the new item, if there is one.
+    `number` is a position from 1, a count or a sum, 0 if there is none, and `word` the new item.
     """
 
     keyword: str
     items: Items
-    number: int | None = None
-    word: str | None = None
+    number: int = 0
+    word: str = ""
 
 
 Outputs = Callable[[ListQuestion], Iterator[Items]]
@@ -91,11 +91,10 @@ class ListTask(GeneratedTask):
     def draw(self, rng: random.Random, split: str = "train") -> Example:
         """Draws one prompt of a split and one of its right answers, uniformly."""
         self.require(split, None)
-        buckets = BUCKETS.get(split)
         for _ in range(MAX_DRAWS):
             request = self._draw_request(rng, split)
             prompt = self._prompt(request)
-            if buckets is None or bucket_of(prompt) in buckets:
+            if split == "test_length" or split_of(prompt) == split:
                 answer = draw_output(request, rng)
                 return Example(prompt, render(answer, self.style), {"request": request})
         raise self.none_found(split, "choose a greater n")
@@ -114,7 +113,7 @@ class ListTask(GeneratedTask):
         return {"answer": float(right), "answer_strict": float(strict)}
 
     def _prompt(self, request: ListQuestion) -> str:
-        arguments = [str(part) for part in (request.number, request.word) if part is not None]
+        arguments = [str(part) for part in (request.number, request.word) if part]
         given = [render(request.items, self.style)] if request.items else []
         return " ".join([self.keyword, *arguments, ":", *given])
 
@@ -124,12 +123,12 @@ class ListTask(GeneratedTask):
         num_items = {"agree": NUM_SYMBOLS, "pair_sum": 0, "city": 4}.get(self.keyword, n)
         *items, word = rng.sample(words_of_lists(), num_items + 1)
         greatest = {"replace_at": n, "insert_at": n + 1, "remove_at": n}.get(self.keyword)
-        number = n if self.keyword == "agree" else None
+        number = n if self.keyword == "agree" else 0
         if self.keyword == "pair_sum":
             number = rng.randint(3, MAX_SUM)
         elif greatest is not None:
             number = rng.randint(1, greatest)
-        new = word if self.keyword.startswith(("replace_", "insert_")) else None
+        new = word if self.keyword.startswith(("replace_", "insert_")) else ""
         return ListQuestion(self.keyword, tuple(items), number, new)
 
 
@@ -142,16 +141,9 @@ def words_of_lists() -> Items:
     )
 
 
-def placed(items: Items, start: int, end: int, word: str | None) -> Items:
-    """Returns the items with those in [start, end) replaced by the word, if there is one."""
-    new = () if word is None else (word,)
-    return items[:start] + new + items[end:]
-
-
-def position(request: ListQuestion) -> int:
-    """Returns the 0-based position that the request names."""
-    assert request.number is not None
-    return request.number - 1
+def placed(items: Items, start: int, end: int, word: str) -> Items:
+    """Returns the items with the word, unless it is empty, in place of those in [start, end)."""
+    return items[:start] + ((word,) if word else ()) + items[end:]
 
 
 def edited(width: int) -> Outputs:
@@ -162,7 +154,7 @@ def edited(width: int) -> Outputs:
 
     def outputs(request: ListQuestion) -> Iterator[Items]:
         anywhere = range(len(request.items) - width + 1)
-        starts = (position(request),) if request.keyword.endswith("_at") else anywhere
+        starts = (request.number - 1,) if request.keyword.endswith("_at") else anywhere
         return (placed(request.items, i, i + width, request.word) for i in starts)
 
     return outputs
@@ -170,7 +162,7 @@ def edited(width: int) -> Outputs:
 
 def pair_sum(request: ListQuestion) -> Iterator[Items]:
     """Lists the ordered pairs of numbers of at least 1 with the given sum."""
-    total = position(request) + 1
+    total = request.number
     return ((str(first), str(total - first)) for first in range(1, total))
 
 
@@ -185,23 +177,16 @@ OUTPUTS: Mapping[str, Outputs] = {
     "remove_any": edited(1),
     "insert_any": edited(0),
     "shuffle": lambda request: permutations(request.items),
-    "agree": lambda request: ((item,) * (position(request) + 1) for item in request.items),
+    "agree": lambda request: ((item,) * request.number for item in request.items),
     "pair_sum": pair_sum,
     "city": lambda request: iter([request.items[:2], request.items[2:]]),
 }
 """The right answers to a request, each once."""
 
 
-def joint_size(request: ListQuestion) -> int:
-    """Returns the number of right answers to a request."""
-    if request.keyword == "shuffle":
-        return factorial(len(request.items))
-    return sum(1 for _ in OUTPUTS[request.keyword](request))
-
-
 def valid_outputs(request: ListQuestion) -> tuple[Items, ...]:
     """Returns every right answer to a request; at most 50,000."""
-    size = joint_size(request)
+    size = factorial(len(request.items)) if request.keyword == "shuffle" else 1
     if size > MAX_ENUMERATED:
         raise ValueError(
             f"valid_outputs lists at most {MAX_ENUMERATED} answers, got {size}; use a shorter list."

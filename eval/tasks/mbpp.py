@@ -10,7 +10,7 @@ from msgspec import Meta
 from dllm_decode.core.stopping import cut_at
 from eval.files import REPAIR, converted
 from eval.tasks.base import Example, Turn, content_id, conversation
-from eval.tasks.code import MBPP, CodeTask, fenced, unix_lines
+from eval.tasks.code import CodeTask, fenced, unix_lines
 from eval.tasks.problem_files import OF_PROTOCOL, DataSet, Found
 
 DATA = DataSet(
@@ -71,7 +71,6 @@ class Mbpp(CodeTask):
     num_fewshot: int = OF_PROTOCOL
 
     name = "mbpp"
-    protocols = MBPP
     splits = tuple(NUMBERS)
 
     def __post_init__(self) -> None:
@@ -83,7 +82,7 @@ class Mbpp(CodeTask):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        return () if self.published.is_instruction else (DONE,)
+        return () if self.is_instruction else (DONE,)
 
     def read(self, split: str) -> list[Example]:
         asked = self._problems(split)
@@ -112,7 +111,7 @@ class Mbpp(CodeTask):
         return others[: self.num_fewshot]
 
     def _example(self, problem: MbppProblem, demonstrations: list[MbppProblem]) -> Example:
-        plain = not self.published.is_instruction
+        plain = not self.is_instruction
         return Example(
             id=f"MBPP/{problem.task_id}-{content_id(problem.text + problem.tests)}",
             prompt=(write_plain if plain else write_turns)(problem, demonstrations),

@@ -1,6 +1,6 @@
 """Templates of word problems, and draws of their numbers within a world of small numbers.
 
-A plan is a template's steps over one list of values: slots first, then constants, then results.
+The numbers of a problem have names: slots, constants such as `2`, and the results `s1`, `s2`, ...
 Each step is read as a sum or a product: `l - r = o` is `l = o + r`, `l / r = o` is `l = o * r`.
 """
 
@@ -26,19 +26,17 @@ COMPUTE: Mapping[str, Callable[[int, int], int]] = {
 }
 
 Uniform = Callable[[], float]
-Choices = Callable[[int], Sequence[int]]
+Numbers = dict[str, int]
 
 
-class SolutionLine(NamedTuple):
-    """One line of a solution: `prefix left operator right = result`.
-
-    An operand is a number slot, an earlier result (`s1`) or a constant (`2`).
-    """
+class Step(NamedTuple):
+    """One line of a solution: `prefix left operator right = result`, numbers by their names."""
 
     prefix: str
     left: str
     operator: str
     right: str
+    result: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +50,7 @@ class Template:
     id: str
     slots: Mapping[str, tuple[int, int]]
     question: str
-    steps: tuple[SolutionLine, ...]
+    steps: tuple[Step, ...]
     held_out: bool
 
     @cached_property
@@ -65,19 +63,20 @@ class Template:
     def answer(self) -> str:
         """Text of the answer with its slots."""
         lines = [
-            f"{step.prefix} {named(step.left)} {step.operator} {named(step.right)} = {{s{i}}} ."
-            for i, step in enumerate(self.steps, start=1)
+            f"{step.prefix} {named(step.left)} {step.operator} {named(step.right)} = "
+            f"{named(step.result)} ."
+            for step in self.steps
         ]
-        return " ".join([*lines, f"#### {{s{len(lines)}}}"])
+        return " ".join([*lines, f"#### {named(self.steps[-1].result)}"])
 
     def words(self) -> set[str]:
         """Returns every word that question and answer can contain besides slots and marks."""
         return words_in(self.question, self.answer)
 
 
-def named(operand: str) -> str:
-    """Returns an operand as a format string has it: constants as they are, otherwise a slot."""
-    return operand if operand.isdigit() else f"{{{operand}}}"
+def named(number: str) -> str:
+    """Returns a number as a format string has it: constants as they are, otherwise a slot."""
+    return number if number.isdigit() else f"{{{number}}}"
 
 
 @cache
@@ -85,12 +84,15 @@ def templates() -> Mapping[str, Template]:
     """Returns the templates by their ids."""
     found = {}
     for table in read_world("word_problems")["template"]:
-        parts = (line.split(" | ") for line in table["steps"])
-        steps = tuple(SolutionLine(prefix, *equation.split()) for prefix, equation in parts)
+        steps = []
+        for i, line in enumerate(table["steps"], start=1):
+            prefix, equation = line.split(" | ")
+            left, symbol, right = equation.split()
+            steps.append(Step(prefix, left, symbol, right, f"s{i}"))
         held_out = table.get("held_out", False)
         slots = {name: tuple(bounds) for name, bounds in table["slots"].items()}
         question = one_line(table["question"])
-        found[table["id"]] = Template(table["id"], slots, question, steps, held_out)
+        found[table["id"]] = Template(table["id"], slots, question, tuple(steps), held_out)
     return found
 
 
@@ -116,68 +118,44 @@ class Interval(NamedTuple):
         return Interval(-(-self.least // other.greatest), self.greatest // other.least)
 
 
-class StepPlan(NamedTuple):
-    """One step as indices into the values; `fresh` operands are slots that this step draws."""
-
-    left: int
-    operator: str
-    right: int
-    result: int
-    fresh: frozenset[int]
-
-
-class SlotPlan(NamedTuple):
-    """How to draw one slot: its index, and its possible numbers, given the value of `known`."""
-
-    slot: int
-    known: int
-    choices: Choices
+Ranges = dict[str, Interval]
+Choices = Callable[[Numbers], Sequence[int]]
 
 
 class NumberPlan(NamedTuple):
     """How to draw the numbers of a template in one world.
 
-    Values are in the order of `names`: slots, constants, results (`s1`, ...). `start` has the
-    constants in place; each step comes with the slots that it draws; `ranges` are the limits of the
-    values.
+    Attributes:
+        steps: Each step with the slots that it draws, and the possible numbers of each, given the
+            numbers that are drawn already.
+        ranges: The limits of every number.
     """
 
     template: Template
-    names: tuple[str, ...]
-    start: tuple[int, ...]
-    steps: tuple[tuple[StepPlan, tuple[SlotPlan, ...]], ...]
-    ranges: Sequence[Interval]
+    steps: list[tuple[Step, dict[str, Choices]]]
+    ranges: Ranges
     max_factor: int
 
 
 @cache
 def plan_of(template: Template, max_value: int, max_factor: int) -> NumberPlan | None:
     """Returns the plan of a template, or None if the world is too narrow for it."""
-    results = [f"s{i}" for i in range(1, len(template.steps) + 1)]
-    constants = [str(constant) for constant in template.constants]
-    names = (*template.slots, *constants, *results)
-    steps = index_steps(template, names)
-    ranges = [clipped(*limits, max_value) for limits in template.slots.values()]
-    ranges += [Interval(constant, constant) for constant in template.constants]
-    ranges += [Interval(1, max_value) for _ in results]
-    if not tighten(ranges, steps, max_factor):
+    ranges = {slot: clipped(*limits, max_value) for slot, limits in template.slots.items()}
+    ranges |= {str(constant): Interval(constant, constant) for constant in template.constants}
+    ranges |= {step.result: Interval(1, max_value) for step in template.steps}
+    if not tighten(ranges, template.steps, max_factor):
         return None
-    start = tuple(int(name) if name.isdigit() else 0 for name in names)
-    planned = tuple((step, slots_of(step, ranges, max_factor)) for step in steps)
-    plan = NumberPlan(template, names, start, planned, ranges, max_factor)
+    plan = NumberPlan(template, [], ranges, max_factor)
+    undrawn = set(template.slots)
+    for step in template.steps:
+        slots: dict[str, Choices] = {}
+        for slot, other in ((step.left, step.right), (step.right, step.left)):
+            if slot in undrawn:
+                undrawn.remove(slot)
+                known = None if other in undrawn else other
+                slots[slot] = choices_of(step, slot, known, ranges, max_factor)
+        plan.steps.append((step, slots))
     return plan if is_rich_enough(plan) else None
-
-
-def index_steps(template: Template, names: tuple[str, ...]) -> list[StepPlan]:
-    """Replaces the operands of the steps by their indices."""
-    index = {name: i for i, name in enumerate(names)}
-    undrawn = {index[slot] for slot in template.slots}
-    steps = []
-    for number, (_, left, symbol, right) in enumerate(template.steps, start=1):
-        fresh = frozenset({index[left], index[right]} & undrawn)
-        undrawn -= fresh
-        steps.append(StepPlan(index[left], symbol, index[right], index[f"s{number}"], fresh))
-    return steps
 
 
 def clipped(least: int, greatest: int, max_value: int) -> Interval:
@@ -186,23 +164,21 @@ def clipped(least: int, greatest: int, max_value: int) -> Interval:
     return Interval(min(least, scaled), min(greatest, max_value))
 
 
-def tighten(ranges: list[Interval], steps: list[StepPlan], max_factor: int) -> bool:
+def tighten(ranges: Ranges, steps: Sequence[Step], max_factor: int) -> bool:
     """Narrows ranges in place until no step narrows them further; False if one becomes empty."""
-    before: list[Interval] = []
+    before: Ranges = {}
     while before != ranges:
-        before = list(ranges)
+        before = dict(ranges)
         for step in steps:
-            for index, bound in bounds(step, ranges, max_factor):
-                ranges[index] = ranges[index].meet(bound)
-                if ranges[index].least > ranges[index].greatest:
+            for name, bound in bounds(step, ranges, max_factor):
+                ranges[name] = ranges[name].meet(bound)
+                if ranges[name].least > ranges[name].greatest:
                     return False
     return True
 
 
-def bounds(
-    step: StepPlan, ranges: Sequence[Interval], max_factor: int
-) -> list[tuple[int, Interval]]:
-    """Returns the ranges that a step allows its three values."""
+def bounds(step: Step, ranges: Ranges, max_factor: int) -> list[tuple[str, Interval]]:
+    """Returns the ranges that a step allows its three numbers."""
     total, one, other = step.left, step.result, step.right
     if step.operator in "+*":
         total, one = one, total
@@ -218,32 +194,19 @@ def bounds(
     return found
 
 
-def slots_of(step: StepPlan, ranges: Sequence[Interval], max_factor: int) -> tuple[SlotPlan, ...]:
-    """Returns how to draw the fresh slots of a step: the left one first, which then is known."""
-    left, right = step.left, step.right
-    if not step.fresh:
-        return ()
-    if step.fresh == {left}:
-        return (SlotPlan(left, right, choices_of(step, ranges, max_factor, slot=left)),)
-    drawn = SlotPlan(right, left, choices_of(step, ranges, max_factor, slot=right))
-    if step.fresh == {right}:
-        return (drawn,)
-    every = range(ranges[left].least, ranges[left].greatest + 1)
-    return (SlotPlan(left, left, lambda _: every), drawn)
-
-
 def choices_of(
-    step: StepPlan, ranges: Sequence[Interval], max_factor: int, *, slot: int
+    step: Step, slot: str, known: str | None, ranges: Ranges, max_factor: int
 ) -> Choices:
-    """Returns the function that lists the possible values of an operand, given the other one."""
-    known = step.right if slot == step.left else step.left
+    """Returns the function that lists the possible numbers of an operand, given `known`, if any."""
+    if known is None:
+        every = range(ranges[slot].least, ranges[slot].greatest + 1)
+        return lambda found: every
 
     @cache
-    def choices(value: int) -> Sequence[int]:
-        narrowed = list(ranges)
-        narrowed[known] = Interval(value, value)
-        for index, bound in bounds(step, narrowed, max_factor):
-            if index == slot:
+    def possible(value: int) -> Sequence[int]:
+        narrowed = {**ranges, known: Interval(value, value)}
+        for name, bound in bounds(step, narrowed, max_factor):
+            if name == slot:
                 narrowed[slot] = narrowed[slot].meet(bound)
         least, greatest = narrowed[slot]
         if step.operator != "/":
@@ -252,26 +215,26 @@ def choices_of(
             return range(-(-least // value) * value, greatest + 1, value)
         return [divisor for divisor in range(least, greatest + 1) if value % divisor == 0]
 
-    return choices
+    return lambda found: possible(found[known])
 
 
-def draw(plan: NumberPlan, uniform: Uniform) -> list[int] | None:
-    """Draws the values of a problem; None if the attempt fails and should be repeated."""
-    values = list(plan.start)
+def draw(plan: NumberPlan, uniform: Uniform) -> Numbers | None:
+    """Draws the numbers of a problem; None if the attempt fails and should be repeated."""
+    found = {str(constant): constant for constant in plan.template.constants}
     for step, slots in plan.steps:
-        for slot, known, choices in slots:
-            possible = choices(values[known])
+        for slot, choices in slots.items():
+            possible = choices(found)
             if not possible:
                 return None
-            values[slot] = possible[int(uniform() * len(possible))]
-        left, right = values[step.left], values[step.right]
+            found[slot] = possible[int(uniform() * len(possible))]
+        left, right = found[step.left], found[step.right]
         if not slots and not is_allowed(step.operator, left, right, plan.max_factor):
             return None
-        values[step.result] = result = COMPUTE[step.operator](left, right)
+        found[step.result] = result = COMPUTE[step.operator](left, right)
         least, greatest = plan.ranges[step.result]
         if not least <= result <= greatest:
             return None
-    return values
+    return found
 
 
 def is_allowed(symbol: str, left: int, right: int, max_factor: int) -> bool:
@@ -282,14 +245,14 @@ def is_allowed(symbol: str, left: int, right: int, max_factor: int) -> bool:
 
 
 def is_rich_enough(plan: NumberPlan) -> bool:
-    """Says whether 500 number tuples are found in 20,000 attempts, each in 1,000 attempts."""
+    """Says whether 500 problems are found in 20,000 attempts, each in 1,000 attempts."""
     uniform = random.Random("is_rich_enough").random
     found: set[tuple[int, ...]] = set()
     last = 0
     for attempt in range(MAX_DRAWS):
-        values = draw(plan, uniform)
-        if values is not None and tuple(values) not in found:
-            found.add(tuple(values))
+        numbers = draw(plan, uniform)
+        if numbers is not None and tuple(numbers.values()) not in found:
+            found.add(tuple(numbers.values()))
             last = attempt
         if len(found) >= MIN_TUPLES or attempt - last > MAX_FRUITLESS:
             break

@@ -1,8 +1,7 @@
 """ParallelBench, from a user's own checkout or copy, and how these keep their tasks."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,25 +60,27 @@ class Input(msgspec.Struct):
     icl_examples: list[ShownExample] | None = None
 
 
-class FileRow(NamedTuple):
-    """One question as the files hold it; `where` names file and line, for messages.
+class TaskSource(NamedTuple):
+    """A task that is there: its version, the files of its rows, and where its config is.
 
-    `input` fills the prompt, `shown` are demonstrations, and the label `answer` is a text, or
-    fields of which `example` may be a right answer.
+    `config` is a file with the keys that lead to the config; without one, each row has its own.
     """
 
-    where: str
-    input: Mapping[str, Any]
-    shown: Sequence[ShownExample]
-    answer: Any
-    config: Config
-
-
-class TaskSource(NamedTuple):
-    """A task that is there: its version, `v1` or `v2`, and the function that reads its rows."""
-
     version: str
-    rows: Callable[[], list[FileRow]]
+    files: Sequence[Path]
+    config: tuple[Path, tuple[str, ...]] | None = None
+
+    def rows(self) -> list[tuple[Found, Config]]:
+        """Returns the rows with their configs."""
+        found = [row for file in self.files for row in _rows_of(file)]
+        if self.config is None:
+            return [(row, converted(row.fields, Config, row.where, REPAIR)) for row in found]
+        file, keys = self.config
+        given: Any = _yaml(file)
+        for key in keys:
+            given = given.get(key)
+        config = converted(given, Config, f"{keys[-1]!r} in {file}", REPAIR)
+        return [(row, config) for row in found]
 
 
 def sources(root: Path) -> dict[str, TaskSource]:
@@ -100,36 +101,17 @@ def sources(root: Path) -> dict[str, TaskSource]:
 def _generated(root: Path) -> Iterator[tuple[str, TaskSource]]:
     for version, relative in OUTPUTS:
         for file in sorted((root / relative / SPLIT).glob("*/*.jsonl")):
-            if (file.parent / CONFIG).is_file():
+            config = file.parent / CONFIG
+            if config.is_file():
                 name = f"{file.parent.name}/{file.stem}"
-                yield name, TaskSource(version, partial(_read_generated, file, name))
-
-
-def _read_generated(file: Path, name: str) -> list[FileRow]:
-    config = file.parent / CONFIG
-    return _read_lines(
-        file, converted(_yaml(config).get(name), Config, f"{name!r} in {config}", REPAIR)
-    )
-
-
-def _read_lines(file: Path, config: Config) -> list[FileRow]:
-    return [_row(found, config) for found in read_objects(file)]
+                yield name, TaskSource(version, [file], (config, (name,)))
 
 
 def _hub_copy(root: Path) -> Iterator[tuple[str, TaskSource]]:
     for folder in sorted(path for path in root.glob("*-*") if path.is_dir()):
         for pattern in TABLES:
             if files := sorted(folder.glob(pattern)):
-                yield folder.name.replace("-", "/", 1), TaskSource(V2, partial(_read_tables, files))
-
-
-def _read_tables(files: Sequence[Path]) -> list[FileRow]:
-    found = [
-        Found(fields, f"Row {number} of {file}")
-        for file in files
-        for number, fields in enumerate(_table(file), start=1)
-    ]
-    return [_row(one, converted(one.fields, Config, one.where, REPAIR)) for one in found]
+                yield folder.name.replace("-", "/", 1), TaskSource(V2, files)
 
 
 def _prebuilt(root: Path) -> Iterator[tuple[str, TaskSource]]:
@@ -140,27 +122,7 @@ def _prebuilt(root: Path) -> Iterator[tuple[str, TaskSource]]:
             is_built = isinstance(given, dict) and given.get("type") == "prebuilt"
             file = root / PREBUILT / str(given.get("source")) if is_built else root
             if file.is_file():
-                config = converted(given, Config, f"{name!r} in {recipe}", REPAIR)
-                yield f"{recipe.stem}/{name}", TaskSource(V2, partial(_read_lines, file, config))
-
-
-def _row(found: Found, config: Config) -> FileRow:
-    if not {"input", "answer"} <= found.fields.keys():
-        raise ValueError(
-            f"{found.where} must have an 'input' and an 'answer', got {sorted(found.fields)}; "
-            "repair or remove it."
-        )
-    # The hub's tables hold both as text; a label that is a list stays a text, as in the files.
-    given, answer = (_unpacked(found.fields[name], found.where) for name in ("input", "answer"))
-    shown = converted(given, Input, f"The input of {found.where}", REPAIR).icl_examples or []
-    inputs = {name: value for name, value in given.items() if name != "icl_examples"}
-    return FileRow(found.where, inputs, shown, answer, config)
-
-
-def _unpacked(value: Any, where: str) -> Any:
-    if not isinstance(value, str) or not value.lstrip().startswith("{"):
-        return value
-    return decoded(value.encode(), dict[str, Any], f"A field of {where}", REPAIR)
+                yield f"{recipe.stem}/{name}", TaskSource(V2, [file], (recipe, ("tasks", name)))
 
 
 def _yaml(file: Path) -> Mapping[str, Any]:
@@ -178,7 +140,9 @@ def _yaml(file: Path) -> Mapping[str, Any]:
         raise ValueError(f"{file} is not valid YAML: {str(error).splitlines()[0]}.") from error
 
 
-def _table(file: Path) -> list[dict[str, Any]]:
+def _rows_of(file: Path) -> list[Found]:
+    if file.suffix not in (".parquet", ".arrow"):
+        return read_objects(file)
     try:
         from pyarrow import ipc, parquet
     except ImportError as error:
@@ -188,8 +152,8 @@ def _table(file: Path) -> list[dict[str, Any]]:
     with file.open("rb") as opened:
         is_parquet = file.suffix == ".parquet"
         table = parquet.read_table(opened) if is_parquet else ipc.open_stream(opened).read_all()
-        rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
+        rows = enumerate(table.to_pylist(), start=1)
+        return [Found(fields, f"Row {number} of {file}") for number, fields in rows]
 
 
 @dataclass(frozen=True)
@@ -248,17 +212,13 @@ class ParallelBench(FileTask):
                 f"{self.path} has the tasks {', '.join(sorted(there))}, got {self.task!r}; "
                 "those that v2 only has rules for come with its hub copy or `pb data`."
             )
-        rows = there[self.task].rows()
-        if not rows:
-            raise ValueError(f"{self.name} has at least one row in {self.path}, got none.")
-        known = SCORERS.get(rows[0].config.metric, UNKNOWN).names
-        if self.primary not in known:
-            raise ValueError(
-                f"{self.name} has the scores {', '.join(known)}, got primary={self.primary!r}."
-            )
+        source = there[self.task]
         blank = "\n\n\n" if self.task.startswith("puzzles/") else "\n\n"
-        stop = () if there[self.task].version == V1 else (blank,)
-        return [_example(row, i, stop) for i, row in enumerate(rows)]
+        stop = () if source.version == V1 else (blank,)
+        found = [_example(*row, i, stop) for i, row in enumerate(source.rows())]
+        if not found:
+            raise ValueError(f"{self.name} has at least one row in {self.path}, got none.")
+        return found
 
     def seed_of(self, split: str, seed: int) -> str:
         return f"{self.name};{seed}"
@@ -273,28 +233,44 @@ class ParallelBench(FileTask):
         return SCORERS.get(meta["metric"], UNKNOWN).score(text, meta["input"], meta["label"])
 
 
-def _example(row: FileRow, number: int, stop: tuple[str, ...]) -> Example:
-    needs = SCORERS.get(row.config.metric, UNKNOWN).needs
-    if needs and (not isinstance(row.answer, dict) or not set(needs) <= row.answer.keys()):
+def _example(found: Found, config: Config, number: int, stop: tuple[str, ...]) -> Example:
+    where = found.where
+    if not {"input", "answer"} <= found.fields.keys():
         raise ValueError(
-            f"{row.where} has an answer with the fields {', '.join(needs)}, got "
-            f"{str(row.answer)[:60]!r}; repair or remove it."
+            f"{where} must have an 'input' and an 'answer', got {sorted(found.fields)}; "
+            "repair or remove it."
         )
-    shown = [(filled(row, one.input), text_of(one.answer)) for one in row.shown]
-    asked = filled(row, row.input)
-    meta = {"input": row.input, "label": row.answer, "metric": row.config.metric, "stop": stop}
+    # The hub's tables hold both as text; a label that is a list stays a text, as in the files.
+    given, label = (_unpacked(found.fields[name], where) for name in ("input", "answer"))
+    shown = converted(given, Input, f"The input of {where}", REPAIR).icl_examples or []
+    inputs = {name: value for name, value in given.items() if name != "icl_examples"}
+    needs = SCORERS.get(config.metric, UNKNOWN).needs
+    if needs and (not isinstance(label, dict) or not set(needs) <= label.keys()):
+        raise ValueError(
+            f"{where} has an answer with the fields {', '.join(needs)}, got "
+            f"{str(label)[:60]!r}; repair or remove it."
+        )
+    turns = [(filled(config, one.input, where), text_of(one.answer)) for one in shown]
+    asked = filled(config, inputs, where)
+    meta = {"input": inputs, "label": label, "metric": config.metric, "stop": stop}
     name = f"{SPLIT}-{number}-{content_id(asked)}"
-    return Example(conversation(shown, asked), text_of(row.answer), meta, id=name)
+    return Example(conversation(turns, asked), text_of(label), meta, id=name)
 
 
-def filled(row: FileRow, given: Mapping[str, Any]) -> str:
+def _unpacked(value: Any, where: str) -> Any:
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return value
+    return decoded(value.encode(), dict[str, Any], f"A field of {where}", REPAIR)
+
+
+def filled(config: Config, given: Mapping[str, Any], where: str) -> str:
     r"""Returns the prompt with its inputs; a literal `\n`, as some files have it, breaks a line."""
     try:
-        return row.config.prompt.format_map(given).replace("\\n", "\n")
+        return config.prompt.format_map(given).replace("\\n", "\n")
     except (KeyError, IndexError, ValueError) as error:
         raise ValueError(
-            f"{row.where} has what its prompt names, got {sorted(given)} for "
-            f"{row.config.prompt[:60]!r} ({error}); repair or remove it."
+            f"{where} has what its prompt names, got {sorted(given)} for "
+            f"{config.prompt[:60]!r} ({error}); repair or remove it."
         ) from None
 
 

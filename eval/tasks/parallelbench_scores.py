@@ -16,7 +16,6 @@ _STRICT_ITEMS = re.compile(r'"[^"]*"(?:, "[^"]*")*')
 class Scorer(NamedTuple):
     """Scores a text, given the inputs of the prompt and the label, which has the fields `needs`."""
 
-    names: tuple[str, ...]
     score: Callable[[str, Mapping[str, Any], Any], Scores]
     needs: tuple[str, ...] = ()
 
@@ -47,7 +46,7 @@ def is_shuffled(items: list[str], label: Any) -> bool:
     return sorted(items) == sorted(label["input"]) and items != label["input"]
 
 
-def is_edited(items: list[str], given: list[str], width: int, word: str | None) -> bool:
+def is_edited(items: list[str], given: list[str], width: int, word: str) -> bool:
     """Says whether the items are the given ones with the word, if any, in the place of `width`."""
     starts = range(len(given) + 1 - width)
     return any(tuple(items) == placed(tuple(given), i, i + width, word) for i in starts)
@@ -55,19 +54,18 @@ def is_edited(items: list[str], given: list[str], width: int, word: str | None) 
 
 def list_scorer(is_right: Callable[[list[str], Any], bool], *needs: str) -> Scorer:
     """Returns the scorer of a list: `answer` by lenient reading, `answer_strict` to the letter."""
-    names = ("answer", "answer_strict")
 
     def score(text: str, given: Mapping[str, Any], label: Any) -> Scores:
         if isinstance(label, dict) and label.get("n_words", 1) != 1:
             # Changes of several items at once: none of the published tasks asks for them.
-            return dict.fromkeys(names)
+            return dict.fromkeys(("answer", "answer_strict"))
         strict = strict_items(text)
         return {
             "answer": float(is_right(lenient_items(text), label)),
             "answer_strict": float(strict is not None and is_right(strict, label)),
         }
 
-    return Scorer(names, score, needs)
+    return Scorer(score, needs)
 
 
 def score_latin(text: str, given: Mapping[str, Any], label: Any) -> Scores:
@@ -144,21 +142,17 @@ SCORERS: Mapping[str, Scorer] = {
         lambda items, label: is_edited(items, label["input"], 0, label["word"]), "input", "word"
     ),
     "list_random_remove_score": list_scorer(
-        lambda items, label: is_edited(items, label["input"], 1, None), "input"
+        lambda items, label: is_edited(items, label["input"], 1, ""), "input"
     ),
     "list_random_replace_score": list_scorer(
         lambda items, label: is_edited(items, label["input"], 1, label["word"]), "input", "word"
     ),
-    "latin_square_score": Scorer(("answer", "answer_strict"), score_latin, ("symbols",)),
-    "sudoku_score": Scorer(("answer", "answer_strict", "answer_label"), score_sudoku),
-    "sentence_to_words_score": Scorer(
-        ("answer", "included", "included_substring", "grammar"), score_sentence, ("words",)
-    ),
-    "summary_score": Scorer(
-        ("answer", "rouge1", "rouge2", "rougeL", "grammar"), score_summary, ("summary",)
-    ),
-    "paraphrase_score": Scorer(("answer", "inverse_bleu", "grammar"), score_paraphrase, ("text",)),
+    "latin_square_score": Scorer(score_latin, ("symbols",)),
+    "sudoku_score": Scorer(score_sudoku),
+    "sentence_to_words_score": Scorer(score_sentence, ("words",)),
+    "summary_score": Scorer(score_summary, ("summary",)),
+    "paraphrase_score": Scorer(score_paraphrase, ("text",)),
 }
 
-UNKNOWN = Scorer(("answer",), lambda text, given, label: {"answer": None})
+UNKNOWN = Scorer(lambda text, given, label: {"answer": None})
 """For scorers that are not known here."""

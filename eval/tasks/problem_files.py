@@ -2,13 +2,12 @@
 
 import gzip
 import random
-import tomllib
 import zlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -46,29 +45,36 @@ class FileTask(Task):
         return f"{self.name};{split};{seed}"
 
 
-@runtime_checkable
-class PublishedLengths(Protocol):
-    """Lengths of a published setting: of the answer, and of its blocks; None is the model's own."""
+class Protocol(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One published setting, without model, sampler and temperature; lengths are in tokens.
 
-    @property
-    def gen_length(self) -> int: ...
+    Attributes:
+        num_fewshot: Demonstrations.
+        gen_length: Of the answer.
+        block_length: Of a block; None is the model's own. A setting without blocks has blocks as
+            long as the answer.
+        write: "plain": text that stays out of the chat template. "one_turn": the same text as one
+            user turn. "turns": instructions, each demonstration a user and an assistant turn.
+        choose: The "first" rows demonstrate every question, or rows drawn "anew" for each.
+        wording: Name of the words around questions, if the task knows several.
+    """
 
-    @property
-    def block_length(self) -> int | None: ...
+    num_fewshot: int
+    gen_length: int
+    block_length: int | None = None
+    write: Literal["plain", "one_turn", "turns"] = "plain"
+    choose: Literal["first", "anew"] = "first"
+    wording: str = ""
 
 
-def read_protocols(task: str) -> dict[str, dict[str, Any]]:
-    """Returns by name the published settings of a task, as `protocols.toml` has them."""
-    file = Path(__file__).with_name("protocols.toml")
-    found: dict[str, dict[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8"))[task]
-    return found
-
-
-Setting = TypeVar("Setting", bound=PublishedLengths)
+PROTOCOLS = msgspec.toml.decode(
+    Path(__file__).with_name("protocols.toml").read_bytes(), type=dict[str, dict[str, Protocol]]
+)
+"""By task, then by name, the published settings."""
 
 
 @dataclass(frozen=True)
-class PublishedTask(FileTask, Generic[Setting]):
+class PublishedTask(FileTask):
     """A public data set under settings by which papers measured models.
 
     Attributes:
@@ -82,21 +88,20 @@ class PublishedTask(FileTask, Generic[Setting]):
     protocol: str = "lm_eval"
     gen_length: int = OF_PROTOCOL
 
-    @property
-    @abstractmethod
-    def protocols(self) -> Mapping[str, Setting]:
-        """The published settings by name."""
-
     def __post_init__(self) -> None:
-        require_choice("protocol", self.protocol, tuple(self.protocols))
+        require_choice("protocol", self.protocol, tuple(PROTOCOLS[self.name]))
         if self.gen_length == OF_PROTOCOL:
             object.__setattr__(self, "gen_length", self.published.gen_length)
         require_count("gen_length", self.gen_length, 1)
 
     @property
-    def published(self) -> Setting:
+    def published(self) -> Protocol:
         """The setting that `protocol` names."""
-        return self.protocols[self.protocol]
+        return PROTOCOLS[self.name][self.protocol]
+
+    @property
+    def prompts(self) -> str:
+        return "plain" if self.published.write == "plain" else "chat"
 
     @property
     def block_length(self) -> int | None:

@@ -10,7 +10,7 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from eval.tasks.base import BUCKETS, MAX_DRAWS, Example, GeneratedTask, SampledTask, bucket_of
+from eval.tasks.base import MAX_DRAWS, Example, GeneratedTask, SampledTask, split_of
 from eval.tasks.lists import words_of_lists
 
 Grid = tuple[tuple[int, ...], ...]
@@ -50,7 +50,7 @@ class LatinSquare(GeneratedTask):
         for _ in range(MAX_DRAWS):
             symbols = tuple(rng.sample(words_of_lists(), self.order))
             prompt = f"latin {self.order} : [ {' '.join(symbols)} ]"
-            if bucket_of(prompt) in BUCKETS[split]:
+            if split_of(prompt) == split:
                 grid = rng.choice(latin_squares(self.order))
                 rows = [" ".join(symbols[cell] for cell in row) for row in grid]
                 return Example(prompt, f" {ROW_END} ".join(rows), {"symbols": symbols})

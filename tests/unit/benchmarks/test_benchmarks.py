@@ -17,11 +17,12 @@ from benchmarks.contenders import (
     parse_pair,
 )
 from benchmarks.floor import Columns, Machine, num_flops, weight_bytes
-from benchmarks.frame import Estimate, table_of
+from benchmarks.frame import table_of
 from benchmarks.growth import draw_growth, measure_growth, points_of
 from benchmarks.setting import FAMILIES, GEOMETRIES, Setting
 from benchmarks.watch import Watch, watch_memory
 from dllm_decode.models import ForwardInputs
+from eval.metrics.statistics import Estimate
 from samplers.facts import Fact
 
 TINY = Setting("tiny", prompt_length=12, gen_length=16, block_length=8, steps_per_block=4)
@@ -142,7 +143,8 @@ def test_forwards_that_the_watch_missed_are_told(monkeypatch: pytest.MonkeyPatch
 
 def test_growth_is_measured_and_drawn_at_every_point(tmp_path: Path) -> None:
     block, length = TINY.block_length, TINY.prompt_length
-    points = points_of(TINY, [length, 24], [3 * block], [1, 3], [1000, 2000])
+    grown = {"prompt_length": [length, 24], "gen_length": [3 * block], "batch_size": [1, 3]}
+    points = points_of(TINY, {**grown, "vocab_size": [1000, 2000]})
     rows = measure_growth(points, MACHINE)
     sizes = [(row["prompt"], row["answer"], row["batch"], row["vocabulary"]) for row in rows]
     assert sizes == [

@@ -19,8 +19,8 @@ from transformers import TextDiffusionStreamer
 from dllm_decode import DecodeOutput, ForwardInputs, Observer, StepEvent, decode
 from dllm_decode.streaming import draft_observer, stream_to_terminal
 from eval.metrics.costs import COSTS
-from eval.reports.summary import summarise
-from eval.reports.terminal import show_settings
+from eval.reports.summary import measured
+from eval.reports.table import show_settings
 from eval.runs.runner import execute
 from samplers import ConfidenceThreshold, FixedSchedule
 
@@ -138,7 +138,7 @@ def test_settings_on_a_terminal_keep_names_and_intervals_whole(tmp_path: Path, w
     samplers = (FixedSchedule(4), ConfidenceThreshold(0.9))
     folder = execute(eval_runs.runs(samplers=samplers), tmp_path)
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
-    rows = summarise(folder)["rows"]
+    rows = measured(folder).summary["rows"]
     show_settings(console, rows, COSTS["forwards"])
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()

@@ -9,7 +9,6 @@ from eval.metrics.metrics import (
     aup,
     commits_per_step,
     leftmost_share,
-    mean_ratio,
     order_correlation,
     pareto_front,
     pass_at,
@@ -41,15 +40,11 @@ def test_aup_is_the_published_value(method: str) -> None:
 def test_aup_depends_on_the_competitors() -> None:
     points = [TradeOff(*point) for point in GSM8K["d3LLM"][0]]
     assert aup(points, 0.8394) == pytest.approx(485.7, abs=0.06)
-    with pytest.raises(ValueError, match="best_accuracy"):
-        aup(points, 0.7)
 
 
 def test_aup_leaves_out_what_is_too_low() -> None:
     high, low = TradeOff(1.0, 0.8), TradeOff(3.0, 0.7)
     assert aup([high, low], 0.8) == pytest.approx(80.0)
-    with pytest.raises(ValueError, match="none"):
-        aup([], 0.8)
 
 
 # ParallelBench's leaderboard was computed from curves that its site shows rounded to 0.1.
@@ -87,11 +82,8 @@ def test_the_pareto_front_keeps_what_nothing_beats() -> None:
 
 def test_speeds_are_ratios_of_sums() -> None:
     assert tokens_per([100, 2], [10, 2]) == 8.5
-    assert mean_ratio([100, 2], [10, 2]) == 5.5
     assert tokens_per([100, 50], [2.0, 1.0]) == 50.0
     assert wall_speedup([2.0, 8.0], [1.0, 1.0]) == pytest.approx(4.0)
-    with pytest.raises(ValueError, match="at least one forward"):
-        tokens_per([], [])
 
 
 def test_order_correlation_is_tau_b() -> None:
@@ -141,6 +133,3 @@ def test_pass_at_k_needs_no_large_numbers() -> None:
     exact = 1 - math.prod(Fraction(100_000 - 5000 - i, 100_000 - i) for i in range(100))
     assert pass_at(5000, 100_000, 100) == pytest.approx(float(exact), rel=1e-9)
     assert pass_at(1, 3, 1) == pytest.approx(1 / 3)
-    for numbers in ((0, 3, 1), (4, 3, 1), (1, 3, 4), (1, 3, -1)):
-        with pytest.raises(ValueError, match="pass@k needs 1 <= k <= n answers"):
-            pass_at(*numbers)

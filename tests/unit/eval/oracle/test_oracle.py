@@ -15,7 +15,7 @@ from eval.tasks.lists import ListQuestion, valid_outputs
 from eval.tasks.puzzles import latin_squares
 from samplers import ConfidenceThreshold, FixedSchedule
 
-WORDS = {"replace_any": "new", "insert_any": "new", "remove_any": None, "shuffle": None}
+WORDS = {"replace_any": "new", "insert_any": "new", "remove_any": "", "shuffle": ""}
 
 
 def request(keyword: str, n: int) -> ListQuestion:

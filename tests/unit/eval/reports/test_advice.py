@@ -10,7 +10,7 @@ from eval_runs import SETTINGS
 from eval.cli import evaluate
 from eval.metrics.costs import COSTS, usual_cost
 from eval.reports.advice import advice
-from eval.reports.summary import summarise
+from eval.reports.summary import measured
 from eval.runs.lines import append
 from eval.runs.records import Folder, RunSettings
 
@@ -42,7 +42,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 def test_the_advice_names_the_cheapest_setting_that_is_shown_to_be_as_good(large: Folder) -> None:
-    rows = summarise(large)["rows"]
+    rows = measured(large).summary["rows"]
     assert usual_cost(rows) == COSTS["columns"]
     assert advice(rows, COSTS["columns"]) == (
         "Take FixedSchedule(4) + DualCache(): no worse than the reference by more than 0.02 at "
@@ -53,20 +53,20 @@ def test_the_advice_names_the_cheapest_setting_that_is_shown_to_be_as_good(large
 def test_the_advice_is_to_keep_the_reference_if_every_cheaper_setting_is_worse(
     large: Folder,
 ) -> None:
-    assert advice(summarise(large)["rows"], COSTS["forwards"]) == (
+    assert advice(measured(large).summary["rows"], COSTS["forwards"]) == (
         "Keep FixedSchedule(4): no setting with fewer forwards is shown to be no worse than the "
         "reference by more than 0.02 at 95 %."
     )
 
 
 def test_the_advice_says_how_many_examples_would_be_enough(tmp_path: Path) -> None:
-    said = advice(summarise(folder_of(tmp_path, 40))["rows"], COSTS["columns"])
+    said = advice(measured(folder_of(tmp_path, 40)).summary["rows"], COSTS["columns"])
     assert "FixedSchedule(4) + DualCache() may be (difference +0.000 [-0.088, +0.088] on 40" in said
     assert said.endswith("if its difference stays, about 770 examples would show it.")
 
 
 def test_one_setting_alone_has_no_advice(large: Folder) -> None:
-    assert advice(summarise(large)["rows"][:1], COSTS["columns"]) == ""
+    assert advice(measured(large).summary["rows"][:1], COSTS["columns"]) == ""
 
 
 @pytest.mark.parametrize(

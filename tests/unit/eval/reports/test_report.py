@@ -13,11 +13,10 @@ from eval.metrics.statistics import wilson
 from eval.oracle.exact import accuracy, curve, joint_of
 from eval.oracle.joint import Joint
 from eval.reports.command import show
-from eval.reports.replay import replay_page
+from eval.reports.replay import picture_of, replay_page
 from eval.reports.report import write_report
-from eval.reports.summary import measured, summarise
+from eval.reports.summary import measured
 from eval.reports.table import other_scores
-from eval.reports.terminal import picture_of
 from eval.runs.lines import Record, append
 from eval.runs.names import parse_task
 from eval.runs.records import Folder, RunSettings
@@ -58,7 +57,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_the_summary_is_what_the_records_say(folder: Folder) -> None:
-    slow, quick = summarise(folder)["rows"]
+    slow, quick = measured(folder).summary["rows"]
     assert slow["accuracy"]["value"] == 0.75
     assert (slow["accuracy"]["low"], slow["accuracy"]["high"]) == wilson(3, 4)
     assert slow["speed"]["tokens_per_forward"]["value"] == 1.0
@@ -104,7 +103,7 @@ def test_the_report_is_whole_and_offline(folder: Folder) -> None:
 
 def test_the_means_of_other_scores_have_a_table_of_their_own(folder: Folder) -> None:
     """A scorer's further scores were in summary.json alone."""
-    rows = summarise(folder)["rows"]
+    rows = measured(folder).summary["rows"]
     assert other_scores(rows) == ""  # Its only other score is undefined everywhere.
     rows[0]["scores"] |= {"steps": 0.25}
     lines = other_scores(rows).splitlines()
@@ -187,7 +186,7 @@ def edited(tmp_path: Path) -> Folder:
 
 def test_another_version_is_a_group_with_its_own_reference(edited: Folder) -> None:
     """Its rows stood below the old ones with the same labels, compared with the old version."""
-    summary = summarise(edited)
+    summary = measured(edited).summary
     differences = [
         row["against_reference"]["accuracy"]["value"] if "against_reference" in row else None
         for row in summary["rows"]

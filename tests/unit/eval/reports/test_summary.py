@@ -14,7 +14,7 @@ from eval.metrics.costs import COSTS, speed_of
 from eval.metrics.statistics import paired_bootstrap, wilson
 from eval.reports.pooling import per_example
 from eval.reports.report import write_report
-from eval.reports.summary import measured, summarise
+from eval.reports.summary import measured
 from eval.reports.table import table
 from eval.runs.lines import Record, append
 from eval.runs.records import Folder, RunSettings
@@ -60,7 +60,7 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
     # Sweeps run all samplers with a seed before the next seed.
     runs = [slow[0], fast[0], slow[1], fast[1]]
     folder = folder_of(tmp_path, runs, records)
-    first, second = summarise(folder)["rows"]
+    first, second = measured(folder).summary["rows"]
 
     assert (first["seeds"], second["seeds"]) == ([0, 1], [0, 1])
     assert (first["num_records"], second["num_records"]) == (6, 6)
@@ -103,7 +103,7 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
 def test_examples_count_alike_however_many_seeds_they_have(tmp_path: Path) -> None:
     runs = seeds_of(replace(SETTINGS, num_examples=2), (3, 5, 9))
     records = [record(run, "a", 1) for run in runs] + [record(runs[0], "b", 0, nfe=4)]
-    (row,) = summarise(folder_of(tmp_path, runs, records))["rows"]
+    (row,) = measured(folder_of(tmp_path, runs, records)).summary["rows"]
     assert row["accuracy"]["value"] == 0.5
     assert row["speed"]["nfe"] == 3.0
     assert row["num_missing"] == 2
@@ -114,7 +114,7 @@ def test_examples_count_alike_however_many_seeds_they_have(tmp_path: Path) -> No
 def test_settings_with_different_seeds_are_told_apart(tmp_path: Path) -> None:
     runs = [SETTINGS, *seeds_of(replace(SETTINGS, sampler="Factor(1.0)"), (0, 1))]
     records = [record(run, e, 1) for run in runs for e in "abc"]
-    rows = summarise(folder_of(tmp_path, runs, records))["rows"]
+    rows = measured(folder_of(tmp_path, runs, records)).summary["rows"]
     assert "Factor(1.0) + seeds=0, 1 (2 seeds)" in table(rows, COSTS["forwards"])
     assert "FixedSchedule(4) + seeds=0`" in table(rows, COSTS["forwards"])
 
@@ -126,7 +126,7 @@ def test_values_that_are_undefined_are_no_part_of_an_examples_mean() -> None:
 def test_a_run_over_seeds_averages_real_decodes(tmp_path: Path) -> None:
     some = eval_runs.runs(task="lists/shuffle?n=4&limit=4", samplers=(FixedSchedule(4),))
     folder = execute([seeded(run, seed) for seed in (0, 1) for run in some], tmp_path)
-    (row,) = summarise(folder)["rows"]
+    (row,) = measured(folder).summary["rows"]
     records = folder.records()
     assert len(records) == row["num_records"] == 8
     assert row["speed"]["nfe"] == pytest.approx(sum(r["nfe"] for r in records) / 8)
@@ -145,7 +145,7 @@ def test_a_verifiers_numbers_are_sums_over_its_forwards(tmp_path: Path) -> None:
         record(own, "c", 1, length=1, nfe=1, target_nfe=1, drafted=4, accepted=1, gains=[1]),
     ]  # fmt: skip
     folder = folder_of(tmp_path, [SETTINGS, own], records)
-    plain, verified = summarise(folder)["rows"]
+    plain, verified = measured(folder).summary["rows"]
     assert "verified" not in plain
     assert verified["verified"] == {
         "accepted_length": 3.0,
@@ -181,7 +181,7 @@ def test_the_warm_up_counts_for_everything_but_time(tmp_path: Path) -> None:
     records += [record(SETTINGS, e, 1, batch_s=1.0) for e in "bc"]
     records += [record(fast, e, 1, batch_s=0.5, warm_up=True) for e in "ab"]
     records.append(record(fast, "c", 1, batch_s=0.25))
-    first, second = summarise(folder_of(tmp_path, [SETTINGS, fast], records))["rows"]
+    first, second = measured(folder_of(tmp_path, [SETTINGS, fast], records)).summary["rows"]
     assert first["accuracy"]["num_examples"] == 3
     assert first["timing"]["tokens_per_second"] == 4.0
     assert first["timing"]["latency_s"] == {"p50": 1.0, "p90": 1.0, "p99": 1.0}
@@ -191,21 +191,21 @@ def test_the_warm_up_counts_for_everything_but_time(tmp_path: Path) -> None:
 
 def test_a_run_that_is_all_warm_up_is_timed_and_says_so(tmp_path: Path) -> None:
     runs = eval_runs.runs()
-    rows = summarise(execute(runs[:1], tmp_path / "short"))["rows"]
+    rows = measured(execute(runs[:1], tmp_path / "short")).summary["rows"]
     # Ten examples in batches of four: the batch that holds the tenth is warm-up too.
     assert rows[0]["timing"]["num_timed"] == 10
     assert not rows[0]["timing"]["is_warm"]
     longer = eval_runs.runs(task="lists/shuffle?n=4&limit=17")
     folder = execute(longer[:1], tmp_path / "long")
     assert sum(record["warm_up"] for record in folder.records()) == 12
-    assert summarise(folder)["rows"][0]["timing"]["num_timed"] == 5
+    assert measured(folder).summary["rows"][0]["timing"]["num_timed"] == 5
 
 
 def test_the_power_of_a_comparison_is_told(tmp_path: Path) -> None:
     fast = replace(SETTINGS, sampler="Factor(1.0)")
     records = [record(SETTINGS, e, s) for e, s in zip("abc", (1, 1, 0), strict=True)]
     records += [record(fast, e, s) for e, s in zip("abc", (1, 0, 0), strict=True)]
-    _, second = summarise(folder_of(tmp_path, [SETTINGS, fast], records))["rows"]
+    _, second = measured(folder_of(tmp_path, [SETTINGS, fast], records)).summary["rows"]
     # One of three is discordant: 2.802 sqrt(1/3 / 3).
     assert second["against_reference"]["detectable_difference"] == pytest.approx(2.802 / 3)
 
@@ -224,7 +224,7 @@ def test_every_number_of_a_summary_is_documented(tmp_path: Path) -> None:
             return {key for key in value if not key[0].isdigit()} | names(list(value.values()))
         return set().union(*map(names, value)) if isinstance(value, list) else set()
 
-    summary = json.loads(json.dumps(summarise(folder)))
+    summary = json.loads(json.dumps(measured(folder).summary))
     for row in summary["rows"]:
         row["scores"], row["errors"], row["settings"] = {}, {}, {}
     written = names(summary)

@@ -8,7 +8,7 @@ import pytest
 
 from eval.metrics.costs import COSTS
 from eval.reports.report import write_report
-from eval.reports.summary import measured, summarise
+from eval.reports.summary import measured
 from eval.reports.table import table
 from eval.runs.cache_error import error_of
 from eval.runs.lines import append
@@ -29,7 +29,7 @@ def without_a_checker(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_undefined_score_is_a_dash_and_not_zero(tmp_path: Path) -> None:
     folder = execute(eval_runs.runs(task=TASK), tmp_path)
     assert all(record["scores"]["answer"] is None for record in folder.records())
-    rows = summarise(folder)["rows"]
+    rows = measured(folder).summary["rows"]
     assert [row["accuracy"] for row in rows] == [None, None]
     assert rows[0]["scores"]["answer"] is None
     assert rows[0]["scores"]["included"] == 0.0
@@ -48,14 +48,14 @@ def test_an_error_beside_undefined_scores_is_no_accuracy_of_zero(tmp_path: Path)
     folder = Folder(tmp_path / "failed")
     folder.claim(done.settings())
     append(folder.part(0), [*kept, {**last, "error": "RuntimeError: no"}])
-    row = summarise(folder)["rows"][0]
+    row = measured(folder).summary["rows"][0]
     assert (row["num_records"], row["num_errors"]) == (8, 1)
     assert row["accuracy"] is None
     defined = [{**r, "primary": "included"} for r in (*kept, {**last, "error": "RuntimeError: no"})]
     other = Folder(tmp_path / "defined")
     other.claim(done.settings())
     append(other.part(0), defined)
-    assert summarise(other)["rows"][0]["accuracy"]["num_examples"] == 8
+    assert measured(other).summary["rows"][0]["accuracy"]["num_examples"] == 8
 
 
 def test_a_report_does_not_need_the_files_of_the_task(tmp_path: Path) -> None:

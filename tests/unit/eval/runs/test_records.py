@@ -9,7 +9,7 @@ import eval_runs
 import pytest
 
 from eval.cli import evaluate as main
-from eval.reports.summary import summarise
+from eval.reports.summary import measured
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from samplers import FixedSchedule
@@ -42,7 +42,7 @@ def test_every_field_that_is_missing_or_mistyped_is_named_with_its_line(
         for record in (missing, *({**second, name: wrong} for wrong in WRONG)):
             folder = spoilt(whole, tmp_path, record)
             try:
-                summarise(folder)
+                measured(folder)
             except ValueError as error:
                 num_refused += 1
                 text = str(error)

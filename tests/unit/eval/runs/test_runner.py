@@ -17,7 +17,7 @@ from toys import tiny_target
 
 from dllm_decode import CausalTarget, DelayedCache, FreeCache
 from dllm_decode.blocks import Sequential
-from eval.reports.summary import summarise
+from eval.reports.summary import measured
 from eval.runs import provenance
 from eval.runs.progress import Reporter
 from eval.runs.records import Folder
@@ -40,7 +40,7 @@ def timeless(value: Any) -> Any:
 
 
 def summary_of(path: Path) -> Any:
-    return timeless(summarise(Folder(path)))
+    return timeless(measured(Folder(path)).summary)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_several_processes_score_every_example_once(whole: Path, tmp_path: Path)
 
 def test_another_number_of_processes_finishes_the_folder(whole: Path, tmp_path: Path) -> None:
     execute(eval_runs.runs(), tmp_path, place=Place(1, 3))
-    assert summarise(Folder(tmp_path))["rows"][0]["num_missing"] > 0
+    assert measured(Folder(tmp_path)).summary["rows"][0]["num_missing"] > 0
     execute(eval_runs.runs(), tmp_path)
     assert summary_of(tmp_path) == summary_of(whole)
 
@@ -121,7 +121,7 @@ def test_a_folder_takes_settings_added_and_corrected(tmp_path: Path) -> None:
     other = eval_runs.runs(samplers=(FixedSchedule(2),), temperature=0.5)
     folder = execute(other, tmp_path)
     assert [s.decoding.temperature for s in folder.settings()] == [1.0, 0.5]
-    assert [row["num_missing"] for row in summarise(folder)["rows"]] == [0, 0]
+    assert [row["num_missing"] for row in measured(folder).summary["rows"]] == [0, 0]
     # What has no records goes when it is asked for no longer.
     folder.claim([*folder.settings(), replace(folder.settings()[0], sampler="Wrong()")])
     assert len(folder.settings()) == 3
@@ -148,7 +148,7 @@ def test_every_setting_is_checked_before_the_first_forward(tmp_path: Path) -> No
     assert Folder(tmp_path / "cached").records() == []
     folder = execute(runs[:2], tmp_path, skip_impossible=True)
     assert len(folder.settings()) == 1
-    (skipped,) = summarise(folder)["skipped"]
+    (skipped,) = measured(folder).summary["skipped"]
     assert "Wino(" in skipped["setting"]
     assert "NoCache" in skipped["reason"]
 
@@ -175,7 +175,7 @@ def test_what_a_run_was_made_with_is_recorded(whole: Path) -> None:
     assert machine["threads"] >= 1
     assert machine["torch"] == torch.__version__
     assert record["date"].startswith("20")
-    assert summarise(folder)["machines"] == [machine]
+    assert measured(folder).summary["machines"] == [machine]
 
 
 def test_the_commit_is_the_packages_and_not_that_of_a_repository_around_it(
@@ -199,7 +199,7 @@ def test_an_example_that_raises_becomes_an_error_and_the_run_goes_on(tmp_path: P
     assert len(records) == 10
     assert 0 < len(failed) < 10
     assert failed[0]["error"] == f"RuntimeError: Token {token} is not to my taste."
-    row = summarise(Folder(tmp_path / "b"))["rows"][0]
+    row = measured(Folder(tmp_path / "b")).summary["rows"][0]
     assert row["num_errors"] == len(failed)
     assert row["accuracy"]["num_examples"] == 10
     execute(fussy, tmp_path / "b")
@@ -212,7 +212,7 @@ def test_folders_that_are_none_or_older_are_refused(tmp_path: Path) -> None:
         Folder(tmp_path).settings()
     (tmp_path / "settings.json").write_text('{"format": 3, "runs": []}')
     (tmp_path / "part-0.jsonl").write_text("")
-    for use in (lambda: summarise(Folder(tmp_path)), lambda: execute(eval_runs.runs(), tmp_path)):
+    for use in (lambda: measured(Folder(tmp_path)), lambda: execute(eval_runs.runs(), tmp_path)):
         with pytest.raises(ValueError, match=r"in format 4, got format 3: .* another folder"):
             use()
     (tmp_path / "settings.json").unlink()

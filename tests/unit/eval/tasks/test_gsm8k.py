@@ -11,7 +11,7 @@ from eval.runs.names import parse_task
 from eval.runs.settings import Run
 from eval.runs.sweep import Loaded, Sweep, decoding_of
 from eval.tasks.gsm8k import Gsm8k, flexible_answer, strict_answer
-from eval.tasks.gsm8k_protocols import PROTOCOLS
+from eval.tasks.problem_files import PROTOCOLS
 from samplers import FixedSchedule
 
 
@@ -57,7 +57,7 @@ PUBLISHED = {
 
 
 def test_every_protocol_is_tested() -> None:
-    assert PUBLISHED.keys() == PROTOCOLS.keys()
+    assert PUBLISHED.keys() == PROTOCOLS["gsm8k"].keys()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

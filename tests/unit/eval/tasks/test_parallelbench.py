@@ -9,7 +9,7 @@ import pytest
 
 from eval.runs.names import parse_task
 from eval.tasks import ParallelBench
-from eval.tasks.parallelbench_scores import SCORERS, UNKNOWN, lenient_items, strict_items
+from eval.tasks.parallelbench_scores import SCORERS, lenient_items, strict_items
 
 yaml = pytest.importorskip("yaml")
 
@@ -146,8 +146,11 @@ def test_a_wrong_folder_task_or_score_is_named(tmp_path: Path) -> None:
     write_files(tmp_path / "test")
     with pytest.raises(ValueError, match=r"has the tasks puzzles/sudoku_n4_12, .*, got 'copy'"):
         ParallelBench(str(tmp_path), "copy").examples()
-    with pytest.raises(ValueError, match="the scores answer, answer_strict, got primary='mine'"):
-        ParallelBench(str(tmp_path), "waiting_line/reverse", "mine").examples()
+    selection = parse_task(f"parallelbench:{tmp_path}#waiting_line/reverse?primary=mine")
+    with pytest.raises(
+        ValueError, match="score 'mine' among others, got 'answer', 'answer_strict'"
+    ):
+        selection.require_scores(selection.examples())
     with pytest.raises(ValueError, match="parallelbench:<folder>#<task>, such as"):
         parse_task("parallelbench:waiting_line/copy")
 
@@ -313,15 +316,3 @@ def test_an_unknown_scorer_leaves_the_score_undefined(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace("list_match_score", "domino_score"))
     task = ParallelBench(str(tmp_path), "waiting_line/reverse")
     assert task.score(task.examples()[0], "x") == {"answer": None}
-    assert UNKNOWN.names == ("answer",)
-
-
-def test_scorers_name_their_scores() -> None:
-    labels: dict[str, Any] = {
-        "list_match_score": "[]", "latin_square_score": {"symbols": ["A"]}, "sudoku_score": "",
-    }  # fmt: skip
-    label = {"input": ["a"], "word": "w", "words": ["w"], "summary": "a", "text": "a"}
-    for metric, scorer in SCORERS.items():
-        own = labels.get(metric, label)
-        assert tuple(scorer.score("x", {}, own)) == scorer.names
-        assert set(scorer.needs) <= set(own)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from eval.tasks.base import BUCKETS
+from eval.tasks.base import SHARES
 from eval.tasks.grammar import cast
 from eval.tasks.number_world import templates
 from eval.tasks.word_problems import EQUATION, SPLITS, WordProblems
@@ -112,7 +112,7 @@ def test_scores_tell_kinds_of_errors_apart() -> None:
 def test_train_val_and_test_share_no_numbers() -> None:
     narrow = WordProblems(100, 9, ("chain_three", "more_pages", "bus"))
     splits = ("train", "val", "test", "test_large", "test_entity")
-    seen = {s: {tuple_of(e) for e in drawn(narrow, s, 200 if s in BUCKETS else 50)} for s in splits}
+    seen = {s: {tuple_of(e) for e in drawn(narrow, s, 200 if s in SHARES else 50)} for s in splits}
     assert not seen["train"] & set.union(*(seen[split] for split in splits[1:]))
     assert not seen["val"] & seen["test"]
 
