@@ -32,22 +32,19 @@ def hidden_of_copies(
         block_length: Of the blocks that are copied. In a multiple of the model's own blocks a
             column sees its own one and those before it; in blocks of another length, the whole.
     """
-    device, width = batch.tokens.device, batch.tokens.shape[1]
-    columns = torch.arange(width, device=device)
-    positions = (columns - batch.pads[:, None]).clamp(min=0)
-    blocks = blocks_of(batch, block_length)
+    width = batch.tokens.shape[1]
+    positions, blocks = batch.rotary_positions, batch.blocks(block_length)
     # The copy begins with the block in which the first answer begins.
     first = int((blocks < blocks[:, batch.start, None]).sum(-1).min())
-    copied = batch.tokens[:, first:].masked_fill(
-        F.pad(masked, (batch.start - first, 0)), model.mask_id
-    )
-    targets = columns[batch.start :]
+    hidden_ones = F.pad(masked, (batch.start - first, 0))
+    copied = batch.tokens[:, first:].masked_fill(hidden_ones, model.mask_id)
+    targets = torch.arange(batch.start, width, device=batch.tokens.device)
     predictors = width - first + targets.expand_as(masked)
     if model.logit_shift:
         same = blocks[:, targets] == blocks[:, targets - 1]
         predictors = torch.where(same, predictors - 1, targets - 1)
     is_multiple = block_length % model.causal_block_length == 0
-    own = blocks_of(batch, model.causal_block_length) if is_multiple else blocks
+    own = batch.blocks(model.causal_block_length) if is_multiple else blocks
     hidden: Tensor = model.transformer(
         torch.cat((batch.tokens, copied), 1),
         torch.cat((positions, positions[:, first:]), 1),
@@ -55,12 +52,6 @@ def hidden_of_copies(
         wanted=predictors,
     )
     return hidden
-
-
-def blocks_of(batch: Batch, block_length: int) -> Int[Tensor, "B L"]:
-    """Returns the block of each column, counted from a row's first token; of padding: 0."""
-    columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    return (columns - batch.pads[:, None]).clamp(min=0) // block_length
 
 
 def _who_sees_whom(
@@ -76,9 +67,7 @@ def _who_sees_whom(
     same = copied[:, :, None] == copied[:, None]
     same &= own_copied[:, :, None] >= own_copied[:, None]
     seen = torch.cat((original, torch.cat((earlier, same), 2)), 1)
-    columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    known = columns >= batch.pads[:, None]
-    return seen & torch.cat((known, known[:, first:]), 1)[:, None]
+    return seen & torch.cat((batch.in_row, batch.in_row[:, first:]), 1)[:, None]
 
 
 class BlockDiffusion(Objective[Batch]):
@@ -135,26 +124,23 @@ class BlockDiffusion(Objective[Batch]):
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks all blocks of a batch and returns the mean loss, in nats."""
-        answers = batch.tokens[:, batch.start :]
         drawn = torch.randint(
             len(self._block_lengths), (1,), generator=generator, device=generator.device
         )
         block_length = self._block_lengths[int(drawn)]
-        blocks = blocks_of(batch, block_length)[:, batch.start :]
+        blocks = batch.blocks(block_length)[:, batch.start :]
         masked = self.draw(blocks, generator)
         if torch.rand((), generator=generator, device=generator.device) < self._confident_share:
             masked = self.draw(blocks, generator, self.confidence(batch, block_length))
-        ends = (answers != self.eos_id).long().cumprod(-1).sum(-1, keepdim=True)
-        last = blocks.gather(1, ends.clamp(max=batch.gen_length - 1))
-        learned = masked & (blocks <= last)
+        learned = masked & (blocks <= blocks.gather(1, batch.ends([self.eos_id])))
         hidden = hidden_of_copies(self.model, batch, masked, block_length)
         logits = self.model.transformer.head(hidden[learned])
-        return F.cross_entropy(logits.float(), answers[learned])
+        return F.cross_entropy(logits.float(), batch.answers[learned])
 
     @torch.no_grad()
     def confidence(self, batch: Batch, block_length: int) -> Float[Tensor, "B G"]:
         """Returns the greatest probability of each answer position when all of it is masked."""
-        everything = torch.ones_like(batch.tokens[:, batch.start :], dtype=torch.bool)
+        everything = torch.ones_like(batch.answers, dtype=torch.bool)
         hidden = hidden_of_copies(self.model, batch, everything, block_length)
         logits = self.model.transformer.head(hidden)
         return logits.float().softmax(-1).amax(-1)

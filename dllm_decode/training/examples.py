@@ -4,11 +4,12 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -60,8 +61,6 @@ class Source(ABC, Generic[BatchT]):
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt and of its answer, without the EOS that ends it."""
-
-_END = 2**62
 
 
 @dataclass(frozen=True)
@@ -130,6 +129,31 @@ class Batch:
         """Column of answer position 0."""
         return self.tokens.shape[1] - self.gen_length
 
+    @property
+    def answers(self) -> Int[Tensor, "B G"]:
+        """The tokens of the answers."""
+        return self.tokens[:, self.start :]
+
+    @property
+    def in_row(self) -> Bool[Tensor, "B L"]:
+        """True at columns that are not padding on the left."""
+        return torch.arange(self.tokens.shape[1], device=self.pads.device) >= self.pads[:, None]
+
+    @property
+    def rotary_positions(self) -> Int[Tensor, "B L"]:
+        """Columns counted from a row's first token; 0 in the padding."""
+        columns = torch.arange(self.tokens.shape[1], device=self.pads.device)
+        return (columns - self.pads[:, None]).clamp(min=0)
+
+    def blocks(self, block_length: int) -> Int[Tensor, "B L"]:
+        """Returns the block of each column; blocks begin at a row's first token."""
+        return self.rotary_positions // block_length
+
+    def ends(self, eos_ids: Sequence[int]) -> Int[Tensor, "B 1"]:
+        """Returns the position of each answer's first EOS; without one, the last position."""
+        is_end = torch.isin(self.answers, torch.tensor(eos_ids, device=self.tokens.device))
+        return (~is_end).long().cumprod(-1).sum(-1, keepdim=True).clamp(max=self.gen_length - 1)
+
     def to(self, device: torch.device | str) -> "Batch":
         """Returns the batch on a device."""
         ranks = None if self.ranks is None else self.ranks.to(device)
@@ -189,18 +213,16 @@ class KindRows(Source[Batch], Dataset[list[Batch]]):
         self._seed = seed
         self._num_workers = num_workers
         self._share = sum(kind.num_rows / kind.period for kind in kinds)
-        self._world_size = 1
         self._drawn: Iterator[list[Batch]] | None = None
 
     def parts(self, step: int, rank: int, world_size: int) -> list[Part[Batch]]:
         """Returns a batch of each kind that the step has; steps are asked for in order."""
-        if self._drawn is None:
-            self._world_size = world_size
-            self._drawn = iter(DataLoader(
-                self, batch_size=None, sampler=range(step * world_size + rank, _END, world_size),
-                num_workers=self._num_workers, worker_init_fn=_use_one_thread,
-            ))  # fmt: skip
         number = step * world_size + rank
+        if self._drawn is None:
+            ahead = ((each, each * world_size + rank) for each in count(step))
+            self._drawn = iter(DataLoader(
+                self, batch_size=None, sampler=ahead, num_workers=self._num_workers
+            ))  # fmt: skip
         return [
             Part(
                 batch.to(self._device), f"masks;{kind.name};{number}",
@@ -209,20 +231,16 @@ class KindRows(Source[Batch], Dataset[list[Batch]]):
             for kind, batch in zip(self._due(step), next(self._drawn), strict=True)
         ]  # fmt: skip
 
-    def __getitem__(self, number: int) -> list[Batch]:
-        step, is_on_gpu = number // self._world_size, self._device.type == "cuda"
+    def __getitem__(self, place: tuple[int, int]) -> list[Batch]:
+        step, number = place
         found = []
         for kind in self._due(step):
             pairs = kind.pairs(f"{self._seed};{kind.name};{number}", self._eos_id)
             rng = random.Random(f"{self._seed};{kind.name};{step};length")
             # On a GPU new shapes are slow.
-            start = kind.prompt_length if is_on_gpu else 0
+            start = kind.prompt_length if self._device.type == "cuda" else 0
             found.append(lay_out(pairs, rng.choice(kind.gen_lengths), self._eos_id, start=start))
         return found
 
     def _due(self, step: int) -> list[Kind]:
         return [kind for kind in self._kinds if step % kind.period == 0]
-
-
-def _use_one_thread(_: int) -> None:
-    torch.set_num_threads(1)

@@ -134,10 +134,9 @@ class MaskedDiffusion(Objective[Batch]):
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks a batch and returns its mean loss, in nats."""
-        answers = batch.tokens[:, batch.start :]
-        masked = self._masks.draw(answers, self.eos_id, generator)
-        logits = self.logits(batch, answers.masked_fill(masked, self.model.mask_id))
-        losses = F.cross_entropy(logits.float().transpose(1, 2), answers, reduction="none")
+        masked = self._masks.draw(batch.answers, self.eos_id, generator)
+        logits = self.logits(batch, batch.answers.masked_fill(masked, self.model.mask_id))
+        losses = F.cross_entropy(logits.float().transpose(1, 2), batch.answers, reduction="none")
         return (losses * masked).sum() / masked.sum()
 
     def logits(self, batch: Batch, answers: Int[Tensor, "B G"]) -> Float[Tensor, "B G V"]:
@@ -152,12 +151,11 @@ def hidden_of_answers(model: MaskedTransformer, batch: Batch) -> Float[Tensor, "
 
     Padding, positions and attention are those of `decode` with a model that sees everything.
     """
-    columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    wanted = (columns[batch.start :] - model.logit_shift).clamp(min=0)
+    columns = torch.arange(batch.start, batch.tokens.shape[1], device=batch.tokens.device)
     hidden: Tensor = model.transformer(
         batch.tokens,
-        (columns - batch.pads[:, None]).clamp(min=0),
-        attend=(columns >= batch.pads[:, None])[:, None],
-        wanted=wanted.expand(len(batch.tokens), -1),
+        batch.rotary_positions,
+        attend=batch.in_row[:, None],
+        wanted=(columns - model.logit_shift).clamp(min=0).expand(len(batch.tokens), -1),
     )
     return hidden

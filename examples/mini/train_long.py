@@ -34,7 +34,7 @@ from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.weights import read_json
 from dllm_decode.training import Batch, Objective
-from dllm_decode.training.block_diffusion import BlockDiffusion, blocks_of, hidden_of_copies
+from dllm_decode.training.block_diffusion import BlockDiffusion, hidden_of_copies
 from dllm_decode.training.saving import read_family, save_like, write_fast_dllm_v2
 from samplers import ConfidenceThreshold, FixedSchedule
 
@@ -93,7 +93,7 @@ class Phrases(Objective[Batch]):
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Hides the first words of a batch and returns the mean loss, in nats."""
         block_length = self.model.causal_block_length
-        blocks = blocks_of(batch, block_length)
+        blocks = batch.blocks(block_length)
         same = F.pad(blocks[:, 1:] == blocks[:, :-1], (1, 1))
         tokens = batch.tokens
         first, second = self._first.to(tokens.device), self._second.to(tokens.device)
@@ -102,7 +102,7 @@ class Phrases(Objective[Batch]):
         masked = begins[:, batch.start :]
         hidden = hidden_of_copies(self.model, batch, masked, block_length)
         logits = self.model.transformer.head(hidden[masked])
-        answers = tokens[:, batch.start :][masked]
+        answers = batch.answers[masked]
         total = F.cross_entropy(logits.float(), answers, reduction="sum")
         # A batch may have no phrase within a block.
         return total / max(1, len(answers))

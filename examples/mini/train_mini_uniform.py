@@ -215,15 +215,15 @@ class UniformStateLoss(Objective[Batch]):
         batch = Batch(
             F.pad(batch.tokens, (short, 0), value=eos_id), batch.pads + short, batch.gen_length
         )
-        answers = batch.tokens[:, batch.start :]
-        canvases, half = self.corrupted(answers, generator), len(answers) // 2
+        answers, half = batch.answers, len(batch.tokens) // 2
+        canvases = self.corrupted(answers, generator)
         first = Batch(batch.tokens[:half], batch.pads[:half], batch.gen_length)
         with torch.no_grad():
             _, logits = self.logits(first, canvases[:half])
             belief = logits / self.temperatures(logits, generator)
             canvases = torch.cat((self.next_canvases(belief, generator), canvases[half:]))
         causal, found = self.logits(batch, canvases, belief)
-        ends = (answers != eos_id).long().cumprod(-1).sum(-1, keepdim=True)
+        ends = batch.ends([eos_id])
         positions = torch.arange(batch.gen_length, device=answers.device)
         blocks = positions // CANVAS_LENGTH <= ends // CANVAS_LENGTH
         return F.cross_entropy(found[blocks], answers[blocks]) + self._causal_weight * (
@@ -293,8 +293,7 @@ class UniformStateLoss(Objective[Batch]):
             signal = F.pad(soft, (0, 0, 0, 0, 0, len(signal) - len(soft)))
         denoised = decoder.self_conditioning(embed(canvases), signal)
         hidden = torch.cat((embed(batch.tokens), denoised), 1)
-        columns = torch.arange(batch.tokens.shape[1], device=hidden.device)
-        positions = (columns - batch.pads[:, None]).clamp(min=0)
+        positions = batch.rotary_positions
         positions = torch.cat((positions, positions[:, batch.start :]), 1)
         mask = seen(batch)
         for kind, layer in zip(config.layer_types, decoder.layers, strict=True):
