@@ -15,7 +15,8 @@ from rich.console import Console
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from dllm_decode import CachePolicy, MaskPredictor, NoCache, decode
+from dllm_decode import CachePolicy, MaskPredictor, decode_many
+from dllm_decode.caches import NoCache
 from dllm_decode.training import (
     Batch,
     Kind,
@@ -30,9 +31,7 @@ from dllm_decode.training import (
 from eval.runs.prompts import encode_prompt
 from eval.runs.provenance import package_commit
 from eval.tasks import Example, Task
-from samplers.base import Sampler
-
-NO_CACHE = NoCache()
+from samplers import Sampler
 
 Answer = Callable[[list[list[int]], int], list[list[int]]]
 """Answers prompts with at most so many tokens: ids in, ids without EOS out."""
@@ -119,6 +118,7 @@ def run(
         bar.say(f"{sum(p.numel() for p in model.parameters()):,} parameters")
 
         def evaluate(_: Progress) -> dict[str, float]:
+            tokenizer.save_pretrained(folder)
             measured = export(folder)
             shown = ", ".join(f"{task} {value:.3f}" for task, value in measured.items())
             bar.say(f"measured: {shown}")
@@ -179,22 +179,18 @@ def new_causal(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) 
     return LlamaForCausalLM(config).to(options.device)
 
 
-def causal_export(
+def export_causal(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     measure: Callable[[Answer], dict[str, float]],
-) -> Export:
-    """Returns what writes a causal model in bfloat16 and measures it greedily."""
-
-    def export(folder: Path) -> dict[str, float]:
-        plain = deepcopy(model).bfloat16()
-        plain.config.pad_token_id = plain.generation_config.pad_token_id = tokenizer.eos_token_id
-        plain.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        written = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        return measure(causal_answer(written.to(model.device).eval()))
-
-    return export
+    folder: Path,
+) -> dict[str, float]:
+    """Writes a causal model in bfloat16, and measures the files just written greedily."""
+    plain = deepcopy(model).bfloat16()
+    plain.config.pad_token_id = plain.generation_config.pad_token_id = tokenizer.eos_token_id
+    plain.save_pretrained(folder)
+    written = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return measure(causal_answer(written.to(model.device).eval()))
 
 
 def causal_answer(model: PreTrainedModel) -> Answer:
@@ -225,21 +221,17 @@ def masked_answer(
     sampler: Sampler,
     *,
     block_length: int,
-    cache: CachePolicy = NO_CACHE,
+    cache: CachePolicy = NoCache(),
     temperature: float = 0.0,
 ) -> Answer:
-    """Returns what answers prompts by `decode`, in batches."""
+    """Returns what answers prompts by `decode_many`."""
 
     def answer(prompts: list[list[int]], gen_length: int) -> list[list[int]]:
-        found = []
-        for start in range(0, len(prompts), 1024):
-            output = decode(
-                model, prompts[start : start + 1024], sampler, cache=cache,
-                gen_length=gen_length, block_length=min(block_length, gen_length),
-                temperature=temperature,
-            )  # fmt: skip
-            found += output.answers()
-        return found
+        outputs = decode_many(
+            model, prompts, sampler, num_rows=1024, cache=cache, gen_length=gen_length,
+            block_length=min(block_length, gen_length), temperature=temperature,
+        )  # fmt: skip
+        return [output.answers()[0] for output in outputs]
 
     return answer
 
@@ -253,12 +245,7 @@ def scores_of(
 ) -> list[dict[str, float]]:
     """Answers examples of a task, and returns the scores of each answer.
 
-    Args:
-        tokenizer: Of the model.
-        task: The task.
-        examples: Its examples.
-        answer: The model.
-        gen_length: Tokens of an answer; `None`: as many as the task has.
+    `gen_length` are the tokens of an answer; `None`: as many as the task has.
     """
     prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
     # Special tokens stay visible where they are wrong.

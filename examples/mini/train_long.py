@@ -18,12 +18,13 @@ on with `--resume`.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from long_world import WORLD, Encoder, accuracies, arguments, kinds_of
-from recipe import Export, compile_layers, masked_answer, run
+from recipe import compile_layers, masked_answer, run
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
@@ -73,7 +74,7 @@ def main() -> None:
         compile_layers(model.transformer.layers, dynamic=True)
     run(
         options, objective, kinds_of(options, Encoder(tokenizer)), tokenizer, name="mini-long",
-        world=WORLD, export=exporter(options, model, source),
+        world=WORLD, export=partial(export, options, model, source),
     )  # fmt: skip
 
 
@@ -127,23 +128,20 @@ class OneOf(Objective[Batch]):
         return (self._one if drawn else self._other).loss(batch, generator)
 
 
-def exporter(options: argparse.Namespace, model: MaskedTransformer, source: Path) -> Export:
-    """Returns what writes the model and then measures the files just written."""
-    tokenizer = build_ledger_tokenizer()
-
-    def export(folder: Path) -> dict[str, float]:
-        save_like(model, source, folder, family=read_family(source), dtype=torch.bfloat16)
-        written, _ = load_model(folder, device=options.device)
-        measured = {}
-        for name, sampler in SAMPLERS.items():
-            answer = masked_answer(
-                written, sampler, cache=PrefixCache(), block_length=written.causal_block_length
-            )
-            right = accuracies(tokenizer, answer, options.evaluate_on)
-            measured |= {f"{split}, {name}": value for split, value in right.items()}
-        return measured
-
-    return export
+def export(
+    options: argparse.Namespace, model: MaskedTransformer, source: Path, folder: Path
+) -> dict[str, float]:
+    """Writes the model and then measures the files just written."""
+    save_like(model, source, folder, family=read_family(source), dtype=torch.bfloat16)
+    written, tokenizer = load_model(folder, device=options.device)
+    measured = {}
+    for name, sampler in SAMPLERS.items():
+        answer = masked_answer(
+            written, sampler, cache=PrefixCache(), block_length=written.causal_block_length
+        )
+        right = accuracies(tokenizer, options.evaluate_on, answer)
+        measured |= {f"{split}, {name}": value for split, value in right.items()}
+    return measured
 
 
 if __name__ == "__main__":

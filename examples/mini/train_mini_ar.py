@@ -11,8 +11,9 @@ import dllm_decode.launch  # noqa: F401 - before torch is loaded
 
 # isort: split
 import argparse
+from functools import partial
 
-from recipe import causal_export, compile_layers, new_causal, run, sizes
+from recipe import compile_layers, export_causal, new_causal, run, sizes
 from transformers.utils.logging import disable_progress_bar
 from world import MiniWorld, accuracies, world_arguments
 
@@ -33,7 +34,7 @@ def main() -> None:
     run(
         options, Causal(model, int(world.tokenizer.eos_token_id)), world.kinds(), world.tokenizer,
         name="mini-ar", world=world.describe(),
-        export=causal_export(model, world.tokenizer, lambda answer: accuracies(world, answer)),
+        export=partial(export_causal, model, world.tokenizer, partial(accuracies, world)),
     )  # fmt: skip
 
 

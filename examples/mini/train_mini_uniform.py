@@ -20,12 +20,13 @@ import dllm_decode.launch  # noqa: F401 - before torch is loaded
 # isort: split
 import argparse
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from recipe import Export, compile_layers, masked_answer, run, sizes
+from recipe import compile_layers, masked_answer, run, sizes
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
@@ -77,7 +78,7 @@ def main() -> None:
     )
     run(
         options, objective, world.kinds(), world.tokenizer, name="mini-uniform",
-        world=world.describe(), export=exporter(world, network),
+        world=world.describe(), export=partial(export, world, network),
     )  # fmt: skip
 
 
@@ -331,18 +332,15 @@ def one_expert(
 ALL_EXPERTS_FUNCTIONS.register("one_expert", one_expert)
 
 
-def exporter(world: MiniWorld, network: DiffusionGemmaForBlockDiffusion) -> Export:
-    """Returns what writes the model and then measures the files just written."""
-
-    def export(folder: Path) -> dict[str, float]:
-        deepcopy(network).bfloat16().save_pretrained(folder)
-        world.tokenizer.save_pretrained(folder)
-        written, _ = load_model(folder, device=world.options.device)
-        sampler = AcceptAndRenoise(num_steps=16)
-        answer = masked_answer(written, sampler, block_length=CANVAS_LENGTH, cache=FreeCache())
-        return accuracies(world, answer)
-
-    return export
+def export(
+    world: MiniWorld, network: DiffusionGemmaForBlockDiffusion, folder: Path
+) -> dict[str, float]:
+    """Writes the model and then measures the files just written."""
+    deepcopy(network).bfloat16().save_pretrained(folder)
+    written, _ = load_model(folder, device=world.options.device)
+    sampler = AcceptAndRenoise(num_steps=16)
+    answer = masked_answer(written, sampler, block_length=CANVAS_LENGTH, cache=FreeCache())
+    return accuracies(world, answer)
 
 
 if __name__ == "__main__":

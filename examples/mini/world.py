@@ -123,12 +123,7 @@ class MiniWorld:
 
 
 def accuracies(world: MiniWorld, answer: Answer) -> dict[str, float]:
-    """Measures the share of right answers of every task.
-
-    Args:
-        world: The tasks.
-        answer: The model.
-    """
+    """Measures the share of right answers of every task."""
     options = world.options
     num_lists = max(8, options.evaluate_on // 8)
     groups: list[tuple[float, Sequence[GeneratedTask], int]] = [
