@@ -3,7 +3,7 @@
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -184,13 +184,14 @@ def lay_out(pairs: Sequence[Pair], gen_length: int, eos_id: int, *, start: int =
     return Batch(torch.from_numpy(tokens), pads, gen_length)
 
 
+@dataclass(kw_only=True)
 class KindRows(Source[Batch], Dataset[list[Batch]]):
     """Draws every row anew, in this process or in others; see `Kind` for what a step is made of.
 
     The losses of the kinds are weighted by their share of the rows. Rows depend on the seed and on
     the number of the step alone, however many workers draw them.
 
-    Args:
+    Attributes:
         kinds: What to draw.
         eos_id: Token that pads prompts and answers.
         device: Of the batches.
@@ -198,21 +199,13 @@ class KindRows(Source[Batch], Dataset[list[Batch]]):
         num_workers: Processes that draw ahead; 0: none.
     """
 
-    def __init__(
-        self,
-        kinds: Sequence[Kind],
-        *,
-        eos_id: int,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        self._kinds = kinds
-        self._eos_id = eos_id
-        self._device = torch.device(device)
-        self._seed = seed
-        self._num_workers = num_workers
-        self._share = sum(kind.num_rows / kind.period for kind in kinds)
+    kinds: Sequence[Kind] = field(kw_only=False)
+    eos_id: int
+    device: torch.device | str = "cpu"
+    seed: int = 0
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
         self._drawn: Iterator[list[Batch]] | None = None
 
     def parts(self, step: int, rank: int, world_size: int) -> list[Part[Batch]]:
@@ -221,12 +214,13 @@ class KindRows(Source[Batch], Dataset[list[Batch]]):
         if self._drawn is None:
             ahead = ((each, each * world_size + rank) for each in count(step))
             self._drawn = iter(DataLoader(
-                self, batch_size=None, sampler=ahead, num_workers=self._num_workers
+                self, batch_size=None, sampler=ahead, num_workers=self.num_workers
             ))  # fmt: skip
+        share = sum(kind.num_rows / kind.period for kind in self.kinds)
         return [
             Part(
-                batch.to(self._device), f"masks;{kind.name};{number}",
-                kind.num_rows / self._share, kind.num_rows,
+                batch.to(self.device), f"masks;{kind.name};{number}",
+                kind.num_rows / share, kind.num_rows,
             )
             for kind, batch in zip(self._due(step), next(self._drawn), strict=True)
         ]  # fmt: skip
@@ -235,12 +229,12 @@ class KindRows(Source[Batch], Dataset[list[Batch]]):
         step, number = place
         found = []
         for kind in self._due(step):
-            pairs = kind.pairs(f"{self._seed};{kind.name};{number}", self._eos_id)
-            rng = random.Random(f"{self._seed};{kind.name};{step};length")
+            pairs = kind.pairs(f"{self.seed};{kind.name};{number}", self.eos_id)
+            rng = random.Random(f"{self.seed};{kind.name};{step};length")
             # On a GPU new shapes are slow.
-            start = kind.prompt_length if self._device.type == "cuda" else 0
-            found.append(lay_out(pairs, rng.choice(kind.gen_lengths), self._eos_id, start=start))
+            start = kind.prompt_length if torch.device(self.device).type == "cuda" else 0
+            found.append(lay_out(pairs, rng.choice(kind.gen_lengths), self.eos_id, start=start))
         return found
 
     def _due(self, step: int) -> list[Kind]:
-        return [kind for kind in self._kinds if step % kind.period == 0]
+        return [kind for kind in self.kinds if step % kind.period == 0]
