@@ -82,17 +82,8 @@ def run(
 ) -> Progress:
     """Trains, and keeps `output/name` ready to ship from the first evaluation on.
 
-    Args:
-        options: The parsed command line.
-        objective: Model and loss, on its device.
-        kinds: What a step is made of.
-        tokenizer: Of the model.
-        name: Of the model.
-        world: What else the numbers depend on, ready for JSON.
-        export: Writes and measures the model.
-
-    Raises:
-        SystemExit: If the length of the run is given twice or not at all.
+    `world` is what the numbers depend on besides the options, ready for JSON; `export` writes and
+    measures the model. Raises SystemExit if the length of the run is given twice or not at all.
     """
     if bool(options.minutes) == bool(options.samples):
         raise SystemExit(

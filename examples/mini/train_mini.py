@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--block-share", type=float, default=0.5, help="of block states in masks")
     parser.add_argument("--ordered-share", type=float, default=0.5, help="of those, left to right")
     options = parser.parse_args()
-    world = MiniWorld.of(options)
+    world = MiniWorld(options)
     model = new_llada(
         vocab_size=len(world.tokenizer),
         hidden_size=options.hidden,

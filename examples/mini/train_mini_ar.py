@@ -27,7 +27,7 @@ def main() -> None:
     sizes(parser, num_layers=4)
     options = parser.parse_args()
     disable_progress_bar()
-    world = MiniWorld.of(options)
+    world = MiniWorld(options)
     model = new_causal(options, world.tokenizer)
     if options.compile:
         compile_layers(model.model.layers, dynamic=False)

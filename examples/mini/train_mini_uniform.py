@@ -20,6 +20,7 @@ import dllm_decode.launch  # noqa: F401 - before torch is loaded
 # isort: split
 import argparse
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,9 @@ from samplers import AcceptAndRenoise
 
 CANVAS_LENGTH = 8
 
+LEARNED = AcceptAndRenoise()
+"""The sampler whose states are learned."""
+
 
 def main() -> None:
     """Trains, measures and writes the model."""
@@ -63,7 +67,7 @@ def main() -> None:
     parser.set_defaults(equations=0.0, gen_lengths=[48], evaluate_on=128)
     options = parser.parse_args()
     disable_progress_bar()
-    world = MiniWorld.of(options)
+    world = MiniWorld(options)
     folder = find_model(options.start_from)
     if read_json(folder / "config.json")["model_type"] == "llama":
         network = new_network(options, world.tokenizer)
@@ -177,6 +181,7 @@ def start_from(
     first.input_layernorm.weight.fill_(1.0)
 
 
+@dataclass(eq=False)
 class UniformStateLoss(Objective[Batch]):
     """Mean cross-entropy of all tokens of canvases that are partly noise.
 
@@ -193,25 +198,19 @@ class UniformStateLoss(Objective[Batch]):
     sampler; Chen et al. 2022, "Analog Bits", https://arxiv.org/abs/2208.04202, for the rows with
     and without a belief. How DiffusionGemma was trained is not published.
 
-    Args:
+    Attributes:
         model: The decoder of a DiffusionGemma, which has all weights of the encoder and the head.
         prompt_length: Columns of the prompts of all batches, so that there is a single shape.
         causal_weight: Of the encoder's loss.
     """
 
     model: DiffusionGemmaDecoderModel
-
-    def __init__(
-        self, model: DiffusionGemmaDecoderModel, prompt_length: int, causal_weight: float
-    ) -> None:
-        self.model = model
-        self._prompt_length = prompt_length
-        self._causal_weight = causal_weight
-        self._sampler = AcceptAndRenoise()
+    prompt_length: int
+    causal_weight: float
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Corrupts the canvases of a batch and returns the mean loss, in nats."""
-        short = self._prompt_length - batch.start
+        short = self.prompt_length - batch.start
         eos_id = self.model.text_config.eos_token_id
         batch = Batch(
             F.pad(batch.tokens, (short, 0), value=eos_id), batch.pads + short, batch.gen_length
@@ -221,13 +220,15 @@ class UniformStateLoss(Objective[Batch]):
         first = Batch(batch.tokens[:half], batch.pads[:half], batch.gen_length)
         with torch.no_grad():
             _, logits = self.logits(first, canvases[:half])
-            belief = logits / self.temperatures(logits, generator)
+            low, high = LEARNED.t_min, LEARNED.t_max
+            uniform = torch.rand(half, 1, 1, generator=generator, device=logits.device)
+            belief = logits / (low + (high - low) * uniform)
             canvases = torch.cat((self.next_canvases(belief, generator), canvases[half:]))
         causal, found = self.logits(batch, canvases, belief)
         ends = batch.ends([eos_id])
         positions = torch.arange(batch.gen_length, device=answers.device)
         blocks = positions // CANVAS_LENGTH <= ends // CANVAS_LENGTH
-        return F.cross_entropy(found[blocks], answers[blocks]) + self._causal_weight * (
+        return F.cross_entropy(found[blocks], answers[blocks]) + self.causal_weight * (
             F.cross_entropy(causal[positions <= ends], answers[positions <= ends])
         )
 
@@ -249,14 +250,6 @@ class UniformStateLoss(Objective[Batch]):
         vocab_size = self.model.text_config.vocab_size
         return torch.randint(vocab_size, like.shape, generator=generator, device=like.device)
 
-    def temperatures(
-        self, logits: Float[Tensor, "B G V"], generator: torch.Generator
-    ) -> Float[Tensor, "B 1 1"]:
-        """Draws temperatures of the sampler, one a row."""
-        low, high = self._sampler.t_min, self._sampler.t_max
-        uniform = torch.rand(len(logits), 1, 1, generator=generator, device=logits.device)
-        return low + (high - low) * uniform
-
     def next_canvases(
         self, belief: Float[Tensor, "B G V"], generator: torch.Generator
     ) -> Int[Tensor, "B G"]:
@@ -265,7 +258,7 @@ class UniformStateLoss(Objective[Batch]):
         drawn = torch.multinomial(probabilities.flatten(0, 1), 1, generator=generator)
         entropy = torch.special.entr(probabilities).sum(-1).unflatten(1, (-1, CANVAS_LENGTH))
         ordered, order = entropy.sort(-1)
-        fits = ordered.cumsum(-1) - ordered <= self._sampler.entropy_bound
+        fits = ordered.cumsum(-1) - ordered <= LEARNED.entropy_bound
         accepted = fits.gather(-1, order.argsort(-1)).flatten(1)
         drawn = drawn.view_as(accepted)
         return torch.where(accepted, drawn, self.noise(drawn, generator))
