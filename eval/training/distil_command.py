@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
@@ -48,6 +49,8 @@ def run(options: argparse.Namespace) -> int:
 
     Raises ValueError if anything is wrong; as far as it can be known, before the first forward.
     """
+    if options.threads:
+        torch.set_num_threads(options.threads)
     check(options)
     sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
     asked, judged = read_questions(

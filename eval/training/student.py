@@ -17,7 +17,7 @@ from dllm_decode.training.certainty import (
 )
 from dllm_decode.training.lora import LoRA, require_lora
 from dllm_decode.training.saving import read_family, save_like
-from eval.runs.command import open_model
+from eval.runs.command import load
 from eval.runs.options import LENGTHS, given_of
 from eval.runs.plugins import parse_model
 from eval.training.questions import Questions, config_of
@@ -25,10 +25,6 @@ from eval.training.questions import Questions, config_of
 
 class Student:
     """The model that answers `asked` and is trained on its answers.
-
-    Args:
-        options: Of the command.
-        asked: The questions.
 
     Attributes:
         loaded: The model with its tokenizer.
@@ -51,8 +47,10 @@ class Student:
             )
         rank = options.lora_rank
         # Weights that LoRA freezes may be in any precision.
-        options.dtype = options.dtype or (None if rank else "float32")
-        self.loaded = open_model(options.model, options, options.revision)
+        dtype = options.dtype or (None if rank else "float32")
+        self.loaded = load(
+            options.model, device=options.device, dtype=dtype, revision=options.revision
+        )
         self.model = own_network(self.loaded.model)
         self.config = config_of(asked, self.loaded, given_of(options, LENGTHS))
         self.objective = self._objective()
