@@ -44,11 +44,11 @@ def split(examples: FilterExamples, seed: int) -> Splits:
         )
     order = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))]
     tenth = len(names) // 10
-    val, test = order[:tenth], order[tenth : 2 * tenth]
-    in_val, in_test = torch.isin(examples.prompts, val), torch.isin(examples.prompts, test)
-    return Splits(
-        examples.where(~in_val & ~in_test), examples.where(in_val), examples.where(in_test)
+    val, test, rest = (
+        examples.where(torch.isin(examples.prompts, chosen))
+        for chosen in order.split([tenth, tenth, len(names) - 2 * tenth])
     )
+    return Splits(rest, val, test)
 
 
 Counted = Literal["all", "masked"]
