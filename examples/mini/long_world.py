@@ -8,7 +8,7 @@ import random
 from functools import partial
 
 import recipe
-from recipe import Answer, read_mixtures, scores_of
+from recipe import Answer, mean_scores, read_mixtures
 from transformers import PreTrainedTokenizerBase
 from vocabulary import Encoder
 
@@ -75,7 +75,6 @@ def accuracies(
     for split in SPLITS:
         examples = task.examples(split, num_examples)
         # 192 tokens are room for eleven steps.
-        scores = scores_of(tokenizer, task, examples, answer, gen_length=192)
-        measured[split] = sum(each["answer"] for each in scores) / len(scores)
-        measured[f"{split} steps"] = sum(each["steps"] for each in scores) / len(scores)
+        scores = mean_scores(tokenizer, task, examples, answer, gen_length=192)
+        measured |= {split: scores["answer"], f"{split} steps": scores["steps"]}
     return measured

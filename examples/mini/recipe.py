@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from dllm_decode import CachePolicy, MaskPredictor, decode_many
@@ -187,7 +186,6 @@ def export_causal(
 def causal_answer(model: PreTrainedModel) -> Answer:
     """Returns what answers prompts greedily, in batches."""
     eos_id = model.config.eos_token_id
-    generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]  # untyped
 
     def answer(prompts: list[list[int]], gen_length: int) -> list[list[int]]:
         found: list[list[int]] = []
@@ -196,7 +194,7 @@ def causal_answer(model: PreTrainedModel) -> Answer:
             width = max(map(len, batch))
             tokens = torch.tensor([[eos_id] * (width - len(p)) + p for p in batch])
             attend = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in batch])
-            generated = generate(
+            generated = model.generate(
                 input_ids=tokens.to(model.device), attention_mask=attend.to(model.device),
                 max_new_tokens=gen_length, do_sample=False,
             )  # fmt: skip
@@ -227,14 +225,14 @@ def masked_answer(
     return answer
 
 
-def scores_of(
+def mean_scores(
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
     examples: Sequence[Example],
     answer: Answer,
     gen_length: int | None = None,
-) -> list[dict[str, float]]:
-    """Answers examples of a task, and returns the scores of each answer.
+) -> dict[str, float]:
+    """Answers examples of a task, and returns the mean of each of its scores.
 
     `gen_length` are the tokens of an answer; `None`: as many as the task has.
     """
@@ -243,4 +241,4 @@ def scores_of(
     answers = answer(prompts, gen_length or task.gen_length)
     texts = [str(tokenizer.decode(ids)) for ids in answers]
     scores = [task.score(*pair) for pair in zip(examples, texts, strict=True)]
-    return [{name: float(value or 0) for name, value in own.items()} for own in scores]
+    return {name: sum(own[name] or 0 for own in scores) / len(scores) for name in scores[0]}

@@ -69,7 +69,7 @@ def main() -> None:
     model.requires_grad_(True)
     lengths = tuple(options.block_lengths) if options.block_lengths else None
     blocks = BlockDiffusion(model, lengths, options.ordered_share, options.confident_share)
-    objective = OneOf(Phrases(model, tokenizer), blocks, options.phrases_share)
+    objective = Phrases(blocks, tokenizer, options.phrases_share)
     if options.compile:
         compile_layers(model.transformer.layers, dynamic=True)
     run(
@@ -79,20 +79,26 @@ def main() -> None:
 
 
 class Phrases(Objective[Batch]):
-    """Mean cross-entropy of the first word of "so now" and "which means", given all the rest.
+    """In a share of the batches the loss of two phrases, in the others that of `blocks`.
 
-    Only the second word tells which phrase it is. A model that begins as a causal one has never
-    looked at a later word, and this is the one place where it has to. Among all other masks that
-    was not learned in 118 thousand rows, and "so means" was written in most answers.
+    It is the mean cross-entropy of the first word of "so now" and "which means", given all the
+    rest. Only the second word tells which phrase it is. A model that begins as a causal one has
+    never looked at a later word, and this is the one place where it has to. Among all other masks
+    that was not learned in 118 thousand rows, and "so means" was written in most answers.
     """
 
-    def __init__(self, model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.model = model
+    def __init__(
+        self, blocks: BlockDiffusion, tokenizer: PreTrainedTokenizerBase, share: float
+    ) -> None:
+        self.model = blocks.model
+        self._blocks, self._share = blocks, share
         phrases = [tokenizer.convert_tokens_to_ids(phrase.split()) for phrase in CONNECTIVES]
         self._first, self._second = torch.tensor(phrases).unbind(1)
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Hides the first words of a batch and returns the mean loss, in nats."""
+        """Draws which loss, hides words of the batch and returns their mean loss, in nats."""
+        if torch.rand((), generator=generator, device=generator.device) >= self._share:
+            return self._blocks.loss(batch, generator)
         block_length = self.model.causal_block_length
         blocks = batch.blocks(block_length)
         same = F.pad(blocks[:, 1:] == blocks[:, :-1], (1, 1))
@@ -107,25 +113,6 @@ class Phrases(Objective[Batch]):
         total = F.cross_entropy(logits.float(), answers, reduction="sum")
         # A batch may have no phrase within a block.
         return total / max(1, len(answers))
-
-
-class OneOf(Objective[Batch]):
-    """One of two losses of a model, drawn anew for each batch.
-
-    Args:
-        one: Drawn with probability `share`.
-        other: Drawn otherwise.
-        share: In [0, 1].
-    """
-
-    def __init__(self, one: Objective[Batch], other: Objective[Batch], share: float) -> None:
-        self.model = one.model
-        self._one, self._other, self._share = one, other, share
-
-    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Returns the loss that was drawn."""
-        drawn = torch.rand((), generator=generator, device=generator.device) < self._share
-        return (self._one if drawn else self._other).loss(batch, generator)
 
 
 def export(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from recipe import Answer, arguments, read_mixtures, scores_of
+from recipe import Answer, arguments, mean_scores, read_mixtures
 from vocabulary import Encoder, build_tokenizer
 
 from dllm_decode.training import Kind, Pair
@@ -128,5 +128,5 @@ def accuracies(world: MiniWorld, answer: Answer) -> dict[str, float]:
 
 def accuracy(world: MiniWorld, task: GeneratedTask, answer: Answer, num_examples: int) -> float:
     """Measures the share of right answers of one task."""
-    scores = scores_of(world.tokenizer, task, task.examples(SPLIT, num_examples), answer)
-    return sum(each["answer"] for each in scores) / len(scores)
+    examples = task.examples(SPLIT, num_examples)
+    return mean_scores(world.tokenizer, task, examples, answer)["answer"]
