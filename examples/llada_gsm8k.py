@@ -71,10 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.block_length = task.block_length
         samplers = read_samplers(options)
         model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
-        if tokenizer is None:
-            raise ValueError(
-                f"Text needs a tokenizer, got none in {options.model}; add its tokenizer files."
-            )
         problems, results = Problems(model, tokenizer, task, examples), []
         for sampler in samplers:
             num_shown = 0 if results else SHOWN_ANSWERS

@@ -33,10 +33,9 @@ def main() -> None:
     add("--prompt", default=default, help="what is asked (default: a held-out word problem)")
     options = parser.parse_args()
     model, tokenizer = load_model(options.model)
-    prompt = tokenizer.encode(options.prompt) if tokenizer else [1, 2, 3]
-    out = decode(model, [prompt], MarginThreshold(), gen_length=64)
+    out = decode(model, [tokenizer.encode(options.prompt)], MarginThreshold(), gen_length=64)
     (answer,) = out.answers()
-    print(tokenizer.decode(answer) if tokenizer else answer)
+    print(tokenizer.decode(answer))
     print(f"{len(answer)} tokens in {out.forwards} forwards")
 
 

@@ -124,8 +124,6 @@ def run(options: argparse.Namespace) -> dict[str, SpeculativeResult]:
     """Decodes all examples in every way."""
     place: dict[str, Any] = {"device": options.device, "dtype": getattr(torch, options.dtype)}
     model, tokenizer = load_model(options.model, **place)
-    if tokenizer is None:
-        raise ValueError(f"Text needs a tokenizer, got none in {options.model}; add its files.")
     target = load_target(options.target, tokenizer, **place)
     selection = parse_task(options.task)
     task, examples = selection.task, selection.examples()

@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from dllm_decode.models import MaskedTransformer, load_model, new_llada
 from dllm_decode.models.base import ForwardInputs, KVCache
@@ -108,12 +112,14 @@ def write_gemma(folder: Path) -> Path:
     """Writes the tiny DiffusionGemma with a tokenizer, in which token 20 is the word w20."""
     shutil.copytree(GEMMA, folder, dirs_exist_ok=True)
     words = [_GEMMA_WORDS.get(token, f"w{token}") for token in range(tiny_gemma().vocab_size)]
-    from examples.mini.vocabulary import word_tokenizer
-
-    tokenizer = word_tokenizer(
-        words, eos="<eos>", mask="<unk>", start="<bos>", unknown="<unk>",
-        chat_template="{{ bos_token }} {{ messages[-1]['content'] }}",
+    ids = {word: token for token, word in enumerate(words)}
+    split = Tokenizer(WordLevel(ids, unk_token="<unk>"))
+    split.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=split, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>",
+        mask_token="<unk>", unk_token="<unk>", padding_side="left",
     )  # fmt: skip
+    tokenizer.chat_template = "{{ bos_token }} {{ messages[-1]['content'] }}"
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -20,12 +20,15 @@ class BlockMasks(NamedTuple):
     Attributes:
         first: Positions that one canvas masks.
         second: The other positions of the same blocks, which the other canvas masks.
-        behind: Positions behind these blocks, masked on both.
     """
 
     first: Bool[Tensor, "B G"]
     second: Bool[Tensor, "B G"]
-    behind: Bool[Tensor, "B G"]
+
+    @property
+    def after(self) -> Bool[Tensor, "B G"]:
+        """Positions after these blocks, which both canvases mask."""
+        return (self.first | self.second).long().flip(1).cumsum(1).flip(1) == 0
 
 
 class Blocks(NamedTuple):
@@ -35,43 +38,22 @@ class Blocks(NamedTuple):
         number: Of each position's block, from 0.
         start: The first position of each position's block.
         last: The last position of the answer, which holds its first EOS.
+        all_at_once: True if no block sees those after it, so that all are learned together.
     """
 
     number: Int[Tensor, "B G"]
     start: Int[Tensor, "B G"]
     last: Int[Tensor, "B 1"]
+    all_at_once: bool
 
-    def learned(self, uniform: Float[Tensor, "B 1"] | None) -> Bool[Tensor, "B G"]:
-        """Selects the positions of one block of each answer, or of all.
-
-        Args:
-            uniform: In [0, 1), a number a row that says which block; `None`: every block.
-        """
-        positions = torch.arange(self.number.shape[1], device=self.number.device)
-        inside = positions <= self.last
-        if uniform is None:
-            return inside
+    def learned(self, generator: torch.Generator) -> Bool[Tensor, "B G"]:
+        """Draws one block of each answer and returns its positions, or those of every block."""
+        device = self.number.device
+        uniform = torch.rand(len(self.number), 1, generator=generator, device=device)
+        inside = torch.arange(self.number.shape[1], device=device) <= self.last
         num_blocks = self.number.gather(1, self.last) + 1
-        return inside & (self.number == (uniform * num_blocks).long())
-
-
-def lay_blocks(ends: Bool[Tensor, "B G"], block_length: int, leads: Int[Tensor, " B"]) -> Blocks:
-    """Divides answers into blocks; `ends` are the positions that hold an EOS.
-
-    `leads` counts the tokens of each prompt that belong to the block in which the answer begins.
-    """
-    gen_length = ends.shape[1]
-    positions = torch.arange(gen_length, device=ends.device).expand_as(ends)
-    number = (positions + leads[:, None]) // block_length
-    start = (number * block_length - leads[:, None]).clamp(min=0)
-    last = (~ends).long().cumprod(-1).sum(-1, keepdim=True).clamp(max=gen_length - 1)
-    return Blocks(number, start, last)
-
-
-def split(learned: Bool[Tensor, "B G"], first: Bool[Tensor, "B G"]) -> BlockMasks:
-    """Shares out positions among two canvases; `first` are those of the first one."""
-    ahead = learned.flip(1).cummax(1).values.flip(1)
-    return BlockMasks(learned & first, learned & ~first, ~ahead)
+        drawn = self.number == (uniform * num_blocks).long()
+        return inside if self.all_at_once else inside & drawn
 
 
 def blocks_of_answers(model: MaskedTransformer, batch: Batch, block_length: int) -> Blocks:
@@ -79,10 +61,13 @@ def blocks_of_answers(model: MaskedTransformer, batch: Batch, block_length: int)
 
     In a block-causal model blocks count from the first token of the prompt.
     """
-    answers = batch.tokens[:, batch.start :]
-    ends = torch.isin(answers, torch.tensor(model.eos_ids, device=answers.device))
-    leads = (batch.start - batch.pads) % max(1, model.causal_block_length)
-    return lay_blocks(ends, block_length, leads)
+    own = model.causal_block_length
+    # Tokens of the prompt that belong to the block in which the answer begins.
+    leads = ((batch.start - batch.pads) % max(1, own))[:, None]
+    positions = torch.arange(batch.gen_length, device=batch.tokens.device)
+    number = (positions + leads) // block_length
+    start = (number * block_length - leads).clamp(min=0)
+    return Blocks(number, start, batch.ends(model.eos_ids), all_at_once=own > 0)
 
 
 def logits_of_both(
@@ -98,7 +83,7 @@ def logits_of_both(
     num_more = max(0, model.causal_block_length - 1)
     tokens = F.pad(batch.tokens, (0, num_more), value=model.mask_id).repeat(2, 1)
     both = Batch(tokens, batch.pads.repeat(2), batch.gen_length + num_more)
-    masked = torch.cat((masks.first | masks.behind, masks.second | masks.behind))
+    masked = torch.cat((masks.first | masks.after, masks.second | masks.after))
     if model.causal_block_length:
         masked = F.pad(masked, (0, num_more), value=True)
         hidden = hidden_of_copies(model, both, masked, block_length)[:, : batch.gen_length]

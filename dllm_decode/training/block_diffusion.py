@@ -10,6 +10,8 @@ Language Models", https://arxiv.org/abs/2503.09573, the vectorised training; Wu 
 "Fast-dLLM v2", https://arxiv.org/abs/2509.26328, where the logits of a column predict the next one.
 """
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -32,22 +34,19 @@ def hidden_of_copies(
         block_length: Of the blocks that are copied. In a multiple of the model's own blocks a
             column sees its own one and those before it; in blocks of another length, the whole.
     """
-    device, width = batch.tokens.device, batch.tokens.shape[1]
-    columns = torch.arange(width, device=device)
-    positions = (columns - batch.pads[:, None]).clamp(min=0)
-    blocks = blocks_of(batch, block_length)
+    width = batch.tokens.shape[1]
+    positions, blocks = batch.rotary_positions, batch.blocks(block_length)
     # The copy begins with the block in which the first answer begins.
     first = int((blocks < blocks[:, batch.start, None]).sum(-1).min())
-    copied = batch.tokens[:, first:].masked_fill(
-        F.pad(masked, (batch.start - first, 0)), model.mask_id
-    )
-    targets = columns[batch.start :]
+    hidden_ones = F.pad(masked, (batch.start - first, 0))
+    copied = batch.tokens[:, first:].masked_fill(hidden_ones, model.mask_id)
+    targets = torch.arange(batch.start, width, device=batch.tokens.device)
     predictors = width - first + targets.expand_as(masked)
     if model.logit_shift:
         same = blocks[:, targets] == blocks[:, targets - 1]
         predictors = torch.where(same, predictors - 1, targets - 1)
     is_multiple = block_length % model.causal_block_length == 0
-    own = blocks_of(batch, model.causal_block_length) if is_multiple else blocks
+    own = batch.blocks(model.causal_block_length) if is_multiple else blocks
     hidden: Tensor = model.transformer(
         torch.cat((batch.tokens, copied), 1),
         torch.cat((positions, positions[:, first:]), 1),
@@ -55,12 +54,6 @@ def hidden_of_copies(
         wanted=predictors,
     )
     return hidden
-
-
-def blocks_of(batch: Batch, block_length: int) -> Int[Tensor, "B L"]:
-    """Returns the block of each column, counted from a row's first token; of padding: 0."""
-    columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    return (columns - batch.pads[:, None]).clamp(min=0) // block_length
 
 
 def _who_sees_whom(
@@ -76,11 +69,10 @@ def _who_sees_whom(
     same = copied[:, :, None] == copied[:, None]
     same &= own_copied[:, :, None] >= own_copied[:, None]
     seen = torch.cat((original, torch.cat((earlier, same), 2)), 1)
-    columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    known = columns >= batch.pads[:, None]
-    return seen & torch.cat((known, known[:, first:]), 1)[:, None]
+    return seen & torch.cat((batch.in_row, batch.in_row[:, first:]), 1)[:, None]
 
 
+@dataclass(eq=False)
 class BlockDiffusion(Objective[Batch]):
     """Mean cross-entropy of masked positions, each block given the blocks before it.
 
@@ -99,7 +91,7 @@ class BlockDiffusion(Objective[Batch]):
     Differs: That order is the model's own, from one forward, not a teacher's from a decode. Every
     masked position weighs the same.
 
-    Args:
+    Attributes:
         model: A block-causal model.
         block_lengths: From which each batch draws the length of its blocks, each equally likely;
             `None`: always the model's own. Shorter ones are easier to learn first.
@@ -112,49 +104,39 @@ class BlockDiffusion(Objective[Batch]):
     """
 
     model: MaskedTransformer
+    block_lengths: tuple[int, ...] | None = None
+    ordered_share: float = 0.3
+    confident_share: float = 0.0
 
-    def __init__(
-        self,
-        model: MaskedTransformer,
-        block_lengths: tuple[int, ...] | None = None,
-        ordered_share: float = 0.3,
-        confident_share: float = 0.0,
-    ) -> None:
-        if not model.causal_block_length:
-            raise ValueError(f"{model.name} must attend in blocks, got one that sees everything.")
-        lengths = (model.causal_block_length,) if block_lengths is None else block_lengths
-        if not lengths or min(lengths) < 1:
-            raise ValueError(f"block_lengths must be lengths of at least 1, got {block_lengths}.")
-        require_probability("ordered_share", ordered_share)
-        require_probability("confident_share", confident_share)
-        self.model = model
-        self.eos_id = model.eos_ids[0]
-        self._block_lengths = lengths
-        self._ordered_share = ordered_share
-        self._confident_share = confident_share
+    def __post_init__(self) -> None:
+        own, lengths = self.model.causal_block_length, self.block_lengths
+        if not own:
+            raise ValueError(
+                f"{self.model.name} must attend in blocks, got one that sees everything."
+            )
+        if lengths is not None and min(lengths, default=0) < 1:
+            raise ValueError(f"block_lengths must be lengths of at least 1, got {lengths}.")
+        require_probability("ordered_share", self.ordered_share)
+        require_probability("confident_share", self.confident_share)
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks all blocks of a batch and returns the mean loss, in nats."""
-        answers = batch.tokens[:, batch.start :]
-        drawn = torch.randint(
-            len(self._block_lengths), (1,), generator=generator, device=generator.device
-        )
-        block_length = self._block_lengths[int(drawn)]
-        blocks = blocks_of(batch, block_length)[:, batch.start :]
+        lengths = self.block_lengths or (self.model.causal_block_length,)
+        drawn = torch.randint(len(lengths), (1,), generator=generator, device=generator.device)
+        block_length = lengths[int(drawn)]
+        blocks = batch.blocks(block_length)[:, batch.start :]
         masked = self.draw(blocks, generator)
-        if torch.rand((), generator=generator, device=generator.device) < self._confident_share:
+        if torch.rand((), generator=generator, device=generator.device) < self.confident_share:
             masked = self.draw(blocks, generator, self.confidence(batch, block_length))
-        ends = (answers != self.eos_id).long().cumprod(-1).sum(-1, keepdim=True)
-        last = blocks.gather(1, ends.clamp(max=batch.gen_length - 1))
-        learned = masked & (blocks <= last)
+        learned = masked & (blocks <= blocks.gather(1, batch.ends(self.model.eos_ids[:1])))
         hidden = hidden_of_copies(self.model, batch, masked, block_length)
         logits = self.model.transformer.head(hidden[learned])
-        return F.cross_entropy(logits.float(), answers[learned])
+        return F.cross_entropy(logits.float(), batch.answers[learned])
 
     @torch.no_grad()
     def confidence(self, batch: Batch, block_length: int) -> Float[Tensor, "B G"]:
         """Returns the greatest probability of each answer position when all of it is masked."""
-        everything = torch.ones_like(batch.tokens[:, batch.start :], dtype=torch.bool)
+        everything = torch.ones_like(batch.answers, dtype=torch.bool)
         hidden = hidden_of_copies(self.model, batch, everything, block_length)
         logits = self.model.transformer.head(hidden)
         return logits.float().softmax(-1).amax(-1)
@@ -180,7 +162,7 @@ class BlockDiffusion(Objective[Batch]):
         uniform = torch.rand(num_rows, num_blocks, generator=generator, device=device)
         counts = (1 + (uniform * sizes).long()).minimum(sizes)
         scores = torch.rand(num_rows, gen_length, generator=generator, device=device)
-        ordered = torch.rand(num_rows, 1, generator=generator, device=device) < self._ordered_share
+        ordered = torch.rand(num_rows, 1, generator=generator, device=device) < self.ordered_share
         later = 1.0 - torch.arange(gen_length, device=device) / gen_length
         scores = torch.where(ordered, later, scores) if confidence is None else confidence / 2
         # Sorted by block, then by score, which is less than 1: a position's rank in its block.

@@ -22,7 +22,6 @@ from dllm_decode.training.answer_blocks import (
     Blocks,
     blocks_of_answers,
     logits_of_both,
-    split,
 )
 from dllm_decode.training.examples import Batch, Objective
 from samplers.checks import require_count, require_non_negative, require_positive
@@ -105,11 +104,10 @@ class CertaintyLoss:
         self, model: MaskedTransformer, batch: Batch, masks: BlockMasks, block_length: int
     ) -> Float[Tensor, ""]:
         """Returns the loss of two canvases that mask complementary parts of the answers' blocks."""
-        answers = batch.tokens[:, batch.start :]
         one, other = logits_of_both(model, batch, masks, block_length)
         return self(
-            certainty(one, answers, masks.first, self.temperature),
-            certainty(other, answers, masks.second, self.temperature),
+            certainty(one, batch.answers, masks.first, self.temperature),
+            certainty(other, batch.answers, masks.second, self.temperature),
         )
 
 
@@ -157,12 +155,9 @@ class CertaintyForcing(Objective[Batch]):
 
     def draw(self, batch: Batch, generator: torch.Generator) -> BlockMasks:
         """Draws a block of each answer, or takes every block, and splits it at random."""
-        answers = batch.tokens[:, batch.start :]
-        uniform = torch.rand(len(answers), 1, generator=generator, device=answers.device)
-        coins = torch.rand(answers.shape, generator=generator, device=answers.device)
-        blocks = blocks_of_answers(self.model, batch, self._block_length)
-        learned = blocks.learned(None if self.model.causal_block_length else uniform)
-        return split(learned, coins < 0.5)
+        learned = blocks_of_answers(self.model, batch, self._block_length).learned(generator)
+        coins = torch.rand(learned.shape, generator=generator, device=learned.device) < 0.5
+        return BlockMasks(learned & coins, learned & ~coins)
 
 
 @dataclass(frozen=True)
@@ -240,7 +235,9 @@ class TrajectoryForcing(Objective[Batch]):
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks blocks of every answer as the teacher had them, and returns the loss."""
-        block_length = self._block_length()
+        # Whole blocks of a block-causal model.
+        own = max(1, self.model.causal_block_length)
+        block_length = max(own, self._curriculum.block_length(self._spent) // own * own)
         masks = self.draw(batch, generator, block_length)
         return self._loss.of(self.model, batch, masks, block_length)
 
@@ -248,18 +245,11 @@ class TrajectoryForcing(Objective[Batch]):
         """Draws states of the teacher for each row, of one block or of every block."""
         if batch.ranks is None:
             raise ValueError("Every row must have the order in which the teacher committed it.")
-        answers = batch.tokens[:, batch.start :]
-        uniform = torch.rand(answers.shape[0], 1, generator=generator, device=answers.device)
         blocks = blocks_of_answers(self.model, batch, block_length)
-        learned = blocks.learned(None if self.model.causal_block_length else uniform)
-        drawn = torch.rand(answers.shape, generator=generator, device=answers.device)
+        learned = blocks.learned(generator)
+        drawn = torch.rand(learned.shape, generator=generator, device=learned.device)
         share = self._curriculum.share(self._spent, drawn.gather(1, blocks.start))
         return masks_of_states(batch.ranks, blocks, learned, share, block_length)
-
-    def _block_length(self) -> int:
-        """Returns that of the curriculum, in whole blocks of a block-causal model."""
-        own = max(1, self.model.causal_block_length)
-        return max(own, self._curriculum.block_length(self._spent) // own * own)
 
 
 def masks_of_states(
@@ -278,4 +268,5 @@ def masks_of_states(
     `block_length`.
     """
     committed = blocks.start + ((1.0 - share) * block_length).long()
-    return split(learned, ranks >= committed.minimum(blocks.last))
+    masked = ranks >= committed.minimum(blocks.last)
+    return BlockMasks(learned & masked, learned & ~masked)

@@ -3,12 +3,13 @@
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -60,8 +61,6 @@ class Source(ABC, Generic[BatchT]):
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt and of its answer, without the EOS that ends it."""
-
-_END = 2**62
 
 
 @dataclass(frozen=True)
@@ -130,6 +129,31 @@ class Batch:
         """Column of answer position 0."""
         return self.tokens.shape[1] - self.gen_length
 
+    @property
+    def answers(self) -> Int[Tensor, "B G"]:
+        """The tokens of the answers."""
+        return self.tokens[:, self.start :]
+
+    @property
+    def in_row(self) -> Bool[Tensor, "B L"]:
+        """True at columns that are not padding on the left."""
+        return torch.arange(self.tokens.shape[1], device=self.pads.device) >= self.pads[:, None]
+
+    @property
+    def rotary_positions(self) -> Int[Tensor, "B L"]:
+        """Columns counted from a row's first token; 0 in the padding."""
+        columns = torch.arange(self.tokens.shape[1], device=self.pads.device)
+        return (columns - self.pads[:, None]).clamp(min=0)
+
+    def blocks(self, block_length: int) -> Int[Tensor, "B L"]:
+        """Returns the block of each column; blocks begin at a row's first token."""
+        return self.rotary_positions // block_length
+
+    def ends(self, eos_ids: Sequence[int]) -> Int[Tensor, "B 1"]:
+        """Returns the position of each answer's first EOS; without one, the last position."""
+        is_end = torch.isin(self.answers, torch.tensor(eos_ids, device=self.tokens.device))
+        return (~is_end).long().cumprod(-1).sum(-1, keepdim=True).clamp(max=self.gen_length - 1)
+
     def to(self, device: torch.device | str) -> "Batch":
         """Returns the batch on a device."""
         ranks = None if self.ranks is None else self.ranks.to(device)
@@ -160,13 +184,14 @@ def lay_out(pairs: Sequence[Pair], gen_length: int, eos_id: int, *, start: int =
     return Batch(torch.from_numpy(tokens), pads, gen_length)
 
 
+@dataclass(kw_only=True)
 class KindRows(Source[Batch], Dataset[list[Batch]]):
     """Draws every row anew, in this process or in others; see `Kind` for what a step is made of.
 
     The losses of the kinds are weighted by their share of the rows. Rows depend on the seed and on
     the number of the step alone, however many workers draw them.
 
-    Args:
+    Attributes:
         kinds: What to draw.
         eos_id: Token that pads prompts and answers.
         device: Of the batches.
@@ -174,55 +199,42 @@ class KindRows(Source[Batch], Dataset[list[Batch]]):
         num_workers: Processes that draw ahead; 0: none.
     """
 
-    def __init__(
-        self,
-        kinds: Sequence[Kind],
-        *,
-        eos_id: int,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        num_workers: int = 0,
-    ) -> None:
-        self._kinds = kinds
-        self._eos_id = eos_id
-        self._device = torch.device(device)
-        self._seed = seed
-        self._num_workers = num_workers
-        self._share = sum(kind.num_rows / kind.period for kind in kinds)
-        self._world_size = 1
+    kinds: Sequence[Kind] = field(kw_only=False)
+    eos_id: int
+    device: torch.device | str = "cpu"
+    seed: int = 0
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
         self._drawn: Iterator[list[Batch]] | None = None
 
     def parts(self, step: int, rank: int, world_size: int) -> list[Part[Batch]]:
         """Returns a batch of each kind that the step has; steps are asked for in order."""
-        if self._drawn is None:
-            self._world_size = world_size
-            self._drawn = iter(DataLoader(
-                self, batch_size=None, sampler=range(step * world_size + rank, _END, world_size),
-                num_workers=self._num_workers, worker_init_fn=_use_one_thread,
-            ))  # fmt: skip
         number = step * world_size + rank
+        if self._drawn is None:
+            ahead = ((each, each * world_size + rank) for each in count(step))
+            self._drawn = iter(DataLoader(
+                self, batch_size=None, sampler=ahead, num_workers=self.num_workers
+            ))  # fmt: skip
+        share = sum(kind.num_rows / kind.period for kind in self.kinds)
         return [
             Part(
-                batch.to(self._device), f"masks;{kind.name};{number}",
-                kind.num_rows / self._share, kind.num_rows,
+                batch.to(self.device), f"masks;{kind.name};{number}",
+                kind.num_rows / share, kind.num_rows,
             )
             for kind, batch in zip(self._due(step), next(self._drawn), strict=True)
         ]  # fmt: skip
 
-    def __getitem__(self, number: int) -> list[Batch]:
-        step, is_on_gpu = number // self._world_size, self._device.type == "cuda"
+    def __getitem__(self, place: tuple[int, int]) -> list[Batch]:
+        step, number = place
         found = []
         for kind in self._due(step):
-            pairs = kind.pairs(f"{self._seed};{kind.name};{number}", self._eos_id)
-            rng = random.Random(f"{self._seed};{kind.name};{step};length")
+            pairs = kind.pairs(f"{self.seed};{kind.name};{number}", self.eos_id)
+            rng = random.Random(f"{self.seed};{kind.name};{step};length")
             # On a GPU new shapes are slow.
-            start = kind.prompt_length if is_on_gpu else 0
-            found.append(lay_out(pairs, rng.choice(kind.gen_lengths), self._eos_id, start=start))
+            start = kind.prompt_length if torch.device(self.device).type == "cuda" else 0
+            found.append(lay_out(pairs, rng.choice(kind.gen_lengths), self.eos_id, start=start))
         return found
 
     def _due(self, step: int) -> list[Kind]:
-        return [kind for kind in self._kinds if step % kind.period == 0]
-
-
-def _use_one_thread(_: int) -> None:
-    torch.set_num_threads(1)
+        return [kind for kind in self.kinds if step % kind.period == 0]

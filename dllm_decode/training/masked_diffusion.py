@@ -15,6 +15,7 @@ from samplers.checks import require_count, require_probability
 IGNORED = -100
 
 
+@dataclass(eq=False)
 class Causal(Objective[Batch]):
     """Mean cross-entropy of the answer's tokens and of the EOS that ends it.
 
@@ -23,10 +24,7 @@ class Causal(Objective[Batch]):
     """
 
     model: PreTrainedModel
-
-    def __init__(self, model: PreTrainedModel, eos_id: int) -> None:
-        self.model = model
-        self.eos_id = eos_id
+    eos_id: int
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Returns the mean loss in nats; nothing about it is random."""
@@ -111,6 +109,7 @@ class MaskSampler:
         return (ranks < num_masked[:, None]) | (positions >= end[:, None])
 
 
+@dataclass(eq=False)
 class MaskedDiffusion(Objective[Batch]):
     """Mean cross-entropy over the masked answer positions.
 
@@ -126,18 +125,13 @@ class MaskedDiffusion(Objective[Batch]):
     """
 
     model: MaskedTransformer
-
-    def __init__(self, model: MaskedTransformer, masks: MaskSampler) -> None:
-        self.model = model
-        self.eos_id = model.eos_ids[0]
-        self._masks = masks
+    masks: MaskSampler
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Masks a batch and returns its mean loss, in nats."""
-        answers = batch.tokens[:, batch.start :]
-        masked = self._masks.draw(answers, self.eos_id, generator)
-        logits = self.logits(batch, answers.masked_fill(masked, self.model.mask_id))
-        losses = F.cross_entropy(logits.float().transpose(1, 2), answers, reduction="none")
+        masked = self.masks.draw(batch.answers, self.model.eos_ids[0], generator)
+        logits = self.logits(batch, batch.answers.masked_fill(masked, self.model.mask_id))
+        losses = F.cross_entropy(logits.float().transpose(1, 2), batch.answers, reduction="none")
         return (losses * masked).sum() / masked.sum()
 
     def logits(self, batch: Batch, answers: Int[Tensor, "B G"]) -> Float[Tensor, "B G V"]:
@@ -152,12 +146,11 @@ def hidden_of_answers(model: MaskedTransformer, batch: Batch) -> Float[Tensor, "
 
     Padding, positions and attention are those of `decode` with a model that sees everything.
     """
-    columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
-    wanted = (columns[batch.start :] - model.logit_shift).clamp(min=0)
+    columns = torch.arange(batch.start, batch.tokens.shape[1], device=batch.tokens.device)
     hidden: Tensor = model.transformer(
         batch.tokens,
-        (columns - batch.pads[:, None]).clamp(min=0),
-        attend=(columns >= batch.pads[:, None])[:, None],
-        wanted=wanted.expand(len(batch.tokens), -1),
+        batch.rotary_positions,
+        attend=batch.in_row[:, None],
+        wanted=(columns - model.logit_shift).clamp(min=0).expand(len(batch.tokens), -1),
     )
     return hidden

@@ -111,7 +111,7 @@ def copy_by_words(
     source_words: Mapping[str, int],
     *,
     by_word: Collection[str] = ("embedding.weight", "head.weight"),
-) -> int:
+) -> None:
     """Copies all weights; those `by_word` have a row for each word that both vocabularies have.
 
     The vectors of other words are drawn with the mean and the deviation of those copied, in each
@@ -123,9 +123,6 @@ def copy_by_words(
         source: Weights of the model to start from, by the same names.
         source_words: Token ids of the model to start from.
         by_word: Names of the weights that have one row a token.
-
-    Returns:
-        How many words were found.
 
     Raises:
         ValueError: If names or sizes differ, or no word is common.
@@ -149,7 +146,6 @@ def copy_by_words(
             known = found[source_rows].to(values)
             values.normal_().mul_(known.std(0)).add_(known.mean(0))
             values[rows] = known
-    return len(common)
 
 
 def write_fast_dllm_v2(

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,136 +13,35 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
-from torch.optim import AdamW, Optimizer
 
-from dllm_decode import DecodeConfig
-from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.families import Family
-from dllm_decode.models.loading.find import Hub, find_model
-from dllm_decode.models.loading.weights import check_weights, weight_files
-from dllm_decode.models.masked_transformer import own_network
-from dllm_decode.training import (
-    Batch,
-    Objective,
-    Progress,
-    ProgressBar,
-    Settings,
-    make_optimisers,
-    train,
-)
-from dllm_decode.training.certainty import (
-    CertaintyForcing,
-    CertaintyLoss,
-    Curriculum,
-    TrajectoryForcing,
-)
-from dllm_decode.training.lora import LoRA, require_lora
-from dllm_decode.training.saving import read_family, save_like
+from dllm_decode.training import Progress, ProgressBar, Settings, train
 from dllm_decode.training.teacher import Demonstration, Lessons
 from eval.files import write_json
-from eval.runs.command import code_for, load
-from eval.runs.options import LENGTHS, given_of
-from eval.runs.plugins import parse_cache, parse_model, parse_sampler
+from eval.runs.command import code_for
+from eval.runs.plugins import parse_cache, parse_sampler
 from eval.runs.settings import Place, Run
-from eval.runs.sweep import Loaded
-from eval.training.curve import draw_curve, require_package
 from eval.training.held_out import (
     HeldOutScores,
     compared,
     described,
+    draw_curve,
     measure,
     read_measured,
     table_of,
 )
-from eval.training.questions import Questions, config_of, read_questions
+from eval.training.questions import Questions, read_questions
 from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, on_first, writing
-from eval.training.teacher_answers import ask, file_of, read_answers, write_batch
-from samplers import FixedSchedule, Sampler
+from eval.training.student import Student
+from eval.training.teacher_answers import answer_all, read_answers
+from samplers import FixedSchedule
 
-# They change where and how fast a run goes, not what comes out.
-_FREE = ("name", "output", "threads", "device", "code_runner", "allow_code", "log_with")
-# They decide the teacher's answers, by themselves or within its questions and its decoding.
-_OF_ANSWERS = (
+_NOT_OF_TRAINING = (
+    # They change where and how fast a run goes, not what comes out.
+    "name", "output", "threads", "device", "code_runner", "allow_code", "log_with",
+    # They decide the teacher's answers, by themselves or within its questions and its decoding.
     "model", "revision", "dtype", "task", "prompts", "batch_size", "teacher_sampler",
     "gen_length", "block_length", "cache",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Student:
-    """The model that is trained, and what it came from.
-
-    `model` is the loaded one, as a network of this package; `source` is the folder of its
-    checkpoint, `config` says how it is decoded.
-    """
-
-    loaded: Loaded
-    model: MaskedTransformer
-    source: Path
-    family: Family
-    config: DecodeConfig
-
-
-def load_student(options: argparse.Namespace, asked: Questions) -> Student:
-    """Loads the model in the precision in which it is trained.
-
-    Raises:
-        OSError: If it is not there.
-        ValueError: If it is damaged, or has no tokenizer, or cannot be decoded as asked.
-    """
-    address = parse_model(options.model)
-    if address.adapter or address.quantize:
-        raise ValueError(
-            "distil trains the weights of a checkpoint as they are stored: adapter and quantize "
-            f"must be left out, got {options.model!r}."
-        )
-    source = find_model(address.source, Hub(options.revision or None))
-    dtype = options.dtype or (None if options.lora_rank else "float32")
-    loaded = load(options.model, device=options.device, dtype=dtype, revision=options.revision)
-    model = own_network(loaded.model)
-    config = config_of(asked, loaded, given_of(options, LENGTHS))
-    return Student(loaded, model, source, read_family(source, address.family), config)
-
-
-def accelerator_of(options: argparse.Namespace, model: MaskedTransformer) -> Accelerator:
-    """Returns where the run goes: this process' device among those of the launch."""
-    # Experts that no token went to have no gradient.
-    has_unused = model.transformer.config.moe is not None
-    return Accelerator(
-        cpu=options.device == "cpu",
-        mixed_precision=options.precision,
-        log_with=options.log_with or None,
-        project_dir=options.output,
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=has_unused)],
-    )
-
-
-def teacher_of(options: argparse.Namespace, student: Student) -> Sampler:
-    """Returns how the teacher answers: one token a step, unless another sampler is named."""
-    assert student.config.block_length is not None
-    given = options.teacher_sampler
-    return parse_sampler(given) if given else FixedSchedule(student.config.block_length)
-
-
-def objective_of(student: Student, options: argparse.Namespace) -> Objective[Batch]:
-    """Returns the loss of the method."""
-    length = student.config.block_length
-    assert length is not None
-    loss = CertaintyLoss(options.method, options.temperature, options.entropy_weight)
-    if options.method == "dparallel":
-        return CertaintyForcing(student.model, length, loss=loss)
-    # The authors' curriculum, 16 to 32, in proportion to the block length.
-    lengths = tuple(max(1, length * quarters // 4) for quarters in (2, 2, 3, 3, 4, 4))
-    curriculum = Curriculum(options.greatest_share, lengths)
-    return TrajectoryForcing(student.model, curriculum=curriculum, loss=loss)
-
-
-def optimisers_of(model: MaskedTransformer, options: argparse.Namespace) -> Sequence[Optimizer]:
-    """Returns AdamW for all that is trained, or Muon for the matrices of the layers."""
-    if options.muon is None:
-        weights = [weight for weight in model.parameters() if weight.requires_grad]
-        return [AdamW(weights, lr=options.learning_rate, weight_decay=0.0)]
-    return make_optimisers(model, matrix_lr=options.muon, other_lr=options.learning_rate)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -156,20 +56,25 @@ def run(options: argparse.Namespace) -> int:
     asked, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts or "", code=code_for(options)
     )
-    asked.selection.task.require_scorable()
     asked.selection.require_scores(asked.examples)
-    student, size = load_student(options, asked), options.batch_size
+    student, size = Student(options, asked), options.batch_size
     judging = judged.run(student.loaded, sampler, cache, student.config, size)
-    teacher = teacher_of(options, student)
+    assert student.config.block_length is not None
+    given = options.teacher_sampler
+    teacher = parse_sampler(given) if given else FixedSchedule(student.config.block_length)
     teaching = asked.run(student.loaded, teacher, cache, student.config, size)
-    objective_of(student, options)
-    if options.lora_rank:
-        alpha = options.lora_alpha or options.lora_rank
-        require_lora(student.model, rank=options.lora_rank, alpha=alpha)
-    accelerator = accelerator_of(options, student.model)
+    # Experts that no token went to have no gradient.
+    has_unused = student.model.transformer.config.moe is not None
+    accelerator = Accelerator(
+        cpu=options.device == "cpu",
+        mixed_precision=options.precision,
+        log_with=options.log_with or None,
+        project_dir=options.output,
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=has_unused)],
+    )
     if accelerator.is_main_process:
         asked.warn(teaching.tokenizer)
-    distillation = Distillation(options, student, asked, judged, teaching, judging, accelerator)
+    distillation = Distillation(options, accelerator, student, asked, judged, teaching, judging)
     with ExitStack() as stack:
         # The first process writes all but the teacher's answers.
         on_first(accelerator, lambda: stack.enter_context(writing(distillation.folder)))
@@ -179,8 +84,6 @@ def run(options: argparse.Namespace) -> int:
 
 def check(options: argparse.Namespace) -> None:
     """Raises ValueError if options do not go together, or a package lacks."""
-    CertaintyLoss(options.method, options.temperature, options.entropy_weight)
-    Curriculum(greatest_share=options.greatest_share)
     if options.muon is not None and options.lora_rank:
         raise ValueError("--muon must be left out beside --lora-rank: it is for whole matrices.")
     if options.lora_alpha and not options.lora_rank:
@@ -192,6 +95,16 @@ def check(options: argparse.Namespace) -> None:
         require_package(package, f"--log-with {package}", package)
 
 
+def require_package(name: str, what: str, source: str) -> None:
+    """Raises ValueError if a package that something needs is not installed."""
+    try:
+        import_module(name)
+    except ImportError:
+        raise ValueError(
+            f"{what} needs the package {name}; install it with: pip install {source}."
+        ) from None
+
+
 @dataclass(frozen=True)
 class Distillation:
     """A run of the command, all options of which were checked.
@@ -201,17 +114,22 @@ class Distillation:
     """
 
     options: argparse.Namespace
+    accelerator: Accelerator
     student: Student
     asked: Questions
     judged: Questions
     teaching: Run
     judging: Run
-    accelerator: Accelerator
 
     @property
     def folder(self) -> Path:
         """Where everything is written."""
         return Path(self.options.output)
+
+    @property
+    def place(self) -> Place:
+        """Which of several processes this is."""
+        return Place(self.accelerator.process_index, self.accelerator.num_processes)
 
     def run(self) -> None:
         """Goes through the parts; each goes on where it stopped."""
@@ -222,7 +140,7 @@ class Distillation:
         on_first(self.accelerator, lambda: claim(self.folder / TRAINING_FILE, settings))
         self.accelerator.init_trackers("distil", {k: str(v) for k, v in settings.items()})
         file = self.folder / "before.json"
-        before = read_measured(file, self.judged) if file.exists() else self.judge("before")
+        before = read_measured(file, self.judged) if file.exists() else self.judge(file)
         console.print(before.said("before"), highlight=False)
         history = self.train(demonstrations, console)
         after = read_measured(self.folder / "after.json", self.judged)
@@ -232,29 +150,23 @@ class Distillation:
 
     def demonstrations(self, console: Console) -> list[Demonstration]:
         """Lets the teacher answer, and returns what is learned."""
-        teaching, examples, size = self.teaching, self.asked.examples, self.options.batch_size
-        folder, prompts = self.folder / "answers", self.asked.encoded(teaching.tokenizer)
-        starts = range(0, len(prompts), size)[self._place.rank :: self._place.world_size]
-        with ProgressBar(console, "the teacher answers", len(starts)) as bar:
-            for start in starts:
-                file, batch = file_of(folder, start), slice(start, start + size)
-                if not file.exists():
-                    write_batch(file, ask(teaching, examples[batch], prompts[batch]))
-                bar.advance(1)
+        folder, prompts = self.folder / "answers", self.asked.encoded(self.teaching.tokenizer)
+        answer_all(self.teaching, self.asked, folder, self.place, console)
         self.accelerator.wait_for_everyone()
-        keep_wrong = self.options.keep_wrong
-        learned, num_right = read_answers(folder, prompts, size, keep_wrong=keep_wrong)
+        learned, num_right = read_answers(
+            folder, prompts, self.teaching.batch_size, keep_wrong=self.options.keep_wrong
+        )
         said = f"the teacher is right on {num_right} of {len(prompts)} prompts"
         console.print(said, highlight=False)
         return learned
 
-    def judge(self, name: str) -> HeldOutScores:
+    def judge(self, file: Path) -> HeldOutScores:
         """Measures the model as it is on the held-out prompts, and keeps that in a file."""
         measured = measure(
-            self.judging, self.judged.examples, place=self._place, gather=gather_object
+            self.judging, self.judged.examples, place=self.place, gather=gather_object
         )
         if self.accelerator.is_main_process:
-            measured.save(self.folder / f"{name}.json")
+            measured.save(file)
         self.accelerator.wait_for_everyone()
         return measured
 
@@ -263,12 +175,7 @@ class Distillation:
     ) -> list[dict[str, float]]:
         """Distils and writes the weights; returns what was measured on the way."""
         options, student, accelerator = self.options, self.student, self.accelerator
-        lora = None
-        if options.lora_rank:
-            rank, alpha = options.lora_rank, options.lora_alpha or options.lora_rank
-            lora = LoRA(student.model, student.family, rank=rank, alpha=alpha)
-        else:
-            student.model.requires_grad_(True)
+        optimisers = student.optimisers()
         lessons = Lessons(
             demonstrations, gen_length=student.config.gen_length,
             eos_id=student.model.eos_ids[0], num_rows=options.rows,
@@ -284,28 +191,17 @@ class Distillation:
         with ProgressBar(console, options.method) as shown:
 
             def evaluate(_: Progress) -> Mapping[str, float]:
-                measured = self.judge("after")
+                measured = self.judge(self.folder / "after.json")
                 shown.say(measured.said("held-out"))
                 return measured.point
 
             progress = train(
-                objective_of(student, options), optimisers_of(student.model, options), lessons,
-                settings, accelerator=accelerator, evaluate=evaluate, observe=shown,
+                student.objective, optimisers, lessons, settings, accelerator=accelerator,
+                evaluate=evaluate, observe=shown,
                 measures=("accuracy", "low", "high", "forwards"),
             )  # fmt: skip
-        on_first(accelerator, lambda: self.write_weights(lora))
+        on_first(accelerator, lambda: student.write(self.folder))
         return progress.history
-
-    def write_weights(self, lora: LoRA | None) -> None:
-        """Writes the model, or LoRA's additions to it."""
-        student = self.student
-        if lora is not None:
-            base = parse_model(self.options.model).source
-            lora.save(self.folder / "adapter", base=base)
-            return
-        family, files = student.family, weight_files(student.source)
-        stored = check_weights(student.model.transformer, family, files)
-        save_like(student.model, student.source, self.folder / "model", family=family, dtype=stored)
 
     def report(
         self,
@@ -317,7 +213,7 @@ class Distillation:
         """Writes training.json and curve.png, and shows what the training was worth."""
         options, student, judged = self.options, self.student, self.judged
         record, curve = self.folder / "training.json", self.folder / "curve.png"
-        written = self.folder / ("adapter" if options.lora_rank else "model")
+        written = self.folder / student.written
         found = described("distil", self.judging, judged) | {
             "sampler": options.sampler,
             "before": {"accuracy": before.accuracy, "forwards": before.mean_forwards},
@@ -327,35 +223,29 @@ class Distillation:
         write_json(record, found)
         if not options.lora_rank:
             write_json(written / "training.json", found)
-        num_prompts = len(judged.examples)
         title = (
             f"{student.model.name}, {options.method}, {options.sampler}, {judged.selection.address}"
         )
-        draw_curve(points, curve, title=title, num_prompts=num_prompts)
-        title = f"{num_prompts} held-out prompts, {judged.selection.address}"
-        console.print(table_of(title, ("before", before), [("after", after)]))
+        draw_curve(points, curve, title=title, num_prompts=len(judged.examples))
+        console.print(table_of(judged, {"before": before, "after": after}))
         console.print(f"wrote {written}, {record} and {curve}", highlight=False, soft_wrap=True)
 
     def settings_of_answers(self) -> dict[str, Any]:
         """Returns what decides the answers of the teacher."""
-        options, student = self.options, self.student
+        options, teaching = self.options, self.teaching
         return {
             "model": options.model,
             "revision": options.revision,
-            "dtype": str(student.model.dtype).removeprefix("torch."),
+            "dtype": teaching.dtype,
             "task": self.asked.settings(),
-            **asdict(student.config),
+            **asdict(teaching.decoding),
             "cache": options.cache,
             "batch_size": options.batch_size,
-            "teacher_sampler": repr(self.teaching.sampler),
+            "teacher_sampler": repr(teaching.sampler),
         }
 
     def settings_of_training(self) -> dict[str, Any]:
         """Returns what decides the result beside the answers."""
-        apart = (*_FREE, *_OF_ANSWERS)
-        given = {name: value for name, value in vars(self.options).items() if name not in apart}
+        options = vars(self.options).items()
+        given = {name: value for name, value in options if name not in _NOT_OF_TRAINING}
         return given | {"held_out": self.judged.settings()}
-
-    @property
-    def _place(self) -> Place:
-        return Place(self.accelerator.process_index, self.accelerator.num_processes)

@@ -4,28 +4,26 @@ import argparse
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dllm_decode import NoVerifier, compatibility
 from dllm_decode.models.base import fingerprint_of
 from dllm_decode.training import ProgressBar
+from dllm_decode.training.filter_examples import FilterExamples, collect_examples, join
 from dllm_decode.training.learn2pd import (
     LEAST_PROMPTS,
-    FilterExamples,
     FilterSettings,
     acceptance,
-    collect_examples,
-    join,
-    load_examples,
-    save_examples,
     save_filter,
-    score,
     split,
     train_filter,
 )
-from eval.files import write_json
+from eval.files import ANEW, write_json
 from eval.runs.command import open_model
 from eval.runs.options import given_of
 from eval.runs.plugins import parse_cache, parse_sampler
@@ -43,6 +41,10 @@ from eval.training.held_out import (
 from eval.training.questions import Questions, config_of, read_questions
 from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, writing
 from samplers import FixedSchedule, Learn2PD, Sampler
+
+_DTYPES = {
+    "confidences": torch.float32, "final": torch.bool, "masked": torch.bool, "prompts": torch.long
+}  # fmt: skip
 
 PLAIN = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)
 """Thresholds of the table of held-out blocks."""
@@ -152,7 +154,7 @@ class FilterTraining:
                     found = collect_examples(
                         run.model, batch, run.decoding, cache=run.cache, first_prompt=first
                     )
-                    save_examples(found, file)
+                    write_examples(file, found)
                 parts.append(read_examples(file, range(first, first + len(batch)), length))
                 bar.advance(len(batch))
         return join(parts)
@@ -162,56 +164,71 @@ class FilterTraining:
         options, judged, judging = self.options, self.judged, self.judging
         rules: dict[str, Sampler] = {repr(judging.sampler): judging.sampler}
         rules |= {f"filter at {one}": Learn2PD(options.output, one) for one in options.threshold}
-        found: list[tuple[str, HeldOutScores]] = []
+        found: dict[str, HeldOutScores] = {}
         with ProgressBar(console, "held-out prompts", len(rules)) as bar:
             for name, rule in rules.items():
                 file = self.work / "held_out" / f"{digest(name)}.json"
                 if not file.exists():
                     measure(replace(judging, sampler=rule), judged.examples).save(file)
-                found.append((name, read_measured(file, judged)))
+                found[name] = read_measured(file, judged)
                 bar.advance(1)
-        title = f"{len(judged.examples)} held-out prompts, {judged.selection.address}"
-        console.print(table_of(title, found[0], found[1:]))
-        name, first = found[0]
+        console.print(table_of(judged, found))
+        first, *others = found.values()
         report = described("train-filter", judging, judged) | {
             "against": {
-                "sampler": name, "accuracy": first.accuracy, "forwards": first.mean_forwards
+                "sampler": repr(judging.sampler),
+                "accuracy": first.accuracy,
+                "forwards": first.mean_forwards,
             },
             "filter": [
                 {"threshold": threshold} | compared(first, one)
-                for threshold, (_, one) in zip(options.threshold, found[1:], strict=True)
+                for threshold, one in zip(options.threshold, others, strict=True)
             ],
-        }  # fmt: skip
+        }
         file = Path(options.output).with_suffix(".json")
         write_json(file, report)
         console.print(f"wrote {options.output} and {file}", highlight=False, soft_wrap=True)
 
 
+def write_examples(file: Path, examples: FilterExamples) -> None:
+    """Writes examples; the file appears under its name only when it is complete."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    save_file(vars(examples), partial)
+    partial.replace(file)
+
+
 def read_examples(file: Path, prompts: range, block_length: int) -> FilterExamples:
     """Reads the examples of a batch; ValueError if they are damaged, or of others."""
-    found = load_examples(file)
-    is_other = bool({*found.prompts.tolist()} - {*prompts})
-    if is_other or found.confidences.shape[1:] != (block_length,):
+    try:
+        found = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{file} must be a whole safetensors file, got {error}; {ANEW}.") from None
+    dtypes = {name: tensor.dtype for name, tensor in found.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    block = shapes.get("confidences", ())
+    wanted = {"confidences": block, "final": block, "masked": block, "prompts": block[:1]}
+    if dtypes != _DTYPES or shapes != wanted:
+        raise ValueError(f"{file} must hold examples of a filter, got {shapes}; {ANEW}.")
+    if block[1:] != (block_length,) or {*found["prompts"].tolist()} - {*prompts}:
         raise ValueError(
             f"{file} must hold examples of prompts {prompts.start} to {prompts.stop - 1} in blocks "
-            f"of {block_length} tokens, got others; remove the file, and the same command makes "
-            "it anew."
+            f"of {block_length} tokens, got others; {ANEW}."
         )
-    return found
+    return FilterExamples(**found)
 
 
 def _table_of_blocks(
     network: nn.Module, examples: FilterExamples, thresholds: list[float]
 ) -> Table:
     """Compares the filter with the plain confidence, proposal by proposal."""
-    scores = score(network, examples)
+    scores = network(examples.confidences).sigmoid().detach()
     table = Table(title=f"{len(examples)} blocks of other training prompts, masked positions")
     for column in ("threshold", "filter: right", "found", "confidence: right", "found"):
         table.add_column(column, justify="right")
     for threshold in thresholds:
         cells = [f"{threshold:.2f}"]
         for values in (scores, examples.confidences):
-            measured = acceptance(values, examples, threshold)
-            cells += [f"{measured.precision:.3f}", f"{measured.recall:.3f}"]
+            cells += [f"{share:.3f}" for share in acceptance(values, examples, threshold)]
         table.add_row(*cells)
     return table

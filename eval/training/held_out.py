@@ -3,7 +3,7 @@
 import math
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 from rich.table import Table
 
-from eval.files import read_object, write_json
+from eval.files import ANEW, read_object, write_json
 from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
 from eval.reports.comparison import difference
 from eval.runs.answers import answer
@@ -102,8 +102,7 @@ def read_measured(file: Path, questions: Questions) -> HeldOutScores:
     for name, values in msgspec.structs.asdict(found).items():
         if len(values) != wanted:
             raise ValueError(
-                f"{file} must have {wanted} {name}, one for each prompt, got {len(values)}; remove "
-                "the file, and the same command makes it anew."
+                f"{file} must have {wanted} {name}, one for each prompt, got {len(values)}; {ANEW}."
             )
     return found
 
@@ -148,26 +147,54 @@ def compared(before: HeldOutScores, after: HeldOutScores) -> dict[str, Any]:
     }
 
 
-def table_of(
-    title: str, reference: tuple[str, HeldOutScores], others: Sequence[tuple[str, HeldOutScores]]
-) -> Table:
+def table_of(questions: Questions, measured: Mapping[str, HeldOutScores]) -> Table:
     """Shows measurements, and how they differ from the one in the first row."""
+    title = f"{len(questions.examples)} held-out prompts, {questions.selection.address}"
     table = Table(title=title, caption="forwards a prompt; difference and ratio: to the first row")
     table.add_column("", overflow="fold")
     for column in ("accuracy", "forwards", "accuracy:\ndifference", "forwards:\nratio"):
         table.add_column(column, justify="right", no_wrap=True)
-    name, first = reference
-    table.add_row(name, _interval(first.accuracy), f"{first.mean_forwards:.2f}", "", "")
-    for name, other in others:
-        found = compared(first, other)
-        table.add_row(
-            name,
-            _interval(found["accuracy"]),
-            f"{found['forwards']:.2f}",
-            _interval(found["accuracy_difference"], "+.3f"),
-            _interval(found["forwards_ratio"]),
-        )
+    reference = next(iter(measured.values()))
+    for name, scores in measured.items():
+        cells = [_interval(scores.accuracy), f"{scores.mean_forwards:.2f}"]
+        if scores is not reference:
+            found = compared(reference, scores)
+            cells.append(_interval(found["accuracy_difference"], "+.3f"))
+            cells.append(_interval(found["forwards_ratio"]))
+        table.add_row(name, *cells)
     return table
+
+
+def draw_curve(
+    points: Sequence[Mapping[str, float]], file: Path, *, title: str, num_prompts: int
+) -> None:
+    """Draws accuracy with its interval, and forwards a prompt, over the answers that were learned.
+
+    Each point has `samples`, `accuracy`, `low`, `high` and `forwards`; the file is a PNG.
+    """
+    # A chart is all that needs the package, which is in the extra `eval`.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    samples = [point["samples"] for point in points]
+    accuracy = [point["accuracy"] for point in points]
+    above.fill_between(
+        samples, [point["low"] for point in points], [point["high"] for point in points],
+        color="#0072B2", alpha=0.2, linewidth=0,
+    )  # fmt: skip
+    above.plot(samples, accuracy, "o-", color="#0072B2")
+    above.set_ylabel(f"accuracy, n = {num_prompts}")
+    above.set_title(title, fontsize=10, loc="left", wrap=True)
+    forwards = [point["forwards"] for point in points]
+    below.plot(samples, forwards, "s-", color="#D55E00")
+    below.set_ylabel("forwards a prompt")
+    below.set_ylim(0, 1.05 * max(forwards))
+    below.set_xlabel("answers learned")
+    for axes in (above, below):
+        axes.grid(color="#e5e7eb", linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=120)
 
 
 def _interval(found: dict[str, Any], shown: str = ".3f") -> str:

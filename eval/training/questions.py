@@ -115,7 +115,6 @@ def read_questions(
             f"Held-out prompts must not be trained on, got {twice} of {len(judged)} that are "
             f"prompts of {selection.address} too. Name another split with --held-out."
         )
-    other.task.require_scorable()
     other.require_scores(judged)
     return (
         Questions(selection, examples, prompts or selection.task.prompts),

@@ -23,11 +23,18 @@ _UNSET = "unset"
 def writing(folder: Path) -> Iterator[None]:
     """Makes the folder and gives it to this process alone.
 
-    Raises ValueError if the folder holds something else, cannot be written, or is written by
-    another process.
+    Raises ValueError if the folder holds something else than a run of these commands, cannot be
+    written, or is written by another process.
     """
     try:
-        require_own(folder)
+        found = {file.name for file in folder.iterdir()} if folder.exists() else set()
+        # A command that is killed early leaves the lock, and the settings under a longer name.
+        others = {name for name in found if not name.startswith((_LOCK_FILE, f"{SETTINGS_FILE}."))}
+        if others and SETTINGS_FILE not in found:
+            raise ValueError(
+                f"--output must be new or hold a run of this command, got {folder} without "
+                f"{SETTINGS_FILE}; choose another."
+            )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _LOCK_FILE).touch()
     except OSError as error:
@@ -41,19 +48,6 @@ def writing(folder: Path) -> Iterator[None]:
     )
     with only_writer(folder / _LOCK_FILE, refusal):
         yield
-
-
-def require_own(folder: Path) -> None:
-    """Raises ValueError unless a folder is new, or holds a run of these commands."""
-    if not folder.exists() or (folder / SETTINGS_FILE).exists():
-        return
-    # A command that is killed early leaves these.
-    names = {file.name for file in folder.iterdir()} - {_LOCK_FILE}
-    if any(not name.startswith(f"{SETTINGS_FILE}.") for name in names):
-        raise ValueError(
-            f"--output must be new or hold a run of this command, got {folder} without "
-            f"{SETTINGS_FILE}; choose another."
-        )
 
 
 def claim(file: Path, settings: Mapping[str, Any]) -> None:

@@ -5,23 +5,37 @@ from pathlib import Path
 
 import msgspec
 import torch
+from rich.console import Console
 
 from dllm_decode.core.observers import Trace
+from dllm_decode.training import ProgressBar
 from dllm_decode.training.teacher import Demonstration
-from eval.files import read_object, write_json
+from eval.files import ANEW, read_object, write_json
 from eval.runs.answers import answer
-from eval.runs.settings import Run
+from eval.runs.settings import Place, Run
 from eval.tasks import Example
 from eval.training.held_out import score_of
+from eval.training.questions import Questions
 
 
 class _Answers(msgspec.Struct, forbid_unknown_fields=True):
     answers: list[Demonstration]
 
 
-def file_of(folder: Path, start: int) -> Path:
-    """Returns the file of a batch, given the number of its first prompt."""
-    return folder / f"{start:06}.json"
+def answer_all(
+    run: Run, questions: Questions, folder: Path, place: Place, console: Console
+) -> None:
+    """Writes the answers to those batches of this process that have no file yet."""
+    examples, prompts = questions.examples, questions.encoded(run.tokenizer)
+    size = run.batch_size
+    starts = range(0, len(examples), size)[place.rank :: place.world_size]
+    with ProgressBar(console, "the teacher answers", len(starts)) as bar:
+        for start in starts:
+            file, batch = _file_of(folder, start), slice(start, start + size)
+            if not file.exists():
+                answers = ask(run, examples[batch], prompts[batch])
+                write_json(file, {"answers": msgspec.to_builtins(answers)})
+            bar.advance(1)
 
 
 def ask(
@@ -41,11 +55,6 @@ def ask(
     return found
 
 
-def write_batch(file: Path, answers: list[Demonstration]) -> None:
-    """Writes the answers to a batch of prompts."""
-    write_json(file, msgspec.to_builtins(_Answers(answers)))
-
-
 def read_answers(
     folder: Path, prompts: Sequence[Sequence[int]], batch_size: int, *, keep_wrong: bool
 ) -> tuple[list[Demonstration], int]:
@@ -55,7 +64,7 @@ def read_answers(
     """
     answers: list[Demonstration] = []
     for start in range(0, len(prompts), batch_size):
-        answers += read_batch(file_of(folder, start), prompts[start : start + batch_size])
+        answers += read_batch(_file_of(folder, start), prompts[start : start + batch_size])
     right = [one for one in answers if one.score == 1.0]
     kept = answers if keep_wrong else right
     if not kept:
@@ -73,6 +82,10 @@ def read_batch(file: Path, prompts: Sequence[Sequence[int]]) -> list[Demonstrati
     if not belongs or any(len(one.answer) != len(one.ranks) for one in found):
         raise ValueError(
             f"{file} must hold answers to the {len(prompts)} prompts of its batch, with a rank for "
-            "each token, got others; remove the file, and the same command makes it anew."
+            f"each token, got others; {ANEW}."
         )
     return found
+
+
+def _file_of(folder: Path, start: int) -> Path:
+    return folder / f"{start:06}.json"

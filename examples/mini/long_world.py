@@ -5,9 +5,10 @@ Used by `train_long.py` and `train_long_ar.py`.
 
 import argparse
 import random
+from functools import partial
 
 import recipe
-from recipe import Answer, read_mixtures, scores_of
+from recipe import Answer, mean_scores, read_mixtures
 from transformers import PreTrainedTokenizerBase
 from vocabulary import Encoder
 
@@ -22,7 +23,13 @@ MIXTURE, STORIES = (read_mixtures()[name] for name in ("ledgers", "stories"))
 WORLD = [repr(Ledgers(*steps)) for steps, *_ in MIXTURE]
 
 
-def draw_story(rng: random.Random, steps: tuple[int, int]) -> tuple[str, str]:
+def draw_question(encode: Encoder, steps: tuple[int, int], rng: random.Random) -> Pair:
+    """Draws a ledger with its question."""
+    example = Ledgers(*steps).draw(rng)
+    return encode(str(example.prompt), example.target)
+
+
+def draw_story(encode: Encoder, steps: tuple[int, int], rng: random.Random) -> Pair:
     """Draws a story that ends without a question, and the lines of its steps.
 
     The held-out people and objects come here and in no question: a model does not write a name that
@@ -34,7 +41,7 @@ def draw_story(rng: random.Random, steps: tuple[int, int]) -> tuple[str, str]:
     while ledger is None:
         ledger = draw_ledger(rng, rng.randint(*steps), people)
     lines, _, _ = write_answer(ledger, rng).partition(" ####")
-    return write_story(ledger, rng, thing), lines
+    return encode(write_story(ledger, rng, thing), lines)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,39 +54,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def kinds_of(options: argparse.Namespace, encode: Encoder) -> list[Kind]:
     """Returns what a step is made of."""
-
-    def ledgers(task: Ledgers, prompt_length: int, gen_length: int, share: float) -> Kind:
-        def draw(rng: random.Random) -> Pair:
-            example = task.draw(rng)
-            return encode(str(example.prompt), example.target)
-
-        name = f"{task.min_steps} to {task.max_steps} steps"
-        num_rows = max(1, round(options.rows * share))
-        return Kind(name, draw, prompt_length, (gen_length,), num_rows)
-
-    def stories(steps: tuple[int, int], prompt_length: int, gen_length: int, share: float) -> Kind:
-        def draw(rng: random.Random) -> Pair:
-            return encode(*draw_story(rng, steps))
-
-        name = f"stories of {steps[0]} to {steps[1]} steps"
-        num_rows = max(1, round(options.stories * share))
-        return Kind(name, draw, prompt_length, (gen_length,), num_rows)
-
-    kinds = [ledgers(Ledgers(*steps), *sizes) for steps, *sizes in MIXTURE]
+    drawn = [("", draw_question, options.rows, MIXTURE)]
     if options.stories:
-        kinds += [stories(*each) for each in STORIES]
-    return kinds
+        drawn.append(("stories of ", draw_story, options.stories, STORIES))
+    return [
+        Kind(
+            f"{of}{steps[0]} to {steps[1]} steps", partial(draw, encode, steps), prompt_length,
+            (gen_length,), max(1, round(num_rows * share)),
+        )
+        for of, draw, num_rows, mixture in drawn
+        for steps, prompt_length, gen_length, share in mixture
+    ]  # fmt: skip
 
 
 def accuracies(
-    tokenizer: PreTrainedTokenizerBase, answer: Answer, num_examples: int
+    tokenizer: PreTrainedTokenizerBase, num_examples: int, answer: Answer
 ) -> dict[str, float]:
     """Measures right answers, and the share of right steps, on held-out numbers and names."""
     task, measured = Ledgers(), {}
     for split in SPLITS:
         examples = task.examples(split, num_examples)
         # 192 tokens are room for eleven steps.
-        scores = scores_of(tokenizer, task, examples, answer, gen_length=192)
-        measured[split] = sum(each["answer"] for each in scores) / len(scores)
-        measured[f"{split} steps"] = sum(each["steps"] for each in scores) / len(scores)
+        scores = mean_scores(tokenizer, task, examples, answer, gen_length=192)
+        measured |= {split: scores["answer"], f"{split} steps": scores["steps"]}
     return measured

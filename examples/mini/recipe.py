@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from dllm_decode import CachePolicy, MaskPredictor, NoCache, decode
+from dllm_decode import CachePolicy, MaskPredictor, decode_many
+from dllm_decode.caches import NoCache
 from dllm_decode.training import (
     Batch,
     Kind,
@@ -30,9 +30,7 @@ from dllm_decode.training import (
 from eval.runs.prompts import encode_prompt
 from eval.runs.provenance import package_commit
 from eval.tasks import Example, Task
-from samplers.base import Sampler
-
-NO_CACHE = NoCache()
+from samplers import Sampler
 
 Answer = Callable[[list[list[int]], int], list[list[int]]]
 """Answers prompts with at most so many tokens: ids in, ids without EOS out."""
@@ -83,17 +81,8 @@ def run(
 ) -> Progress:
     """Trains, and keeps `output/name` ready to ship from the first evaluation on.
 
-    Args:
-        options: The parsed command line.
-        objective: Model and loss, on its device.
-        kinds: What a step is made of.
-        tokenizer: Of the model.
-        name: Of the model.
-        world: What else the numbers depend on, ready for JSON.
-        export: Writes and measures the model.
-
-    Raises:
-        SystemExit: If the length of the run is given twice or not at all.
+    `world` is what the numbers depend on besides the options, ready for JSON; `export` writes and
+    measures the model. Raises SystemExit if the length of the run is given twice or not at all.
     """
     if bool(options.minutes) == bool(options.samples):
         raise SystemExit(
@@ -119,6 +108,7 @@ def run(
         bar.say(f"{sum(p.numel() for p in model.parameters()):,} parameters")
 
         def evaluate(_: Progress) -> dict[str, float]:
+            tokenizer.save_pretrained(folder)
             measured = export(folder)
             shown = ", ".join(f"{task} {value:.3f}" for task, value in measured.items())
             bar.say(f"measured: {shown}")
@@ -179,28 +169,23 @@ def new_causal(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) 
     return LlamaForCausalLM(config).to(options.device)
 
 
-def causal_export(
+def export_causal(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     measure: Callable[[Answer], dict[str, float]],
-) -> Export:
-    """Returns what writes a causal model in bfloat16 and measures it greedily."""
-
-    def export(folder: Path) -> dict[str, float]:
-        plain = deepcopy(model).bfloat16()
-        plain.config.pad_token_id = plain.generation_config.pad_token_id = tokenizer.eos_token_id
-        plain.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        written = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        return measure(causal_answer(written.to(model.device).eval()))
-
-    return export
+    folder: Path,
+) -> dict[str, float]:
+    """Writes a causal model in bfloat16, and measures the files just written greedily."""
+    plain = deepcopy(model).bfloat16()
+    plain.config.pad_token_id = plain.generation_config.pad_token_id = tokenizer.eos_token_id
+    plain.save_pretrained(folder)
+    written = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return measure(causal_answer(written.to(model.device).eval()))
 
 
 def causal_answer(model: PreTrainedModel) -> Answer:
     """Returns what answers prompts greedily, in batches."""
     eos_id = model.config.eos_token_id
-    generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]  # untyped
 
     def answer(prompts: list[list[int]], gen_length: int) -> list[list[int]]:
         found: list[list[int]] = []
@@ -209,7 +194,7 @@ def causal_answer(model: PreTrainedModel) -> Answer:
             width = max(map(len, batch))
             tokens = torch.tensor([[eos_id] * (width - len(p)) + p for p in batch])
             attend = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in batch])
-            generated = generate(
+            generated = model.generate(
                 input_ids=tokens.to(model.device), attention_mask=attend.to(model.device),
                 max_new_tokens=gen_length, do_sample=False,
             )  # fmt: skip
@@ -225,44 +210,35 @@ def masked_answer(
     sampler: Sampler,
     *,
     block_length: int,
-    cache: CachePolicy = NO_CACHE,
+    cache: CachePolicy = NoCache(),
     temperature: float = 0.0,
 ) -> Answer:
-    """Returns what answers prompts by `decode`, in batches."""
+    """Returns what answers prompts by `decode_many`."""
 
     def answer(prompts: list[list[int]], gen_length: int) -> list[list[int]]:
-        found = []
-        for start in range(0, len(prompts), 1024):
-            output = decode(
-                model, prompts[start : start + 1024], sampler, cache=cache,
-                gen_length=gen_length, block_length=min(block_length, gen_length),
-                temperature=temperature,
-            )  # fmt: skip
-            found += output.answers()
-        return found
+        outputs = decode_many(
+            model, prompts, sampler, num_rows=1024, cache=cache, gen_length=gen_length,
+            block_length=min(block_length, gen_length), temperature=temperature,
+        )  # fmt: skip
+        return [output.answers()[0] for output in outputs]
 
     return answer
 
 
-def scores_of(
+def mean_scores(
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
     examples: Sequence[Example],
     answer: Answer,
     gen_length: int | None = None,
-) -> list[dict[str, float]]:
-    """Answers examples of a task, and returns the scores of each answer.
+) -> dict[str, float]:
+    """Answers examples of a task, and returns the mean of each of its scores.
 
-    Args:
-        tokenizer: Of the model.
-        task: The task.
-        examples: Its examples.
-        answer: The model.
-        gen_length: Tokens of an answer; `None`: as many as the task has.
+    `gen_length` are the tokens of an answer; `None`: as many as the task has.
     """
     prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
     # Special tokens stay visible where they are wrong.
     answers = answer(prompts, gen_length or task.gen_length)
     texts = [str(tokenizer.decode(ids)) for ids in answers]
     scores = [task.score(*pair) for pair in zip(examples, texts, strict=True)]
-    return [{name: float(value or 0) for name, value in own.items()} for own in scores]
+    return {name: sum(own[name] or 0 for own in scores) / len(scores) for name in scores[0]}

@@ -18,12 +18,13 @@ on with `--resume`.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from long_world import WORLD, Encoder, accuracies, arguments, kinds_of
-from recipe import Export, compile_layers, masked_answer, run
+from recipe import compile_layers, masked_answer, run
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
@@ -34,7 +35,7 @@ from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.weights import read_json
 from dllm_decode.training import Batch, Objective
-from dllm_decode.training.block_diffusion import BlockDiffusion, blocks_of, hidden_of_copies
+from dllm_decode.training.block_diffusion import BlockDiffusion, hidden_of_copies
 from dllm_decode.training.saving import read_family, save_like, write_fast_dllm_v2
 from samplers import ConfidenceThreshold, FixedSchedule
 
@@ -68,32 +69,38 @@ def main() -> None:
     model.requires_grad_(True)
     lengths = tuple(options.block_lengths) if options.block_lengths else None
     blocks = BlockDiffusion(model, lengths, options.ordered_share, options.confident_share)
-    objective = OneOf(Phrases(model, tokenizer), blocks, options.phrases_share)
+    objective = Phrases(blocks, tokenizer, options.phrases_share)
     if options.compile:
         compile_layers(model.transformer.layers, dynamic=True)
     run(
         options, objective, kinds_of(options, Encoder(tokenizer)), tokenizer, name="mini-long",
-        world=WORLD, export=exporter(options, model, source),
+        world=WORLD, export=partial(export, options, model, source),
     )  # fmt: skip
 
 
 class Phrases(Objective[Batch]):
-    """Mean cross-entropy of the first word of "so now" and "which means", given all the rest.
+    """In a share of the batches the loss of two phrases, in the others that of `blocks`.
 
-    Only the second word tells which phrase it is. A model that begins as a causal one has never
-    looked at a later word, and this is the one place where it has to. Among all other masks that
-    was not learned in 118 thousand rows, and "so means" was written in most answers.
+    It is the mean cross-entropy of the first word of "so now" and "which means", given all the
+    rest. Only the second word tells which phrase it is. A model that begins as a causal one has
+    never looked at a later word, and this is the one place where it has to. Among all other masks
+    that was not learned in 118 thousand rows, and "so means" was written in most answers.
     """
 
-    def __init__(self, model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.model = model
+    def __init__(
+        self, blocks: BlockDiffusion, tokenizer: PreTrainedTokenizerBase, share: float
+    ) -> None:
+        self.model = blocks.model
+        self._blocks, self._share = blocks, share
         phrases = [tokenizer.convert_tokens_to_ids(phrase.split()) for phrase in CONNECTIVES]
         self._first, self._second = torch.tensor(phrases).unbind(1)
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Hides the first words of a batch and returns the mean loss, in nats."""
+        """Draws which loss, hides words of the batch and returns their mean loss, in nats."""
+        if torch.rand((), generator=generator, device=generator.device) >= self._share:
+            return self._blocks.loss(batch, generator)
         block_length = self.model.causal_block_length
-        blocks = blocks_of(batch, block_length)
+        blocks = batch.blocks(block_length)
         same = F.pad(blocks[:, 1:] == blocks[:, :-1], (1, 1))
         tokens = batch.tokens
         first, second = self._first.to(tokens.device), self._second.to(tokens.device)
@@ -102,48 +109,26 @@ class Phrases(Objective[Batch]):
         masked = begins[:, batch.start :]
         hidden = hidden_of_copies(self.model, batch, masked, block_length)
         logits = self.model.transformer.head(hidden[masked])
-        answers = tokens[:, batch.start :][masked]
+        answers = batch.answers[masked]
         total = F.cross_entropy(logits.float(), answers, reduction="sum")
         # A batch may have no phrase within a block.
         return total / max(1, len(answers))
 
 
-class OneOf(Objective[Batch]):
-    """One of two losses of a model, drawn anew for each batch.
-
-    Args:
-        one: Drawn with probability `share`.
-        other: Drawn otherwise.
-        share: In [0, 1].
-    """
-
-    def __init__(self, one: Objective[Batch], other: Objective[Batch], share: float) -> None:
-        self.model = one.model
-        self._one, self._other, self._share = one, other, share
-
-    def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Returns the loss that was drawn."""
-        drawn = torch.rand((), generator=generator, device=generator.device) < self._share
-        return (self._one if drawn else self._other).loss(batch, generator)
-
-
-def exporter(options: argparse.Namespace, model: MaskedTransformer, source: Path) -> Export:
-    """Returns what writes the model and then measures the files just written."""
-    tokenizer = build_ledger_tokenizer()
-
-    def export(folder: Path) -> dict[str, float]:
-        save_like(model, source, folder, family=read_family(source), dtype=torch.bfloat16)
-        written, _ = load_model(folder, device=options.device)
-        measured = {}
-        for name, sampler in SAMPLERS.items():
-            answer = masked_answer(
-                written, sampler, cache=PrefixCache(), block_length=written.causal_block_length
-            )
-            right = accuracies(tokenizer, answer, options.evaluate_on)
-            measured |= {f"{split}, {name}": value for split, value in right.items()}
-        return measured
-
-    return export
+def export(
+    options: argparse.Namespace, model: MaskedTransformer, source: Path, folder: Path
+) -> dict[str, float]:
+    """Writes the model and then measures the files just written."""
+    save_like(model, source, folder, family=read_family(source), dtype=torch.bfloat16)
+    written, tokenizer = load_model(folder, device=options.device)
+    measured = {}
+    for name, sampler in SAMPLERS.items():
+        answer = masked_answer(
+            written, sampler, cache=PrefixCache(), block_length=written.causal_block_length
+        )
+        right = accuracies(tokenizer, options.evaluate_on, answer)
+        measured |= {f"{split}, {name}": value for split, value in right.items()}
+    return measured
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ run goes on with `--resume`.
 """
 
 import argparse
+from functools import partial
 
 import torch
 from long_world import WORLD, Encoder, accuracies, arguments, kinds_of
-from recipe import causal_export, compile_layers, new_causal, run, sizes
+from recipe import compile_layers, export_causal, new_causal, run, sizes
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -55,8 +56,8 @@ def main() -> None:
     run(
         options, Causal(model, int(tokenizer.eos_token_id)), kinds_of(options, Encoder(tokenizer)),
         tokenizer, name="mini-long-ar", world=WORLD,
-        export=causal_export(
-            model, tokenizer, lambda answer: accuracies(tokenizer, answer, options.evaluate_on)
+        export=partial(
+            export_causal, model, tokenizer, partial(accuracies, tokenizer, options.evaluate_on)
         ),
     )  # fmt: skip
 

@@ -25,10 +25,11 @@ import dllm_decode.launch  # noqa: F401 - before torch is loaded
 
 # isort: split
 import argparse
+from functools import partial
 from pathlib import Path
 
 import torch
-from recipe import Export, compile_layers, masked_answer, run, sizes
+from recipe import compile_layers, masked_answer, run, sizes
 from world import MiniWorld, accuracies, accuracy, world_arguments
 
 from dllm_decode import MaskPredictor, load_model
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument("--block-share", type=float, default=0.5, help="of block states in masks")
     parser.add_argument("--ordered-share", type=float, default=0.5, help="of those, left to right")
     options = parser.parse_args()
-    world = MiniWorld.of(options)
+    world = MiniWorld(options)
     model = new_llada(
         vocab_size=len(world.tokenizer),
         hidden_size=options.hidden,
@@ -75,20 +76,15 @@ def main() -> None:
     objective = MaskedDiffusion(model, masks)
     run(
         options, objective, world.kinds(), world.tokenizer, name=options.name,
-        world=world.describe(), export=exporter(world, model),
+        world=world.describe(), export=partial(export, world, model),
     )  # fmt: skip
 
 
-def exporter(world: MiniWorld, model: MaskedTransformer) -> Export:
-    """Returns what writes the model and then measures the files just written."""
-
-    def export(folder: Path) -> dict[str, float]:
-        save_model(model, folder, dtype=torch.bfloat16)
-        world.tokenizer.save_pretrained(folder)
-        written, _ = load_model(folder, device=world.options.device)
-        return measure(world, written)
-
-    return export
+def export(world: MiniWorld, model: MaskedTransformer, folder: Path) -> dict[str, float]:
+    """Writes the model and then measures the files just written."""
+    save_model(model, folder, dtype=torch.bfloat16)
+    written, _ = load_model(folder, device=world.options.device)
+    return measure(world, written)
 
 
 def measure(world: MiniWorld, model: MaskPredictor) -> dict[str, float]:

@@ -11,8 +11,9 @@ import dllm_decode.launch  # noqa: F401 - before torch is loaded
 
 # isort: split
 import argparse
+from functools import partial
 
-from recipe import causal_export, compile_layers, new_causal, run, sizes
+from recipe import compile_layers, export_causal, new_causal, run, sizes
 from transformers.utils.logging import disable_progress_bar
 from world import MiniWorld, accuracies, world_arguments
 
@@ -26,14 +27,14 @@ def main() -> None:
     sizes(parser, num_layers=4)
     options = parser.parse_args()
     disable_progress_bar()
-    world = MiniWorld.of(options)
+    world = MiniWorld(options)
     model = new_causal(options, world.tokenizer)
     if options.compile:
         compile_layers(model.model.layers, dynamic=False)
     run(
         options, Causal(model, int(world.tokenizer.eos_token_id)), world.kinds(), world.tokenizer,
         name="mini-ar", world=world.describe(),
-        export=causal_export(model, world.tokenizer, lambda answer: accuracies(world, answer)),
+        export=partial(export_causal, model, world.tokenizer, partial(accuracies, world)),
     )  # fmt: skip
 
 

@@ -20,12 +20,14 @@ import dllm_decode.launch  # noqa: F401 - before torch is loaded
 # isort: split
 import argparse
 from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from recipe import Export, compile_layers, masked_answer, run, sizes
+from recipe import compile_layers, masked_answer, run, sizes
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
@@ -49,6 +51,9 @@ from samplers import AcceptAndRenoise
 
 CANVAS_LENGTH = 8
 
+LEARNED = AcceptAndRenoise()
+"""The sampler whose states are learned."""
+
 
 def main() -> None:
     """Trains, measures and writes the model."""
@@ -62,7 +67,7 @@ def main() -> None:
     parser.set_defaults(equations=0.0, gen_lengths=[48], evaluate_on=128)
     options = parser.parse_args()
     disable_progress_bar()
-    world = MiniWorld.of(options)
+    world = MiniWorld(options)
     folder = find_model(options.start_from)
     if read_json(folder / "config.json")["model_type"] == "llama":
         network = new_network(options, world.tokenizer)
@@ -77,7 +82,7 @@ def main() -> None:
     )
     run(
         options, objective, world.kinds(), world.tokenizer, name="mini-uniform",
-        world=world.describe(), export=exporter(world, network),
+        world=world.describe(), export=partial(export, world, network),
     )  # fmt: skip
 
 
@@ -176,6 +181,7 @@ def start_from(
     first.input_layernorm.weight.fill_(1.0)
 
 
+@dataclass(eq=False)
 class UniformStateLoss(Objective[Batch]):
     """Mean cross-entropy of all tokens of canvases that are partly noise.
 
@@ -192,41 +198,37 @@ class UniformStateLoss(Objective[Batch]):
     sampler; Chen et al. 2022, "Analog Bits", https://arxiv.org/abs/2208.04202, for the rows with
     and without a belief. How DiffusionGemma was trained is not published.
 
-    Args:
+    Attributes:
         model: The decoder of a DiffusionGemma, which has all weights of the encoder and the head.
         prompt_length: Columns of the prompts of all batches, so that there is a single shape.
         causal_weight: Of the encoder's loss.
     """
 
     model: DiffusionGemmaDecoderModel
-
-    def __init__(
-        self, model: DiffusionGemmaDecoderModel, prompt_length: int, causal_weight: float
-    ) -> None:
-        self.model = model
-        self._prompt_length = prompt_length
-        self._causal_weight = causal_weight
-        self._sampler = AcceptAndRenoise()
+    prompt_length: int
+    causal_weight: float
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
         """Corrupts the canvases of a batch and returns the mean loss, in nats."""
-        short = self._prompt_length - batch.start
+        short = self.prompt_length - batch.start
         eos_id = self.model.text_config.eos_token_id
         batch = Batch(
             F.pad(batch.tokens, (short, 0), value=eos_id), batch.pads + short, batch.gen_length
         )
-        answers = batch.tokens[:, batch.start :]
-        canvases, half = self.corrupted(answers, generator), len(answers) // 2
+        answers, half = batch.answers, len(batch.tokens) // 2
+        canvases = self.corrupted(answers, generator)
         first = Batch(batch.tokens[:half], batch.pads[:half], batch.gen_length)
         with torch.no_grad():
             _, logits = self.logits(first, canvases[:half])
-            belief = logits / self.temperatures(logits, generator)
+            low, high = LEARNED.t_min, LEARNED.t_max
+            uniform = torch.rand(half, 1, 1, generator=generator, device=logits.device)
+            belief = logits / (low + (high - low) * uniform)
             canvases = torch.cat((self.next_canvases(belief, generator), canvases[half:]))
         causal, found = self.logits(batch, canvases, belief)
-        ends = (answers != eos_id).long().cumprod(-1).sum(-1, keepdim=True)
+        ends = batch.ends([eos_id])
         positions = torch.arange(batch.gen_length, device=answers.device)
         blocks = positions // CANVAS_LENGTH <= ends // CANVAS_LENGTH
-        return F.cross_entropy(found[blocks], answers[blocks]) + self._causal_weight * (
+        return F.cross_entropy(found[blocks], answers[blocks]) + self.causal_weight * (
             F.cross_entropy(causal[positions <= ends], answers[positions <= ends])
         )
 
@@ -248,14 +250,6 @@ class UniformStateLoss(Objective[Batch]):
         vocab_size = self.model.text_config.vocab_size
         return torch.randint(vocab_size, like.shape, generator=generator, device=like.device)
 
-    def temperatures(
-        self, logits: Float[Tensor, "B G V"], generator: torch.Generator
-    ) -> Float[Tensor, "B 1 1"]:
-        """Draws temperatures of the sampler, one a row."""
-        low, high = self._sampler.t_min, self._sampler.t_max
-        uniform = torch.rand(len(logits), 1, 1, generator=generator, device=logits.device)
-        return low + (high - low) * uniform
-
     def next_canvases(
         self, belief: Float[Tensor, "B G V"], generator: torch.Generator
     ) -> Int[Tensor, "B G"]:
@@ -264,7 +258,7 @@ class UniformStateLoss(Objective[Batch]):
         drawn = torch.multinomial(probabilities.flatten(0, 1), 1, generator=generator)
         entropy = torch.special.entr(probabilities).sum(-1).unflatten(1, (-1, CANVAS_LENGTH))
         ordered, order = entropy.sort(-1)
-        fits = ordered.cumsum(-1) - ordered <= self._sampler.entropy_bound
+        fits = ordered.cumsum(-1) - ordered <= LEARNED.entropy_bound
         accepted = fits.gather(-1, order.argsort(-1)).flatten(1)
         drawn = drawn.view_as(accepted)
         return torch.where(accepted, drawn, self.noise(drawn, generator))
@@ -293,8 +287,7 @@ class UniformStateLoss(Objective[Batch]):
             signal = F.pad(soft, (0, 0, 0, 0, 0, len(signal) - len(soft)))
         denoised = decoder.self_conditioning(embed(canvases), signal)
         hidden = torch.cat((embed(batch.tokens), denoised), 1)
-        columns = torch.arange(batch.tokens.shape[1], device=hidden.device)
-        positions = (columns - batch.pads[:, None]).clamp(min=0)
+        positions = batch.rotary_positions
         positions = torch.cat((positions, positions[:, batch.start :]), 1)
         mask = seen(batch)
         for kind, layer in zip(config.layer_types, decoder.layers, strict=True):
@@ -332,18 +325,15 @@ def one_expert(
 ALL_EXPERTS_FUNCTIONS.register("one_expert", one_expert)
 
 
-def exporter(world: MiniWorld, network: DiffusionGemmaForBlockDiffusion) -> Export:
-    """Returns what writes the model and then measures the files just written."""
-
-    def export(folder: Path) -> dict[str, float]:
-        deepcopy(network).bfloat16().save_pretrained(folder)
-        world.tokenizer.save_pretrained(folder)
-        written, _ = load_model(folder, device=world.options.device)
-        sampler = AcceptAndRenoise(num_steps=16)
-        answer = masked_answer(written, sampler, block_length=CANVAS_LENGTH, cache=FreeCache())
-        return accuracies(world, answer)
-
-    return export
+def export(
+    world: MiniWorld, network: DiffusionGemmaForBlockDiffusion, folder: Path
+) -> dict[str, float]:
+    """Writes the model and then measures the files just written."""
+    deepcopy(network).bfloat16().save_pretrained(folder)
+    written, _ = load_model(folder, device=world.options.device)
+    sampler = AcceptAndRenoise(num_steps=16)
+    answer = masked_answer(written, sampler, block_length=CANVAS_LENGTH, cache=FreeCache())
+    return accuracies(world, answer)
 
 
 if __name__ == "__main__":

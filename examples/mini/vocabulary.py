@@ -1,7 +1,6 @@
 """The tokenizers of the embedded models: one token for every word and number of their world."""
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -40,42 +39,31 @@ LEDGER_PIECES = r"####|\d+|[a-z]+|[^\sa-z\d]"
 """What a token of ledgers is: numbers, words, and punctuation even where no space precedes it."""
 
 
-def word_tokenizer(
-    words: Sequence[str], *, eos: str, mask: str, start: str, unknown: str, chat_template: str,
-    pieces: str = PIECES,
-) -> PreTrainedTokenizerFast:  # fmt: skip
+def word_tokenizer(words: Sequence[str], pieces: str = PIECES) -> PreTrainedTokenizerFast:
     """Builds a tokenizer that has one token for every word.
 
     Text is lower-cased and split at white space and around punctuation, so "12 apples." is the same
     as "12 apples ." For lower-case words and marks that single spaces separate,
-    `decode(encode(text)) == text`.
+    `decode(encode(text)) == text`. End-of-text is also the padding token. The chat template writes
+    a question followed by `answer :`. Words without a token become `<|unknown|>`; no generated task
+    has any.
 
     Args:
-        words: In the order of their ids, the four special words included.
-        eos: Ends an answer, and pads.
-        mask: The [MASK] token.
-        start: Begins a text; never added by itself.
-        unknown: Stands for any other word.
-        chat_template: Jinja template of a conversation.
+        words: In the order of their ids, the special tokens included.
         pieces: Regular expression of the tokens between white space.
     """
     ids = {word: i for i, word in enumerate(words)}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unknown))
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
     split = pre_tokenizers.Split(Regex(pieces), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), split])
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=start, eos_token=eos, pad_token=eos, mask_token=mask,
-        unk_token=unknown, clean_up_tokenization_spaces=False, padding_side="left",
+        tokenizer_object=tokenizer, bos_token=START_OF_TEXT, eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT, mask_token=MASK, unk_token=UNKNOWN,
+        clean_up_tokenization_spaces=False, padding_side="left",
     )  # fmt: skip
-    wrapped.chat_template = chat_template
+    wrapped.chat_template = CHAT_TEMPLATE
     return wrapped
-
-
-_tokenizer_of = partial(
-    word_tokenizer, eos=END_OF_TEXT, mask=MASK, start=START_OF_TEXT, unknown=UNKNOWN,
-    chat_template=CHAT_TEMPLATE,
-)  # fmt: skip
 
 
 def vocabulary(max_number: int = 200) -> tuple[str, ...]:
@@ -114,20 +102,13 @@ def ordered(marks: Iterable[str], max_number: int, words: set[str]) -> tuple[str
 
 
 def build_tokenizer(max_number: int = 200) -> PreTrainedTokenizerFast:
-    """Returns the tokenizer of `mini` and `mini-ar`.
-
-    End-of-text is also the padding token. The chat template writes a question followed by
-    `answer :`. Words without a token become `<|unknown|>`; no generated task has any.
-
-    Args:
-        max_number: Greatest whole number with a token, at least 200.
-    """
-    return _tokenizer_of(vocabulary(max_number))
+    """Returns the tokenizer of `mini` and `mini-ar`, with numbers up to at least 200."""
+    return word_tokenizer(vocabulary(max_number))
 
 
 def build_ledger_tokenizer() -> PreTrainedTokenizerFast:
     """Returns the tokenizer of the models that answer `Ledgers`."""
-    return _tokenizer_of(ledger_vocabulary(), pieces=LEDGER_PIECES)
+    return word_tokenizer(ledger_vocabulary(), LEDGER_PIECES)
 
 
 class Encoder:

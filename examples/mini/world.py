@@ -6,13 +6,11 @@ Used by `train_mini.py` and `train_mini_ar.py`.
 import argparse
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from recipe import Answer, arguments, read_mixtures, scores_of
-from transformers import PreTrainedTokenizerBase
+from recipe import Answer, arguments, mean_scores, read_mixtures
 from vocabulary import Encoder, build_tokenizer
 
 from dllm_decode.training import Kind, Pair
@@ -59,23 +57,13 @@ def world_arguments(parser: argparse.ArgumentParser) -> None:
     add("--list-length", type=int, default=4, help="items; 0 is 3 to 8")
 
 
-@dataclass(frozen=True)
 class MiniWorld:
-    """Tokenizer, tasks and options of a run.
+    """Tokenizer and tasks of a run with these options."""
 
-    Attributes:
-        options: The parsed command line.
-        tokenizer: Of the model.
-    """
-
-    options: argparse.Namespace
-    tokenizer: PreTrainedTokenizerBase
-
-    @staticmethod
-    def of(options: argparse.Namespace) -> "MiniWorld":
-        """Sets up the world that the options describe."""
+    def __init__(self, options: argparse.Namespace) -> None:
         torch.set_num_threads(options.threads)
-        return MiniWorld(options, build_tokenizer(max(200, options.max_value)))
+        self.options = options
+        self.tokenizer = build_tokenizer(max(200, options.max_value))
 
     def word_problems(self) -> WordProblems:
         return WordProblems(
@@ -123,12 +111,7 @@ class MiniWorld:
 
 
 def accuracies(world: MiniWorld, answer: Answer) -> dict[str, float]:
-    """Measures the share of right answers of every task.
-
-    Args:
-        world: The tasks.
-        answer: The model.
-    """
+    """Measures the share of right answers of every task."""
     options = world.options
     num_lists = max(8, options.evaluate_on // 8)
     groups: list[tuple[float, Sequence[GeneratedTask], int]] = [
@@ -145,5 +128,5 @@ def accuracies(world: MiniWorld, answer: Answer) -> dict[str, float]:
 
 def accuracy(world: MiniWorld, task: GeneratedTask, answer: Answer, num_examples: int) -> float:
     """Measures the share of right answers of one task."""
-    scores = scores_of(world.tokenizer, task, task.examples(SPLIT, num_examples), answer)
-    return sum(each["answer"] for each in scores) / len(scores)
+    examples = task.examples(SPLIT, num_examples)
+    return mean_scores(world.tokenizer, task, examples, answer)["answer"]

@@ -11,7 +11,7 @@ from processes import in_two_processes
 
 from dllm_decode import load_model
 from eval.cli import main
-from eval.training import distil_command
+from eval.training import distil_command, teacher_answers
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     monkeypatch.setattr(distil_command, "measure", measure_twice)
     assert main(["distil", *options(killed, "--muon", "0.001")]) == 130
     monkeypatch.setattr(distil_command, "measure", measure)
-    monkeypatch.delattr(distil_command, "ask")
+    monkeypatch.delattr(teacher_answers, "ask")
     assert main(["distil", *options(killed, "--muon", "0.001")]) == 0
     (one, _), (other, _), (teacher, _) = (
         load_model(source) for source in (whole / "model", killed / "model", "mini")
@@ -105,7 +105,7 @@ def test_wrong_answers_are_kept_by_the_option_that_the_error_names(
     words = options(tmp_path / "run", "--gen-length", "16")
     assert main(["distil", *words]) == 2
     assert "or pass --keep-wrong" in capsys.readouterr().err
-    monkeypatch.delattr(distil_command, "ask")
+    monkeypatch.delattr(teacher_answers, "ask")
     assert main(["distil", *words, "--keep-wrong", "--epochs", "0.5"]) == 0
 
 

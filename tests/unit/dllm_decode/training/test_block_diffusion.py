@@ -7,7 +7,7 @@ from tiny_models import load_tiny
 from dllm_decode.core.layout import attention_mask
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training import Batch
-from dllm_decode.training.block_diffusion import BlockDiffusion, blocks_of, hidden_of_copies
+from dllm_decode.training.block_diffusion import BlockDiffusion, hidden_of_copies
 
 GEN_LENGTH = 21
 LENGTHS = (9, 14, 16, 3)
@@ -59,7 +59,7 @@ def test_one_forward_over_all_blocks_equals_a_forward_for_each(
 def test_every_block_has_masks_and_some_have_more_than_one() -> None:
     model = load_tiny("sdar", dtype=torch.float32)
     objective = BlockDiffusion(model)
-    blocks = blocks_of(batch(model), 4)[:, max(LENGTHS) :]
+    blocks = batch(model).blocks(4)[:, max(LENGTHS) :]
     counts: set[int] = set()
     for seed in range(20):
         masked = objective.draw(blocks, torch.Generator().manual_seed(seed))
@@ -71,7 +71,7 @@ def test_every_block_has_masks_and_some_have_more_than_one() -> None:
 
 def test_masks_from_the_right_leave_the_beginning_of_a_block() -> None:
     model = load_tiny("sdar", dtype=torch.float32)
-    blocks = blocks_of(batch(model), 8)[:, max(LENGTHS) :]
+    blocks = batch(model).blocks(8)[:, max(LENGTHS) :]
     masked = BlockDiffusion(model, ordered_share=1.0).draw(blocks, torch.Generator().manual_seed(0))
     same = blocks[:, 1:] == blocks[:, :-1]
     assert not (same & masked[:, :-1] & ~masked[:, 1:]).any()
@@ -82,7 +82,7 @@ def test_masks_by_confidence_hide_what_the_model_is_least_sure_of() -> None:
     model = load_tiny("fast_dllm_v2", dtype=torch.float32)
     given = batch(model)
     objective = BlockDiffusion(model, confident_share=1.0)
-    blocks = blocks_of(given, 8)
+    blocks = given.blocks(8)
     confidence = objective.confidence(given, 8)
     everything = torch.ones(len(LENGTHS), GEN_LENGTH, dtype=torch.bool)
     hidden = hidden_of_copies(model, given, everything, 8)

@@ -10,7 +10,7 @@ from tiny_models import load_tiny, new_tiny
 from torch import Tensor
 
 from dllm_decode.training import Batch
-from dllm_decode.training.answer_blocks import blocks_of_answers, lay_blocks
+from dllm_decode.training.answer_blocks import blocks_of_answers
 from dllm_decode.training.certainty import (
     Certainty,
     CertaintyForcing,
@@ -59,13 +59,14 @@ def test_losses_and_gradients_are_those_of_the_authors(method: str) -> None:
 
 
 def test_masks_are_those_of_the_authors_for_every_state_of_a_teacher() -> None:
+    _, model = batch_and_model()
     for case in recorded("d3llm", "masking_cases"):
         length, size = len(case["answers"]) - case["prompt_length"], case["block_size"]
         order = torch.tensor(case["commit_order"])
         # Recorded states may begin behind the first commit; ours begin before it.
         ranks = order.argsort() - int(case["first_state"] == "one committed")
-        ends = torch.zeros(1, length, dtype=torch.bool)
-        blocks = lay_blocks(ends, size, torch.zeros(1, dtype=torch.long))
+        batch = Batch(torch.full((1, length), 5), torch.tensor([0]), length)
+        blocks = blocks_of_answers(model, batch, size)
         learned = blocks.number == case["block_choice"]
         share = torch.full((1, length), case["mask_ratio"], dtype=torch.float64)
         masks = masks_of_states(ranks[None], blocks, learned, share, size)
@@ -97,7 +98,7 @@ def test_the_two_canvases_share_out_a_block_within_the_answer() -> None:
         block = masks.first | masks.second
         assert block.any(1).all()
         assert not block[:, 8:].any()
-        assert not (block & masks.behind).any()
+        assert not (block & masks.after).any()
         starts |= set(block.long().argmax(1).tolist())
     assert starts == {0, 4}
 
@@ -119,8 +120,8 @@ def test_a_block_causal_model_learns_every_block_at_once() -> None:
     ):
         # All of the answer and its first EOS, in one canvas or the other; nothing else.
         assert (masks.first ^ masks.second)[:, :26].all()
-        assert masks.behind[:, 26:].all()
-        assert not masks.behind[:, :26].any()
+        assert masks.after[:, 26:].all()
+        assert not masks.after[:, :26].any()
     # The teacher went from left to right, and 0.8 of each whole block of eight are still masked.
     blocks = blocks_of_answers(model, batch, 8)
     for row in range(2):

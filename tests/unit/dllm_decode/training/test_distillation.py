@@ -196,11 +196,11 @@ def test_what_is_learned_is_what_a_decode_sees(family: str) -> None:
     # The second block of four, wherever it begins in each row.
     start = (4 - leads)[:, None]
     block = (positions >= start) & (positions < start + 4)
-    masks = BlockMasks(block, torch.zeros_like(block), positions >= start + 4)
+    masks = BlockMasks(block, torch.zeros_like(block))
     learned, _ = logits_of_both(model, batch, masks, 4)
     for row in range(2):
         given = [
-            model.mask_id if masks.first[row, i] or masks.behind[row, i] else answers[row][i]
+            model.mask_id if masks.first[row, i] or masks.after[row, i] else answers[row][i]
             for i in range(9)
         ]
         events: list[StepEvent] = []
@@ -264,7 +264,7 @@ def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path
     lora.save(tmp_path / "adapter", base=str(MODELS / family))
     merged = load_tiny(family, dtype="float32", adapter=tmp_path / "adapter")
     plain = load_tiny(family, dtype="float32")
-    masks = BlockMasks(*(torch.ones(1, own, dtype=torch.bool),) * 3)
+    masks = BlockMasks(*(torch.ones(1, own, dtype=torch.bool),) * 2)
     found, expected, before = (
         logits_of_both(one, batch, masks, own)[0] for one in (merged, model, plain)
     )

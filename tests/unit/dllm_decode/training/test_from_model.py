@@ -118,7 +118,7 @@ def parts(model: MaskedTransformer) -> dict[str, torch.Tensor]:
 def test_on_words_that_both_know_it_answers_as_the_other_did() -> None:
     torch.manual_seed(0)
     ours, theirs = small(5, 0), small(6, 1)
-    assert copy_by_words(parts(ours), WORDS, parts(theirs), KNOWN) == 4
+    copy_by_words(parts(ours), WORDS, parts(theirs), KNOWN)
     common = ("<eos>", "<mask>", "seven", "ann")
     tokens = torch.tensor([[WORDS[word] for word in common]])
     their_tokens = torch.tensor([[KNOWN[word] for word in common]])

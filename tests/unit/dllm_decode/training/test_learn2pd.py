@@ -16,14 +16,11 @@ from toys import HashModel
 from dllm_decode import DecodeConfig, PrefixCache, decode
 from dllm_decode.models.base import fingerprint_of
 from dllm_decode.training import Report, learn2pd
+from dllm_decode.training.filter_examples import FilterExamples, collect_examples, join
 from dllm_decode.training.learn2pd import (
-    FilterExamples,
     FilterSettings,
     acceptance,
-    collect_examples,
-    join,
     save_filter,
-    score,
     split,
     train_filter,
 )
@@ -374,7 +371,8 @@ def test_a_filter_learns_what_no_threshold_on_the_confidence_can() -> None:
     settings = FilterSettings(num_steps=300, learning_rate=0.02)
     reports: list[Report] = []
     network = train_filter(splits.train, splits.val, settings, observe=reports.append)
-    learned = acceptance(score(network, splits.test), splits.test, 0.8)
+    scores = network(splits.test.confidences).sigmoid()
+    learned = acceptance(scores, splits.test, 0.8)
     plain = acceptance(splits.test.confidences, splits.test, 0.8)
     assert learned.precision > 0.9
     assert learned.recall > 0.6

@@ -24,7 +24,7 @@ from eval.runs.settings import Place, Run
 from eval.training.filter_command import read_examples
 from eval.training.held_out import HeldOutScores, compared, measure, read_measured
 from eval.training.questions import Questions, read_questions
-from eval.training.run_folder import claim, require_own, writing
+from eval.training.run_folder import claim, writing
 from eval.training.teacher_answers import ask, read_batch
 from samplers import FixedSchedule
 
@@ -97,8 +97,11 @@ def test_a_folder_is_gone_on_with_only_by_the_same_run(tmp_path: Path) -> None:
         claim(folder / "settings.json", {"steps": 4, "sizes": (1, 2)})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match="must be new or hold a run of this command"):
-        require_own(tmp_path / "full")
+    with (
+        pytest.raises(ValueError, match="must be new or hold a run of this command"),
+        writing(tmp_path / "full"),
+    ):
+        pass
     for text in ("{", "[1]"):
         (folder / "settings.json").write_text(text)
         with pytest.raises(ValueError, match=r"settings\.json must be .* remove the fold"):

@@ -31,7 +31,7 @@ def begun(recipe: Any) -> Any:
     recipe.sizes(parser, num_layers=5)
     parser.set_defaults(equations=0.0, gen_lengths=[48], batch_size=6)
     options = parser.parse_args([])
-    world = recipe.MiniWorld.of(options)
+    world = recipe.MiniWorld(options)
     network = recipe.new_network(options, world.tokenizer)
     source = LlamaForCausalLM.from_pretrained(find_model("mini-ar"), dtype=torch.float32)
     recipe.start_from(network, source, world)
