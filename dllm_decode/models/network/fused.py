@@ -28,8 +28,8 @@ Made = TypeVar("Made", Tensor, Normed, Heads)
 ShapeClass: TypeAlias = tuple[str, *tuple[Hashable, ...]]
 """The operation's name, then all that its kernel is compiled for."""
 
-Fused: TypeAlias = bool | Literal["auto"]
-"""True: use fused kernels or raise. False: use torch. "auto": use them where they agree."""
+Choice: TypeAlias = bool | Literal["auto"]
+"""True: use it or raise. False: do without. "auto": use it where it works."""
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest difference that is put down to rounding, as a share of the largest number compared."""
@@ -39,7 +39,7 @@ _NAMES = ("add_norm", "rotate_and_store", "attend", "swiglu")
 _MOST_QUERIES = 8192
 
 
-def operations_for(device: torch.device, dtype: torch.dtype, fused: Fused = "auto") -> Operations:
+def operations_for(device: torch.device, dtype: torch.dtype, fused: Choice = "auto") -> Operations:
     """Returns the operations to use there, as torch is set now: fused ones have no gradients."""
     if not fused or device.type != "cuda" or dtype not in TOLERANCES:
         return plain
