@@ -50,7 +50,7 @@ def operations_for(device: torch.device, dtype: torch.dtype, fused: Choice = "au
 
 @cache
 def _checked(device: torch.device, dtype: torch.dtype, required: bool) -> "CheckedOperations":
-    return CheckedOperations(f"{device} in {dtype}", load_kernels, required, time=least_ms)
+    return CheckedOperations(f"{device} in {dtype}", load_kernels, required)
 
 
 def load_kernels() -> tuple[Operations, tuple[type[Exception], ...]]:
@@ -87,14 +87,12 @@ class CheckedOperations:
         place: Device and dtype, for messages.
         load: Returns the fused operations and the errors of their compiler.
         required: Raise instead of warning, and use what agrees even where torch is faster.
-        time: Says how long something takes on a device.
         failed: Names of the operations that are left to torch for good.
     """
 
     place: str
     load: Callable[[], tuple[Operations, tuple[type[Exception], ...]]]
     required: bool = False
-    time: Callable[[Callable[[], object], torch.device], float] = least_ms
     failed: set[str] = field(default_factory=set, init=False)
     _chosen: dict[ShapeClass, Operations] = field(default_factory=dict, init=False)
 
@@ -193,7 +191,7 @@ class CheckedOperations:
             return
         try:
             torch_ms, fused_ms = (
-                self.time(partial(run, version), device) for version in (plain, fused)
+                least_ms(partial(run, version), device) for version in (plain, fused)
             )
         except torch.OutOfMemoryError:
             # What cannot be measured was not measured faster.
