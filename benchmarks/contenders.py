@@ -162,8 +162,7 @@ def warm_up(model: MaskedTransformer, setting: Setting, work: Work) -> None:
 
 def num_graphs(model: MaskedTransformer) -> int:
     """Counts the graphs that a model has captured."""
-    runner = model._runner
-    return runner.num_graphs if runner is not None else 0
+    return model._runner.num_graphs
 
 
 def costs_of(

@@ -154,11 +154,7 @@ def _with_cudnn(model: MaskedTransformer, inputs: ForwardInputs) -> Callable[[],
     def run() -> torch.Tensor:
         allowed = sdpa_kernel(list(kernels.BACKENDS)) if is_cuda else nullcontext()
         with torch.inference_mode(), allowed:
-            hidden = model.transformer(
-                inputs.tokens, inputs.positions, kv_cache=inputs.kv_cache, slots=inputs.slots,
-                wanted=inputs.wanted,
-            )  # fmt: skip
-            return model.transformer.head(hidden)
+            return model.transformer.head(model.transformer.forward_groups([inputs]))
 
     return run
 

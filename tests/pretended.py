@@ -377,7 +377,7 @@ class Replayed:
         return self.runner(self.model.predict, inputs)
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        return self.runner.new_kv_cache(
+        return self.runner.pool.new_kv_cache(
             cache_size(self.model, num_rows, num_slots),
             dtype=self.model.dtype,
             device=torch.device("cpu"),

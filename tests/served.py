@@ -44,6 +44,10 @@ def decoder_of(
     return new_decoder(model, sampler, config=config)
 
 
+def at_once(work: Any, *arguments: Any) -> None:
+    work(*arguments)
+
+
 class Told:
     """A job and the events that it was told."""
 
@@ -51,7 +55,7 @@ class Told:
         shown = options.pop("shown", "nothing")
         self._events: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         request = decoder.request(prompt, next(INDICES), noise_index=0, **options)
-        self.job = Job(request, self._events.put, shown=shown)
+        self.job = Job(request, self._events.put, at_once, shown=shown)
 
     def next(self, timeout_s: float = 20.0) -> JobEvent:
         return self._events.get(timeout=timeout_s)

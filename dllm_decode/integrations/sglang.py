@@ -204,8 +204,6 @@ def _temperatures(info: Any) -> tuple[Float[Tensor, " B"] | float, Truncation | 
     """Returns the temperature of draws, and how logits are truncated before samplers see them."""
     if info is None or info.is_all_greedy:
         return 0.0, None
-    if info.need_min_p_sampling:
-        raise ValueError("min_p must be 0 with dllm_decode, got another one. Use top_p.")
     # SGLang writes temperature 0 as a top_k of 1.
     is_greedy = info.top_ks <= 1
     temperature = torch.where(is_greedy, 0.0, info.temperatures.view(-1))

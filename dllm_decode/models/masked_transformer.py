@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -12,42 +11,15 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dllm_decode.models.base import ForwardInputs, KVCache, MaskPredictor, zeroed_cache
-from dllm_decode.models.network.groups import split
+from dllm_decode.models.graphs.runner import GraphRunner
+from dllm_decode.models.network.context import split
+from dllm_decode.models.network.fused import Choice
 from dllm_decode.models.network.moe import Experts
 from dllm_decode.models.network.transformer import Transformer
-
-Choice: TypeAlias = bool | Literal["auto"]
-"""True: use it or raise. False: do without. "auto": use it where it works."""
 
 # On an H100 a forward of this many operations takes longer than launching it.
 _MAX_GRAPH_FLOPS = 6.4e12
 _MAX_GRAPH_COLUMNS = 4096
-
-
-@runtime_checkable
-class ForwardRunner(Protocol):
-    """Runs forwards faster than one by one; `dllm_decode.models.graphs` has one."""
-
-    failed: bool
-
-    @property
-    def num_graphs(self) -> int: ...
-
-    def __call__(
-        self,
-        run: Callable[[ForwardInputs], Tensor],
-        inputs: ForwardInputs,
-        *,
-        required: bool = False,
-    ) -> Tensor:
-        """Returns what `run` would."""
-        ...
-
-    def new_kv_cache(
-        self, size: tuple[int, int, int, int, int], *, dtype: torch.dtype, device: torch.device
-    ) -> KVCache:
-        """Returns a zeroed cache that suits it."""
-        ...
 
 
 class MaskedTransformer(nn.Module):
@@ -127,7 +99,7 @@ class MaskedTransformer(nn.Module):
             return [self.predict(groups[0])]
         return split(self._forward(*groups), [group.wanted.shape for group in groups])
 
-    def _active_runner(self) -> ForwardRunner | None:
+    def _active_runner(self) -> GraphRunner | None:
         is_on = self.graphs and self.device.type == "cuda" and self.transformer.route is None
         return self._runner if is_on else None
 
@@ -148,13 +120,13 @@ class MaskedTransformer(nn.Module):
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         """Allocates a zeroed cache in the model's dtype, each layer's part on its device."""
         shape, route = self.transformer.config, self.transformer.route
-        devices = (self.device,) * shape.num_layers if route is None else route.layers
+        names = [f"layers.{n}" for n in range(shape.num_layers)]
+        devices = [self.device if route is None else route[name] for name in names]
         size = (num_rows, shape.num_kv_heads, num_slots, shape.head_dim)
         runner = self._active_runner()
         if runner is not None:
-            return runner.new_kv_cache(
-                (shape.num_layers, *size), dtype=self.dtype, device=self.device
-            )
+            whole = (shape.num_layers, *size)
+            return runner.pool.new_kv_cache(whole, dtype=self.dtype, device=self.device)
         kv_cache: KVCache | None = None
         for device, layers in reversed([(key, len(list(run))) for key, run in groupby(devices)]):
             kv_cache = zeroed_cache((layers, *size), self.dtype, device, further=kv_cache)
@@ -172,14 +144,7 @@ def own_network(model: MaskPredictor) -> MaskedTransformer:
     return model
 
 
-def _new_runner(transformer: Transformer) -> ForwardRunner | None:
-    try:
-        from dllm_decode.models.graphs.runner import GraphRunner
-    except ModuleNotFoundError as error:
-        # The folder may be deleted: forwards then run one by one.
-        if not (error.name or "").startswith("dllm_decode.models.graphs"):
-            raise
-        return None
+def _new_runner(transformer: Transformer) -> GraphRunner:
     most = int(_MAX_GRAPH_FLOPS / (2 * num_active_parameters(transformer)))
     return GraphRunner(max_columns=min(_MAX_GRAPH_COLUMNS, most))
 

@@ -80,10 +80,8 @@ class TransformersMaskPredictor:
 
         Raises:
             ValueError: If the queries of a row see different keys, which a two-dimensional mask
-                cannot say, or a cache is given.
+                cannot say.
         """
-        if inputs.kv_cache is not None:
-            raise ValueError(self._no_cache())
         positions = {"position_ids": inputs.positions} if self._takes_positions else {}
         with torch.no_grad():
             attend = _two_dimensional(inputs).long()
@@ -94,10 +92,7 @@ class TransformersMaskPredictor:
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         """Raises ValueError: such a model has no keys and values that could be kept."""
-        raise ValueError(self._no_cache())
-
-    def _no_cache(self) -> str:
-        return (
+        raise ValueError(
             f"A cache needs a model that load_model reads, got {self.name!r}, a wrapped model of "
             "transformers, which computes every column. Use NoCache()."
         )

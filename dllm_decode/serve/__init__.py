@@ -5,8 +5,8 @@ jobs.py      requests of the loop, and the events that their owners are told
 service.py   the model that is served, and the way of events to a request
 fields.py    the JSON of requests        asks.py       requests as rows
 text.py      tokens as text              answers.py    the JSON of answers
-read.py      typed reads                 responses.py  answers as they come
-errors.py    refusals in OpenAI's shape  guard.py      key, host and size of a request
+read.py      typed reads                 errors.py     refusals in OpenAI's shape
+guard.py     key, host and size of a request
 metrics.py   counters                    limits.py     bounds
 api.py       the routes                  server.py     the process
 """

@@ -1,20 +1,22 @@
-"""The JSON of answers, whole and in pieces."""
+"""The answers of a request as JSON, whole and in pieces."""
 
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
+
+from prometheus_client import Histogram
 
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.serve.asks import ResponseChoice
-from dllm_decode.serve.errors import writable
-from dllm_decode.serve.jobs import Drafted, Grown, Scored
-from dllm_decode.serve.service import Service
+from dllm_decode.serve.errors import RefusedError, writable
+from dllm_decode.serve.fields import Chat, Completion, StreamOptions
+from dllm_decode.serve.jobs import Drafted, Finished, Scored, Told
+from dllm_decode.serve.service import Channel, Service
 
 Json: TypeAlias = dict[str, Any]
-Kind: TypeAlias = Literal["chat", "text"]
 DONE = "data: [DONE]\n\n"
 
 
@@ -33,32 +35,78 @@ def usage_of(num_prompt_tokens: int, num_tokens: int) -> Json:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """Makes the pieces of one response, which share an id, a kind and a time.
+class Exchange:
+    """A request that waits for its answers; the pieces of its response share an id and a time.
 
     Attributes:
         service: The model.
-        kind: Which clients read it: those of chats, or those of completions.
-        is_stream: True if the response is sent in chunks.
+        asked: The request, of which `asked.stream` is true if it is sent in chunks.
+        channel: The jobs' events.
+        choices: The answers.
+        num_prompt_tokens: Tokens of the prompts, each counted once.
         created: When the request came, in seconds since 1970.
-        began_s: The same by `time.perf_counter`.
         id: Its name.
     """
 
     service: Service
-    kind: Kind
-    is_stream: bool
+    asked: Completion | Chat
+    channel: Channel
+    choices: list[ResponseChoice]
+    num_prompt_tokens: int
     created: int = field(default_factory=lambda: int(time.time()))
-    began_s: float = field(default_factory=time.perf_counter)
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
 
-    def body(self, choices: Sequence[Json], usage: Json | None = None) -> Json:
+    async def whole(self) -> Json:
+        """Waits for all answers and returns the response."""
+        bodies: dict[int, Json] = {}
+        while len(bodies) < len(self.choices):
+            number, told = await self.channel.next()
+            assert isinstance(told, Finished)
+            bodies[number] = self._finished(self.choices[number], told.output)
+        self._observe(self.service.metrics.request_s)
+        return self._body([bodies[choice.number] for choice in self.choices], self._usage())
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Yields the events of the response."""
+        num_open, is_first = len(self.choices), True
+        options = self.asked.stream_options or StreamOptions()
+        try:
+            while num_open:
+                number, told = await self.channel.next()
+                num_open -= isinstance(told, Finished)
+                body = self._piece(self.choices[number], told)
+                if body is None:
+                    continue
+                if is_first:
+                    is_first = False
+                    self._observe(self.service.metrics.first_chunk_s)
+                # A draft sends no tokens of the answer.
+                has_usage = options.continuous_usage_stats and not isinstance(told, Drafted)
+                yield event(self._body([body], self._usage() if has_usage else None))
+            if options.include_usage:
+                yield event(self._body([], self._usage()))
+            self._observe(self.service.metrics.request_s)
+        except RefusedError as refusal:
+            # The status was sent with the first chunk.
+            yield event(refusal.body())
+        yield DONE
+
+    def _observe(self, seconds: Histogram) -> None:
+        """Counts the seconds from the request to now."""
+        seconds.observe(time.perf_counter() - self.channel.began_s)
+
+    def _usage(self) -> Json:
+        """Returns the numbers of tokens so far."""
+        return usage_of(self.num_prompt_tokens, sum(choice.num_sent for choice in self.choices))
+
+    def _body(self, choices: Sequence[Json], usage: Json | None = None) -> Json:
         """Returns the response, or one chunk of it."""
-        kind = "text_completion"
-        if self.kind == "chat":
-            kind = "chat.completion.chunk" if self.is_stream else "chat.completion"
+        kind, prefix = "text_completion", ""
+        if self.asked.is_chat:
+            kind = "chat.completion.chunk" if self.asked.stream else "chat.completion"
+            prefix = "chat"
         head = {
-            "id": f"chat{self.id}" if self.kind == "chat" else self.id,
+            "id": f"{prefix}{self.id}",
             "object": kind,
             "created": self.created,
             "model": self.service.name,
@@ -66,31 +114,37 @@ class Reply:
         }
         return head if usage is None else {**head, "usage": usage}
 
-    def drafted(self, choice: ResponseChoice, told: Drafted) -> Json:
-        """Returns a choice with the answer as it is after a round, open positions as null."""
-        decode = self.service.tokenizer.decode
-        pieces = [None if token is None else decode([token]) for token in told.tokens]
-        empty = {"delta": {"content": ""}} if self.kind == "chat" else {"text": ""}
-        canvas = {"round": told.round, "tokens": pieces}
-        return {"index": choice.number, **empty, "canvas": canvas, "finish_reason": None}
-
-    def grown(self, choice: ResponseChoice, told: Grown) -> Json | None:
-        """Returns a choice with the text that can be sent now; `None` if there is none."""
+    def _piece(self, choice: ResponseChoice, told: Told) -> Json | None:
+        """Returns a choice with what an event tells; `None` if no text can be sent yet."""
+        if isinstance(told, Drafted):
+            return self._drafted(choice, told)
+        if isinstance(told, Finished):
+            return self._finished(choice, told.output)
         text = choice.prose.more(told.tokens)
         return self._choice(choice, text, choice.prose.kept(told.tokens)) if text else None
 
-    def finished(self, choice: ResponseChoice, output: DecodeOutput) -> Json:
-        """Returns a choice with the text that was not sent yet, and why the answer has ended."""
+    def _drafted(self, choice: ResponseChoice, told: Drafted) -> Json:
+        """Returns a choice with the answer as it is after a round, open positions as null."""
+        decode = self.service.tokenizer.decode
+        pieces = [None if token is None else decode([token]) for token in told.tokens]
+        empty = {"delta": {"content": ""}} if self.asked.is_chat else {"text": ""}
+        canvas = {"round": told.round, "tokens": pieces}
+        return {"index": choice.number, **empty, "canvas": canvas, "finish_reason": None}
+
+    def _finished(self, choice: ResponseChoice, output: DecodeOutput) -> Json:
+        """Returns a choice with the text that was not sent yet and its end; counts the answer."""
         tokens, reason = choice.end(output)
         body = self._choice(choice, choice.prose.rest(tokens), tokens)
         body["finish_reason"] = reason
-        if choice.recorder is not None and choice.wants_trace:
+        if choice.recorder is not None and self.asked.return_trace:
             steps = choice.recorder.steps
             body["trace"] = {
                 "forwards": int(output.nfe[0]),
                 "tokens_per_forward": output.tokens_per_forward(),
                 "steps": [steps.get(at, -1) for at in range(len(tokens))],
             }
+        num_prompt_tokens = len(choice.job.request.prompt)
+        self.service.metrics.answered(num_prompt_tokens, choice.num_sent, output)
         return body
 
     def _choice(self, choice: ResponseChoice, text: str, tokens: list[int]) -> Json:
@@ -102,8 +156,8 @@ class Reply:
             tokens: The answer's tokens so far.
         """
         body: Json = {"index": choice.number}
-        if self.kind == "chat":
-            name = "delta" if self.is_stream else "message"
+        if self.asked.is_chat:
+            name = "delta" if self.asked.stream else "message"
             body[name] = {"role": "assistant", "content": text}
         else:
             body["text"] = text
@@ -119,7 +173,7 @@ class Reply:
         positions = range(choice.num_sent, len(tokens))
         # Given tokens are certain, and have no score.
         found = [(tokens[at], scores.get(at, Scored(0.0, [(tokens[at], 0.0)]))) for at in positions]
-        if self.kind == "chat":
+        if self.asked.is_chat:
             content = []
             for token, (logprob, top) in found:
                 others = [self._scored(*pair) for pair in top]

@@ -1,22 +1,23 @@
 """The routes."""
 
-from collections.abc import AsyncIterator, Awaitable
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dllm_decode.serve import read as reads
-from dllm_decode.serve.answers import Json, Kind, Reply
+from dllm_decode.serve.answers import Exchange, Json
 from dllm_decode.serve.asks import choices_of, prompts_of
 from dllm_decode.serve.errors import add_handlers
-from dllm_decode.serve.fields import Chat, Completion, Read, StreamOptions
+from dllm_decode.serve.fields import Chat, Completion, Read
 from dllm_decode.serve.guard import Guard
-from dllm_decode.serve.responses import EventStream, Exchange, unless_hung_up
 from dllm_decode.serve.service import Channel, Service
 
 # A forward that takes longer than this is taken for a hang.
@@ -130,11 +131,11 @@ def _add_state(app: FastAPI, service: Service) -> None:
 def _add_answers(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions")
     async def completions(asked: Completion, request: Request) -> Response:
-        return await _answer(service, "text", asked, request)
+        return await _answer(service, asked, request)
 
     @app.post("/v1/chat/completions")
     async def chat(asked: Chat, request: Request) -> Response:
-        return await _answer(service, "chat", asked, request)
+        return await _answer(service, asked, request)
 
     @app.post("/v1/read")
     async def read(asked: Read, request: Request) -> Response:
@@ -143,31 +144,63 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         return await _whole(channel, service, request, reads.read(service, asked, channel))
 
 
-async def _answer(
-    service: Service, kind: Kind, asked: Completion | Chat, request: Request
-) -> Response:
+async def _answer(service: Service, asked: Completion | Chat, request: Request) -> Response:
     service.check_model(asked.model)
-    reply = Reply(service, kind, is_stream=bool(asked.stream))
     channel = Channel(service.lane(asked.sampler), service.limits.deadline_s)
     prompts = prompts_of(service, asked)
     choices = choices_of(service, asked, prompts, channel)
-    num_prompt_tokens = sum(map(len, prompts))
-    options = asked.stream_options or StreamOptions()
-    exchange = Exchange(reply, channel, choices, num_prompt_tokens, options)
+    exchange = Exchange(service, asked, channel, choices, sum(map(len, prompts)))
     channel.submit([choice.job for choice in choices])
     if asked.stream:
-        return EventStream(exchange)
+        return _EventStream(exchange)
     return await _whole(channel, service, request, exchange.whole())
 
 
 async def _whole(
-    channel: Channel, service: Service, request: Request, answer: Awaitable[Json]
+    channel: Channel, service: Service, request: Request, answer: Coroutine[Any, Any, Json]
 ) -> Response:
+    """Waits for an answer, unless the client goes away before."""
+    answering, leaving = asyncio.create_task(answer), asyncio.create_task(_hang_up(request.receive))
     try:
-        body = await unless_hung_up(request, answer)
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            return JSONResponse(answering.result())
     finally:
+        leaving.cancel()
+        answering.cancel()
         channel.cancel()
-    if body is None:
-        service.metrics.hang_ups.inc()
-        return Response(status_code=_HUNG_UP)
-    return JSONResponse(body)
+    service.metrics.hang_ups.inc()
+    return Response(status_code=_HUNG_UP)
+
+
+async def _hang_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _EventStream(StreamingResponse):
+    """A stream whose jobs are cancelled however it ends, also before its first chunk."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        """Streams the events of an exchange."""
+        super().__init__(
+            exchange.stream(),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        self._exchange = exchange
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_sent = False
+
+        async def sending(message: Message) -> None:
+            nonlocal is_sent
+            await send(message)
+            is_sent = message["type"] == "http.response.body" and not message.get("more_body")
+
+        try:
+            await super().__call__(scope, receive, sending)
+        finally:
+            self._exchange.channel.cancel()
+            if not is_sent:
+                self._exchange.service.metrics.hang_ups.inc()

@@ -8,7 +8,6 @@ from typing import Any
 from jinja2 import TemplateError
 
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.options import RequestOptions
 from dllm_decode.serve.errors import RefusedError, refusing
@@ -27,15 +26,13 @@ class ResponseChoice:
         job: The row.
         prose: Its text.
         recorder: Its steps and log-probabilities, if they were asked for.
-        wants_trace: True if the steps were asked for.
         num_sent: Tokens that the client was sent.
     """
 
     number: int
     job: Job
     prose: Prose
-    recorder: Recorder | None
-    wants_trace: bool
+    recorder: Recorder | None = None
     num_sent: int = 0
 
     def end(self, output: DecodeOutput) -> tuple[list[int], str]:
@@ -126,18 +123,13 @@ def choices_of(
                 prompt, next(service.indices), noise_index=copy, template=template, stop=stop,
                 **options,
             )  # fmt: skip
-        found.append(_choice(service, asked, channel, number, request))
+        job = Job(request, channel.emitter(number), channel.post, shown=asked.shown)
+        choice = ResponseChoice(number, job, Prose(service.tokenizer, asked.stop))
+        if asked.return_trace or asked.num_top is not None:
+            choice.recorder = Recorder(asked.num_top)
+            job.watch = choice.recorder.watch
+        found.append(choice)
     return found
-
-
-def _choice(
-    service: Service, asked: Completion | Chat, channel: Channel, number: int, request: Request
-) -> ResponseChoice:
-    wants_trace = bool(asked.return_trace)
-    recorder = Recorder(asked.num_top) if wants_trace or asked.num_top is not None else None
-    watch = None if recorder is None else recorder.watch
-    job = Job(request, channel.emitter(number), channel.post, shown=asked.shown, watch=watch)
-    return ResponseChoice(number, job, Prose(service.tokenizer, asked.stop), recorder, wants_trace)
 
 
 def _template_ids(service: Service, channel: Channel, parts: Sequence[str | int]) -> list[int]:

@@ -74,8 +74,7 @@ class RefusedError(HTTPException):
 
     def response(self) -> JSONResponse:
         """Returns the response."""
-        headers = None if self.headers is None else dict(self.headers)
-        return JSONResponse(self.body(), status_code=self.status_code, headers=headers)
+        return JSONResponse(self.body(), status_code=self.status_code, headers=self.headers)
 
 
 @contextmanager

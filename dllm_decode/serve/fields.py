@@ -1,7 +1,7 @@
 """The JSON of requests. A field that is not listed here is refused by name."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias, TypeGuard
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeGuard
 
 from pydantic import (
     AfterValidator,
@@ -152,6 +152,7 @@ class CompletionFields(_Strict):
 class Completion(CompletionFields):
     """A request to /v1/completions."""
 
+    is_chat: ClassVar[bool] = False
     prompt: Annotated[PromptIds, BeforeValidator(_prompt)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
@@ -194,6 +195,7 @@ class Tool(_Strict):
 class Chat(CompletionFields):
     """A request to /v1/chat/completions."""
 
+    is_chat: ClassVar[bool] = True
     messages: Annotated[list[Turn], Field(min_length=1)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,33 +14,24 @@ from dllm_decode.serve.limits import Limits
 _OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
+@dataclass(frozen=True)
 class Guard:
-    """Refuses requests of wrong hosts, without the key, too large or too slow."""
+    """Refuses requests of wrong hosts, without the key, too large or too slow.
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        limits: Limits,
-        *,
-        api_key: str | None,
-        is_local: bool,
-        open_paths: Collection[str],
-    ) -> None:
-        """Wraps an app.
+    Attributes:
+        app: Gets the requests that are not refused.
+        limits: Size of a body, and seconds in which it must come.
+        api_key: The token of `Authorization: Bearer`; `None`: no token.
+        is_local: Refuse names other than those of this machine, so that a web page cannot
+            reach the server through a name of its own.
+        open_paths: Paths that need no token.
+    """
 
-        Args:
-            app: Gets the requests that are not refused.
-            limits: Size of a body, and seconds in which it must come.
-            api_key: The token of `Authorization: Bearer`; `None`: no token.
-            is_local: Refuse names other than those of this machine, so that a web page cannot
-                reach the server through a name of its own.
-            open_paths: Paths that need no token.
-        """
-        self._app = app
-        self._limits = limits
-        self._api_key = api_key
-        self._is_local = is_local
-        self._open_paths = open_paths
+    app: ASGIApp
+    limits: Limits
+    api_key: str | None
+    is_local: bool
+    open_paths: Collection[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -48,25 +40,25 @@ class Guard:
                 await refusal.response()(scope, receive, send)
                 return
             receive = self._bounded(receive)
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
     def _refusal(self, path: str, headers: Headers) -> RefusedError | None:
         host = headers.get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self._is_local and name not in _OWN_NAMES:
+        if self.is_local and name not in _OWN_NAMES:
             return RefusedError(
                 400, "The server answers requests to this machine's own names only."
             )
-        if self._api_key is not None and path not in self._open_paths:
+        if self.api_key is not None and path not in self.open_paths:
             said = headers.get("authorization", "").encode("latin-1")
-            if not hmac.compare_digest(said, b"Bearer " + self._api_key.encode()):
+            if not hmac.compare_digest(said, b"Bearer " + self.api_key.encode()):
                 message = "The request must have the API key of this server as its bearer token."
                 return RefusedError(401, message, code="invalid_api_key")
         return None
 
     def _bounded(self, receive: Receive) -> Receive:
         """Returns a `receive` that raises a refusal if a body is too large or comes too slowly."""
-        most, until_s = self._limits.max_body_bytes, self._limits.deadline_s
+        most, until_s = self.limits.max_body_bytes, self.limits.deadline_s
         until: float | None = asyncio.get_running_loop().time() + until_s
         num_bytes = 0
 

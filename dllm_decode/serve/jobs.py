@@ -100,11 +100,6 @@ class Recorder:
             self.scores[position] = Scored(logprob, list(zip(tokens, values, strict=True)))
 
 
-def at_once(work: Callable[..., None], *arguments: object) -> None:
-    """Calls a function."""
-    work(*arguments)
-
-
 @dataclass(eq=False)
 class Job:
     """A request, and who is told how it goes.
@@ -123,7 +118,7 @@ class Job:
 
     request: Request
     emit: Callable[[JobEvent], None]
-    post: Callable[..., object] = at_once
+    post: Callable[..., object]
     shown: Shown = "nothing"
     watch: Callable[[StepEvent, int], None] | None = None
     num_shown: int = 0

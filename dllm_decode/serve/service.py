@@ -133,16 +133,17 @@ class Service:
 
 
 class Channel:
-    """Events of some jobs of one lane, for one task."""
+    """Events of some jobs of one lane, for one task.
+
+    Attributes:
+        lane: Answers the jobs.
+        began_s: When the task began, by `time.perf_counter`.
+    """
 
     def __init__(self, lane: Lane, deadline_s: float) -> None:
-        """Begins without jobs.
-
-        Args:
-            lane: Answers the jobs.
-            deadline_s: Seconds from now on after which the jobs are given up.
-        """
+        """Begins without jobs, which are given up after some seconds from now on."""
         self.lane = lane
+        self.began_s = time.perf_counter()
         self._loop = asyncio.get_running_loop()
         self._until = self._loop.time() + deadline_s
         self._events: asyncio.Queue[tuple[int, JobEvent]] = asyncio.Queue()

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from dllm_decode.core.stopping import cut_at
 from dllm_decode.texts import Tokenizer
@@ -10,27 +11,26 @@ from dllm_decode.texts import Tokenizer
 _UNFINISHED = "\ufffd"
 
 
+@dataclass
 class Prose:
-    """The text of one answer, of which each character is sent once."""
+    """The text of one answer, of which each character is sent once.
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str]) -> None:
-        """Begins with nothing sent.
+    Attributes:
+        tokenizer: Turns ids into text.
+        stop_strings: Texts that end the answer, and are not part of it.
+    """
 
-        Args:
-            tokenizer: Turns ids into text.
-            stop_strings: Texts that end the answer, and are not part of it.
-        """
-        self._tokenizer = tokenizer
-        self._stop_strings = tuple(stop_strings)
-        self._sent = ""
+    tokenizer: Tokenizer
+    stop_strings: Sequence[str]
+    _sent: str = field(default="", init=False)
 
     def whole(self, tokens: list[int]) -> str:
         """Returns the text of tokens up to the first stop string."""
-        return cut_at(self._decoded(tokens), self._stop_strings)
+        return cut_at(self._decoded(tokens), self.stop_strings)
 
     def stops(self, tokens: list[int]) -> bool:
         """Returns whether the text of tokens contains a stop string."""
-        return bool(self._stop_strings) and self._has_stop(self._decoded(tokens))
+        return bool(self.stop_strings) and self._has_stop(self._decoded(tokens))
 
     def more(self, tokens: list[int]) -> str:
         """Returns the text that can be sent now, of an answer that begins with these tokens.
@@ -40,7 +40,7 @@ class Prose:
         """
         text = self._decoded(tokens)
         if self._has_stop(text):
-            return self._send(cut_at(text, self._stop_strings))
+            return self._send(cut_at(text, self.stop_strings))
         text = text.rstrip(_UNFINISHED)
         return self._send(text[: len(text) - self._num_held(text)])
 
@@ -50,16 +50,16 @@ class Prose:
 
     def kept(self, tokens: list[int]) -> list[int]:
         """Returns the tokens up to the one with which the first stop string is complete."""
-        if not self._stop_strings:
+        if not self.stop_strings:
             return tokens
         first = bisect_left(range(len(tokens)), True, key=lambda n: self.stops(tokens[:n]))
         return tokens[:first]
 
     def _decoded(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def _has_stop(self, text: str) -> bool:
-        return any(string in text for string in self._stop_strings)
+        return any(string in text for string in self.stop_strings)
 
     def _send(self, text: str) -> str:
         # Some tokenizers change a space before the end once more text follows.
@@ -70,8 +70,8 @@ class Prose:
 
     def _num_held(self, text: str) -> int:
         """Counts the last characters that a stop string may begin with."""
-        longest = max((len(string) for string in self._stop_strings), default=1) - 1
+        longest = max((len(string) for string in self.stop_strings), default=1) - 1
         for length in range(min(longest, len(text)), 0, -1):
-            if any(string.startswith(text[-length:]) for string in self._stop_strings):
+            if any(string.startswith(text[-length:]) for string in self.stop_strings):
                 return length
         return 0

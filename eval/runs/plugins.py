@@ -79,13 +79,14 @@ def check_verifier(text: str) -> str:
 
 
 def _unloaded(source: str) -> CausalTarget:
-    return CausalTarget.of_network(_Unloaded(), name=source, eos_ids=())
+    return CausalTarget(_Unloaded(), name=source)
 
 
 class _Unloaded:
     """Takes the place of the network of a target that is not loaded; it is never run."""
 
     vocab_size = 0
+    eos_ids: tuple[int, ...] = ()
     takes_positions = True
     heeds_masks = True
     device = torch.device("cpu")

@@ -10,27 +10,6 @@ from dllm_decode.models.families.reader import MOST_LENGTH, Config, ConfigReader
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
 
-OUR_NAMES = (
-    "embedding.weight", "norm.weight", "head.weight",
-    *(
-        f"layers.{{n}}.{part}.weight" for part in (
-            "attention_norm", "mlp_norm", "query", "key", "value", "qkv", "query_norm", "key_norm",
-            "output", "router",
-        )
-    ),
-    *(f"layers.{{n}}.{part}.bias" for part in ("query", "key", "value", "qkv")),
-    "layers.{n}.router.selection_bias",
-    *(
-        f"layers.{{n}}.{mlp}{part}.weight" for mlp in ("", "experts.{e}.", "shared.")
-        for part in ("gate", "up", "gate_up", "down")
-    ),
-)  # fmt: skip
-"""Every name of a tensor of a network; docs/extending.md says which switch brings each.
-
-`qkv` stands for query, key and value where `Family.split_qkv` is false, `gate_up` for gate and up
-where a checkpoint has them in one tensor.
-"""
-
 
 @dataclass(frozen=True)
 class CheckpointFacts:
@@ -71,10 +50,10 @@ class Family:
         name: Shown in messages.
         architecture: `architectures[0]` of its config.json. `model_type` does not tell families
             apart: LLaDA and LLaDA-MoE both say "llada".
-        names: Our names of tensors (`OUR_NAMES`) to the official ones; `{n}` is the layer, `{e}`
-            the expert. Those that a network has no tensor for are never used. Where a checkpoint
-            has gate and up in one tensor, gate's rows first, name `gate_up.weight` instead of the
-            two.
+        names: Our names of tensors, which docs/extending.md lists, to the official ones; `{n}` is
+            the layer, `{e}` the expert. Those that a network has no tensor for are never used.
+            Where a checkpoint has gate and up in one tensor, gate's rows first, name
+            `gate_up.weight` instead of the two.
         read_shape: Sizes and switches from config.json.
         refusals: Switches this package does not implement.
         mask_id: Where neither the configuration nor the tokenizer has one; `None`: only the caller
@@ -117,14 +96,6 @@ class Family:
     split_qkv: bool = True
     is_causal_too: bool = False
     is_named_by_caller: bool = False
-
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.names if name not in OUR_NAMES]
-        if unknown:
-            raise ValueError(
-                f"The names of the family {self.name} must be for tensors of a network, which are "
-                f"called {', '.join(OUR_NAMES)}, got {', '.join(unknown)}."
-            )
 
     def tensors(self, transformer: Transformer) -> dict[str, Tensor]:
         """Returns the views of a network that the tensors of a checkpoint go to, by their names.

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.base import ForwardInputs
 from dllm_decode.models.graphs.buffers import KVBufferPool
 from dllm_decode.models.graphs.capture import Capture, CudaGraphs, Replay, Run
 from dllm_decode.models.graphs.padding import is_padded, pad_to_bucket
@@ -55,13 +55,14 @@ class GraphRunner:
         max_graphs: Graphs that are kept; the one unused for longest goes first.
         max_columns: Largest forward that is padded, all rows of the cache together.
         failed: Graphs are off for good.
+        pool: Allocates the caches whose forwards are replayed.
     """
 
     capture: Capture = field(default_factory=CudaGraphs)
     max_graphs: int = 64
     max_columns: int = 4096
     failed: bool = field(default=False, init=False)
-    _pool: KVBufferPool = field(default_factory=KVBufferPool, init=False)
+    pool: KVBufferPool = field(default_factory=KVBufferPool, init=False)
     _seen: OrderedDict[Hashable, None] = field(default_factory=OrderedDict, init=False)
     _graphs: OrderedDict[Hashable, _Graph] = field(default_factory=OrderedDict, init=False)
     _logits: Tensor | None = field(default=None, init=False)
@@ -74,12 +75,6 @@ class GraphRunner:
     def num_graphs(self) -> int:
         """Graphs that are kept now."""
         return len(self._graphs)
-
-    def new_kv_cache(
-        self, size: tuple[int, int, int, int, int], *, dtype: torch.dtype, device: torch.device
-    ) -> KVCache:
-        """Returns a zeroed cache at the address of the last one, see `KVBufferPool`."""
-        return self._pool.new_kv_cache(size, dtype=dtype, device=device)
 
     def __call__(
         self, run: Run, inputs: ForwardInputs, *, required: bool = False
@@ -95,7 +90,7 @@ class GraphRunner:
             RuntimeError: If graphs are required, and a forward cannot be captured or disagrees.
         """
         kv_cache = inputs.kv_cache
-        whole = None if self.failed or kv_cache is None else self._pool.whole_of(kv_cache)
+        whole = None if self.failed or kv_cache is None else self.pool.whole_of(kv_cache)
         if whole is None or not is_padded(inputs, whole, max_columns=self.max_columns):
             return run(inputs)
         padded = pad_to_bucket(inputs, whole)
@@ -137,7 +132,8 @@ class GraphRunner:
         self._graphs.move_to_end(key)
         graph = self._graphs[key]
         with torch.inference_mode():
-            _copy(inputs, graph.inputs)
+            for there, here in zip(_varying(graph.inputs), _varying(inputs), strict=True):
+                there.copy_(here)
             if graph.checked:
                 return graph.replay()
             logits = _check_replay(graph.replay, run, graph.inputs)
@@ -146,18 +142,16 @@ class GraphRunner:
 
     def _captured(self, run: Run, inputs: ForwardInputs) -> _Graph:
         static = _blank(inputs)
+        logits = run(static)
         # All graphs write their logits to one buffer: each is read before the next replay.
-        out = self._room_for(run(static))
+        if self._logits is None or len(self._logits) < logits.numel():
+            self._logits = torch.empty(logits.numel(), dtype=logits.dtype, device=logits.device)
+        out = self._logits[: logits.numel()].view(logits.shape)
 
         def run_into(inputs: ForwardInputs) -> Tensor:
             return out.copy_(run(inputs))
 
         return _Graph(static, self.capture(run_into, static))
-
-    def _room_for(self, logits: Float[Tensor, "B W V"]) -> Float[Tensor, "B W V"]:
-        if self._logits is None or len(self._logits) < logits.numel():
-            self._logits = torch.empty(logits.numel(), dtype=logits.dtype, device=logits.device)
-        return self._logits[: logits.numel()].view(logits.shape)
 
     def _was_seen(self, key: Hashable) -> bool:
         known = key in self._seen
@@ -182,28 +176,16 @@ def _report(error: RuntimeError, inputs: ForwardInputs, *, required: bool) -> No
 
 
 def _varying(inputs: ForwardInputs) -> list[Tensor]:
-    """Lists what differs from one forward of a size to the next."""
-    parts = (inputs.tokens, inputs.positions, inputs.wanted, inputs.attend, inputs.slots)
-    return [part for part in parts if isinstance(part, Tensor)]
-
-
-def _copy(inputs: ForwardInputs, static: ForwardInputs) -> None:
-    for there, here in zip(_varying(static), _varying(inputs), strict=True):
-        there.copy_(here)
+    """Lists what differs from one padded forward of a size to the next."""
+    assert inputs.attend is not None
+    assert isinstance(inputs.slots, Tensor)
+    return [inputs.tokens, inputs.positions, inputs.wanted, inputs.attend, inputs.slots]
 
 
 def _blank(inputs: ForwardInputs) -> ForwardInputs:
     """Returns tensors of the same sizes that read column 0 and write to the spare slot."""
-    assert inputs.attend is not None
-    assert isinstance(inputs.slots, Tensor)
-    return ForwardInputs(
-        tokens=torch.zeros_like(inputs.tokens),
-        positions=torch.zeros_like(inputs.positions),
-        wanted=torch.zeros_like(inputs.wanted),
-        attend=torch.ones_like(inputs.attend),
-        kv_cache=inputs.kv_cache,
-        slots=torch.zeros_like(inputs.slots),
-    )
+    tokens, positions, wanted, attend, slots = map(torch.zeros_like, _varying(inputs))
+    return ForwardInputs(tokens, positions, wanted, ~attend, inputs.kv_cache, slots)
 
 
 def _key(inputs: ForwardInputs) -> Hashable:

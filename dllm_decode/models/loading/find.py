@@ -35,7 +35,7 @@ def find_model(source: str | Path, hub: Hub = Hub()) -> Path:
         OSError: If it cannot be downloaded.
         ValueError: If it is a file in GGUF.
     """
-    embedded = _embedded()
+    embedded = sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
     if str(source) in embedded:
         return ASSETS / str(source)
     # An empty text would be the folder that Python runs in.
@@ -54,10 +54,6 @@ def find_model(source: str | Path, hub: Hub = Hub()) -> Path:
         f"({', '.join(embedded) or 'none is installed'}), got "
         f"{str(source) if is_path else source!r}, which is none of these. Check the path."
     )
-
-
-def _embedded() -> list[str]:
-    return sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
 
 
 def _has_gguf_alone(folder: Path) -> bool:

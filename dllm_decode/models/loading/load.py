@@ -31,7 +31,8 @@ from dllm_decode.models.loading.weights import (
     read_json,
     weight_files,
 )
-from dllm_decode.models.masked_transformer import Choice, MaskedTransformer
+from dllm_decode.models.masked_transformer import MaskedTransformer
+from dllm_decode.models.network.fused import Choice
 from dllm_decode.models.network.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -146,12 +147,9 @@ def load_model(
     check_stored(config, file=file)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     if config.get("model_type") == "diffusion_gemma":
-        try:
-            from dllm_decode.models.loading.diffusion_gemma import load_diffusion_gemma
-        except ImportError as error:
-            raise ValueError(
-                f"{name} needs transformers 5.23 or later, which has its network. Install that."
-            ) from error
+        # Most models need nothing of it.
+        from dllm_decode.models.diffusion_gemma import load_diffusion_gemma
+
         words = read_tokenizer(folder, "DiffusionGemma", tokenizer, fast=True)
         left_out = {
             "adapter": adapter, "quantize": quantize, "family": family, "mask_id": mask_id,

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from dllm_decode.models.network.transformer import Route, Transformer
+from dllm_decode.models.network.transformer import Transformer
 
 Device: TypeAlias = str | int | torch.device
 DeviceMap: TypeAlias = Mapping[str, Device]
@@ -34,15 +34,6 @@ class Placement:
     kept: Mapping[str, torch.device | None]
     computed: Mapping[str, torch.device]
     folder: Path | None = None
-
-    def route(self) -> Route | None:
-        """Returns the way of a forward; `None` if weights and activations stay on one device."""
-        first = self.computed["embedding"]
-        if set(self.kept.values()) == {first}:
-            return None
-        layers = [place for name, place in self.computed.items() if name.startswith("layers.")]
-        head = self.computed.get("lm_head", first)
-        return Route(first, tuple(layers), self.computed["norm"], head)
 
 
 def chosen_device(device: Device | DeviceMap | None) -> Device | DeviceMap:
@@ -157,7 +148,8 @@ def dispatch(transformer: Transformer, placement: Placement) -> None:
         if place != placement.computed[part]:
             hook = AlignDevicesHook(placement.computed[part], offload=True, place_submodules=True)
             add_hook_to_module(transformer.get_submodule(part), hook)
-    transformer.route = placement.route()
+    is_spread = set(placement.kept.values()) != {placement.computed["embedding"]}
+    transformer.route = placement.computed if is_spread else None
 
 
 def _inferred(

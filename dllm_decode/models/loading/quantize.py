@@ -57,7 +57,9 @@ def quantize_layers(transformer: Transformer, device: torch.device, kind: str) -
 
     try:
         for layer in transformer.layers:
-            quantize_(layer.to(device), config, filter_fn=_is_matrix)
+            quantize_(
+                layer.to(device), config, filter_fn=lambda module, _: isinstance(module, nn.Linear)
+            )
         transformer.to(device)
     except (AssertionError, ImportError, NotImplementedError, RuntimeError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
@@ -78,7 +80,3 @@ def _config(kind: str, device: torch.device) -> Any:
     # On CUDA the format whose kernels torch itself has; the other needs a further library.
     packing = "tile_packed_to_4d" if device.type == "cuda" else "plain"
     return quantization.Int4WeightOnlyConfig(int4_packing_format=packing)
-
-
-def _is_matrix(module: nn.Module, name: str) -> bool:
-    return isinstance(module, nn.Linear)

@@ -1,14 +1,24 @@
-"""The context of a layer, for a group of rows: rotations, mask, where keys and values go."""
+"""Groups of rows in a layer: the context of each, and the columns of all as one row.
 
-from typing import NamedTuple
+Columns are joined so that a matrix multiplies all of them at once. Two groups, of two rows of three
+columns and of one row of two columns:
+
+    a a a
+    b b b     ->   a a a b b b c c
+    c c
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from dllm_decode.models.base import ForwardInputs, KVCache
 from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.models.network.fused import Fused, operations_for
+from dllm_decode.models.network.fused import Choice, operations_for
 from dllm_decode.models.network.operations import KVSlots, LayerKV, Operations, Rotation
 
 # Numbers between the rows of a mask: else attention on CUDA copies it in every layer.
@@ -36,7 +46,7 @@ class LayerContext(NamedTuple):
     bias: Float[Tensor, "B 1 _ K"] | None
     target: KVSlots | None
     query_scale: Float[Tensor, "B 1 Q 1"] | None = None
-    fused: Fused = "auto"
+    fused: Choice = "auto"
     kv_cache: KVCache | None = None
     layer_kv: LayerKV | None = None
     wanted: Int[Tensor, "B W"] | None = None
@@ -49,7 +59,7 @@ class LayerContext(NamedTuple):
 
 
 def make_context(
-    config: NetworkConfig, dtype: torch.dtype, inputs: ForwardInputs, fused: Fused = "auto"
+    config: NetworkConfig, dtype: torch.dtype, inputs: ForwardInputs, fused: Choice = "auto"
 ) -> LayerContext:
     """Prepares a forward of a network in that dtype; a KV cache and slots go together."""
     positions, kv_cache = inputs.positions, inputs.kv_cache
@@ -91,22 +101,39 @@ def for_queries(context: LayerContext, wanted: Int[Tensor, "B W"] | None) -> Lay
 
 def on_device(context: LayerContext, device: torch.device, dtype: torch.dtype) -> LayerContext:
     """Moves the context of a network in that dtype to where the next layers are."""
-    target = context.target
-    if target is not None:
-        rows, slots, index = target
-        target = KVSlots(
-            rows if isinstance(rows, slice) else rows.to(device),
-            slots if isinstance(slots, slice) else slots.to(device),
-            None if index is None else index.to(device),
-        )
-    bias, scale = context.bias, context.query_scale
+
+    def moved(part: Any) -> Any:
+        return part.to(device) if isinstance(part, Tensor) else part
+
     return context._replace(
         operations=operations_for(device, dtype, context.fused),
-        rotation=Rotation(*(part.to(device) for part in context.rotation)),
-        bias=None if bias is None else bias.to(device),
-        target=target,
-        query_scale=None if scale is None else scale.to(device),
+        rotation=Rotation(*map(moved, context.rotation)),
+        bias=moved(context.bias),
+        target=None if context.target is None else KVSlots(*map(moved, context.target)),
+        query_scale=moved(context.query_scale),
     )
+
+
+def join(groups: Sequence[Shaped[Tensor, "_ _ ..."]]) -> Shaped[Tensor, "_ _ ..."]:
+    """Returns the columns of all groups in one row; a single group is returned unchanged."""
+    if len(groups) == 1:
+        return groups[0]
+    return torch.cat([group.flatten(0, 1) for group in groups])[None]
+
+
+def split(
+    joined: Shaped[Tensor, "_ _ ..."], sizes: Sequence[tuple[int, ...]]
+) -> list[Shaped[Tensor, "_ _ ..."]]:
+    """Undoes `join`; the results are views.
+
+    Args:
+        joined: A result of `join`.
+        sizes: Rows and columns of each group.
+    """
+    if len(sizes) == 1:
+        return [joined]
+    parts = joined[0].split([prod(size) for size in sizes])
+    return [part.unflatten(0, size) for part, size in zip(parts, sizes, strict=True)]
 
 
 def _as_bias(

@@ -28,8 +28,8 @@ Made = TypeVar("Made", Tensor, Normed, Heads)
 ShapeClass: TypeAlias = tuple[str, *tuple[Hashable, ...]]
 """The operation's name, then all that its kernel is compiled for."""
 
-Fused: TypeAlias = bool | Literal["auto"]
-"""True: use fused kernels or raise. False: use torch. "auto": use them where they agree."""
+Choice: TypeAlias = bool | Literal["auto"]
+"""True: use it or raise. False: do without. "auto": use it where it works."""
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest difference that is put down to rounding, as a share of the largest number compared."""
@@ -39,7 +39,7 @@ _NAMES = ("add_norm", "rotate_and_store", "attend", "swiglu")
 _MOST_QUERIES = 8192
 
 
-def operations_for(device: torch.device, dtype: torch.dtype, fused: Fused = "auto") -> Operations:
+def operations_for(device: torch.device, dtype: torch.dtype, fused: Choice = "auto") -> Operations:
     """Returns the operations to use there, as torch is set now: fused ones have no gradients."""
     if not fused or device.type != "cuda" or dtype not in TOLERANCES:
         return plain
@@ -50,7 +50,7 @@ def operations_for(device: torch.device, dtype: torch.dtype, fused: Fused = "aut
 
 @cache
 def _checked(device: torch.device, dtype: torch.dtype, required: bool) -> "CheckedOperations":
-    return CheckedOperations(f"{device} in {dtype}", load_kernels, required, time=least_ms)
+    return CheckedOperations(f"{device} in {dtype}", load_kernels, required)
 
 
 def load_kernels() -> tuple[Operations, tuple[type[Exception], ...]]:
@@ -87,14 +87,12 @@ class CheckedOperations:
         place: Device and dtype, for messages.
         load: Returns the fused operations and the errors of their compiler.
         required: Raise instead of warning, and use what agrees even where torch is faster.
-        time: Says how long something takes on a device.
         failed: Names of the operations that are left to torch for good.
     """
 
     place: str
     load: Callable[[], tuple[Operations, tuple[type[Exception], ...]]]
     required: bool = False
-    time: Callable[[Callable[[], object], torch.device], float] = least_ms
     failed: set[str] = field(default_factory=set, init=False)
     _chosen: dict[ShapeClass, Operations] = field(default_factory=dict, init=False)
 
@@ -193,7 +191,7 @@ class CheckedOperations:
             return
         try:
             torch_ms, fused_ms = (
-                self.time(partial(run, version), device) for version in (plain, fused)
+                least_ms(partial(run, version), device) for version in (plain, fused)
             )
         except torch.OutOfMemoryError:
             # What cannot be measured was not measured faster.

@@ -7,10 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.models.network.context import LayerContext
-from dllm_decode.models.network.groups import join, split
-from dllm_decode.models.network.mlp import MLP
-from dllm_decode.models.network.moe import MoE
+from dllm_decode.models.network.context import LayerContext, join, split
+from dllm_decode.models.network.moe import MLP, MoE
 from dllm_decode.models.network.operations import (
     Heads,
     Normed,

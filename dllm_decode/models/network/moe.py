@@ -1,4 +1,4 @@
-"""A mixture of experts: a router sends every token to a few of many MLPs.
+"""The MLP of a layer, or a mixture of experts: a router sends every token to a few of many MLPs.
 
 Source: Shazeer et al. 2017, "Outrageously Large Neural Networks", https://arxiv.org/abs/1701.06538;
 groups, sigmoid scores and the bias of the choice: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report",
@@ -14,13 +14,36 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dllm_decode.models.network.config import MoEConfig
-from dllm_decode.models.network.mlp import MLP
 from dllm_decode.models.network.operations import Operations
-from dllm_decode.models.network.packed import Packable
+from dllm_decode.models.network.packed import Linear, Packable
 from dllm_decode.models.network.shares import equal_shares, on_threads
 
 # A thread that waits for a busy processor leaves its later shares to the other threads.
 _SHARES_PER_THREAD = 4
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)).
+
+    Source: Shazeer 2020, "GLU Variants Improve Transformer", https://arxiv.org/abs/2002.05202.
+    """
+
+    def __init__(self, hidden_size: int, mlp_hidden_size: int) -> None:
+        super().__init__()
+        self.gate_up = Linear(hidden_size, 2 * mlp_hidden_size, bias=False)
+        self.down = Linear(mlp_hidden_size, hidden_size, bias=False)
+
+    def forward(
+        self, hidden: Float[Tensor, "B Q H"], operations: Operations
+    ) -> Float[Tensor, "B Q H"]:
+        """Maps every column by itself."""
+        mixed: Tensor = self.down(operations.swiglu(self.gate_up(hidden)))
+        return mixed
+
+    def parts(self) -> dict[str, Tensor]:
+        """See `Transformer.parts`."""
+        gate, up = self.gate_up.weight.data.chunk(2)
+        return {"gate.weight": gate, "up.weight": up, "down.weight": self.down.weight.data}
 
 
 class Routing(NamedTuple):
@@ -78,24 +101,16 @@ class ExpertRouter(nn.Module):
         return limited
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ExpertRouter":
-        if not self.config.has_selection_bias:
-            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
-            return self
-        bias = self.selection_bias.data
+        bias = self.selection_bias.data if self.config.has_selection_bias else None
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
         # Checkpoints keep it in float32, however the model is converted.
-        if self.selection_bias.dtype.itemsize < bias.dtype.itemsize <= torch.float32.itemsize:
+        if bias is not None and (
+            self.selection_bias.dtype.itemsize < bias.dtype.itemsize <= torch.float32.itemsize
+        ):
             device = self.selection_bias.device
             kept = torch.empty_like(bias, device=device) if bias.is_meta else bias.to(device)
             self.selection_bias.data = kept
         return self
-
-    def parts(self) -> dict[str, Tensor]:
-        """See `Transformer.parts`."""
-        named = {"weight": self.weight.data}
-        if self.config.has_selection_bias:
-            named["selection_bias"] = self.selection_bias.data
-        return named
 
 
 class Experts(Packable):
@@ -133,7 +148,9 @@ class Experts(Packable):
         outputs = torch.empty_like(sorted_outputs)
         outputs[order] = sorted_outputs
         products = outputs.unflatten(0, routing.experts.shape) * weights[..., None]
-        summed: Tensor = products.to(self._sum_dtype(hidden)).sum(1).to(hidden.dtype)
+        if not self.config.mixes_in_float32:
+            products = products.to(hidden.dtype)
+        summed: Tensor = products.sum(1).to(hidden.dtype)
         return summed
 
     def _outputs(
@@ -205,20 +222,6 @@ class Experts(Packable):
         is_narrow = columns.dtype in (torch.bfloat16, torch.float16, torch.float32)
         return columns.device.type == "cpu" and is_narrow and is_aligned
 
-    def _sum_dtype(self, hidden: Tensor) -> torch.dtype:
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        return wide if self.config.mixes_in_float32 else hidden.dtype
-
-    def parts(self) -> dict[str, Tensor]:
-        """See `Transformer.parts`."""
-        named = {}
-        for e in range(self.config.num_experts):
-            gate, up = self.gate_up.data[e].chunk(2)
-            named[f"{e}.gate.weight"] = gate
-            named[f"{e}.up.weight"] = up
-            named[f"{e}.down.weight"] = self.down.data[e]
-        return named
-
 
 class MoE(nn.Module):
     """Router, routed experts, and an expert that every token goes to if there is one."""
@@ -241,8 +244,14 @@ class MoE(nn.Module):
 
     def parts(self) -> dict[str, Tensor]:
         """See `Transformer.parts`."""
-        named = {f"router.{name}": part for name, part in self.router.parts().items()}
-        named |= {f"experts.{name}": part for name, part in self.experts.parts().items()}
+        named = {"router.weight": self.router.weight.data}
+        if self.router.config.has_selection_bias:
+            named["router.selection_bias"] = self.router.selection_bias.data
+        stacks = zip(self.experts.gate_up.data, self.experts.down.data, strict=True)
+        for e, (gate_up, down) in enumerate(stacks):
+            gate, up = gate_up.chunk(2)
+            named |= {f"experts.{e}.gate.weight": gate, f"experts.{e}.up.weight": up}
+            named[f"experts.{e}.down.weight"] = down
         if self.shared is not None:
             named |= {f"shared.{name}": part for name, part in self.shared.parts().items()}
         return named

@@ -1,36 +1,26 @@
 """One transformer for every family: the differences are fields of `NetworkConfig`, not code."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.models.base import ForwardInputs
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import (
     LayerContext,
     for_queries,
     in_layer,
+    join,
     make_context,
     on_device,
 )
-from dllm_decode.models.network.fused import Fused
-from dllm_decode.models.network.groups import join
+from dllm_decode.models.network.fused import Choice
 from dllm_decode.models.network.layer import Layer, Norm
 from dllm_decode.models.network.operations import Stream
 from dllm_decode.models.network.packed import Linear, Packable, can_pack
-
-
-class Route(NamedTuple):
-    """Where the parts of a model are computed that is spread over devices."""
-
-    embedding: torch.device
-    layers: tuple[torch.device, ...]
-    norm: torch.device
-    head: torch.device
 
 
 class Transformer(nn.Module):
@@ -38,7 +28,8 @@ class Transformer(nn.Module):
 
     Attributes:
         config: Its sizes and switches.
-        route: Where it is computed; `None`: all on the device that the weights are on.
+        route: Where its parts are computed, by name: "embedding", "layers.0" and so on, "norm" and,
+            if the head is not tied, "lm_head". `None`: all on the device that the weights are on.
         quantized: How the weights of the layers are stored; `None`: in their dtype.
         fused: Whether fused kernels are used on CUDA, see `operations_for`.
     """
@@ -46,9 +37,9 @@ class Transformer(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
-        self.route: Route | None = None
+        self.route: Mapping[str, torch.device] | None = None
         self.quantized: str | None = None
-        self.fused: Fused = "auto"
+        self.fused: Choice = "auto"
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, n) for n in range(config.num_layers))
         self.norm = Norm(
@@ -77,25 +68,17 @@ class Transformer(nn.Module):
         tokens: Int[Tensor, "B Q"],
         positions: Int[Tensor, "B Q"] | None = None,
         *,
-        attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"] | None = None,
-        kv_cache: KVCache | None = None,
-        slots: slice | Int[Tensor, "B Q"] | None = None,
-        rows: slice | Int[Tensor, " B"] | None = None,
+        attend: Bool[Tensor, "B Q Q"] | Bool[Tensor, "B 1 Q"] | None = None,
         wanted: Int[Tensor, "B W"] | None = None,
     ) -> Float[Tensor, "B _ H"]:
         """Returns the hidden states after the final norm, of all columns or of the wanted ones.
 
-        The arguments are those of `ForwardInputs`; positions of `None` count from 0. Gradients
-        flow, as long as there is no KV cache.
-
-        Raises:
-            ValueError: If a KV cache comes without slots, or slots without a KV cache.
+        The arguments are those of `ForwardInputs`; positions of `None` count from 0.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         asked = positions if wanted is None else wanted
-        inputs = ForwardInputs(tokens, positions, asked, attend, kv_cache, slots, rows)
-        return self._run([inputs], [wanted])
+        return self._run([ForwardInputs(tokens, positions, asked, attend)], [wanted])
 
     def forward_groups(self, groups: Sequence[ForwardInputs]) -> Float[Tensor, "_ _ H"]:
         """Returns the hidden states after the final norm of the wanted columns, joined by `join`.
@@ -116,13 +99,13 @@ class Transformer(nn.Module):
         stream, last = Stream(hidden), len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             if self.route is not None:
-                stream, groups = _at(self.route.layers[i], stream, groups)
+                stream, groups = _at(self.route[f"layers.{i}"], stream, groups)
             groups = [in_layer(group, i) for group in groups]
             if i == last:
                 groups = [for_queries(*pair) for pair in zip(groups, wanted, strict=True)]
             stream = layer(stream, groups)
         if self.route is not None:
-            stream, groups = _at(self.route.norm, stream, groups)
+            stream, groups = _at(self.route["norm"], stream, groups)
         normed: Tensor = self.norm(stream, groups[0].operations).normed
         return normed
 
@@ -138,7 +121,7 @@ class Transformer(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where tokens are expected."""
-        return self.embedding.weight.device if self.route is None else self.route.embedding
+        return self.embedding.weight.device if self.route is None else self.route["embedding"]
 
     def parts(self, *, split_qkv: bool = True) -> dict[str, Tensor]:
         """Names every tensor a checkpoint holds; views, so that writing to one sets the model.
@@ -166,10 +149,10 @@ class Transformer(nn.Module):
 
     def head(self, hidden: Float[Tensor, "... H"]) -> Float[Tensor, "... V"]:
         """Turns hidden states into logits, raw and unshifted."""
-        if self.route is not None:
-            hidden = hidden.to(self.route.head)
-        # The module is called, not its weight: a hook may have to fetch that.
         tied = self.config.tied_head
+        if self.route is not None:
+            hidden = hidden.to(self.route["embedding" if tied else "lm_head"])
+        # The module is called, not its weight: a hook may have to fetch that.
         logits: Tensor = F.linear(hidden, self.embedding.weight) if tied else self.lm_head(hidden)
         return logits
 

@@ -103,7 +103,7 @@ class CausalTarget:
 
     def __init__(
         self,
-        model: "transformers.PreTrainedModel",
+        model: "transformers.PreTrainedModel | CausalNetwork",
         *,
         name: str,
         num_shared_ids: int | None = None,
@@ -116,43 +116,15 @@ class CausalTarget:
         Raises:
             ValueError: If some layer forgets, or no token is known to end an answer.
         """
-        from transformers import DynamicCache
-        from transformers.cache_utils import DynamicLayer
-
-        layers = DynamicCache(config=model.config).layers
-        if any(type(layer) is not DynamicLayer for layer in layers):
-            raise ValueError(
-                f"Every layer of a target must attend to all tokens before, got {name}, some "
-                "layers of which see a window or keep a state, which cannot be rolled back. Use "
-                "another."
-            )
-        self._fill(TransformersNetwork(model), name, _eos_ids(model, name), files)
+        self.name, self.files = name, files
+        self.network: CausalNetwork = (
+            model if isinstance(model, CausalNetwork) else TransformersNetwork(model, name=name)
+        )
+        self.eos_ids = self.network.eos_ids
+        self.vocab_size = self.network.vocab_size
         self.is_compared = num_shared_ids is not None
         self.num_shared_ids = self.vocab_size if num_shared_ids is None else num_shared_ids
-
-    @classmethod
-    def of_network(
-        cls,
-        network: CausalNetwork,
-        *,
-        name: str,
-        eos_ids: tuple[int, ...],
-        files: tuple[Path, ...] = (),
-    ) -> "CausalTarget":
-        """Makes a target of any network, all ids of which the mask predictor shares."""
-        target = cls.__new__(cls)
-        target._fill(network, name, eos_ids, files)
-        return target
-
-    def _fill(
-        self, network: CausalNetwork, name: str, eos_ids: tuple[int, ...], files: tuple[Path, ...]
-    ) -> None:
-        self.name, self.eos_ids, self.files = name, eos_ids, files
-        self.network = network
-        self.vocab_size: int = network.vocab_size
-        self.num_shared_ids = self.vocab_size
-        self.is_compared = False
-        self._has_read_trees = network.heeds_masks
+        self._has_read_trees = self.network.heeds_masks
 
     def __repr__(self) -> str:
         return f"CausalTarget({self.name!r})"
@@ -251,18 +223,6 @@ class CausalTarget:
                 f"whose logits then differ by {float(difference):.2g}. Draft a path, as PathSearch "
                 "does."
             )
-
-
-def _eos_ids(model: "transformers.PreTrainedModel", name: str) -> tuple[int, ...]:
-    configs = (model.generation_config, model.config)
-    stated = (config.eos_token_id for config in configs if config is not None)
-    found = next((ids for ids in stated if ids is not None), None)
-    if found is None:
-        raise ValueError(
-            f"A target's generation config must say which tokens end an answer, got {name} without "
-            "`eos_token_id`. Set it in generation_config.json."
-        )
-    return tuple(found) if isinstance(found, list) else (int(found),)
 
 
 def _after_gaps(

@@ -51,11 +51,13 @@ class CausalNetwork(Protocol):
 
     Attributes:
         vocab_size: Number of logits, V.
+        eos_ids: Tokens that end an answer.
         takes_positions: Columns may have any positions, as those of a draft tree do.
         heeds_masks: Known to heed masks and positions; else it is tried out before the first tree.
     """
 
     vocab_size: int
+    eos_ids: tuple[int, ...]
     takes_positions: bool
     heeds_masks: bool
 
@@ -72,9 +74,20 @@ class TransformersNetwork:
 
     heeds_masks = False
 
-    def __init__(self, model: "transformers.PreTrainedModel") -> None:
+    def __init__(self, model: "transformers.PreTrainedModel", *, name: str) -> None:
+        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicLayer
+
+        layers = DynamicCache(config=model.config).layers
+        if any(type(layer) is not DynamicLayer for layer in layers):
+            raise ValueError(
+                f"Every layer of a target must attend to all tokens before, got {name}, some "
+                "layers of which see a window or keep a state, which cannot be rolled back. Use "
+                "another."
+            )
         self.model = model
         self.vocab_size = int(model.config.vocab_size)
+        self.eos_ids = _eos_ids(model, name)
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     @property
@@ -104,3 +117,15 @@ class TransformersNetwork:
         # Not booleans: only one of the library's attention functions reads those.
         mask = torch.zeros_like(attend[:, None], dtype=self.model.dtype)
         return mask.masked_fill_(~attend[:, None], torch.finfo(mask.dtype).min)
+
+
+def _eos_ids(model: "transformers.PreTrainedModel", name: str) -> tuple[int, ...]:
+    configs = (model.generation_config, model.config)
+    stated = (config.eos_token_id for config in configs if config is not None)
+    found = next((ids for ids in stated if ids is not None), None)
+    if found is None:
+        raise ValueError(
+            f"A target's generation config must say which tokens end an answer, got {name} without "
+            "`eos_token_id`. Set it in generation_config.json."
+        )
+    return tuple(found) if isinstance(found, list) else (int(found),)

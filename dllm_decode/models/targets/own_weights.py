@@ -41,12 +41,7 @@ def as_causal_target(model: MaskedTransformer) -> CausalTarget:
             f"A model that is its own target must be on one device, got {model.name}, which is "
             "spread over several. Load it on one, or load a target with load_target."
         )
-    return CausalTarget.of_network(
-        MaskedNetwork(model),
-        name=f"{model.name} (causal)",
-        eos_ids=model.eos_ids,
-        files=model.files,
-    )
+    return CausalTarget(MaskedNetwork(model), name=f"{model.name} (causal)", files=model.files)
 
 
 class MaskedNetwork:
@@ -59,6 +54,7 @@ class MaskedNetwork:
     def __init__(self, model: MaskedTransformer) -> None:
         self.model = model
         self.vocab_size = model.vocab_size
+        self.eos_ids = model.eos_ids
 
     @property
     def device(self) -> torch.device:

@@ -52,7 +52,6 @@ def info_of(requests: list[Request]) -> Any:
         is_all_greedy=all(one.top_k == 1 for one in requests),
         need_top_p_sampling=any(one.top_p < 1.0 for one in requests),
         need_top_k_sampling=any(one.top_k != ALL for one in requests),
-        need_min_p_sampling=False,
         temperatures=torch.tensor([[one.temperature] for one in requests]),
         top_ps=torch.tensor([one.top_p for one in requests]),
         top_ks=torch.tensor([one.top_k for one in requests]),
@@ -190,7 +189,6 @@ def test_the_host_reads_only_the_list_that_is_returned(sampler: Sampler) -> None
             rids=None,
             sampling_info=SimpleNamespace(
                 is_all_greedy=False, need_top_p_sampling=True, need_top_k_sampling=True,
-                need_min_p_sampling=False,
                 temperatures=torch.ones(2, 1, device="cuda"),
                 top_ps=torch.full((2,), 0.9, device="cuda"),
                 top_ks=torch.full((2,), 5, device="cuda"),

@@ -2,13 +2,9 @@
 
 import copy
 import gc
-import shutil
-import subprocess
-import sys
 import warnings
 import weakref
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +28,6 @@ from dllm_decode.models.graphs.runner import GraphRunner
 from samplers import ConfidenceThreshold, FixedSchedule
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[5]
 OPTIONS: Any = {"gen_length": 16, "block_length": 8, "stop_at_eos": False}
 
 
@@ -47,7 +42,7 @@ class Runs:
 
     def new_kv_cache(self, num_rows: int = 1, num_slots: int = 40) -> KVCache:
         size = cache_size(self.model, num_rows, num_slots)
-        return self.runner.new_kv_cache(size, dtype=torch.float64, device=CPU)
+        return self.runner.pool.new_kv_cache(size, dtype=torch.float64, device=CPU)
 
     def __call__(self, num_columns: int = 4, **options: Any) -> torch.Tensor:
         inputs = forward(self.kv_cache, num_columns, **options)
@@ -124,7 +119,9 @@ def test_neither_the_model_nor_the_cache_is_kept_alive() -> None:
     """A cycle of model and runner once kept 16 GB of weights until the next collection."""
     model = load_model("mini")[0]
     model._runner = GraphRunner(capture=Recorder())
-    kv_cache = model._runner.new_kv_cache(cache_size(model, 1, 20), dtype=model.dtype, device=CPU)
+    kv_cache = model._runner.pool.new_kv_cache(
+        cache_size(model, 1, 20), dtype=model.dtype, device=CPU
+    )
     gc.collect()
     gc.disable()
     try:
@@ -261,40 +258,6 @@ def test_without_memory_for_a_graph_room_is_made_and_it_is_tried_again() -> None
         torch.testing.assert_close(runs(columns), runs.expected(columns))
     assert [one.inputs.tokens.shape[1] for one in runs.runner._graphs.values()] == [16]
     assert not runs.runner.failed
-
-
-def test_without_the_folder_of_graphs_models_decode(tmp_path: Path) -> None:
-    """Issue 12: all that CUDA graphs need lies behind one seam."""
-    for package in ("dllm_decode", "samplers"):
-        shutil.copytree(
-            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    shutil.rmtree(tmp_path / "dllm_decode" / "models" / "graphs")
-    program = """
-import sys, warnings
-warnings.simplefilter("error")
-import dllm_decode, torch
-from dllm_decode import DualCache, decode, load_model
-from samplers import FixedSchedule
-from pretended import Accelerator
-assert dllm_decode.__file__.startswith(sys.argv[1])
-def answer(**options):
-    model, _ = load_model("mini", dtype=torch.float64, **options)
-    assert model._runner is None
-    options = {"gen_length": 8, "block_length": 4}
-    return decode(model, [[5, 6, 7], [8]], FixedSchedule(2), cache=DualCache(), **options).tokens
-here = answer()
-with Accelerator():
-    assert torch.equal(here, answer(device="cuda").cpu())
-print("the same")
-"""
-    paths = [str(tmp_path), str(ROOT / "tests")]
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        env={"PYTHONPATH": ":".join(paths), "PATH": "/usr/bin", "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.stdout == "the same\n", done.stderr
 
 
 @pytest.mark.parametrize("cache", [DualCache(), FreeCache(), DelayedCache(2, 1)], ids=repr)

@@ -207,7 +207,7 @@ def test_operations_that_agree_are_used_where_they_are_faster(
     assert num_calls[0.5] > 2 * num_calls[2.0]
 
 
-def test_each_shape_class_is_timed_by_itself() -> None:
+def test_each_shape_class_is_timed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = Kernels()
 
     def time(run: Any, device: torch.device) -> float:
@@ -216,7 +216,8 @@ def test_each_shape_class_is_timed_by_itself() -> None:
         is_torch = len(kernels.num_keys) == before
         return 1.0 if is_torch else 100.0 / kernels.num_keys[-1]
 
-    operations = CheckedOperations("there", lambda: (kernels, ()), time=time)
+    monkeypatch.setattr(choice, "least_ms", time)
+    operations = CheckedOperations("there", lambda: (kernels, ()))
 
     def is_used(num_keys: int, num_columns: int = 4, **masks: Any) -> bool:
         query, key = torch.randn(1, 2, num_columns, 8), torch.randn(2, 1, 1, num_keys, 8)
@@ -293,9 +294,10 @@ def test_nothing_is_compared_or_timed_in_a_capture(monkeypatch: pytest.MonkeyPat
     assert watch.num_asked == num_asked
 
 
-def test_without_memory_to_measure_torch_is_kept() -> None:
+def test_without_memory_to_measure_torch_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = Kernels()
-    operations = CheckedOperations("there", lambda: (kernels, ()), time=out_of_memory)
+    monkeypatch.setattr(choice, "least_ms", out_of_memory)
+    operations = CheckedOperations("there", lambda: (kernels, ()))
     heads = Heads(*torch.randn(3, 1, 1, 4, 8))
     for _ in range(3):
         operations.attend(heads, None)

@@ -12,7 +12,7 @@ from pretended import Operations
 from processes import GPUS_THAT_ARE_NOT_HERE, compile_for, needs_triton, run_checks
 from tiny_models import EVERY_FAMILY, shape_of
 
-from dllm_decode.models.base import KVCache
+from dllm_decode.models.base import ForwardInputs, KVCache
 from dllm_decode.models.network import context as plan
 from dllm_decode.models.network import fused as choice
 from dllm_decode.models.network import operations_torch as plain
@@ -117,7 +117,7 @@ def test_the_kernels_of_attention_compile_for_gpus_that_are_not_here(
 FREE = {"_unsafe_view", "empty", "empty_like", "new_empty"}
 
 
-def kernels_of(work: Callable[..., object], *arguments: Any, **options: Any) -> Counter[str]:
+def kernels_of(work: Callable[..., object], *arguments: Any) -> Counter[str]:
     """Counts what would each be a kernel on CUDA."""
     seen = Counter[str]()
 
@@ -129,7 +129,7 @@ def kernels_of(work: Callable[..., object], *arguments: Any, **options: Any) -> 
 
     # In inference mode compound operations would hide their parts.
     with torch.no_grad(), Operations(count):
-        work(*arguments, **options)
+        work(*arguments)
     return seen
 
 
@@ -137,7 +137,7 @@ def of_a_layer(family: str, monkeypatch: pytest.MonkeyPatch, version: Any) -> Co
     """Counts what a layer more costs, of a forward of a block with a memory and a mask."""
     monkeypatch.setattr(plan, "operations_for", lambda device, dtype, fused: version)
     columns = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    options: Any = {"attend": torch.ones(2, 3, 10, dtype=torch.bool), "slots": columns}
+    attend, wanted = torch.ones(2, 3, 10, dtype=torch.bool), torch.arange(3).expand(2, -1)
     counts = []
     for num_layers in (2, 3):
         shape = replace(SHAPES[family], num_layers=num_layers)
@@ -146,7 +146,8 @@ def of_a_layer(family: str, monkeypatch: pytest.MonkeyPatch, version: Any) -> Co
         kv_cache = KVCache(torch.zeros(size).bfloat16(), torch.zeros(size).bfloat16())
         # Frequencies are made once for all forwards, which is not counted.
         shape.rope.rotation(columns, torch.bfloat16)
-        counts.append(kernels_of(model, columns, columns, kv_cache=kv_cache, **options))
+        inputs = ForwardInputs(columns, columns, wanted, attend, kv_cache, columns)
+        counts.append(kernels_of(model.forward_groups, [inputs]))
     return counts[1] - counts[0]
 
 
