@@ -31,7 +31,7 @@ from eval.runs.names import parse_task
 from eval.runs.plugins import parse_sampler
 from eval.runs.progress import Reporter
 from eval.runs.records import Folder, RunSettings
-from eval.runs.runner import Checked, Part, Worker, part_of, plan_of
+from eval.runs.runner import Checked, RecordPart, Worker, part_of, plan_of
 from eval.runs.settings import Run
 from eval.runs.sweep import decoding_of
 
@@ -169,7 +169,7 @@ def plans_of(task: str, options: Any) -> tuple[list[list[Checked]], list[Checked
     return calibrated, plan(CHECKED_ON, options.num_checked, 0)
 
 
-def records_of(one: Checked, part: Part, reporter: Reporter) -> Iterator[Record]:
+def records_of(one: Checked, part: RecordPart, reporter: Reporter) -> Iterator[Record]:
     """Decodes a setting and yields its records."""
     for batch in Worker(one, part, reporter).finished():
         for record in batch:

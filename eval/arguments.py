@@ -145,9 +145,7 @@ class Server:
     host: Annotated[str, "HOST"] = "127.0.0.1"
     port: Port = 8000
     api_key: Annotated[str, "KEY"] | None = None
-    allow_sampler: list[Annotated[str, "NAME=EXPR"]] = field(
-        default_factory=list, metadata={"action": "append"}
-    )
+    allow_sampler: list[Annotated[str, "NAME=EXPR"]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,7 @@ class MeasureOptions:
     task: str
     config: str
     out: str
-    model: list[Annotated[str, "MODEL"]] | None = field(default=None, metadata={"action": "append"})
+    model: list[Annotated[str, "MODEL"]] | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +183,7 @@ class Calibration:
     """
 
     settings: list[Expression] | None = field(
-        default=None, metadata={"action": "append", "names": ("--sampler", "--setting")}
+        default=None, metadata={"names": ("--sampler", "--setting")}
     )
     ladder: Literal["threshold", "entropy", "factor", "steps"] | None = None
     reference: Expression = "FixedSchedule(10000)"
@@ -226,7 +224,7 @@ class Oracle:
     """
 
     task: str
-    sampler: list[Expression] | None = field(default=None, metadata={"action": "append"})
+    sampler: list[Expression] | None = None
     rows: Positive = 1000
     temperature: float = 0.0
 

@@ -22,6 +22,7 @@ from dllm_decode.prompts import Prompt
 from dllm_decode.texts import UseTemplate, prompt_ids
 from eval.conversation import Speaker
 from eval.files import decoded, only_writer, require_file
+from eval.runs.lines import cut_torn_line
 
 _REMEDY = "mend or remove the line"
 
@@ -181,10 +182,9 @@ def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:
     """Returns the numbers of the prompts that are answered; cuts off half of a last line."""
     if not file.exists():
         return set()
-    content = file.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
+    *lines, _ = file.read_bytes().split(b"\n")
     found = set()
-    for number, line in enumerate(whole.splitlines()):
+    for number, line in enumerate(lines):
         where = _place(file, number)
         answered = decoded(line, OutputLine, where, "choose another --output")
         if keys.get(answered.line - 1) != answered.key:
@@ -193,8 +193,7 @@ def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:
                 "command, but prompt or settings differ; choose another --output."
             )
         found.add(answered.line - 1)
-    if whole != content:
-        file.write_bytes(whole)
+    cut_torn_line(file)
     return found
 
 

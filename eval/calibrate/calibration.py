@@ -9,7 +9,7 @@ from eval.metrics.statistics import mean
 from eval.runs.lines import Record, score_of
 from eval.runs.progress import Reporter
 from eval.runs.provenance import now
-from eval.runs.runner import Checked, Part, Worker
+from eval.runs.runner import Checked, RecordPart, Worker
 from eval.tasks import Task
 
 
@@ -17,7 +17,7 @@ def calibrate(
     reference: Checked,
     ladder: Sequence[Checked],
     guarantee: Guarantee,
-    part: Part,
+    part: RecordPart,
     reporter: Reporter,
     *,
     agreement: bool = False,

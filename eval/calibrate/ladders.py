@@ -8,7 +8,7 @@ from eval.runs.plugins import CHECKS, TITLES
 from eval.runs.sweep import Parts
 from samplers.checks import shown
 
-# Not before a bracket that is closed, and was opened earlier.
+# Quotes are inside of brackets, and after a sign outside of brackets the next one opens.
 _JOINED = re.compile(r" \+ (?![^()\[\]]*[)\]])")
 _THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from dllm_decode import DecodeConfig, DecodeOutput, Gains, Observer, decode
+from dllm_decode import DecodeConfig, DecodeOutput, Gains, Observer, Trace, decode
 from eval.runs.lines import AnswerCost, ScoredExample, tokens_of
 from eval.runs.prompts import encode_prompt
 from eval.runs.settings import Run
-from eval.runs.traces import Looks, recorded
+from eval.runs.traces import Proposals, RunnersUp, recorded
 from eval.tasks import Example
 from eval.tasks.checks import FAILURES, checked_scores
 
@@ -21,14 +21,14 @@ def answer(
     """
     chat = (run.prompts or run.selection.task.prompts) == "chat"
     prompts = [encode_prompt(run.tokenizer, example, chat=chat) for example in examples]
-    gains, looks = Gains(), Looks.new()
-    traced = looks if run.trace else ()
+    gains, trace, runners_up, proposals = Gains(), Trace(), RunnersUp(), Proposals()
+    traced: Sequence[Observer] = [trace, runners_up, proposals] if run.trace else []
     output = decode(
         run.model, prompts, run.sampler, cache=run.cache, verifier=run.verifier,
         blocks=run.blocks, config=config, observers=[*observers, gains, *traced],
     )  # fmt: skip
     gained = gains.by_row()
-    proposed = looks.proposals.of(output.tokens, output.lengths())
+    proposed = proposals.of(output.tokens, output.lengths())
     found: list[ScoredExample] = []
     for row, (example, tokens) in enumerate(zip(examples, output.answers(), strict=True)):
         one: ScoredExample = {
@@ -41,9 +41,9 @@ def answer(
         }
         if run.trace:
             lead = len(prompts[row]) % (run.model.causal_block_length or 1)
-            trace = recorded(looks, proposed[row], row, lead)
-            pieces = {str(t): run.tokenizer.decode([t]) for t in sorted(tokens_of(one, trace))}
-            one = {**one, "trace": trace, "pieces": pieces}
+            told = recorded(trace, runners_up, proposed[row], row, lead)
+            pieces = {str(t): run.tokenizer.decode([t]) for t in sorted(tokens_of(one, told))}
+            one = {**one, "trace": told, "pieces": pieces}
         found.append(one)
     return found
 

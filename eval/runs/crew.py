@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from eval.runs.lines import Record
 from eval.runs.provenance import machine_of
 from eval.runs.records import Folder, digest
-from eval.runs.runner import Decoding, Part, PendingBatch, Worker, plan_of
+from eval.runs.runner import Decoding, PendingBatch, RecordPart, Worker, plan_of
 from eval.runs.settings import Run
 
 _LOG = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Actor:
         self._machine = {**machine_of(runs[0].model.device), "command": command}
         name = digest(self._machine)
         # The records are kept by another process.
-        part = Part(Path(), name, {})
+        part = RecordPart(Path(), name, {})
         workers = [Worker(one, part) for one in plan_of(runs, skip_impossible=True).runs]
         self._workers = {worker.settings_key: worker for worker in workers}
 

@@ -78,8 +78,8 @@ class OptionsOf(NamedTuple):
     """Options of a command: fields of a dataclass, whose documentation is their help.
 
     `Annotated` adds limits or a metavar to the type of a field. Metadata of a field are further
-    keywords of `ArgumentParser.add_argument`, or other "names". A field without a default is
-    positional, unless it is "required".
+    keywords of `ArgumentParser.add_argument`, or other "names". A list without "nargs" is given one
+    value each time. A field without a default is positional, unless it is "required".
 
     Attributes:
         title: Title in the help; empty: among the first options.
@@ -161,9 +161,11 @@ def _default(option: Field[Any]) -> Any:
 def _reading(group: OptionsOf, option: Field[Any]) -> dict[str, Any]:
     """Returns how the text of an option becomes its value."""
     kind: Any = option.type
-    repeated = {"action": "append"} if group.repeat else {}
+    repeats = group.repeat
     if get_origin(kinds_of(kind)[0]) is list:
+        repeats = "nargs" not in option.metadata
         (kind,) = get_args(kinds_of(kind)[0])
+    repeated = {"action": "append"} if repeats else {}
     first = bare(kinds_of(kind)[0])
     if first is bool:
         return {"action": BooleanOptionalAction if group.unset else "store_true"}

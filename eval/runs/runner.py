@@ -41,7 +41,7 @@ class PendingBatch(NamedTuple):
     missing: frozenset[str]
 
 
-class Part(NamedTuple):
+class RecordPart(NamedTuple):
     """The file of this process in a results folder.
 
     `machine` is the name of the folder's note on the process; `done` has records by key, those of
@@ -61,7 +61,7 @@ class Worker:
     """
 
     def __init__(
-        self, one: Checked, part: Part, reporter: Reporter = SILENT, place: Place = ALONE
+        self, one: Checked, part: RecordPart, reporter: Reporter = SILENT, place: Place = ALONE
     ) -> None:
         self._run, examples, self._settings = one
         size = self._run.batch_size
@@ -234,7 +234,7 @@ def execute(
 @contextmanager
 def part_of(
     folder: Folder, runs: Sequence[Checked], place: Place = ALONE, *, retry_errors: bool
-) -> Iterator[Part]:
+) -> Iterator[RecordPart]:
     """Gives a part of a folder to this process alone, with the records that are not decoded anew.
 
     The first of several processes notes what the records are made of. With `retry_errors`, examples
@@ -250,7 +250,7 @@ def part_of(
         if place.rank == 0:
             write_notes(folder.path, notes)
         machine = folder.note_machine(machine_of(runs[0].run.model.device))
-        yield Part(path, machine, done)
+        yield RecordPart(path, machine, done)
 
 
 def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> RunPlan:

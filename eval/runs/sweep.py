@@ -42,7 +42,6 @@ class Loaded(NamedTuple):
         target: Loads a verifier's causal model.
         files: Files that the model was read from.
         source: Its name in the settings.
-        revision: Branch, tag or commit of a hub id.
     """
 
     model: MaskPredictor
@@ -81,9 +80,7 @@ class Sweep:
         tasks: Addresses; plug-ins are expressions.
         decoding: Values of any options of the decode: answer length, temperature, seeds and so on.
             An option that is not named is the task's own, else the default.
-        batch_size: Rows decoded together.
         prompts: "chat" or "plain"; empty: the task's default.
-        revision: Branch, tag or commit of a hub id.
     """
 
     models: tuple[str, ...]

@@ -94,34 +94,23 @@ class Proposals:
         ]
 
 
-class Looks(NamedTuple):
-    """The observers that traces are made of; they serve one call of `decode`."""
-
-    trace: Trace
-    runners_up: RunnersUp
-    proposals: Proposals
-
-    @staticmethod
-    def new() -> "Looks":
-        """Returns observers that have seen nothing yet."""
-        return Looks(Trace(), RunnersUp(), Proposals())
-
-
-def recorded(looks: Looks, proposed: Binned, row: int, lead: int) -> RecordedTrace:
+def recorded(
+    trace: Trace, runners_up: RunnersUp, proposed: Binned, row: int, lead: int
+) -> RecordedTrace:
     """Returns step and confidence of each position; -1 and None where no round committed it.
 
     `proposed` has the row's proposals, as `Proposals.of` returns them; `lead` counts the prompt
     tokens in the first block of a block-causal model.
     """
-    steps = looks.trace.steps[row].tolist()
+    steps = trace.steps[row].tolist()
     return {
         "steps": steps,
-        "runners_up": looks.runners_up.of(row, steps),
+        "runners_up": runners_up.of(row, steps),
         "proposals": proposed,
-        "confidences": [_rounded(one) for one in looks.trace.confidences[row].tolist()],
+        "confidences": [_rounded(one) for one in trace.confidences[row].tolist()],
         "revisions": [
             (r.position, r.token, r.committed, _rounded(r.confidence), r.removed)
-            for r in looks.trace.revisions[row]
+            for r in trace.revisions[row]
         ],
         "lead": lead,
     }

@@ -19,6 +19,7 @@ from eval.reports.plots import places_of, ticks
 from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.templates import ASSETS
+from eval.runs import records
 from eval.runs.lines import append
 from eval.runs.records import Folder
 from eval.runs.runner import execute
@@ -174,8 +175,8 @@ def test_an_example_that_was_edited_is_not_compared_with_the_old_one(
 def test_a_report_reads_its_folder_once(finished: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """It read every record five times: 8,000 of them took minutes."""
     read = []
-    lines = Folder._lines
-    monkeypatch.setattr(Folder, "_lines", lambda self: read.append(self) or lines(self))
+    parts = records.read_parts
+    monkeypatch.setattr(records, "read_parts", lambda path: read.append(path) or parts(path))
     assert show(finished) == 0
     assert len(read) == 1
 
