@@ -44,7 +44,7 @@ def write_animation(example: Example, path: Path) -> None:
     """Writes the replay of one example under several settings as an animated picture.
 
     All settings take a step at a time, so that one with fewer forwards is done first. The last
-    picture is shown for a fifth of the time. Raises ValueError if there are no records, one has no
+    picture is shown for a fifth of the time. Raises ValueError if a record has no
     trace, or the suffix of the path is none of .gif, .png and .webp.
     """
     panels = panels_of(example)

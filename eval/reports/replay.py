@@ -10,7 +10,7 @@ from eval.runs.lines import Record, Told, trace_of
 from eval.runs.records import RunSettings
 
 Example = Sequence[tuple[RunSettings, Record]]
-"""The records of one example, each with the settings that it was decoded under."""
+"""The records of one example, at least one, each with the settings that it was decoded under."""
 
 # From violet to yellow in the 256 colours that terminals share.
 _COLOURS = (54, 61, 67, 73, 79, 114, 149, 184, 220)
@@ -21,7 +21,7 @@ def replay_page(example: Example, *, report: str = "", notice: str = "") -> str:
 
     Tokens are tinted by the step that committed them, early ones dark. The page needs no network.
     It links back to the file `report`, and shows a `notice` on top, such as that the results folder
-    is unfinished. Raises ValueError if there are no records, or one has no trace.
+    is unfinished. Raises ValueError if a record has no trace.
     """
     panels, (settings, first) = panels_of(example), example[0]
     named = {name: first[name] for name in ("example", "prompt", "target")}
@@ -49,10 +49,8 @@ def picture_of(record: Record) -> Text:
 def panels_of(example: Example) -> list[dict[str, Any]]:
     """Returns the panel of each setting in a replay, with texts instead of token ids.
 
-    Raises ValueError if there are no records, or one has no trace.
+    Raises ValueError if a record has no trace.
     """
-    if not example:
-        raise ValueError("A replay needs records with traces, got no records.")
     named = zip(example, parts_of(example), strict=True)
     return [_panel(settings, record, parts) for (settings, record), parts in named]
 

@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -163,7 +164,7 @@ class Gsm8k(PublishedTask):
         return [WorkedQuestion(row.question, ANNOTATION.sub("", row.answer)) for row in rows]
 
     def _demonstrations(self, rows: list[WorkedQuestion]) -> list[list[WorkedQuestion]]:
-        """Returns the demonstrations of each question, which is never among its own."""
+        """Returns the demonstrations of each question; no question is among its own."""
         protocol = self.published
         count = protocol.num_fewshot if self.num_fewshot is None else self.num_fewshot
         if count == 0:
@@ -177,9 +178,11 @@ class Gsm8k(PublishedTask):
         found: list[list[WorkedQuestion]] = []
         for asked in rows:
             chosen = rng.sample(pool, count) if protocol.choose == "anew" else pool[:count]
-            spare = next(row for row in pool if row not in chosen)
-            found.append([row for row in (*chosen, spare) if row.question != asked.question])
-        return [some[:count] for some in found]
+            # In case the question is among those chosen.
+            spare = islice((row for row in pool if row not in chosen), 1)
+            others = [row for row in (*chosen, *spare) if row.question != asked.question]
+            found.append(others[:count])
+        return found
 
     def _prompt(
         self, asked: WorkedQuestion, demonstrations: list[WorkedQuestion]

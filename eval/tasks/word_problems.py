@@ -80,13 +80,14 @@ class WordProblems(GeneratedTask):
     @property
     def excluded(self) -> tuple[str, ...]:
         """Ids of the chosen templates that this world is too narrow for."""
-        kept = {plan.template.id for plans in self._plans.values() for plan in plans}
+        kept = {plan.template.id for plan in self._plans}
         return tuple(template.id for template in self._chosen if template.id not in kept)
 
     def draw(self, rng: random.Random, split: str = "train") -> Example:
         """Draws one problem; templates are equally likely."""
         self.require(split, None)
-        plans = self._plans[split == "test_template"]
+        held_out = split == "test_template"
+        plans = [plan for plan in self._plans if plan.template.held_out == held_out]
         if not plans:
             raise ValueError(
                 f"Split {split!r} needs a template with at least 500 problems, got none from "
@@ -132,14 +133,10 @@ class WordProblems(GeneratedTask):
         return tuple(template for name, template in templates().items() if name in wanted)
 
     @cached_property
-    def _plans(self) -> Mapping[bool, tuple[NumberPlan, ...]]:
-        """By `held_out` the plans of the templates that the world is wide enough for."""
-        found = [plan_of(template, self.max_value, self.max_factor) for template in self._chosen]
-        plans = [plan for plan in found if plan is not None]
-        return {
-            held_out: tuple(plan for plan in plans if plan.template.held_out == held_out)
-            for held_out in (False, True)
-        }
+    def _plans(self) -> tuple[NumberPlan, ...]:
+        """The plans of the templates that the world is wide enough for."""
+        found = (plan_of(template, self.max_value, self.max_factor) for template in self._chosen)
+        return tuple(plan for plan in found if plan is not None)
 
 
 def example_of(plan: NumberPlan, numbers: Numbers, rng: random.Random, split: str) -> Example:
