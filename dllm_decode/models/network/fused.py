@@ -107,7 +107,9 @@ class CheckedOperations:
         """See `Operations`."""
         heads, num_kv_heads, scalings = projected
         sizes = (*heads.shape[2:], num_kv_heads, scalings is None)
-        kind = ("rotate_and_store", *sizes, *_kinds(store))
+        # Rows and slots are slices or tensors.
+        places = () if store is None else tuple(map(type, store.target[:2]))
+        kind = ("rotate_and_store", *sizes, *places)
         chosen = self._trusted(kind)
         if store is None or chosen is not None:
             return self._checked(
@@ -209,13 +211,6 @@ class CheckedOperations:
             "fused=False to load_model.",
             stacklevel=2,
         )
-
-
-def _kinds(store: LayerKV | None) -> tuple[bool, ...]:
-    if store is None:
-        return (False, False, False)
-    target = store.target
-    return (True, isinstance(target.slots, slice), isinstance(target.rows, slice))
 
 
 def _attention_kind(heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> ShapeClass:
