@@ -13,14 +13,7 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.mod
 
 
 class Hub(NamedTuple):
-    """How a repository of the hub is read; see `load_model`.
-
-    Attributes:
-        revision: Branch, tag or commit.
-        token: For private repositories.
-        cache_dir: Folder of downloads.
-        local_files_only: Never ask the hub.
-    """
+    """How a repository of the hub is read; the fields are arguments of `load_model`."""
 
     revision: str | None = None
     token: str | bool | None = None
