@@ -148,13 +148,7 @@ class Exchange:
         return body
 
     def _choice(self, choice: ResponseChoice, text: str, tokens: list[int]) -> Json:
-        """Returns a choice with new text.
-
-        Args:
-            choice: The answer that the text belongs to; notes that its tokens are sent.
-            text: The text.
-            tokens: The answer's tokens so far.
-        """
+        """Returns a choice with new text, and notes that the answer's tokens so far are sent."""
         body: Json = {"index": choice.number}
         if self.asked.is_chat:
             name = "delta" if self.asked.stream else "message"

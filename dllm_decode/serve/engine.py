@@ -34,13 +34,7 @@ class Lane:
     """
 
     def __init__(self, decoder: Decoder, limits: Limits, changed: Condition) -> None:
-        """Begins without jobs.
-
-        Args:
-            decoder: As `new_decoder` returns it.
-            limits: Rows, columns and waiting requests.
-            changed: Is notified when jobs come; guards what threads share.
-        """
+        """Begins without jobs; `changed` is notified when some come, and guards shared state."""
         self.decoder = decoder
         self.is_closed = False
         self.num_faults = 0

@@ -9,14 +9,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 
 
 class Metrics:
-    """The counters of one server, in a registry of their own.
-
-    Attributes:
-        responses: HTTP responses, by path and status.
-        hang_ups: Clients that went away.
-        first_chunk_s: From a request to the first chunk of its stream.
-        request_s: From a request to the end of its answer.
-    """
+    """The counters of one server, in a registry of their own."""
 
     def __init__(self, engine: Engine) -> None:
         """Begins at 0."""

@@ -20,11 +20,7 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket that is bound, but does not listen yet.
-
-    Args:
-        host: Name or address of this machine.
-        port: 0: any free port.
+    """Returns a socket that is bound, but does not listen yet; port 0 is any free port.
 
     Raises:
         OSError: If the address cannot be used.
@@ -73,14 +69,9 @@ def serve(
     api_key: str | None,
     say: Callable[[str], object],
 ) -> None:
-    """Serves until the process is told to end.
+    """Serves at a socket of `bind` until the process is told to end.
 
-    Args:
-        service: The model.
-        bound: As `bind` returns it.
-        host: The name that it was bound to.
-        api_key: As in `create_app`.
-        say: Is told where clients find the server, and that it ends.
+    `say` is told where clients find the server, and that it ends.
     """
     url = url_of(bound, host)
     sys.setswitchinterval(_SWITCH_S)

@@ -49,14 +49,7 @@ class Service:
     def start(
         name: str, tokenizer: Any, decoders: Mapping[str, Decoder], limits: Limits
     ) -> "Service":
-        """Starts the lanes of a model.
-
-        Args:
-            name: The model's name for clients.
-            tokenizer: A tokenizer of transformers.
-            decoders: By name of the sampler; the first is the default.
-            limits: Bounds.
-        """
+        """Starts the lanes of a model, by name of their sampler; the first is the default."""
         first = next(iter(decoders.values()))
         lanes = dict(decoders)
         if not first.starts_as_noise:
@@ -106,10 +99,7 @@ class Service:
     def check_lengths(self, prompt_length: int, gen_length: int, *, field: str) -> None:
         """Raises a refusal if an answer is too long, or a prompt and its answer together.
 
-        Args:
-            prompt_length: Tokens of the prompt.
-            gen_length: Tokens of the answer.
-            field: The field that says how long the answer is.
+        `field` says how long the answer is.
         """
         limits = self.limits
         if gen_length > limits.max_tokens:

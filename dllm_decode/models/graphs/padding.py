@@ -51,12 +51,8 @@ def pad_to_bucket(inputs: ForwardInputs, whole: KVCache) -> PaddedForward:
     """Pads a forward to all rows of its cache and to the next larger number of columns.
 
     Every row becomes the row that it is in the cache, so that no keys and values are gathered.
-    The columns and rows that are added write to the spare slot, and compute something finite that
-    nobody reads.
-
-    Args:
-        inputs: The forward; with a cache.
-        whole: The buffers of that cache, whose slot 0 is spare.
+    The columns and rows that are added write to slot 0 of the whole buffers, which is spare, and
+    compute something finite that nobody reads.
     """
     assert inputs.kv_cache is not None
     B, Q = inputs.tokens.shape

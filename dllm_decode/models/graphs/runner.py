@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,13 +28,11 @@ _TOLERANCES = {
 }
 
 
-@dataclass
-class _Graph:
-    """A captured forward: the tensors that it reads; checked if its first replay agreed."""
+class _Graph(NamedTuple):
+    """A captured forward: the tensors that it reads."""
 
     inputs: ForwardInputs
     replay: Replay
-    checked: bool = False
 
 
 @dataclass
@@ -121,26 +119,24 @@ class GraphRunner:
     def _replayed(self, run: Run, inputs: ForwardInputs) -> Float[Tensor, "B W V"] | None:
         """Replays a forward; `None` the first time that its size is seen."""
         key = _key(inputs)
-        if key not in self._graphs:
-            if not self._was_seen(key):
-                return None
-            while len(self._graphs) >= self.max_graphs:
-                self._seen.pop(self._graphs.popitem(last=False)[0], None)
-            # Whatever mode the caller is in: the tensors of a graph serve all of them.
-            with torch.inference_mode():
-                self._graphs[key] = self._captured(run, inputs)
-        self._graphs.move_to_end(key)
-        graph = self._graphs[key]
+        known = self._graphs.get(key)
+        if known is None and not self._was_seen(key):
+            return None
+        # Whatever mode the caller is in: the tensors of a graph serve all of them.
         with torch.inference_mode():
+            graph = self._captured(run, inputs) if known is None else known
             for there, here in zip(_varying(graph.inputs), _varying(inputs), strict=True):
                 there.copy_(here)
-            if graph.checked:
-                return graph.replay()
+            if known is not None:
+                self._graphs.move_to_end(key)
+                return known.replay()
             logits = _check_replay(graph.replay, run, graph.inputs)
-        graph.checked = True
+        self._graphs[key] = graph
         return logits
 
     def _captured(self, run: Run, inputs: ForwardInputs) -> _Graph:
+        while len(self._graphs) >= self.max_graphs:
+            self._seen.pop(self._graphs.popitem(last=False)[0], None)
         static = _blank(inputs)
         logits = run(static)
         # All graphs write their logits to one buffer: each is read before the next replay.

@@ -2,6 +2,7 @@
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,14 +13,7 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.mod
 
 
 class Hub(NamedTuple):
-    """How a repository of the hub is read; see `load_model`.
-
-    Attributes:
-        revision: Branch, tag or commit.
-        token: For private repositories.
-        cache_dir: Folder of downloads.
-        local_files_only: Never ask the hub.
-    """
+    """How a repository of the hub is read; the fields are arguments of `load_model`."""
 
     revision: str | None = None
     token: str | bool | None = None
@@ -67,21 +61,17 @@ def _download(hub_id: str, hub: Hub) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    def fetch(*, local_files_only: bool) -> Path:
-        return Path(
-            snapshot_download(
-                hub_id,
-                revision=hub.revision,
-                cache_dir=hub.cache_dir,
-                token=hub.token,
-                local_files_only=local_files_only,
-                allow_patterns=list(_HUB_FILES),
-            )
-        )
-
+    fetch = partial(
+        snapshot_download,
+        hub_id,
+        revision=hub.revision,
+        cache_dir=hub.cache_dir,
+        token=hub.token,
+        allow_patterns=list(_HUB_FILES),
+    )
     named = repr(hub_id) if hub.revision is None else f"{hub_id!r} with revision={hub.revision!r}"
     try:
-        cached = fetch(local_files_only=True)
+        cached = Path(fetch(local_files_only=True))
         if hub.local_files_only or _has_weights(cached):
             return cached
     except (OSError, ValueError) as error:
@@ -91,7 +81,7 @@ def _download(hub_id: str, hub: Hub) -> Path:
                 "forbids to download it."
             ) from None
     try:
-        return fetch(local_files_only=False)
+        return Path(fetch(local_files_only=False))
     except (OSError, ValueError) as error:
         raise OSError(
             f"{named} is not a folder here, and could not be downloaded from the hub "

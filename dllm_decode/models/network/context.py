@@ -124,12 +124,7 @@ def join(groups: Sequence[Shaped[Tensor, "_ _ ..."]]) -> Shaped[Tensor, "_ _ ...
 def split(
     joined: Shaped[Tensor, "_ _ ..."], sizes: Sequence[tuple[int, ...]]
 ) -> list[Shaped[Tensor, "_ _ ..."]]:
-    """Undoes `join`; the results are views.
-
-    Args:
-        joined: A result of `join`.
-        sizes: Rows and columns of each group.
-    """
+    """Undoes `join` for groups of these numbers of rows and columns; the results are views."""
     if len(sizes) == 1:
         return [joined]
     parts = joined[0].split([prod(size) for size in sizes])

@@ -74,7 +74,7 @@ def least_ms(run: Callable[[], object], device: torch.device) -> float:
 
 @dataclass
 class CheckedOperations:
-    """Fused operations that are compared with torch the first time that they meet a shape class.
+    """Fused `Operations` that are compared with torch the first time that they meet a shape class.
 
     A shape class is all that a kernel is compiled for: sizes of heads and columns, and which parts
     are there. If a kernel does not compile, or differs by more than rounding, one warning says so,
@@ -97,17 +97,17 @@ class CheckedOperations:
     _chosen: dict[ShapeClass, Operations] = field(default_factory=dict, init=False)
 
     def add_norm(self, stream: Stream, scaling: Scaling) -> Normed:
-        """See `Operations`."""
         kind = ("add_norm", stream.update is None, scaling.in_float32, stream.hidden.shape[-1])
         return self._checked(kind, lambda version: version.add_norm(stream, scaling))
 
     def rotate_and_store(
         self, projected: Projected, rotation: Rotation, store: LayerKV | None
     ) -> Heads:
-        """See `Operations`."""
         heads, num_kv_heads, scalings = projected
         sizes = (*heads.shape[2:], num_kv_heads, scalings is None)
-        kind = ("rotate_and_store", *sizes, *_kinds(store))
+        # Rows and slots are slices or tensors.
+        places = () if store is None else tuple(map(type, store.target[:2]))
+        kind = ("rotate_and_store", *sizes, *places)
         chosen = self._trusted(kind)
         if store is None or chosen is not None:
             return self._checked(
@@ -125,7 +125,6 @@ class CheckedOperations:
         return expected
 
     def attend(self, heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> Float[Tensor, "B Q C"]:
-        """See `Operations`."""
         if heads.query[..., 0].numel() > _MOST_QUERIES:
             return plain.attend(heads, bias)
         kind = _attention_kind(heads, bias)
@@ -136,7 +135,6 @@ class CheckedOperations:
         return mixed
 
     def swiglu(self, gate_up: Float[Tensor, "B Q C"]) -> Float[Tensor, "B Q M"]:
-        """See `Operations`."""
         kind = ("swiglu", gate_up.shape[-1])
         return self._checked(kind, lambda version: version.swiglu(gate_up))
 
@@ -209,13 +207,6 @@ class CheckedOperations:
             "fused=False to load_model.",
             stacklevel=2,
         )
-
-
-def _kinds(store: LayerKV | None) -> tuple[bool, ...]:
-    if store is None:
-        return (False, False, False)
-    target = store.target
-    return (True, isinstance(target.slots, slice), isinstance(target.rows, slice))
 
 
 def _attention_kind(heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> ShapeClass:

@@ -117,9 +117,7 @@ class Layer(nn.Module):
     def forward(self, stream: Stream, groups: Sequence[LayerContext]) -> Stream:
         """Returns all columns, or the wanted ones; keys and values are always of all columns.
 
-        Args:
-            stream: The columns of all groups, see `join`.
-            groups: One context for each group.
+        The stream has the columns of all groups, see `join`.
         """
         operations = groups[0].operations
         hidden, normed = self.attention_norm(stream, operations)

@@ -96,7 +96,6 @@ class TransformersNetwork:
         return self.model.device
 
     def read(self, inputs: CausalInputs) -> CausalOutput:
-        """See `CausalNetwork`."""
         from transformers import DynamicCache
 
         cache = DynamicCache(inputs.layers or None)

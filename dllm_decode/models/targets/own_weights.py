@@ -62,7 +62,6 @@ class MaskedNetwork:
         return self.model.device
 
     def read(self, inputs: CausalInputs) -> CausalOutput:
-        """See `CausalNetwork`."""
         tokens, positions, attend, layers, wanted = inputs
         num_rows, width = tokens.shape
         num_slots = attend.shape[-1] - width
