@@ -33,7 +33,7 @@ from eval.runs.names import parse_task
 from eval.runs.plugins import parse_cache
 from eval.runs.prompts import PromptTokenizer, encode_prompt
 from eval.tasks import Example, Task
-from samplers import ConfidenceThreshold, FixedSchedule, Sampler, parse
+from samplers import Sampler, parse
 
 SHOWN_ANSWERS = 3
 
@@ -69,7 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.gen_length = task.gen_length
         if options.block_length is None:
             options.block_length = task.block_length
-        samplers = read_samplers(options)
+        # At least as many steps as a block has tokens: one token a step.
+        num_steps = options.block_length or DEFAULT_BLOCK_LENGTH
+        default = [f"FixedSchedule({num_steps})", "ConfidenceThreshold(0.9)"]
+        samplers = [parse(text) for text in options.sampler or default]
         model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
         problems, results = Problems(model, tokenizer, task, examples), []
         for sampler in samplers:
@@ -102,15 +105,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
     add("--dtype", help="float32, bfloat16 ... (default: the checkpoint's)")
     return parser
-
-
-def read_samplers(options: argparse.Namespace) -> list[Sampler]:
-    """Returns the samplers to compare."""
-    if options.sampler:
-        return [parse(text) for text in options.sampler]
-    # At least as many steps as a block has tokens: one token a step.
-    num_steps = options.block_length or DEFAULT_BLOCK_LENGTH
-    return [FixedSchedule(num_steps), ConfidenceThreshold(0.9)]
 
 
 def run(
