@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dllm_decode.models.base import ForwardInputs, KVCache, MaskPredictor, zeroed_cache
-from dllm_decode.models.graphs.runner import GraphRunner
 from dllm_decode.models.network.context import split
 from dllm_decode.models.network.fused import Choice
 from dllm_decode.models.network.moe import Experts
@@ -99,7 +100,7 @@ class MaskedTransformer(nn.Module):
             return [self.predict(groups[0])]
         return split(self._forward(*groups), [group.wanted.shape for group in groups])
 
-    def _active_runner(self) -> GraphRunner | None:
+    def _active_runner(self) -> Any:
         is_on = self.graphs and self.device.type == "cuda" and self.transformer.route is None
         return self._runner if is_on else None
 
@@ -144,7 +145,12 @@ def own_network(model: MaskPredictor) -> MaskedTransformer:
     return model
 
 
-def _new_runner(transformer: Transformer) -> GraphRunner:
+def _new_runner(transformer: Transformer) -> Any:
+    """Returns the `GraphRunner` of a model; `None` if the folder of graphs was deleted."""
+    if find_spec("dllm_decode.models.graphs") is None:
+        return None
+    from dllm_decode.models.graphs.runner import GraphRunner
+
     most = int(_MAX_GRAPH_FLOPS / (2 * num_active_parameters(transformer)))
     return GraphRunner(max_columns=min(_MAX_GRAPH_COLUMNS, most))
 

@@ -127,7 +127,8 @@ def copy_by_words(
     Raises:
         ValueError: If names or sizes differ, or no word is common.
     """
-    common = [word for word in words if word in source_words]
+    # In the order of ids: that of a vocabulary differs from process to process.
+    common = sorted((word for word in words if word in source_words), key=words.__getitem__)
     if not common:
         raise ValueError("The vocabularies must share words, got none in common.")
     rows = torch.tensor([words[word] for word in common])
