@@ -35,6 +35,7 @@ from dllm_decode.training.certainty import (
     Curriculum,
     TrajectoryForcing,
 )
+from dllm_decode.training.fsdp import require_launch
 from dllm_decode.training.lora import LoRA, require_lora
 from dllm_decode.training.saving import read_family, save_like
 from dllm_decode.training.teacher import Demonstration, Lessons
@@ -178,7 +179,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises ValueError if options do not go together, or a package lacks."""
+    """Raises ValueError if options of command and launch do not go together, or a package lacks."""
+    require_launch(device=options.device, uses_muon=options.muon is not None)
     CertaintyLoss(options.method, options.temperature, options.entropy_weight)
     Curriculum(greatest_share=options.greatest_share)
     if options.muon is not None and options.lora_rank:
