@@ -88,7 +88,8 @@ class MaskedTransformer(nn.Module):
         runner = self._active_runner()
         if runner is None:
             return self._forward(inputs)
-        return runner(self._forward, inputs, required=self.graphs is True)
+        logits: Tensor = runner(self._forward, inputs, required=self.graphs is True)
+        return logits
 
     def predict_groups(self, groups: Sequence[ForwardInputs]) -> list[Float[Tensor, "_ _ V"]]:
         """Runs one forward of several groups without gradients, see `GroupPredictor`.
@@ -127,7 +128,8 @@ class MaskedTransformer(nn.Module):
         runner = self._active_runner()
         if runner is not None:
             whole = (shape.num_layers, *size)
-            return runner.pool.new_kv_cache(whole, dtype=self.dtype, device=self.device)
+            pooled: KVCache = runner.pool.new_kv_cache(whole, dtype=self.dtype, device=self.device)
+            return pooled
         kv_cache: KVCache | None = None
         for device, layers in reversed([(key, len(list(run))) for key, run in groupby(devices)]):
             kv_cache = zeroed_cache((layers, *size), self.dtype, device, further=kv_cache)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -49,7 +50,8 @@ class Checkpoints:
     """The latest state of a run, kept in a folder by an accelerator that has prepared its parts.
 
     A checkpoint appears under its name only when it is complete, so a run that is killed while
-    writing leaves the one before. Frozen weights are left out.
+    writing leaves the one before. Frozen weights are left out, unless FSDP splits the weights: then
+    each process writes its part of all of them.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class Checkpoints:
         self._accelerator = accelerator
         self._model = model
         self._described = describe(model, optimisers)
+        if accelerator.distributed_type == DistributedType.FSDP:
+            self._described.append("weights split by FSDP")
         accelerator.register_save_state_pre_hook(self._leave_out)
         accelerator.register_load_state_pre_hook(self._unwrap)
 

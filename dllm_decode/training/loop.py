@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from dllm_decode.training.checkpoints import Checkpoints, Progress
 from dllm_decode.training.examples import BatchT, Objective, Source
+from dllm_decode.training.fsdp import gather, gathered, prepare
 
 WARMUP = 0.01
 """Share of a run in which the learning rate rises."""
@@ -105,9 +106,10 @@ def train(
     """Trains until the run ends.
 
     Without a limit of time, a run that was killed and started again gives the weights of one that
-    was not. Gradients are averaged over processes, each of which holds the whole model: two
-    processes with one forward a step do what one process does with two. Reports and measurements
-    go to the accelerator's trackers too.
+    was not. Gradients are averaged over processes: two processes with one forward a step do what
+    one process does with two. Each process holds the whole model, or under FSDP2 a part of each
+    weight; it holds all weights during an evaluation and afterwards. Reports and measurements go
+    to the accelerator's trackers too.
 
     Args:
         objective: Model and loss.
@@ -126,7 +128,8 @@ def train(
 
     Raises:
         RuntimeError: If the loss or a weight is not finite.
-        ValueError: If the checkpoint was changed, or is that of another model.
+        ValueError: If the checkpoint was changed, or is that of another model; under FSDP also if
+            the model is no network of this package, or is trained with Muon.
     """
     run = _Run(objective, optimisers, source, settings, accelerator)
     turn = run.begin(measures if resume else None)
@@ -146,6 +149,7 @@ def train(
             run.measure(evaluate)
     if not run.is_measured:
         run.measure(evaluate)
+    gather(run.losses)
     return run.progress
 
 
@@ -174,6 +178,10 @@ class _Losses(nn.Module, Generic[BatchT]):
             return self._objective.loss(batch, generator)
 
 
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [weight for weight in module.parameters() if weight.requires_grad]
+
+
 class _Run(Generic[BatchT]):
     def __init__(
         self,
@@ -191,8 +199,8 @@ class _Run(Generic[BatchT]):
         self._accelerator = accelerator
         self._peaks = [[group["lr"] for group in each.param_groups] for each in optimisers]
         losses = _Losses(objective)
-        self._losses, *self._optimisers = accelerator.prepare(losses, *optimisers)
-        self._weights = [weight for weight in losses.parameters() if weight.requires_grad]
+        self.losses, self._optimisers = prepare(accelerator, losses, optimisers)
+        self._weights = _trained(losses)
         if settings.folder is not None:
             self.checkpoints = Checkpoints(settings.folder, accelerator, losses, optimisers)
 
@@ -233,8 +241,10 @@ class _Run(Generic[BatchT]):
         for i, part in enumerate(parts, start=1):
             seed = random.Random(f"{self._settings.seed};{part.key}").getrandbits(62)
             is_last = i == len(parts)
-            with nullcontext() if is_last else accelerator.no_sync(self._losses):
-                loss = self._losses(part.batch, seed)
+            # Split gradients are added up after every forward: whole ones would take more memory.
+            syncs = is_last or accelerator.is_fsdp2
+            with nullcontext() if syncs else accelerator.no_sync(self.losses):
+                loss = self.losses(part.batch, seed)
                 accelerator.backward(loss * part.weight)
             total += loss.detach() * part.weight
             self.progress.samples += world_size * part.num_rows
@@ -247,9 +257,10 @@ class _Run(Generic[BatchT]):
 
     def measure(self, evaluate: Evaluate) -> None:
         """Evaluates, notes the result and writes a checkpoint."""
-        require_finite("The weights", self._weights, self.progress.step)
         self._model.eval()
-        measured = dict(evaluate(self.progress))
+        with gathered(self.losses):
+            require_finite("The weights", _trained(self.losses), self.progress.step)
+            measured = dict(evaluate(self.progress))
         self.progress.elapsed_s = self._before_s + time.perf_counter() - self._started_s
         now = {"step": float(self.progress.step), "samples": float(self.progress.samples)}
         self.progress.history.append(now | {"elapsed_s": self.progress.elapsed_s} | measured)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -32,13 +33,20 @@ class LoRA:
         family: Of the model: says how its authors name the matrices.
         rank: At least 1, and at most the hidden size of the model.
         alpha: At least 1.
+        seed: Of the first values of A, so that a run that is started again begins as before.
 
     Raises:
         ValueError: If a number is out of range, or the package peft is not installed.
     """
 
     def __init__(
-        self, model: MaskedTransformer, family: Family, *, rank: int = 128, alpha: int = 128
+        self,
+        model: MaskedTransformer,
+        family: Family,
+        *,
+        rank: int = 128,
+        alpha: int = 128,
+        seed: int = 0,
     ) -> None:
         require_lora(model, rank=rank, alpha=alpha)
         from peft import LoraConfig, inject_adapter_in_model
@@ -48,6 +56,7 @@ class LoRA:
         self._official = list(_official(transformer, family))
         self._config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=_LINEAR_MAPS)
         transformer.requires_grad_(False)
+        torch.manual_seed(seed)
         inject_adapter_in_model(self._config, transformer, adapter_name=_ADAPTER)
         for weight in self.weights:
             if weight.dtype.itemsize < 4:

@@ -15,6 +15,7 @@ from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
 
 from dllm_decode.training import Progress, ProgressBar, Settings, train
+from dllm_decode.training.fsdp import require_launch
 from dllm_decode.training.teacher import Demonstration, Lessons
 from eval.files import write_json
 from eval.runs.command import code_for
@@ -83,7 +84,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises ValueError if options do not go together, or a package lacks."""
+    """Raises ValueError if options of command and launch do not go together, or a package lacks."""
+    require_launch(device=options.device, uses_muon=options.muon is not None)
     if options.muon is not None and options.lora_rank:
         raise ValueError("--muon must be left out beside --lora-rank: it is for whole matrices.")
     if options.lora_alpha and not options.lora_rank:

@@ -66,7 +66,7 @@ class Student:
         """Makes the weights trainable, or LoRA's additions to them, and returns the optimisers."""
         options, model = self._options, self.model
         if options.lora_rank:
-            self._lora = LoRA(model, self._family, **self._sizes)
+            self._lora = LoRA(model, self._family, seed=options.seed, **self._sizes)
         else:
             model.requires_grad_(True)
         if options.muon is not None:

@@ -117,6 +117,16 @@ def test_a_model_that_is_not_as_stored_is_refused(
     assert f"must be left out, got '{address}'" in capsys.readouterr().err
 
 
+def test_a_launch_with_deepspeed_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model was loaded, and then the package was missing."""
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.delattr(distil_command, "load")
+    assert main(["distil", *options(tmp_path)]) == 2
+    assert "--use_deepspeed must be left out, got it from" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_lora_writes_an_adapter_of_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

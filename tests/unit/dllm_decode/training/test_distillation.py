@@ -251,6 +251,10 @@ def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path
     model = load_tiny(family, dtype="float32")
     frozen = weights_of(model)
     lora = LoRA(model, FAMILIES[family], rank=3, alpha=6)
+    torch.rand(1)
+    again = LoRA(load_tiny(family, dtype="float32"), FAMILIES[family], rank=3, alpha=6)
+    for first, second in zip(lora.weights, again.weights, strict=True):
+        assert torch.equal(first, second), "a run that is started again begins as before"
     assert 0 < sum(w.numel() for w in lora.weights) < 0.5 * sum(w.numel() for w in frozen.values())
     own = max(4, model.causal_block_length)
     batch = lay_out([((5, 6, 7), (20, 21, 22, 23))], own, model.eos_ids[0])
