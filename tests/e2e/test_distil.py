@@ -122,7 +122,7 @@ def test_a_launch_with_deepspeed_is_refused_before_the_model_is_loaded(
 ) -> None:
     """The model was loaded, and then the package was missing."""
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    monkeypatch.delattr(distil_command, "load")
+    monkeypatch.delattr(distil_command, "Student")
     assert main(["distil", *options(tmp_path)]) == 2
     assert "--use_deepspeed must be left out, got it from" in capsys.readouterr().err
 
