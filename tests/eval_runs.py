@@ -5,6 +5,7 @@ python tests/eval_runs.py FOLDER
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from toys import HashModel
 from dllm_decode import DecodeConfig, ForwardInputs
 from dllm_decode.blocks import Sequential
 from dllm_decode.models import new_llada, save_model
-from eval.runs.lines import Record
+from eval.runs.lines import Record, append
 from eval.runs.names import parse_task
-from eval.runs.records import RunSettings
+from eval.runs.records import Folder, RunSettings
 from eval.runs.runner import execute
 from eval.runs.settings import Place, Run
 from examples.mini.vocabulary import build_tokenizer
@@ -54,6 +55,21 @@ def failed(settings: RunSettings, example: str) -> Record:
     """Returns the record of an example that raised."""
     whole = record(settings, example, None, error="RuntimeError: no")
     return {name: whole[name] for name in Record.__required_keys__}
+
+
+def folder_of(path: Path, settings: Iterable[RunSettings], records: Iterable[Record]) -> Folder:
+    """Makes a results folder of records, or adds them to it."""
+    folder = Folder(path)
+    folder.claim(settings)
+    append(folder.part(0), records)
+    return folder
+
+
+def write_lines(path: Path, *rows: object) -> str:
+    """Writes rows as lines of JSON, texts as they are, and returns the path."""
+    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(path)
 
 
 def write_model(folder: Path, scale: float = 20.0) -> Path:
@@ -180,8 +196,7 @@ def write_tasks(folder: Path, num_docs: int = 7) -> Path:
              "choices": choices, "right": 1 - index % 2}
         )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "problems.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file = write_lines(folder / "problems.jsonl", *lines)
     for kind, rest in (("generate", _GENERATE), ("choose", _CHOOSE), ("score", _SCORE)):
         head = _HEAD.format(name=f"words_{kind}", file=file, cache=folder / "cache")
         (folder / f"words_{kind}.yaml").write_text(head + rest)

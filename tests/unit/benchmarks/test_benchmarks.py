@@ -30,9 +30,6 @@ TINY = replace(TINY, batch_size=2, dtype="float32", num_threads=1)
 MACHINE = Machine(bytes_per_s=1e9, flops_per_s=1e9)
 
 
-# The floor
-
-
 @pytest.mark.parametrize("wanted", [28, 8])
 @pytest.mark.parametrize("computed", [28, 8])
 def test_operations_are_those_that_torch_counts(computed: int, wanted: int) -> None:
@@ -54,9 +51,6 @@ def test_weights_are_all_that_a_forward_reads() -> None:
     read = sum(parameter.numel() for parameter in model.parameters())
     read -= model.transformer.embedding.weight.numel() + norms
     assert weight_bytes(sizes, torch.bfloat16) == 2 * read
-
-
-def test_the_large_geometry_is_that_of_llada() -> None:
     sizes = GEOMETRIES["llada-8b"]
     embedding, norms = sizes.vocab_size * sizes.hidden_size, 65 * sizes.hidden_size
     # What the published index of LLaDA-8B says.
@@ -69,9 +63,6 @@ def test_the_floor_is_the_slower_of_reading_and_multiplying() -> None:
     multiply_s = num_flops(TINY.sizes, forward) / 1e9
     assert Machine(1e9, 1e15).seconds(TINY, forward) == read_s
     assert Machine(1e15, 1e9).seconds(TINY, forward) == multiply_s
-
-
-# Memory
 
 
 def test_a_peak_is_that_of_the_work_and_not_of_what_was_before() -> None:
@@ -87,17 +78,15 @@ def test_a_peak_is_that_of_the_work_and_not_of_what_was_before() -> None:
     assert watch_memory(torch.device("cpu"))() < 2**24
 
 
-# Contenders
-
-
 def test_without_a_cache_decode_gives_the_tokens_of_the_reference() -> None:
-    setting = replace(TINY, geometry="small")
+    # Blocks of eight in three steps: of three tokens, three and two; the last block has two.
+    setting = replace(TINY, geometry="small", gen_length=18, steps_per_block=3)
     slow, fast = (measure(setting, MACHINE, name) for name in (REFERENCE, CONTENDERS[0]))
     assert fast.tokens == slow.tokens
     assert len({token for row in fast.tokens for token in row}) > 4
     # The reference runs its rows one by one.
     assert (slow.row["forwards"], fast.row["forwards"]) == (16, 8)
-    assert slow.row["columns"] == fast.row["columns"] == 16 * 28
+    assert slow.row["columns"] == fast.row["columns"] == 16 * 30
 
 
 @pytest.mark.exhaustive(4)
@@ -119,9 +108,7 @@ def test_every_contender_is_measured(options: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("name", "num_full", "num_block"), [(0, 8, 0), (2, 2, 6)])
-def test_the_floor_of_a_decode_is_the_sum_of_its_forwards(
-    name: int, num_full: int, num_block: int
-) -> None:
+def test_the_floor_is_the_sum_of_its_forwards(name: int, num_full: int, num_block: int) -> None:
     """Without a cache all are alike; with one, the first of a block differs from the others."""
     full = Columns(rows=2, computed=28, attended=28, wanted=8)
     row = measure(TINY, MACHINE, CONTENDERS[name]).row
@@ -138,22 +125,13 @@ def test_forwards_that_the_watch_missed_are_told(monkeypatch: pytest.MonkeyPatch
     assert (row["ms a call"], row["times floor"], row["not in models"]) == (None, None, None)
 
 
-# Growth and correctness
-
-
 def test_growth_is_measured_and_drawn_at_every_point(tmp_path: Path) -> None:
-    block, length = TINY.block_length, TINY.prompt_length
-    grown = {"prompt_length": [length, 24], "gen_length": [3 * block], "batch_size": [1, 3]}
+    grown = {"prompt_length": [12, 24], "gen_length": [24], "batch_size": [1, 3]}
     points = points_of(TINY, {**grown, "vocab_size": [1000, 2000]})
     rows = measure_growth(points, MACHINE)
     sizes = [(row["prompt"], row["answer"], row["batch"], row["vocabulary"]) for row in rows]
-    assert sizes == [
-        (length, block, 1, 1000),
-        (24, block, 1, 1000),
-        (length, 3 * block, 1, 1000),
-        (length, block, 3, 1000),
-        (length, block, 1, 2000),
-    ]
+    base, others = (12, 8, 1, 1000), [(24, 8, 1, 1000), (12, 24, 1, 1000)]
+    assert sizes == [base, *others, (12, 8, 3, 1000), (12, 8, 1, 2000)]
     for row in rows:
         assert row["first step, ms"] > 0
         assert row["tokens a s"] > 0
@@ -199,9 +177,6 @@ def test_the_cpu_agrees_with_itself_and_not_with_other_weights(
     assert device["same"] / device["of"] < 0.5
 
 
-# The command line
-
-
 def test_a_table_has_the_columns_of_all_rows() -> None:
     rows = [{"": "one", "s": 0.12345}, {"": "two", "s": Estimate(1.0, 0.5, 2.0), "same": True}]
     assert table_of(rows).splitlines() == [
@@ -213,11 +188,9 @@ def test_a_table_has_the_columns_of_all_rows() -> None:
 
 
 def test_quick_and_the_device_change_defaults_and_nothing_that_is_given() -> None:
-    plain = read(["--device", "cpu"])
-    assert (plain.geometry, plain.gen_length) == ("8x512", 128)
     quick = read(["--device", "cpu", "--quick", "--gen-length", "64"])
-    assert (quick.prompt_length, quick.gen_length) == (128, 64)
-    assert len(quick.prompt_lengths) < len(plain.prompt_lengths)
+    assert (quick.geometry, quick.prompt_length, quick.gen_length) == ("8x512", 128, 64)
+    assert len(quick.prompt_lengths) < len(read(["--device", "cpu"]).prompt_lengths)
     assert read(["--device", "cuda"]).geometry == "llada-8b"
     assert read(["--device", "cuda", "--geometry", "small"]).geometry == "small"
 

@@ -32,8 +32,6 @@ def generate_with_prefix_cache(model, prompt, **options):
     tokens, forwards = generate(model, prompt, **options)
     tokens[0, -3] += 1
     return tokens, forwards
-
-generate_with_dual_cache = generate
 """
 MODEL = """
 import sys
@@ -57,10 +55,7 @@ class LLaDAModelLM(torch.nn.Module):
         columns = torch.arange(canvas.shape[1])[None]
         return self.inner.predict(ForwardInputs(canvas, columns, columns))
 """
-MODES = {
-    "generate": "NoCache(), NoVerifier()",
-    "generate_with_prefix_cache": "NoCache(), NoVerifier()",
-}
+MODES = dict.fromkeys(("generate", "generate_with_prefix_cache"), "NoCache(), NoVerifier()")
 
 
 @pytest.fixture
@@ -96,9 +91,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return interpreters
 
 
-def test_tokens_of_a_peer_are_compared_and_a_difference_is_reported(
-    checkout: Path, in_this_process: list[str]
-) -> None:
+def test_tokens_of_a_peer_are_compared(checkout: Path, in_this_process: list[str]) -> None:
     checkouts = find_checkouts([f"fast-dllm={checkout}"], TINY)
     *_, rows = compare_with_peers(TINY, checkouts, "their-python", 2)
     assert [row["contender"] for row in rows] == [
@@ -121,9 +114,7 @@ def test_a_peer_that_fails_names_the_other_interpreter(tmp_path: Path) -> None:
         peers._run({"contender": "fast-dllm"}, "false", tmp_path)
 
 
-def test_peers_that_cannot_run_are_refused_before_anything_is_measured(
-    checkout: Path, tmp_path: Path
-) -> None:
+def test_peers_that_cannot_run_are_refused_first(checkout: Path, tmp_path: Path) -> None:
     for text in ("fast-dllm", "other=/tmp"):
         with pytest.raises(ValueError, match="must be NAME=PATH"):
             find_checkouts([text], TINY)

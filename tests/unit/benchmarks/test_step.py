@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
-
 import dllm_decode.round
 from benchmarks.setting import Setting
 from benchmarks.step import profiled
-from dllm_decode import CachePolicy, DualCache, NoCache
+from dllm_decode import DualCache
 from dllm_decode.decide import decide
 
 TINY = Setting("tiny", prompt_length=12, gen_length=16, block_length=16, steps_per_block=16)
@@ -18,12 +16,11 @@ PARTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("cache", [NoCache(), DualCache()], ids=repr)
-def test_every_part_of_a_step_is_found(cache: CachePolicy) -> None:
+def test_every_part_of_a_step_is_found() -> None:
     setting = replace(TINY, num_threads=1)
     model = setting.model()
     predict = model.predict
-    found = profiled(model, setting, cache)
+    found = profiled(model, setting, DualCache())
     assert set(found) == PARTS
     assert min(found.values()) > 0.0
     assert model.predict == predict

@@ -11,9 +11,7 @@ from samplers import ALL_SAMPLERS
 
 
 @pytest.mark.parametrize("kind", LISTED)
-def test_a_command_lists_what_there_is_with_a_line_each(
-    kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_lists_each_with_a_line(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Names were in the documentation alone."""
     assert main([kind]) == 0
     shown = capsys.readouterr().out

@@ -1,14 +1,13 @@
 """Calibration end to end: on a sampler whose answers are known, and on the command line."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from eval_runs import runs
+from eval_runs import runs, write_lines
 
 import eval as evaluation
-from dllm_decode import DualCache, decode, load_model
+from dllm_decode import DualCache
 from eval.calibrate.card import Card, read_card
 from eval.calibrate.ladders import LADDERS, rung_of, split_parts
 from eval.cli import evaluate as main
@@ -40,6 +39,9 @@ def test_a_cautious_setting_is_certified_and_a_bold_one_is_not(out: Path) -> Non
     card = read_card(out / "card.json")
     assert card.is_certified
     assert card.setting["sampler"] == repr(ConfidenceThreshold(0.99))
+    assert card.settings()["sampler"] == ConfidenceThreshold(0.99)
+    assert parse_sampler(f"@{out / 'card.json'}") == ConfidenceThreshold(0.99)
+    assert parse_cache(f"@{out / 'card.json'}") == parse_cache("NoCache()")
     careful, bold = card.ratings
     assert careful.verdict.certified
     assert careful.tokens_per_forward > card.reference_tokens_per_forward
@@ -51,18 +53,7 @@ def test_a_cautious_setting_is_certified_and_a_bold_one_is_not(out: Path) -> Non
     assert "more prompts would not certify" in text
 
 
-def test_a_card_is_a_setting(out: Path) -> None:
-    card = read_card(out / "card.json")
-    assert parse_sampler(f"@{out / 'card.json'}") == ConfidenceThreshold(0.99)
-    assert parse_cache(f"@{out / 'card.json'}") == parse_cache("NoCache()")
-    model, tokenizer = load_model("mini")
-    prompt = tokenizer.encode("emma has 12 apples . how many apples does emma have ? answer :")
-    assert len(decode(model, [prompt], **card.settings()).tokens[0]) == 64
-
-
-def test_stored_records_are_used_and_said_to_be_seen(
-    out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stored_records_are_used_and_told(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (out / "part-0.jsonl").read_bytes()
     calibrated(out)
     assert "WARNING" not in capsys.readouterr().err
@@ -113,14 +104,11 @@ def test_a_card_that_is_used_for_something_else_is_told(
     assert said in "".join(warned)
 
 
-def test_agreement_needs_no_labels(out: Path) -> None:
-    card = calibrated(out, "--agreement", "--max-drop", "0.4")
+def test_agreement_needs_no_labels_and_the_order_can_be_learned(out: Path) -> None:
+    """The prompts that the order is learned on are not tested."""
+    card = calibrated(out, "--agreement", "--max-drop", "0.4", "--order-on", "4")
     assert card.agreement
     assert "answers differ from the reference's in at most 0.4" in card.text()
-
-
-def test_the_order_can_be_learned_on_prompts_that_are_not_tested(out: Path) -> None:
-    card = calibrated(out, "--order-on", "4", "--max-drop", "0.3")
     assert card.ordered_on == 4
     assert [rating.verdict.num_prompts for rating in card.ratings] == [8, 8]
     assert card.ratings[0].setting["sampler"] == repr(ConfidenceThreshold(0.99))
@@ -134,25 +122,20 @@ def test_the_order_can_be_learned_on_prompts_that_are_not_tested(out: Path) -> N
         (["--sampler", "Factor()", "--sampler", "Factor()"], "must be distinct"),
         (["--sampler", "DualCache()"], "must have a sampler"),
         (["--sampler", "Factor() + Factor()"], "must have one sampler"),
-        (["--sampler", "Factor()", "--order-on", "12"], "between 0 and 11, got 12"),
         (["--sampler", "Factor()", "--max-drop", "0"], "max_drop must be in"),
+        (["--sampler", "Factor()"], "must be distinct, got"),
+        (["--sampler", "Factor()", "--order-on", "2"], "between 0 and 1, got 2"),
     ],
 )
 def test_wrong_use_is_refused(
     tmp_path: Path, command: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = "word_problems?split=val&limit=12"
-    assert main(["calibrate", task, str(tmp_path / "out"), *command]) == 2
+    """Prompts that come twice, too."""
+    prompts = ("one ?", "two ?" if "--order-on" in command else "one ?")
+    rows = [{"id": str(i), "prompt": prompt, "answer": "1"} for i, prompt in enumerate(prompts)]
+    file = write_lines(tmp_path / "own.jsonl", *rows)
+    assert main(["calibrate", f"jsonl:{file}", str(tmp_path / "out"), *command]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_repeated_prompts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "own.jsonl"
-    line = {"prompt": "one ?", "answer": "1"}
-    file.write_text("".join(json.dumps(line | {"id": str(i)}) + "\n" for i in range(2)))
-    command = ["calibrate", f"jsonl:{file}", str(tmp_path / "out"), "--sampler", "Factor()"]
-    assert main(command) == 2
-    assert "must be distinct" in capsys.readouterr().err
 
 
 def test_a_rung_holds_whatever_is_written() -> None:
@@ -180,7 +163,7 @@ def test_results_are_compared_in_python(tmp_path: Path) -> None:
         {**r, "scores": {**r["scores"], r["primary"]: right[r["example"]]}} for r in second.records
     ))  # fmt: skip
     found = evaluation.compare(first, better)
-    assert (found.num_shared, found.first, found.second) == (10, 0.0, 0.3)
+    assert (found.num_shared, found.first, found.second, found.difference) == (10, 0.0, 0.3, 0.3)
     assert (found.gained, found.lost, found.p_value) == (3, 0, 0.25)
     assert found.low < 0.3 < found.high
     same = evaluation.compare(first, first)

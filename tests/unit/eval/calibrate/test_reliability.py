@@ -9,7 +9,7 @@ import torch
 from dllm_decode import StepEvent, decode
 from eval.calibrate.reliability import reliability, reliability_of_proposals
 from eval.runs.traces import NUM_BINS, Proposals
-from samplers import ConfidenceThreshold, FixedSchedule, Wino
+from samplers import ConfidenceThreshold, Wino
 
 
 def record(confidences: list[float | None], revisions: list[Any]) -> Any:
@@ -32,9 +32,6 @@ def test_bins_hold_commits_and_their_agreement_with_the_final_tokens() -> None:
     assert found.bins[-1].confidence == pytest.approx(0.93)
     # |0.55 - 0| + |0.65 - 1| + |0.85 - 1| + 2 |0.93 - 1|, over five.
     assert found.calibration_error == pytest.approx((0.55 + 0.35 + 0.15 + 0.14) / 5)
-
-
-def test_records_without_traces_tell_nothing() -> None:
     with pytest.raises(ValueError, match="with traces"):
         reliability([{**REVISED, "trace": None}])
 
@@ -48,22 +45,17 @@ def proposed(**told: list[float]) -> Any:
 
 
 def test_proposals_of_all_records_share_the_bins() -> None:
+    """A threshold commits the proposals of its bin and of the bins above."""
     found = reliability_of_proposals([
         proposed(b18=[2, 1, 1.82], b2=[1, 0, 0.12]), proposed(b18=[2, 2, 1.88], b19=[5, 5, 5.0]),
         record([0.5], []),
     ])  # fmt: skip
-    assert [(one.low, one.num_commits, one.agreement) for one in found.bins] == [
-        (0.1, 1, 0.0), (0.9, 4, 0.75), (0.95, 5, 1.0),
+    assert [(one.low, one.num_commits, one.agreement, *one[-2:]) for one in found.bins] == [
+        (0.1, 1, 0.0, 1.0, 0.8), (0.9, 4, 0.75, 0.9, 8 / 9), (0.95, 5, 1.0, 0.5, 1.0),
     ]  # fmt: skip
     assert found.bins[1].confidence == pytest.approx(0.925)
     # |0.12 - 0| + |3.7 - 3| + |5 - 5|, over ten.
     assert found.calibration_error == pytest.approx(0.082)
-
-
-def test_a_threshold_commits_the_proposals_of_its_bin_and_of_those_above() -> None:
-    found = reliability_of_proposals([proposed(b18=[4, 3, 3.7], b2=[1, 0, 0.12], b19=[5, 5, 5.0])])
-    by_threshold = {one.low: one[-2:] for one in found.bins}
-    assert by_threshold == {0.1: (1.0, 0.8), 0.9: (0.9, 8 / 9), 0.95: (0.5, 1.0)}
 
 
 def test_damaged_proposals_are_named() -> None:
@@ -74,7 +66,7 @@ def test_damaged_proposals_are_named() -> None:
         reliability_of_proposals([REVISED])
 
 
-@pytest.mark.parametrize("sampler", [FixedSchedule(4), ConfidenceThreshold(0.2), Wino()], ids=repr)
+@pytest.mark.parametrize("sampler", [ConfidenceThreshold(0.2), Wino()], ids=repr)
 def test_proposals_are_those_of_every_state_up_to_the_end_of_the_answer(sampler: Any) -> None:
     """Against a count position by position; revocable samplers see a position again."""
     seen: list[tuple[int, int, int, float]] = []

@@ -30,11 +30,9 @@ JOINT = Joint(
 LOGS = {answer: math.log(p) for answer, p in JOINT.answers.items()}
 
 
-@pytest.mark.parametrize("causal_block_length", [0, 2, 3])
+@pytest.mark.parametrize("causal_block_length", [0, 3])
 @pytest.mark.parametrize("logit_shift", [0, 1])
-def test_left_to_right_is_the_log_probability_of_an_exact_model(
-    logit_shift: int, causal_block_length: int
-) -> None:
+def test_left_to_right_is_exact(logit_shift: int, causal_block_length: int) -> None:
     """The prompts' lengths put the first answer token at any place of a block."""
     model = OracleModel(
         JOINT, noise=0.0, logit_shift=logit_shift, causal_block_length=causal_block_length
@@ -47,17 +45,9 @@ def test_left_to_right_is_the_log_probability_of_an_exact_model(
     assert [s.nfe for s in scored] == [4] * 5
 
 
-def test_an_impossible_answer_is_as_good_as_impossible() -> None:
-    model = OracleModel(JOINT, noise=0.0)
-    (scored,) = Likelihood(model, LeftToRight()).score([(model.prompt(0), (0, 1, 2, 1))])
-    assert scored.estimate.log_likelihood < -1e8
-
-
 @pytest.mark.parametrize("causal_block_length", [0, 3])
-@pytest.mark.parametrize("num_samples", [1, 3, 4, 20])
-def test_monte_carlo_is_unbiased_on_an_exact_model(
-    num_samples: int, causal_block_length: int
-) -> None:
+@pytest.mark.parametrize("num_samples", [1, 4])
+def test_monte_carlo_is_unbiased(num_samples: int, causal_block_length: int) -> None:
     model = OracleModel(JOINT, noise=0.0, causal_block_length=causal_block_length)
     answer = (1, 0, 2, 2)
     pairs = [(model.prompt(i), answer) for i in range(400)]
@@ -95,7 +85,7 @@ def test_the_conditionals_are_those_that_samplers_see(family: str) -> None:
     for prompt, (estimate, _, _) in zip(prompts, scored, strict=True):
         # The engine fills a block-causal model's last block with masks: its end must be here.
         assert not model.causal_block_length or (len(prompt) + 5) % model.causal_block_length == 0
-        assert estimate.log_likelihood == pytest.approx(_by_decoding(model, prompt, answer)[0])
+        assert estimate.log_likelihood == pytest.approx(_decoded(model, prompt, answer)[0])
         assert estimate.is_greedy is False
 
 
@@ -105,7 +95,7 @@ def test_an_answer_is_greedy_if_each_token_is_the_most_likely(family: str) -> No
     answer: list[int] = []
     for _ in range(5):
         draft = [*answer, *[0] * (5 - len(answer))]
-        answer.append(_by_decoding(model, prompt, draft)[1][len(answer)])
+        answer.append(_decoded(model, prompt, draft)[1][len(answer)])
     other = [*answer[:-1], (answer[-1] + 1) % 20]
     scored = Likelihood(model, LeftToRight()).score([(prompt, answer), (prompt, other)])
     assert [s.estimate.is_greedy for s in scored] == [True, False]
@@ -115,9 +105,7 @@ def test_an_answer_is_greedy_if_each_token_is_the_most_likely(family: str) -> No
 
 @pytest.mark.parametrize("estimator", [LeftToRight(), MonteCarlo(6)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_score_depends_neither_on_the_batch_nor_on_its_size(
-    family: str, estimator: Estimator
-) -> None:
+def test_a_score_does_not_depend_on_the_batch(family: str, estimator: Estimator) -> None:
     model = tiny(family)
     pairs = [([5, 9, 4], [11, 4, 9]), ([7], [3]), ([8, 6, 2, 5, 10, 4], [12, 9, 3, 3, 8, 7, 11])]
     alone = [Likelihood(model, estimator, seed=5, batch_size=1).score([pair])[0] for pair in pairs]
@@ -146,18 +134,12 @@ def test_the_cost_is_what_the_model_was_asked_for(estimator: Estimator) -> None:
     assert scored[2].estimate == (0.0, 0.0, True)
 
 
-@pytest.mark.parametrize(("length", "num_samples"), [(4, 8), (5, 5), (7, 3), (2, 9)])
-def test_the_numbers_of_masks_are_equally_spaced(length: int, num_samples: int) -> None:
-    counts: Counter[int] = Counter()
-    for seed in range(200):
-        patterns = MonteCarlo(num_samples).patterns(length, random.Random(seed))
-        drawn = Counter(len(pattern.masked) for pattern in patterns)
-        assert max(drawn.values()) <= math.ceil(num_samples / length)
-        assert all(p.weight == length / len(p.masked) for p in patterns)
-        counts += drawn
-    expected = 200 * num_samples / length
-    assert sorted(counts) == list(range(1, length + 1))
-    assert all(abs(count - expected) < 5 * expected**0.5 for count in counts.values())
+def test_the_numbers_of_masks_are_equally_spaced() -> None:
+    for length, num_samples in ((4, 8), (5, 5), (7, 3), (2, 9)):
+        for seed in range(40):
+            patterns = MonteCarlo(num_samples).patterns(length, random.Random(seed))
+            counts = Counter(len(pattern.masked) for pattern in patterns)
+            assert max(counts.values()) <= math.ceil(num_samples / length)
 
 
 @pytest.mark.parametrize(
@@ -168,9 +150,7 @@ def test_the_numbers_of_masks_are_equally_spaced(length: int, num_samples: int) 
         ([1], [2, 23], "have no \\[MASK\\], got its id 23"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(
-    prompt: list[int], answer: list[int], message: str
-) -> None:
+def test_impossible_pairs_are_refused(prompt: list[int], answer: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Likelihood(HashModel(), LeftToRight()).score([([1], [2]), (prompt, answer)])
 
@@ -196,9 +176,7 @@ def _chain(
     return total
 
 
-def _by_decoding(
-    model: MaskPredictor, prompt: list[int], answer: list[int]
-) -> tuple[float, list[int]]:
+def _decoded(model: MaskPredictor, prompt: list[int], answer: list[int]) -> tuple[float, list[int]]:
     """Returns the chain rule's log-probability and the most likely tokens, as samplers see them."""
     total, best = 0.0, []
     for position, token in enumerate(answer):

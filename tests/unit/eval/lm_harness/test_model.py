@@ -165,26 +165,17 @@ def test_the_task_s_options_are_followed_or_refused() -> None:
 def test_likelihoods_of_an_exact_model_are_exact() -> None:
     joint = Joint({(0, 1, 2): Fraction(1, 2), (1, 0, 2): Fraction(1, 3), (2, 2, 2): Fraction(1, 6)})
     model = OracleModel(joint, noise=0.0)
-    context = " ".join(map(str, model.prompt(0)))
     lm = make_lm(model, batch_size=2)
-    requests = [
-        scored(context, " " + " ".join(map(str, answer)), idx=i)
-        for i, answer in enumerate(joint.answers)
-    ]
-    answers = lm.loglikelihood(requests, disable_tqdm=True)
+    context, *answers = (" ".join(map(str, tokens)) for tokens in (model.prompt(0), *joint.answers))
+    requests = [scored(context, f" {answer}", idx=i) for i, answer in enumerate(answers)]
+    found = lm.loglikelihood(requests, disable_tqdm=True)
     expected = [float(p) for p in joint.answers.values()]
-    assert torch.tensor([log for log, _ in answers]).exp().tolist() == pytest.approx(expected)
-    assert [greedy for _, greedy in answers] == [True, False, False]
+    assert torch.tensor([log for log, _ in found]).exp().tolist() == pytest.approx(expected)
+    assert [greedy for _, greedy in found] == [True, False, False]
     tokens = [(("", ""), model.prompt(0), list(answer)) for answer in joint.answers]
-    assert lm._loglikelihood_tokens(tokens) == answers
-    records = lm.ledger.records()
-    assert [record["nfe"] for record in records] == [3, 3, 3]
-    assert [record["query_positions"] for record in records] == [18, 18, 18]
-
-
-def test_perplexity_is_refused() -> None:
-    with pytest.raises(ValueError, match="Choose tasks of type loglikelihood, multiple_choice or"):
-        make_lm().loglikelihood_rolling([])
+    assert lm._loglikelihood_tokens(tokens) == found
+    costs = [(record["nfe"], record["query_positions"]) for record in lm.ledger.records()]
+    assert costs == [(3, 18)] * 3
 
 
 def test_accuracies_that_need_to_know_what_is_greedy_are_warned_of() -> None:
@@ -202,9 +193,8 @@ def test_the_model_s_facts() -> None:
     assert lm.chat_template(True) is None
     with pytest.raises(ValueError, match="needs a tokenizer with a chat template"):
         lm.apply_chat_template([{"role": "user", "content": "1"}])
-
-
-# Whole evaluations.
+    with pytest.raises(ValueError, match="Choose tasks of type loglikelihood, multiple_choice or"):
+        lm.loglikelihood_rolling([])
 
 
 def evaluate(lm: DecodeLM | str, folder: Path, *tasks: str, **options: Any) -> dict[str, Any]:
@@ -225,14 +215,12 @@ def mini(**options: Any) -> DecodeLM:
     return DecodeLM.create_from_arg_obj(given)
 
 
-def test_the_command_runs_tasks_offline(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_runs_offline(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     command = [
-        "lm", "--tasks", "words_generate,words_choose", "--include-path", str(folder), "--output",
-        str(out), "--sampler", "FixedSchedule(16)", "--gen-length", "64", "--nll", "l2r",
-        "--limit", "5", "--batch-size", "4", "--dtype", "float32",
+        "lm", "--tasks", "words_generate,words_choose,words_score", "--include-path", str(folder),
+        "--output", str(out), "--sampler", "FixedSchedule(16)", "--gen-length", "64", "--nll",
+        "l2r", "--limit", "3", "--batch-size", "4", "--dtype", "float32",
         "--use-cache", str(tmp_path / "kept"),
     ]  # fmt: skip
     assert main(command) == 0
@@ -240,22 +228,28 @@ def test_the_command_runs_tasks_offline(
     assert "words_generate" in shown
     assert "tokens_per_forward" in shown
     results = json.loads((out / "results.json").read_text())
-    texts, nfe = _by_hand(folder, 5)
-    right = [
-        re.findall(r"#### (\d+)", text)[:1] == [doc["number"]]
-        for text, doc in zip(texts, _docs(folder), strict=False)
-    ]
-    assert results["results"]["words_generate"]["exact_match,strict"] == sum(right) / 5
+    model, tokenizer = load_model("mini", dtype=torch.float32)
+    docs = lines_of(folder / "problems.jsonl")[:3]
+    prompts = [tokenizer.encode(f"{doc['question']} answer :") for doc in docs]
+    outputs = [decode(model, [one], FixedSchedule(16), gen_length=64) for one in prompts]
+    texts = [tokenizer.decode(one.answers()[0], skip_special_tokens=True) for one in outputs]
+    numbers = [re.findall(r"#### (\d+)", text)[:1] for text in texts]
+    num_right = sum(found == [doc["number"]] for found, doc in zip(numbers, docs, strict=True))
+    assert results["results"]["words_generate"]["exact_match,strict"] == num_right / 3
     assert results["results"]["words_choose"]["acc,none"] == 1.0
+    # Greedy solutions are found by the chain rule.
+    assert results["results"]["words_score"]["acc,none"] > 0.3
     samples = lines_of(out / "samples_words_generate.jsonl")
     assert [sample["resps"] for sample in samples] == [[[text]] for text in texts]
     cost = lines_of(out / "cost.jsonl")
     keys = [(line["task"], line["doc_id"], line["idx"]) for line in cost]
     assert keys == [
-        *[("words_choose", doc, idx) for doc in range(5) for idx in range(2)],
-        *[("words_generate", doc, 0) for doc in range(5)],
+        *[("words_choose", doc, idx) for doc in range(3) for idx in range(2)],
+        *[("words_generate", doc, 0) for doc in range(3)],
+        *[("words_score", doc, 0) for doc in range(3)],
     ]
     generated = [line for line in cost if line["request"] == "generate_until"]
+    nfe = [int(one.nfe[0]) for one in outputs]
     assert [line["nfe"] for line in generated] == nfe
     total = sum(line["length"] for line in generated) / sum(nfe)
     config = results["config"]
@@ -269,26 +263,6 @@ def test_the_command_runs_tasks_offline(
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def _docs(folder: Path) -> list[dict[str, Any]]:
-    return lines_of(folder / "problems.jsonl")
-
-
-def _by_hand(folder: Path, num_docs: int) -> tuple[list[str], list[int]]:
-    model, tokenizer = load_model("mini", dtype=torch.float32)
-    prompts = [tokenizer.encode(f"{doc['question']} answer :") for doc in _docs(folder)[:num_docs]]
-    outputs = [decode(model, [p], FixedSchedule(16), gen_length=64) for p in prompts]
-    texts = [tokenizer.decode(o.answers()[0], skip_special_tokens=True) for o in outputs]
-    return texts, [int(output.nfe[0]) for output in outputs]
-
-
-def test_greedy_solutions_are_found_by_the_chain_rule_alone(folder: Path) -> None:
-    found = evaluate(mini(nll="l2r"), folder, "words_score", limit=5)
-    assert found["results"]["words_score"]["acc,none"] >= 0.4
-    with pytest.warns(UserWarning, match="False in words_score"):
-        found = evaluate(mini(mc_num=2), folder, "words_score", limit=2)
-    assert found["results"]["words_score"]["acc,none"] == 0.0
 
 
 def test_the_model_s_own_template_is_applied_once(folder: Path) -> None:
@@ -324,9 +298,6 @@ def test_a_response_cache_never_answers_for_another_sampler(folder: Path, tmp_pa
         evaluate(mini(), folder, "words_generate", use_cache=path)
     with pytest.raises(ValueError, match="seed: 0 there, 3 here"):
         evaluate(mini(sampler="FixedSchedule(1)", seed=3), folder, "words_generate", use_cache=path)
-
-
-def test_a_response_cache_of_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="model: None there, 'toy' here"):
         make_lm().settings.claim({"a hash": "an answer"})
 
@@ -336,19 +307,11 @@ def test_a_block_schedule_decides_what_is_open() -> None:
     for blocks in (Sequential(), MultiBlock(4)):
         lm = make_lm(sampler=ConfidenceThreshold(0.2), blocks=blocks)
         lm.generate_until([asked("1 2 3")], disable_tqdm=True)
-        out = decode(
-            HashModel(), [[1, 2, 3]], ConfidenceThreshold(0.2), blocks=blocks, gen_length=8,
-            block_length=4,
-        )  # fmt: skip
-        assert lm.ledger.records()[0]["nfe"] == int(out.nfe[0])
         assert lm.get_model_info()["decoding"]["blocks"] == repr(blocks)
-        found.append((int(out.nfe[0]), lm.settings.fingerprint()))
+        found.append((lm.ledger.records()[0]["nfe"], lm.settings.fingerprint()))
     assert len({nfe for nfe, _ in found}) == len({name for _, name in found}) == 2
     with pytest.raises(ValueError, match="opens all masks of a block at once"):
         make_lm(blocks=MultiBlock(4)).generate_until([asked("1")])
-
-
-# Mistakes.
 
 
 @pytest.mark.parametrize(
@@ -356,17 +319,12 @@ def test_a_block_schedule_decides_what_is_open() -> None:
     [
         ({"samplr": "Factor()"}, "The model's arguments must be among .*got 'samplr'"),
         ({"batch_size": "auto"}, "batch_size must be a whole number, got 'auto'"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"gen_length": "long"}, "gen_length must be a whole number or one of task, got 'long'"),
-        ({"gen_length": 0}, "gen_length must be at least 1, got 0"),
         ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
         ({"nll": "exact"}, "nll must be one of mc, l2r, got .exact"),
         ({"mc_num": 0}, "mc_num must be at least 1, got 0"),
         ({"dtype": "int8"}, "dtype must be one of float32, .*, got .int8"),
         ({"sampler": "Nothing()"}, "'Nothing' is not known here"),
-        ({"cache": "Nothing()"}, "'Nothing' is not known here"),
-        ({"verifier": "Nothing()"}, "'Nothing' is not known here"),
-        ({"blocks": "Nothing()"}, "'Nothing' is not known here"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -377,7 +335,6 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--gen-kwargs num_beams=4", "got num_beams=4"),
         ("--gen-kwargs temperature=1 --temperature 1", "The temperature must be given once"),
         ("--include-path nowhere", "must be a folder with task files, got 'nowhere'"),
         ("--model nothing", "which is none of these"),

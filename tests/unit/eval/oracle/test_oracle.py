@@ -30,22 +30,14 @@ def listed(keyword: str, n: int) -> Joint:
 TABLE = {
     3: {"replace_any": (1.170, 0.4444), "remove_any": (0.252, 0.8889),
         "insert_any": (2.623, 0.1875), "shuffle": (2.170, 0.2222)},
-    4: {"replace_any": (1.245, 0.4219), "remove_any": (0.623, 0.7500),
-        "insert_any": (3.386, 0.1229), "shuffle": (3.415, 0.0938)},
-    5: {"replace_any": (1.288, 0.4096), "remove_any": (1.064, 0.6144),
-        "insert_any": (4.137, 0.0823), "shuffle": (4.703, 0.0384)},
     6: {"replace_any": (1.315, 0.4019), "remove_any": (1.552, 0.4938),
         "insert_any": (4.880, 0.0560), "shuffle": (6.018, 0.0154)},
 }  # fmt: skip
-# Two tokens a step: replace_any and shuffle.
-PAIRS = {3: (0.8889, 0.6667), 4: (0.6562, 0.3750), 5: (0.8889, 0.5333), 6: (0.7335, 0.3125)}
 
 
 @pytest.mark.parametrize("n", TABLE)
 @pytest.mark.parametrize("keyword", WORDS)
-def test_one_step_accuracies_and_total_correlations_are_the_closed_forms(
-    keyword: str, n: int
-) -> None:
+def test_accuracies_and_total_correlations_are_the_closed_forms(keyword: str, n: int) -> None:
     joint = listed(keyword, n)
     bits, published = TABLE[n][keyword]
     one_step = [range(joint.length)]
@@ -54,45 +46,24 @@ def test_one_step_accuracies_and_total_correlations_are_the_closed_forms(
     assert float(joint.accuracy(one_step)) == pytest.approx(published, abs=6e-5)
 
 
-@pytest.mark.parametrize("n", PAIRS)
-def test_two_tokens_a_step(n: int) -> None:
-    for keyword, published in zip(("replace_any", "shuffle"), PAIRS[n], strict=True):
-        found = listed(keyword, n).accuracy(left_to_right(n, 2))
-        assert float(found) == pytest.approx(published, abs=6e-5)
-
-
-def test_latin_squares() -> None:
+def test_latin_squares_parity_and_city_pairs() -> None:
     order3 = Joint.uniform([sum(square, ()) for square in latin_squares(3)])
-    order4 = Joint.uniform([sum(square, ()) for square in latin_squares(4)])
     assert order3.total_correlation == pytest.approx(10.680, abs=6e-4)
-    assert order4.total_correlation == pytest.approx(22.830, abs=6e-4)
     assert order3.accuracy([range(9)]) == Fraction(12, 3**9)
-    assert order4.accuracy([range(16)]) == Fraction(576, 4**16)
-    assert float(order4.accuracy(left_to_right(16, 4))) == pytest.approx(0.001736, abs=6e-7)
-    assert float(order4.accuracy(left_to_right(16, 2))) == pytest.approx(0.1354, abs=6e-5)
     assert order3.accuracy(left_to_right(9, 3)) == Fraction(1, 18)
     assert order3.accuracy(left_to_right(9, 2)) == Fraction(2, 3)
     transversals = [[0, 4, 8], [1, 5, 6], [2, 3, 7]]
     assert order3.accuracy(transversals) == Fraction(1, 4)
-
-
-def test_agreement_parity_and_city_pairs() -> None:
-    agree = Joint.uniform([(symbol,) * 5 for symbol in range(3)])
-    assert agree.total_correlation == pytest.approx(4 * math.log2(3))
-    assert agree.accuracy([range(5)]) == Fraction(1, 3**4)
-    assert agree.accuracy(left_to_right(5, 2)) == Fraction(1, 3)
     parity = Joint.uniform([b for b in itertools.product([0, 1], repeat=4) if sum(b) % 2 == 0])
     assert parity.total_correlation == pytest.approx(1.0)
-    assert parity.accuracy([range(4)]) == Fraction(1, 2)
     assert parity.accuracy([[0, 1, 2], [3]]) == 1
     assert parity.accuracy([[0, 1], [2, 3]]) == Fraction(1, 2)
     city = Joint.uniform([("new", "york"), ("los", "angeles")])
-    assert city.total_correlation == pytest.approx(1.0)
     assert city.accuracy([[0, 1]]) == Fraction(1, 2)
     assert city.accuracy([[0], [1]]) == 1
 
 
-@pytest.mark.parametrize("sizes", [[5], [3, 2], [2, 2, 1], [1, 1, 1, 1, 1]])
+@pytest.mark.parametrize("sizes", [[5], [2, 2, 1], [1, 1, 1, 1, 1]])
 @pytest.mark.parametrize("keyword", WORDS)
 def test_accuracy_is_at_least_two_to_minus_the_lost_bits(keyword: str, sizes: list[int]) -> None:
     n = 4 if keyword == "insert_any" else 6 if keyword == "remove_any" else 5
@@ -103,13 +74,9 @@ def test_accuracy_is_at_least_two_to_minus_the_lost_bits(keyword: str, sizes: li
     assert accuracy >= bound - 1e-12
     if keyword == "shuffle" or (keyword == "replace_any" and len(sizes) == 1):
         assert accuracy == pytest.approx(bound)
-
-
-def test_one_position_a_step_loses_nothing_and_changes_nothing() -> None:
-    joint = listed("insert_any", 3)
-    partition = left_to_right(4, 1)
-    assert joint.accuracy(partition) == 1
-    assert joint.lost_bits(partition) == pytest.approx(0.0)
+    if max(sizes) == 1:
+        assert joint.accuracy(partition) == 1
+        assert bound == pytest.approx(1.0)
 
 
 def test_an_even_schedule_commits_the_remainder_first() -> None:
@@ -155,10 +122,10 @@ def test_without_noise_tied_positions_all_take_the_same_token() -> None:
     joint = listed("shuffle", 4)
     for noise, right in ((0.0, 0.0), (1e-9, 24 / 256)):
         model = OracleModel(joint, noise=noise)
-        prompts = [model.prompt(i) for i in range(2000)]
+        prompts = [model.prompt(i) for i in range(1000)]
         out = decode(model, prompts, FixedSchedule(1), gen_length=4, block_length=4)
-        share = sum(model.is_right(row) for row in out.tokens.tolist()) / 2000
-        assert share == pytest.approx(right, abs=4.5 * math.sqrt(right * (1 - right) / 2000))
+        share = sum(model.is_right(row) for row in out.tokens.tolist()) / 1000
+        assert share == pytest.approx(right, abs=4.5 * math.sqrt(right * (1 - right) / 1000))
 
 
 def test_a_query_that_does_not_see_a_column_does_not_know_its_token() -> None:

@@ -11,16 +11,16 @@ import eval_runs
 import pytest
 from served import CHROMIUM, browser
 
-from dllm_decode import decode
+from dllm_decode import Trace, decode
 from eval.metrics.metrics import TradeOff
 from eval.reports.command import show
 from eval.reports.page import page_of
 from eval.reports.plots import places_of, ticks
+from eval.reports.replay import panels_of
 from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.templates import ASSETS
 from eval.runs import records
-from eval.runs.lines import append
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.traces import RunnersUp
@@ -45,11 +45,12 @@ def report_page(folders: list[Folder]) -> str:
     return page_of([measured(folder) for folder in folders])
 
 
-def cut(folder: Folder, path: Path, num_records: int) -> Folder:
-    """Copies a folder with its first records only."""
+def changed(folder: Folder, path: Path, num_records: int = 20, **changes: object) -> Folder:
+    """Copies a folder with its first records only, and with other fields in each."""
     shutil.copytree(folder.path, path, ignore=shutil.ignore_patterns("*.html"))
-    part = path / "part-0.jsonl"
-    part.write_text("".join(part.read_text().splitlines(keepends=True)[:num_records]))
+    records = [record | changes for record in folder.records()[:num_records]]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (path / "part-0.jsonl").write_text(lines)
     return Folder(path)
 
 
@@ -57,13 +58,9 @@ def test_a_page_holds_every_example_with_every_answer(finished: Folder) -> None:
     content = content_of(report_page([finished]))
     (task,) = content["tasks"]
     assert content["notice"] == ""
-    assert [row["name"] for row in task["rows"]] == [
-        "FixedSchedule(8)",
-        "ConfidenceThreshold(0.05)",
-    ]
-    assert [row["full"] for row in task["rows"]] == [
-        settings.sampler for settings in finished.settings()
-    ]
+    names = ["FixedSchedule(8)", "ConfidenceThreshold(0.05)"]
+    assert [row["name"] for row in task["rows"]] == names
+    assert [row["full"] for row in task["rows"]] == [one.sampler for one in finished.settings()]
     assert len(task["examples"]) == 10
     shown = {
         (example["id"], key): answers[0]["text"]
@@ -74,9 +71,7 @@ def test_a_page_holds_every_example_with_every_answer(finished: Folder) -> None:
     assert shown == {(r["example"], r["settings"]): r["text"] for r in finished.records()}
 
 
-def test_a_page_holds_the_reliability_of_each_setting_that_has_traces(
-    finished: Folder, tmp_path: Path
-) -> None:
+def test_a_page_holds_the_reliability_of_traced_settings(finished: Folder, tmp_path: Path) -> None:
     (task,) = content_of(report_page([finished]))["tasks"]
     for row in task["rows"]:
         own = [r for r in finished.records() if r["settings"] in row["keys"]]
@@ -85,16 +80,13 @@ def test_a_page_holds_the_reliability_of_each_setting_that_has_traces(
         assert sum(count for _, _, count, *_ in row["reliability"]["bins"]) == counted
         # The lowest threshold that is told would have committed everything.
         assert row["reliability"]["bins"][0][5] == 1.0
-    folder = cut(finished, tmp_path / "untraced", 20)
-    untraced = [{**record, "trace": None} for record in folder.records()]
-    lines = "".join(json.dumps(record) + "\n" for record in untraced)
-    (folder.path / "part-0.jsonl").write_text(lines)
+    folder = changed(finished, tmp_path / "untraced", trace=None)
     (task,) = content_of(report_page([folder]))["tasks"]
     assert [row["reliability"] for row in task["rows"]] == [None, None]
 
 
 def test_an_unfinished_folder_says_so_everywhere(finished: Folder, tmp_path: Path) -> None:
-    folder = cut(finished, tmp_path / "cut", 17)
+    folder = changed(finished, tmp_path / "cut", 17)
     text = write_report(measured(folder)).read_text()
     assert text.count("3 of 20 examples are missing") == 2
     pages = sorted(folder.path.glob("*.html"))
@@ -119,31 +111,23 @@ def test_examples_link_to_their_replays_and_back(finished: Folder) -> None:
         assert {panel["key"] for panel in replay["panels"]} == keys
 
 
-def test_two_folders_are_compared_on_the_examples_that_both_have(
-    finished: Folder, tmp_path: Path
-) -> None:
-    after = Folder(tmp_path / "after")
-    after.claim(finished.settings())
-    for record in finished.records()[:-2]:
-        flipped = 1.0 - record["scores"][record["primary"]]
-        append(after.part(0), [record | {"scores": {record["primary"]: flipped}}])
+def test_two_folders_are_compared_on_shared_examples(finished: Folder, tmp_path: Path) -> None:
+    after = changed(finished, tmp_path / "after", 18, scores={"answer": 1.0})
     content = content_of(report_page([finished, after]))
     (task,) = content["tasks"]
     assert content["folders"] == ["finished", "after"]
     assert [row["folder"] for row in task["rows"]] == [0, 0, 1, 1]
     assert [change["shared"] for change in task["changes"]] == [10, 8]
     assert not any(task["advice"].values())
-    for change, num_shared in zip(task["changes"], (10, 8), strict=True):
+    for change in task["changes"]:
         before, later = task["rows"][change["before"]], task["rows"][change["after"]]
         assert before["name"] == later["name"]
-        if num_shared == 10:
-            expected = later["accuracy"][0] - before["accuracy"][0]
-            assert change["difference"][0] == pytest.approx(expected)
+    before, later = (task["rows"][task["changes"][0][which]] for which in ("before", "after"))
+    expected = later["accuracy"][0] - before["accuracy"][0]
+    assert task["changes"][0]["difference"][0] == pytest.approx(expected)
 
 
-def test_folders_with_other_names_are_compared_by_the_ids_of_examples(
-    finished: Folder, tmp_path: Path
-) -> None:
+def test_folders_with_other_names_are_compared_by_ids(finished: Folder, tmp_path: Path) -> None:
     """Another limit, or another sampler, and the page said that nothing could be compared."""
     fewer = eval_runs.runs(samplers=(Wino(),), task="lists/shuffle?n=4&limit=6")
     content = content_of(report_page([finished, execute(fewer, tmp_path / "fewer")]))
@@ -155,18 +139,18 @@ def test_folders_with_other_names_are_compared_by_the_ids_of_examples(
     assert [task["changes"] for task in content["tasks"]] == [[], []]
 
 
-def test_an_example_that_was_edited_is_not_compared_with_the_old_one(
-    finished: Folder, tmp_path: Path
-) -> None:
+def test_edited_examples_are_not_compared_with_old_ones(finished: Folder, tmp_path: Path) -> None:
     settings = [replace(one, examples="edited") for one in finished.settings()]
-    after = Folder(tmp_path / "after")
-    after.claim(settings)
-    by_sampler = {one.sampler: one for one in settings}
-    for record in finished.records():
-        own = by_sampler[record["sampler"]]
-        told = {"settings": own.key(""), "key": own.key(record["example"])}
-        prompt = "another prompt" if record["example"] == finished.records()[0]["example"] else ""
-        append(after.part(0), [record | told | ({"prompt": prompt} if prompt else {})])
+    records = [
+        record | {"settings": own.key(""), "key": own.key(record["example"])}
+        for own in settings
+        for record in finished.records()
+        if record["sampler"] == own.sampler
+    ]
+    for record in records:
+        if record["example"] == records[0]["example"]:
+            record["prompt"] = "another prompt"
+    after = eval_runs.folder_of(tmp_path / "after", settings, records)
     (task,) = content_of(report_page([finished, after]))["tasks"]
     assert [change["shared"] for change in task["changes"]] == [9, 9]
     assert len(task["examples"]) == 11
@@ -181,15 +165,9 @@ def test_a_report_reads_its_folder_once(finished: Folder, monkeypatch: pytest.Mo
     assert len(read) == 1
 
 
-def test_a_page_needs_no_network_and_no_text_ends_its_scripts(
-    finished: Folder, tmp_path: Path
-) -> None:
-    folder = cut(finished, tmp_path / "evil", 20)
-    part = folder.path / "part-0.jsonl"
+def test_a_page_needs_no_network_and_text_ends_no_script(finished: Folder, tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script> @SCRIPT@ @TITLE@"
-    records = [{**record, "text": evil} for record in folder.records()]
-    part.write_text("".join(json.dumps(record) + "\n" for record in records))
-    page = report_page([folder])
+    page = report_page([changed(finished, tmp_path / "evil", text=evil)])
     assert page.count("</script>") == 2
     assert re.findall(r"https?://\S+", page) == ['http://www.w3.org/2000/svg",']
     assert not re.search(r"<(link|img|iframe)|@import|fetch\(|XMLHttp", page)
@@ -225,8 +203,6 @@ def test_marks_on_one_spot_have_one_label() -> None:
 @pytest.mark.parametrize("sampler", [ConfidenceThreshold(0.2), Wino()], ids=repr)
 def test_runners_up_are_those_of_the_step_that_committed(sampler: Any) -> None:
     """At temperature 0 a commit is the most likely token, and its confidence the trace's."""
-    from dllm_decode import Trace
-
     trace, runners_up = Trace(), RunnersUp()
     options: Any = {"gen_length": 16, "block_length": 8, "observers": [trace, runners_up]}
     out = decode(eval_runs.model(), [[5, 6, 7], [9]], sampler, **options)
@@ -241,19 +217,15 @@ def test_runners_up_are_those_of_the_step_that_committed(sampler: Any) -> None:
                 probabilities = [probability for _, probability in tokens]
                 assert tokens[0][0] == int(out.tokens[row, position])
                 assert probabilities == sorted(probabilities, reverse=True)
-                assert probabilities[0] == pytest.approx(
-                    float(trace.confidences[row][position]), abs=1e-4
-                )
+                confidence = float(trace.confidences[row][position])
+                assert probabilities[0] == pytest.approx(confidence, abs=1e-4)
                 assert 0 <= entropy < 6.0
     assert num_told >= 8
 
 
 def test_records_without_runners_up_still_replay(finished: Folder) -> None:
-    from eval.reports.replay import panels_of
-
-    record = finished.records()[0]
+    record, settings = finished.records()[0], finished.settings()[0]
     old = record | {"trace": {k: v for k, v in record["trace"].items() if k != "runners_up"}}
-    settings = replace(finished.settings()[0])
     (new_panel,), (old_panel,) = panels_of([(settings, record)]), panels_of([(settings, old)])
     assert old_panel["runners_up"] == []
     assert any(told for told in new_panel["runners_up"])
@@ -293,9 +265,7 @@ def test_twelve_settings_fit_the_page_and_can_be_told_apart(tmp_path: Path) -> N
         for sampler in samplers
         for verifier in ("NoVerifier()", "SelfVerify()")
     ]
-    folder = Folder(tmp_path)
-    folder.claim(settings)
-    append(folder.part(0), [
+    folder = eval_runs.folder_of(tmp_path, settings, [
         eval_runs.record(own, "a", 1.0, nfe=1 + n, gains=[1] * (1 + n), query_positions=900 - 9 * n)
         for n, own in enumerate(settings)
     ])  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import eval_runs
 import pytest
-from eval_runs import SETTINGS, failed, record
+from eval_runs import SETTINGS, failed, folder_of, record
 
 from eval.metrics.costs import COSTS, speed_of
 from eval.metrics.statistics import paired_bootstrap, wilson
@@ -16,23 +16,9 @@ from eval.reports.pooling import per_example
 from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.table import table
-from eval.runs.lines import Record, append
-from eval.runs.records import Folder, RunSettings
+from eval.runs.records import RunSettings
 from eval.runs.runner import execute
-from eval.runs.settings import Run
 from samplers import FixedSchedule
-
-
-def seeded(run: Run, seed: int) -> Run:
-    return replace(run, decoding=replace(run.decoding, seed=seed))
-
-
-def folder_of(path: Path, runs: list[RunSettings], records: list[Record]) -> Folder:
-    folder = Folder(path)
-    folder.claim(runs)
-    with folder.writing(0) as part:
-        append(part, records)
-    return folder
 
 
 def seeds_of(settings: RunSettings, seeds: tuple[int, ...]) -> list[RunSettings]:
@@ -61,43 +47,39 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
     runs = [slow[0], fast[0], slow[1], fast[1]]
     folder = folder_of(tmp_path, runs, records)
     first, second = measured(folder).summary["rows"]
-
-    assert (first["seeds"], second["seeds"]) == ([0, 1], [0, 1])
-    assert (first["num_records"], second["num_records"]) == (6, 6)
-    assert (first["num_missing"], second["num_errors"]) == (0, 1)
-    means, others = [1.0, 0.5, 0.0], [0.5, 1.0, 0.5]
+    for row in (first, second):
+        assert (row["seeds"], row["num_records"], row["num_missing"]) == ([0, 1], 6, 0)
+    assert second["num_errors"] == 1
     accuracy = first["accuracy"]
-    assert accuracy["value"] == 0.5
-    assert accuracy["num_examples"] == 3
-    assert accuracy["interval"] == "wilson"
-    assert (accuracy["low"], accuracy["high"]) == wilson(1.5, 3)
+    assert (accuracy["num_examples"], accuracy["interval"]) == (3, "wilson")
+    assert (accuracy["value"], accuracy["low"], accuracy["high"]) == (0.5, *wilson(1.5, 3))
     assert accuracy["standard_error"] == pytest.approx(0.5 / 3**0.5)
     assert second["accuracy"]["value"] == pytest.approx(2 / 3)
     against = second["against_reference"]
     assert against["num_shared"] == 3
-    found = paired_bootstrap(means, others)._asdict() | {"interval": "bootstrap"}
-    assert against["accuracy"] == found
+    found = paired_bootstrap([1.0, 0.5, 0.0], [0.5, 1.0, 0.5])._asdict()
+    assert against["accuracy"] == found | {"interval": "bootstrap"}
     assert "mcnemar" not in against
     # By example: lengths 5, 2, 6; forwards 3, 1.5, 4.
     speed = first["speed"]
     assert speed["tokens_per_forward"]["value"] == pytest.approx(13 / 8.5)
     assert speed["mean_of_ratios"] == pytest.approx((5 / 3 + 2 / 1.5 + 6 / 4) / 3)
-    assert speed["nfe"] == pytest.approx(8.5 / 3)
+    assert speed["nfe"] == against["step_speedup"] == pytest.approx(8.5 / 3)
     assert speed["length"] == pytest.approx(13 / 3)
-    assert against["step_speedup"] == pytest.approx(8.5 / 3)
     assert first["timing"]["tokens_per_second"] == pytest.approx(13 / 0.45)
     assert against["timing"]["wall_speedup"] == pytest.approx(1.5)
-    assert first["timing"]["latency_s"]["p50"] == 0.1
-    assert first["timing"]["latency_s"]["p99"] == 0.2
+    latency_s = first["timing"]["latency_s"]
+    assert (latency_s["p50"], latency_s["p99"]) == (0.1, 0.2)
     text = write_report(measured(folder)).read_text()
     assert "- seeds: 0, 1 (2 seeds)" in text
     assert "| answers | pass@1 | pass@2 |" in text
     # At least one of both answers is right: first a and b, second all three.
     assert {k: one["value"] for k, one in first["pass_at"].items()} == {"1": 0.5, "2": 2 / 3}
-    assert (second["pass_at"]["2"]["value"], second["pass_at"]["2"]["high"]) == (1.0, 1.0)
-    assert second["pass_at"]["2"]["low"] < 1.0
-    assert table([first, second], COSTS["forwards"]).count("\n") == 3
-    assert "seeds=" not in table([first, second], COSTS["forwards"])
+    of_two = second["pass_at"]["2"]
+    assert of_two["low"] < of_two["value"] == of_two["high"] == 1.0
+    shown = table([first, second], COSTS["forwards"])
+    assert shown.count("\n") == 3
+    assert "seeds=" not in shown
 
 
 def test_examples_count_alike_however_many_seeds_they_have(tmp_path: Path) -> None:
@@ -108,6 +90,8 @@ def test_examples_count_alike_however_many_seeds_they_have(tmp_path: Path) -> No
     assert row["speed"]["nfe"] == 3.0
     assert row["num_missing"] == 2
     assert row["seeds"] == [3, 5, 9]
+    # Values that are undefined are no part of an example's mean.
+    assert per_example([("a", 1), ("b", None), ("a", None), ("a", 0)]) == {"a": 0.5}
     assert list(row["pass_at"]) == ["1"]
 
 
@@ -119,13 +103,10 @@ def test_settings_with_different_seeds_are_told_apart(tmp_path: Path) -> None:
     assert "FixedSchedule(4) + seeds=0`" in table(rows, COSTS["forwards"])
 
 
-def test_values_that_are_undefined_are_no_part_of_an_examples_mean() -> None:
-    assert per_example([("a", 1), ("b", None), ("a", None), ("a", 0)]) == {"a": 0.5}
-
-
 def test_a_run_over_seeds_averages_real_decodes(tmp_path: Path) -> None:
-    some = eval_runs.runs(task="lists/shuffle?n=4&limit=4", samplers=(FixedSchedule(4),))
-    folder = execute([seeded(run, seed) for seed in (0, 1) for run in some], tmp_path)
+    (run,) = eval_runs.runs(task="lists/shuffle?n=4&limit=4", samplers=(FixedSchedule(4),))
+    runs = [replace(run, decoding=replace(run.decoding, seed=seed)) for seed in (0, 1)]
+    folder = execute(runs, tmp_path)
     (row,) = measured(folder).summary["rows"]
     records = folder.records()
     assert len(records) == row["num_records"] == 8
@@ -190,15 +171,13 @@ def test_the_warm_up_counts_for_everything_but_time(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_all_warm_up_is_timed_and_says_so(tmp_path: Path) -> None:
-    runs = eval_runs.runs()
-    rows = measured(execute(runs[:1], tmp_path / "short")).summary["rows"]
-    # Ten examples in batches of four: the batch that holds the tenth is warm-up too.
-    assert rows[0]["timing"]["num_timed"] == 10
-    assert not rows[0]["timing"]["is_warm"]
-    longer = eval_runs.runs(task="lists/shuffle?n=4&limit=17")
-    folder = execute(longer[:1], tmp_path / "long")
-    assert sum(record["warm_up"] for record in folder.records()) == 12
-    assert measured(folder).summary["rows"][0]["timing"]["num_timed"] == 5
+    # Batches of four: the batch that holds the tenth example is warm-up too.
+    for limit, num_warm, num_timed in ((10, 10, 10), (17, 12, 5)):
+        runs = eval_runs.runs(task=f"lists/shuffle?n=4&limit={limit}", samplers=(FixedSchedule(8),))
+        folder = execute(runs, tmp_path / str(limit))
+        assert sum(record["warm_up"] for record in folder.records()) == num_warm
+        timing = measured(folder).summary["rows"][0]["timing"]
+        assert (timing["num_timed"], timing["is_warm"]) == (num_timed, limit > 10)
 
 
 def test_the_power_of_a_comparison_is_told(tmp_path: Path) -> None:

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import eval_runs
 import pytest
+from eval_runs import folder_of
 
 from eval.metrics.costs import COSTS
 from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.table import table
 from eval.runs.cache_error import error_of
-from eval.runs.lines import append
-from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.tasks import text_scores
 from samplers import FixedSchedule
@@ -45,16 +44,12 @@ def test_an_error_beside_undefined_scores_is_no_accuracy_of_zero(tmp_path: Path)
     """Errors count as wrong; alone among undefined scores they made an accuracy of 0."""
     done = execute(eval_runs.runs(task=TASK)[:1], tmp_path / "done")
     *kept, last = done.records()
-    folder = Folder(tmp_path / "failed")
-    folder.claim(done.settings())
-    append(folder.part(0), [*kept, {**last, "error": "RuntimeError: no"}])
-    row = measured(folder).summary["rows"][0]
+    records = [*kept, {**last, "error": "RuntimeError: no"}]
+    row = measured(folder_of(tmp_path / "failed", done.settings(), records)).summary["rows"][0]
     assert (row["num_records"], row["num_errors"]) == (8, 1)
     assert row["accuracy"] is None
-    defined = [{**r, "primary": "included"} for r in (*kept, {**last, "error": "RuntimeError: no"})]
-    other = Folder(tmp_path / "defined")
-    other.claim(done.settings())
-    append(other.part(0), defined)
+    defined = [{**record, "primary": "included"} for record in records]
+    other = folder_of(tmp_path / "defined", done.settings(), defined)
     assert measured(other).summary["rows"][0]["accuracy"]["num_examples"] == 8
 
 

@@ -1,22 +1,17 @@
-import json
 from pathlib import Path
 
 import pytest
+from eval_runs import write_lines
 from tiny_models import MODELS
 
-from dllm_decode import NoCache, NoVerifier
-from dllm_decode.blocks import MultiBlock, Sequential
 from eval.runs.command import load
 from eval.runs.names import digest_of, parse_task
 from eval.runs.plugins import (
     ModelAddress,
-    parse_blocks,
-    parse_cache,
     parse_model,
-    parse_verifier,
 )
 from eval.runs.sweep import read_sweep
-from eval.tasks import LatinSquare, ListTask, WordProblems
+from eval.tasks import ListTask, WordProblems
 from eval.tasks.jsonl import JsonLines
 from eval.tasks.lists import FIXED_LENGTH
 
@@ -29,9 +24,12 @@ def test_addresses_name_tasks_splits_and_options() -> None:
     assert (words.split, words.limit, words.examples_seed) == ("val", 7, 0)
     assert len(words.examples()) == 7
     assert parse_task("lists/shuffle?n=6&style=json").task == ListTask("shuffle", 6, "json")
-    assert parse_task("puzzles/latin?order=3").task == LatinSquare(3)
     chosen = parse_task("word_problems?templates=gain_lose,boxes_extra").task
     assert chosen == WordProblems(templates=("gain_lose", "boxes_extra"))
+    # It became a space, and the file was not found.
+    assert parse_task("gsm8k?path=/data/a+b c%26d").task.path == "/data/a+b c&d"
+    assert parse_task("gsm8k?path=x").task.prompts == "plain"
+    assert parse_task("gsm8k?path=x&protocol=llada").task.prompts == "chat"
 
 
 def test_an_address_is_canonical_whatever_the_order() -> None:
@@ -47,21 +45,16 @@ def test_an_address_is_canonical_whatever_the_order() -> None:
         ("word_problem", "A task must be one of"),
         ("lists/shufle", "keyword must be one of"),
         ("word_problems?limt=3", "has the options .* got 'limt'"),
-        ("word_problems?limit=x", "limit must be a whole number, got 'x'"),
         ("word_problems?limit", "name=value"),
         ("lists/copy?n=3&n=4", "each option once"),
         ("lists/copy?n=3.5", "n must be a whole number, got '3.5'"),
-        ("gsm8k?num_fewshot=many", "num_fewshot must be a whole number, got 'many'"),
         ("gsm8k?num_fewshot=-1", "num_fewshot must be a whole number, at least 0, got -1"),
-        ("gsm8k?protocol=mine", 'protocol must be one of "lm_eval"'),
         ("humaneval?protocol=mine", 'one of "lm_eval", "instruct", .*got .mine'),
         ("humaneval?split=train", "split must be one of test, got 'train'"),
-        ("mbpp?gen_length=0", "gen_length must be a whole number, at least 1, got 0"),
         ("mbpp?num_fewshot=10", "num_fewshot is 0 to 9, got 10"),
         ("lists/copy?style=yaml", 'style must be one of "brackets"'),
         ("lists/copy?n=11", "n is a length from 2 to 10, got 11"),
-        *((f"lists/{keyword}?n=4", "one length only, got n=4; leave n out")
-          for keyword in FIXED_LENGTH),
+        (f"lists/{FIXED_LENGTH[0]}?n=4", "one length only, got n=4; leave n out"),
         ("equations?max_value=3", "max_value must be a whole number, at least 4"),
         ("equations?max_factor=0", "max_factor must be a whole number, at least 1"),
         *((f"ledgers?min_steps={least}&max_steps={most}", "min_steps and max_steps must be")
@@ -71,7 +64,6 @@ def test_an_address_is_canonical_whatever_the_order() -> None:
         ("word_problems?max_value=3", "max_value must be a whole number, at least 20, got 3"),
         ("word_problems?max_factor=1", "max_factor must be a whole number, at least 2, got 1"),
         ("word_problems?templates=nonsense", "got nonsense; the ids are gain_lose"),
-        ("word_problems?split=dev", "split must be one of train, val"),
         ("word_problems?limit=0", "limit must be at least 1, got 0"),
         ("word_problems?templates=times_total", "raise max_value or name other templates"),
         ("writing/words_to_sentence?n=9", "n must be a number of words from 2 to 8, got 9"),
@@ -110,65 +102,42 @@ def test_an_address_opens_a_model_as_its_options_say() -> None:
     assert (model.name, model.mask_id, model.logit_shift) == ("open_dllm", 508, 1)
 
 
-def test_a_plus_sign_in_a_path_stays_one() -> None:
-    """It became a space, and the file was not found."""
-    assert parse_task("gsm8k?path=/data/a+b c%26d").task.path == "/data/a+b c&d"
-
-
-@pytest.mark.parametrize("name", ["lists/copy?n=3", "jsonl", "word_problems"])
-def test_too_many_examples_are_refused_alike(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "address",
+    ["lists/pair_sum?limit=1000", "jsonl:own.jsonl?limit=1000", f"lists/copy?limit={10**9}"],
+)
+def test_too_many_examples_are_refused_alike(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One task returned fewer, one raised, one never came back."""
-    if name == "jsonl":
-        name = "jsonl:" + write(tmp_path / "own.jsonl", '{"prompt": "a", "answer": "b"}')
-    most = 10**9 if name == "word_problems" else 10**6
-    joined = "&" if "?" in name else "?"
-    with pytest.raises(ValueError, match=rf"limit must be at most \d+.*, got {most}"):
-        parse_task(f"{name}{joined}limit={most}").examples()
-
-
-def test_gsm8k_goes_plain_under_the_plain_protocol_and_into_the_template_under_others() -> None:
-    assert parse_task("gsm8k?path=x").task.prompts == "plain"
-    assert parse_task("gsm8k?path=x&protocol=lm_eval").task.prompts == "plain"
-    assert parse_task("gsm8k?path=x&protocol=llada").task.prompts == "chat"
-    assert parse_task("word_problems").task.prompts == "chat"
-
-
-def test_caches_verifiers_and_block_schedules_are_expressions() -> None:
-    assert parse_cache("NoCache()") == NoCache()
-    assert parse_verifier("NoVerifier") == NoVerifier()
-    with pytest.raises(ValueError, match="not known here"):
-        parse_cache("NoVerifier()")
-    assert parse_blocks("MultiBlock(8, open_at=0.5)") == MultiBlock(8, open_at=0.5)
-    assert parse_blocks("dllm_decode.blocks:Sequential(4)") == Sequential(4)
-    with pytest.raises(ValueError, match="not known here"):
-        parse_blocks("NoCache()")
-
-
-def write(path: Path, *lines: str) -> str:
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return str(path)
+    write_lines(tmp_path / "own.jsonl", '{"prompt": "a", "answer": "b"}')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"limit must be at most \d+.*, got 1000"):
+        parse_task(address).examples()
 
 
 def test_a_file_of_ones_own_is_a_task(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "1+1?"}]
-    path = write(
+    path = write_lines(
         tmp_path / "own.jsonl",
-        json.dumps({"id": "a", "prompt": "two?", "answer": "Two", "level": 3}),
+        {"id": "a", "prompt": "two?", "answer": "Two", "level": 3},
         "",
-        json.dumps({"question": turns, "answer": 2}),
+        {"question": turns, "answer": 2},
     )
     selection = parse_task(f"jsonl:{path}?match=number&gen_length=9")
     assert selection.task == JsonLines(path, "number", 9)
     first, second = selection.examples()
     assert (first.id, first.prompt, first.target, first.meta) == ("a", "two?", "Two", {"level": 3})
     assert second.turns() == turns
-    assert selection.task.score(second, "so it is 3-1 = 2.") == {"answer": 1.0}
-    assert selection.task.score(second, "22") == {"answer": 0.0}
-    assert JsonLines(path).score(second, "so it is 3 - 1 #### 2") == {"answer": 1.0}
-    assert JsonLines(path, "exact").score(second, "#### 2") == {"answer": 0.0}
-    assert JsonLines(path).score(first, "  two\n") == {"answer": 1.0}
-    assert JsonLines(path).score(first, "two of them") == {"answer": 0.0}
-    assert JsonLines(path, "contains").score(first, "all TWO of them") == {"answer": 1.0}
+    for match, example, text, score in (
+        ("number", second, "so it is 3-1 = 2.", 1.0),
+        ("number", second, "22", 0.0),
+        ("auto", second, "so it is 3 - 1 #### 2", 1.0),
+        ("exact", second, "#### 2", 0.0),
+        ("auto", first, "  two\n", 1.0),
+        ("contains", first, "all TWO of them", 1.0),
+    ):
+        assert JsonLines(path, match).score(example, text) == {"answer": score}, text
     assert len(JsonLines(path).examples(num_examples=1)) == 1
 
 
@@ -177,21 +146,15 @@ def test_a_file_of_ones_own_is_a_task(tmp_path: Path) -> None:
     [
         (['{"prompt": "a", "answer": "b"}', '{"prompt": "a", "ans'], "Line 2 .* must be JSON"),
         (['{"prompt": "a"}'], "Line 1 .* 'answer'"),
-        (['{"answer": "a"}'], "Line 1 .* 'prompt'"),
         (['{"prompt": ["a"], "answer": "b"}'], "Line 1 .* chat turns"),
         (["[1]"], "be JSON lines or a JSON list .* got `int`"),
         ([""], "got no line"),
         (['{"prompt": "a", "answer": "b"}'] * 2, "distinct ids"),
     ],
 )
-def test_bad_files_are_refused_with_the_line(
-    tmp_path: Path, lines: list[str], message: str
-) -> None:
+def test_bad_files_are_named_with_the_line(tmp_path: Path, lines: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse_task("jsonl:" + write(tmp_path / "bad.jsonl", *lines)).examples()
-
-
-def test_a_missing_file_and_an_unknown_match_are_refused(tmp_path: Path) -> None:
+        parse_task("jsonl:" + write_lines(tmp_path / "bad.jsonl", *lines)).examples()
     with pytest.raises(ValueError, match="no such file"):
         JsonLines(str(tmp_path / "none.jsonl")).examples()
     with pytest.raises(ValueError, match="match must be one of"):
@@ -223,13 +186,10 @@ SWEEP = 'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\n'
         ('model = "mini"\nseed = [1, "a"]', "seed .* or a list of them"),
         (f"{SWEEP}seed = [1, 1]", "seed must be distinct, got 1 twice"),
         (f"{SWEEP}top_p = 0.0", "top_p must be in"),
-        (
-            f'{SWEEP}blocks = ["MultiBlock(8)", "MultiBlock(block_length=8)"]',
-            r"blocks must be distinct, got 'MultiBlock\(block_length=8\)' twice",
-        ),
+        (f'{SWEEP}blocks = ["SubBlocks(8)", "SubBlocks(block_length=8)"]', "must be distinct"),
         (f'{SWEEP}blocks = ["NoCache()"]', "not known here"),
     ],
 )
 def test_wrong_sweeps_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read_sweep(write(tmp_path / "sweep.toml", text))
+        read_sweep(write_lines(tmp_path / "sweep.toml", text))

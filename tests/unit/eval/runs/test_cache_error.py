@@ -40,9 +40,7 @@ def test_a_cache_that_is_exact_is_measured_as_exact() -> None:
     assert error.changed == 0.0
 
 
-def test_the_command_prints_a_table_and_writes_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     written = tmp_path / "errors.json"
     status = main(

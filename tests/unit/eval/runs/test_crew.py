@@ -42,6 +42,11 @@ def lines_of(folder: Path) -> list[tuple[str, object, object]]:
     return sorted((one["key"], one["tokens"], one["trace"]) for one in records)  # type: ignore[misc]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return execute(eval_runs.runs(), tmp_path_factory.mktemp("whole")).path
+
+
 def run_on(actors: list[Killed], folder: Path) -> None:
     def decoded(worker: Worker, batches: Sequence[PendingBatch]) -> Iterator[list[Record]]:
         def start(actor: Killed, batch: PendingBatch) -> Future[Decoded]:
@@ -54,24 +59,22 @@ def run_on(actors: list[Killed], folder: Path) -> None:
 
 
 def test_examples_of_lost_actors_go_to_others(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Six batches in two runs: two actors are lost before their second and their first one."""
-    execute(eval_runs.runs(), tmp_path / "one")
     actors = [Killed(1), Killed(0), Killed(100)]
-    run_on(actors, tmp_path / "several")
+    run_on(actors, tmp_path)
     assert [actor.num_left > 0 for actor in actors] == [True]
     assert caplog.text.count("An actor is lost, its examples go to another: It was killed.") == 2
-    assert lines_of(tmp_path / "several") == lines_of(tmp_path / "one")
+    assert lines_of(tmp_path) == lines_of(whole)
 
 
-def test_records_are_kept_if_all_actors_are_lost(tmp_path: Path) -> None:
+def test_records_are_kept_if_all_actors_are_lost(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"the same command goes on from there\. It was killed\."):
-        run_on([Killed(1), Killed(1)], tmp_path / "several")
-    assert len(Folder(tmp_path / "several").records()) == 8
-    run_on([Killed(100)], tmp_path / "several")
-    execute(eval_runs.runs(), tmp_path / "one")
-    assert lines_of(tmp_path / "several") == lines_of(tmp_path / "one")
+        run_on([Killed(1), Killed(1)], tmp_path)
+    assert len(Folder(tmp_path).records()) == 8
+    run_on([Killed(100)], tmp_path)
+    assert lines_of(tmp_path) == lines_of(whole)
 
 
 def test_an_actor_with_other_files_is_refused() -> None:

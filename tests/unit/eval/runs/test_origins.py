@@ -10,7 +10,7 @@ import pytest
 
 from eval.cli import main
 from eval.reports.command import show
-from eval.runs.provenance import CODE_NOTE, FILES_NOTE, sources_of
+from eval.runs.provenance import sources_of
 from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run
@@ -19,7 +19,6 @@ from samplers import FixedSchedule, parse
 RULE = """
 from dataclasses import dataclass
 from samplers import Decision, Sampler
-
 
 @dataclass(frozen=True)
 class Mine(Sampler):
@@ -34,11 +33,14 @@ class Module:
     def __init__(self, file: Path) -> None:
         self.file = file
 
-    def runs(self, end: str) -> list[Run]:
-        """Writes the module, and returns a run with its class inside another sampler."""
-        self.file.write_text(RULE.format(end=end))
+    def write(self, text: str) -> None:
+        self.file.write_text(text)
         sys.modules.pop(self.file.stem, None)
         importlib.invalidate_caches()
+
+    def runs(self, end: str) -> list[Run]:
+        """Writes the module, and returns a run with its class inside another sampler."""
+        self.write(RULE.format(end=end))
         sampler = parse(f"CreditDecoding({self.file.stem}:Mine())")
         return eval_runs.runs(samplers=(sampler, FixedSchedule(4)))
 
@@ -81,9 +83,8 @@ def test_errors_of_a_mended_sampler_are_tried_again_when_asked(
     assert all(record["error"] is None for record in folder.records())
 
 
-def test_an_edited_family_is_noted_like_a_sampler(tmp_path: Path, module: Module) -> None:
-    module.file.write_text("FAMILY = 1")
-    sys.modules.pop("edited_rule", None)
+def test_an_edited_family_is_noted_like_a_sampler(module: Module) -> None:
+    module.write("FAMILY = 1")
     importlib.import_module("edited_rule")
     (run,) = eval_runs.runs(samplers=(FixedSchedule(8),))
     assert sources_of(run) == {}
@@ -94,15 +95,7 @@ def test_an_edited_family_is_noted_like_a_sampler(tmp_path: Path, module: Module
     assert sources_of(own) != before
 
 
-def test_folders_of_known_samplers_hold_no_note(tmp_path: Path) -> None:
-    execute(eval_runs.runs(samplers=(FixedSchedule(8),)), tmp_path)
-    assert not (tmp_path / CODE_NOTE).exists()
-    assert not (tmp_path / FILES_NOTE).exists()
-
-
-def test_the_command_names_itself_as_it_was_called(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_is_named_as_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "report", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("dllm-decode eval report: A results folder must")
     with pytest.raises(SystemExit):
@@ -114,7 +107,6 @@ TASK = """
 from dataclasses import dataclass
 from eval.tasks import Example, Task
 
-
 @dataclass(frozen=True)
 class Asks(Task):
     version = {version}
@@ -125,7 +117,7 @@ class Asks(Task):
     scores_own_target = False
 
     def examples(self, split="test", num_examples=None, seed=0):
-        return [Example("emma has " + str(n) + " apples .", "") for n in range({number})]
+        return [Example("emma has " + str(n) + " apples .", "") for n in range(3)]
 
     def score(self, example, text):
         return {{"answer": {score}}}
@@ -136,9 +128,7 @@ def test_an_edited_task_is_refused_with_both_remedies(module: Module, tmp_path: 
     """The version of a task, the remedy that the page on tasks gives, was not named."""
 
     def runs(**own: object) -> list[Run]:
-        module.file.write_text(TASK.format(**{"version": 1, "number": 3, "score": 0.0, **own}))
-        sys.modules.pop(module.file.stem, None)
-        importlib.invalidate_caches()
+        module.write(TASK.format(**{"version": 1, "score": 0.0, **own}))
         return eval_runs.runs(samplers=(FixedSchedule(4),), task=f"{module.file.stem}:Asks")
 
     out = tmp_path / "out"

@@ -15,9 +15,7 @@ MODULE = """
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Optional
-
 from eval.tasks import Example, Task
-
 
 @dataclass(frozen=True)
 class Lines(Task):
@@ -37,52 +35,39 @@ class Lines(Task):
     def score(self, example, text):
         return {"answer": text == example.target, "words": 1}
 
-
-class Numbers(Lines):
-    def examples(self, split="test", num_examples=None, seed=0):
-        example = Example("what is 1 + 1 ?", "2", id="first")
-        object.__setattr__(example, "target", 2)  # Tests check types, so that it cannot be given.
-        return [example]
-
-
-class Turnless(Lines):
-    def examples(self, split="test", num_examples=None, seed=0):
-        return [Example([{"role": "user"}], "2", id="first")]
-
-
-class Bare(Lines):
-    def examples(self, split="test", num_examples=None, seed=0):
-        return ["what is 1 + 1 ?"]
-
+# Tests check types, so that it cannot be given.
+number = Example("what is 1 + 1 ?", "2", id="first")
+object.__setattr__(number, "target", 2)
 
 class Misnamed(Lines):
     primary = "right"
-
 
 class Incomplete(Task):
     name = "incomplete"
     primary = "answer"
 
-
 @dataclass(frozen=True)
 class Listed(Lines):
     words: list[str] = ()
-
 
 @dataclass(frozen=True)
 class Ordered(Lines):
     order: Literal["up", "down"] = "up"
     times: Literal[1, 2, "all"] | None = None
 """
-SCORE = """
-
+ANSWERING = """
 class {name}(Lines):
-    def score(self, example, text):
+    def {method}:
         return {value}
 """
+EXAMPLES = {
+    "Numbers": "[number]",
+    "Turnless": '[Example([{"role": "user"}], "2", id="first")]',
+    "Bare": '["what is 1 + 1 ?"]',
+}
 SCORES = {
     "Nothing": "1.0", "TooMuch": '{"answer": 2.0}', "Unlike": '{"answer": 0.0}',
-    "Undefined": '{"answer": None}', "Worded": '{"answer": "yes"}', "Listing": '{"answer": [1.0]}',
+    "Undefined": '{"answer": None}', "Worded": '{"answer": "1"}', "Listing": '{"answer": [1.0]}',
     "Raising": '{"answer": example.meta["gold"] == text}',
     "Worse": '{"answer": 1.0 if text == example.target else float("nan")}',
 }  # fmt: skip
@@ -90,9 +75,17 @@ SCORES = {
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    scorers = [SCORE.format(name=name, value=value) for name, value in SCORES.items()]
-    graded = "\n\nclass Graded(Unlike):\n    scores_own_target = False\n"
-    (tmp_path / "task_of_mine.py").write_text("".join([MODULE, *scorers, graded]))
+    methods = {
+        "score(self, example, text)": SCORES,
+        'examples(self, split="test", num_examples=None, seed=0)': EXAMPLES,
+    }
+    classes = [
+        ANSWERING.format(name=name, method=method, value=value)
+        for method, values in methods.items()
+        for name, value in values.items()
+    ]
+    graded = "\nclass Graded(Unlike):\n    scores_own_target = False\n"
+    (tmp_path / "task_of_mine.py").write_text("".join([MODULE, *classes, graded]))
     (tmp_path / "lines.txt").write_text("emma has 3 apples .\nben has 4 apples .")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "task_of_mine", raising=False)
@@ -121,7 +114,7 @@ def test_truths_and_integers_are_scores(module: str, tmp_path: Path) -> None:
         ("TooMuch", r"Scores must be numbers in \[0, 1\], .* None, got 'answer': 2.0"),
         ("Unlike", r"own target must score 1 in 'answer', got 0.0 for the target 'emma .*'"),
         ("Undefined", r"own target must score 1 in 'answer', got None for the target 'emma .*'"),
-        ("Worded", r"Scores must be numbers in .*, got 'answer': 'yes'.* the example '"),
+        ("Worded", r"Scores must be numbers in .*, got 'answer': '1'.* the example '"),
         ("Listing", r"Scores must be numbers in .*, got 'answer': \[1.0\].* the example '"),
         ("Raising", r"must not raise, got KeyError: 'gold' \(task_of_mine.py, line \d+\) for the "),
         ("Numbers", r"the target of the example 'first' must be text, got 2"),
@@ -129,21 +122,15 @@ def test_truths_and_integers_are_scores(module: str, tmp_path: Path) -> None:
         ("Bare", r"each example must be an Example, got 'what is 1 \+ 1 \?' at 0"),
     ],
 )
-def test_scorers_and_examples_that_are_wrong_are_refused_before_the_model_is_loaded(
-    module: str, kind: str, message: str
-) -> None:
+def test_wrong_scorers_and_examples_are_refused_first(module: str, kind: str, message: str) -> None:
     """After the decode, a KeyError, a TypeError or an unreadable results folder came of it."""
     with pytest.raises(ValueError, match=f"^{module}:{kind}.*: .*{message}"):
         select(f"{module}:{kind}?path=lines.txt")
 
 
-def test_a_task_may_say_that_a_target_scores_less(module: str) -> None:
+def test_a_scorer_that_is_wrong_about_an_answer_has_an_error(module: str, tmp_path: Path) -> None:
+    # A task may say that a target scores less.
     select(f"{module}:Graded?path=lines.txt")
-
-
-def test_a_scorer_that_is_wrong_about_one_answer_has_an_error_there(
-    module: str, tmp_path: Path
-) -> None:
     address = f"{module}:Worse?path=lines.txt"
     select(address)
     folder = execute(eval_runs.runs(task=address)[:1], tmp_path / "out")
@@ -159,10 +146,12 @@ def test_examples_of_one_id_are_refused(module: str, tmp_path: Path) -> None:
         select(f"{module}:Lines?path=lines.txt")
 
 
-def test_a_required_option_is_asked_for(module: str) -> None:
-    """It was a TypeError of __init__."""
+def test_what_an_address_or_a_task_lacks_is_asked_for(module: str) -> None:
+    """Both were a TypeError: of __init__, and of an abstract class."""
     with pytest.raises(ValueError, match=r"the option path, got none; write .*\?path="):
         parse_task(f"{module}:Lines?limit=3")
+    with pytest.raises(ValueError, match="got none of examples, gen_length, score, version"):
+        parse_task(f"{module}:Incomplete")
 
 
 def test_options_are_read_as_they_are_declared(module: str) -> None:
@@ -191,9 +180,3 @@ def test_an_option_of_few_values_takes_no_other(module: str) -> None:
         parse_task(f"{module}:Ordered?path=a&order=left")
     with pytest.raises(ValueError, match=r"^times must be one of 1, 2, all, got '3'"):
         parse_task(f"{module}:Ordered?path=a&times=3")
-
-
-def test_a_task_that_lacks_something_says_what(module: str) -> None:
-    """It was a TypeError of an abstract class."""
-    with pytest.raises(ValueError, match="got none of examples, gen_length, score, version"):
-        parse_task(f"{module}:Incomplete")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from eval.runs.records import Folder
 from eval.runs.runner import execute
 from samplers import FixedSchedule
 
+RUNS = partial(eval_runs.runs, samplers=(FixedSchedule(8),), task="lists/shuffle?n=4&limit=3")
 NULLABLE = ("git", "machine", "date", "error", "trace")
 WRONG: tuple[Any, ...] = (None, "text", 1.5, True, [], [None], {}, -1)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    runs = eval_runs.runs(samplers=(FixedSchedule(8),), task="lists/shuffle?n=4&limit=3")
-    return execute(runs, tmp_path_factory.mktemp("whole")).path
+    return execute(RUNS(), tmp_path_factory.mktemp("whole")).path
 
 
 def spoilt(whole: Path, folder: Path, record: Any) -> Folder:
@@ -31,9 +32,7 @@ def spoilt(whole: Path, folder: Path, record: Any) -> Folder:
     return Folder(folder)
 
 
-def test_every_field_that_is_missing_or_mistyped_is_named_with_its_line(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_each_missing_or_mistyped_field_is_named_with_its_line(whole: Path, tmp_path: Path) -> None:
     """27 such cases ended in a traceback."""
     second = json.loads((whole / "part-0.jsonl").read_text().splitlines()[1])
     num_refused = 0
@@ -55,7 +54,7 @@ def test_every_field_that_is_missing_or_mistyped_is_named_with_its_line(
     assert num_refused > 5 * len(second)
 
 
-@pytest.mark.parametrize("record", [None, 1, [], "text", {}, {"key": "a"}])
+@pytest.mark.parametrize("record", [None, [], {}, {"key": "a"}])
 def test_a_line_that_is_no_record_is_named(whole: Path, tmp_path: Path, record: Any) -> None:
     with pytest.raises(ValueError, match=r"Line 2 of .*part-0\.jsonl must"):
         spoilt(whole, tmp_path, record).records()
@@ -63,26 +62,20 @@ def test_a_line_that_is_no_record_is_named(whole: Path, tmp_path: Path, record: 
 
 def test_wrong_settings_are_named(whole: Path, tmp_path: Path) -> None:
     written = json.loads((whole / "settings.json").read_text())
-    for name in written["runs"][0]:
-        for wrong in ({}, 1.5j):
-            run = {key: own for key, own in written["runs"][0].items() if key != name}
-            if wrong == {}:
-                run[name] = {}
-            (tmp_path / "settings.json").write_text(json.dumps(written | {"runs": [run]}))
-            with pytest.raises(ValueError, match=rf"Run 1 of .*settings\.json must have .*{name}"):
-                Folder(tmp_path).settings()
-    for content in ("[]", "1", "{", "[" * 100_000, '{"format": 4}', '{"format": 4, "runs": 1}'):
+    run = written["runs"][0]
+    wrong = [({key: own for key, own in run.items() if key != name}, name) for name in run]
+    wrong += [({**run, name: {}}, name) for name in run]
+    for own, name in wrong:
+        (tmp_path / "settings.json").write_text(json.dumps(written | {"runs": [own]}))
+        with pytest.raises(ValueError, match=rf"Run 1 of .*settings\.json must have .*{name}"):
+            Folder(tmp_path).settings()
+    (tmp_path / "settings.json").write_text(json.dumps(written | {"runs": [run | {"top_p": 0.0}]}))
+    with pytest.raises(ValueError, match=r"^Run 1 of .*settings\.json: top_p must be in"):
+        Folder(tmp_path).settings()
+    for content in ("[]", "{", "[" * 100_000, '{"format": 4}', '{"format": 4, "runs": 1}'):
         (tmp_path / "settings.json").write_text(content)
         with pytest.raises(ValueError, match=r"settings\.json must"):
             Folder(tmp_path).settings()
-
-
-def test_an_option_out_of_its_range_is_named_with_its_file(whole: Path, tmp_path: Path) -> None:
-    written = json.loads((whole / "settings.json").read_text())
-    run = written["runs"][0] | {"top_p": 0.0}
-    (tmp_path / "settings.json").write_text(json.dumps(written | {"runs": [run]}))
-    with pytest.raises(ValueError, match=r"^Run 1 of .*settings\.json: top_p must be in"):
-        Folder(tmp_path).settings()
 
 
 @pytest.mark.parametrize(
@@ -90,15 +83,12 @@ def test_an_option_out_of_its_range_is_named_with_its_file(whole: Path, tmp_path
     [
         ("pieces", {"5": "a"}),
         ("trace", {"revisions": [[1, 2, 3]]}),
-        ("trace", {"runners_up": [[0.5, [1, 2]]]}),
         ("trace", {"runners_up": [[0.5, [[10_000, 0.5]]]]}),
         ("prompt", "a\ud800b"),
     ],
     ids=str,
 )
-def test_a_damaged_trace_is_named_with_its_line(
-    part: str, damage: Any, whole: Path, tmp_path: Path
-) -> None:
+def test_damaged_traces_are_named(part: str, damage: Any, whole: Path, tmp_path: Path) -> None:
     """A token without a piece was a KeyError, half a surrogate pair a half-written report."""
     record = json.loads((whole / "part-0.jsonl").read_text().splitlines()[1])
     record[part] = record[part] | damage if part == "trace" else damage
@@ -121,9 +111,7 @@ def copied(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "copied"))
 
 
-def test_records_of_no_setting_are_named_and_come_back(
-    copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_records_of_no_setting_come_back(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A character of settings.json was changed: all records of the setting left the report."""
     settings = copied / "settings.json"
     written = settings.read_text()
@@ -133,8 +121,7 @@ def test_records_of_no_setting_are_named_and_come_back(
         told = capsys.readouterr().err
         assert f"Line 1 of {copied / 'part-0.jsonl'} (and 2 other lines) must be of a" in told
         assert str(settings) in told
-    runs = eval_runs.runs(samplers=(FixedSchedule(8),), task="lists/shuffle?n=4&limit=3")
-    execute(runs, copied)
+    execute(RUNS(), copied)
     assert settings.read_text() == written
     assert [len(own) for own in Folder(copied).results().values()] == [3]
 
@@ -148,34 +135,27 @@ def test_a_record_that_is_not_of_its_setting_is_named(name: str, copied: Path, w
 
 
 def test_records_of_dropped_settings_are_left_out_until_they_are_asked_for(copied: Path) -> None:
-    other = eval_runs.runs(samplers=(FixedSchedule(2),), task="lists/shuffle?n=4&limit=3")
-    folder = execute(other, copied, drop_others=True)
+    folder = execute(RUNS(samplers=(FixedSchedule(2),)), copied, drop_others=True)
     ((setting, own),) = folder.results().items()
     assert (setting.sampler, len(own)) == (repr(FixedSchedule(2)), 3)
-    runs = eval_runs.runs(samplers=(FixedSchedule(8),), task="lists/shuffle?n=4&limit=3")
-    assert [len(own) for own in execute(runs, copied).results().values()] == [3, 3]
+    assert [len(own) for own in execute(RUNS(), copied).results().values()] == [3, 3]
     written = json.loads((copied / "settings.json").read_text())
     assert written["dropped"] == []
     (copied / "settings.json").write_text(json.dumps(written | {"dropped": 1}))
-    with pytest.raises(
-        ValueError, match=r"settings\.json must have 'dropped' in its official form"
-    ):
+    with pytest.raises(ValueError, match=r"json must have 'dropped' in its official form"):
         folder.results()
 
 
-@pytest.mark.parametrize("content", ["[", "[]", '{"a": 1}', '{"a": {"b": 1}}', "[" * 100_000])
+@pytest.mark.parametrize("content", ["[", '{"a": {"b": 1}}', "[" * 100_000])
 @pytest.mark.parametrize("name", ["own_files.json", "own_code.json"])
 def test_a_damaged_note_of_origins_is_named(name: str, content: str, copied: Path) -> None:
     """It was a traceback when the run was given again."""
     (copied / name).write_text(content)
-    runs = eval_runs.runs(samplers=(FixedSchedule(8),), task="lists/shuffle?n=4&limit=3")
     with pytest.raises(ValueError, match=rf"{name} must .*; without it nobody knows"):
-        execute(runs, copied)
+        execute(RUNS(), copied)
 
 
-def test_a_table_of_several_commits_names_them(
-    copied: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_names_its_commits(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Only summary.json said that the records of a row were decoded by different code."""
     assert main(["report", str(copied)]) == 0
     assert "several commits" not in capsys.readouterr().out

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from eval.sandbox import sandbox
-from eval.sandbox.code_runner import NoCode, Outcome
+from eval.sandbox.code_runner import Outcome
 from eval.sandbox.runners import commands_of
 from eval.sandbox.sandbox import Sandbox
 
@@ -28,7 +28,10 @@ QUICK = Sandbox(PYTHON, cpu_s=1, wall_s=10.0)
 
 @pytest.fixture(scope="module")
 def isolated() -> Sandbox:
-    found = Sandbox(cpu_s=2, wall_s=10.0)
+    return working(Sandbox(cpu_s=2, wall_s=10.0))
+
+
+def working(found: Sandbox) -> Sandbox:
     try:
         found.require_ready("humaneval")
     except ValueError as error:
@@ -43,23 +46,17 @@ def isolated() -> Sandbox:
         ("def total(xs)\n", False, False, "SyntaxError: expected ':'"),
         ("x = '\0'", False, False, "null bytes"),
         ("x = '\ud800'", False, False, "UnicodeEncodeError"),
-        ("", True, True, "NameError: name 'total' is not defined (line 1 of the tests)"),
-        ("import no_such_module\n" + SUM, True, False, "ModuleNotFoundError"),
         ("1 / 0\n" + SUM, True, False, "ZeroDivisionError: division by zero"),
         ("import sys\nsys.exit(0)\n" + SUM, True, False, "SystemExit: 0"),
         ("import os\nos._exit(0)\n" + SUM, True, False, "ended before its tests did, exit status"),
         ("def total(xs):\n    import os\n    os._exit(0)\n", True, True, "ended before its tests"),
         ("def total(xs):\n    raise SystemExit(0)\n", True, True, "SystemExit: 0 (line 1"),
-        ("raise KeyboardInterrupt", True, False, "KeyboardInterrupt"),
-        ("def total(xs):\n    return total(xs)\n", True, True, "RecursionError"),
         ("import ctypes\nctypes.string_at(0)\n", True, False, "killed by signal 11"),
         ("import os\nos.kill(os.getppid(), 9)\nwhile True: pass", True, False, "with its sandbox"),
         ("raise ValueError('x' * 9999)", True, False, "ValueError: x"),
     ],
 )
-def test_a_wrong_program_fails_for_a_reason(
-    candidate: str, compiled: bool, loaded: bool, reason: str
-) -> None:
+def test_a_failure_has_a_reason(candidate: str, compiled: bool, loaded: bool, reason: str) -> None:
     outcome = QUICK.run(candidate, TESTS)
     assert (outcome.passed, outcome.compiled, outcome.loaded) == (False, compiled, loaded)
     assert reason in outcome.reason
@@ -121,14 +118,18 @@ def test_a_flood_of_reports_is_no_pass() -> None:
     ("loop", "wall_s", "reason"),
     [
         ("while True: pass", 30.0, "more than 1 s of processor time"),
-        ("import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
-         30.0, "killed by signal 9"),
-        ("import time\ntime.sleep(60)", 2.0, "more than 2 s"),
-        ("import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ntime.sleep(60)",
-         2.0, "more than 2 s"),
+        ("import time\ntime.sleep(60)", 0.5, "more than 0.5 s"),
+        pytest.param(
+            "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", 30.0,
+            "killed by signal 9", marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ntime.sleep(60)",
+            2.0, "more than 2 s", marks=pytest.mark.slow,
+        ),
     ],
 )  # fmt: skip
-def test_a_program_that_does_not_end_is_stopped(loop: str, wall_s: float, reason: str) -> None:
+def test_an_endless_program_is_stopped(loop: str, wall_s: float, reason: str) -> None:
     begun = time.monotonic()
     outcome = Sandbox(PYTHON, cpu_s=1, wall_s=wall_s).run(f"{loop}\n{SUM}", TESTS)
     assert (outcome.passed, outcome.compiled, outcome.loaded) == (False, True, False)
@@ -200,16 +201,9 @@ def test_tests_that_are_no_python_are_no_fault_of_the_candidate() -> None:
         ({"runner": "podman 'run"}, "must be quoted as in a shell"),
     ],
 )
-def test_options_that_no_program_can_have_are_refused_at_once(
-    options: dict[str, Any], said: str
-) -> None:
+def test_options_that_no_program_can_have_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Sandbox(**options)
-
-
-def test_without_permission_nothing_is_run() -> None:
-    with pytest.raises(ValueError, match="needs your permission, got none; give --allow-code"):
-        NoCode().run(SUM, TESTS)
 
 
 # Scripts that pretend to be a runner: each ignores its options.
@@ -238,7 +232,6 @@ def pretend(path: Path, **scripts: str) -> None:
     ("scripts", "runner", "chosen"),
     [
         ({"bwrap": WORKS, "podman": WORKS, "docker": WORKS}, "auto", "bwrap"),
-        ({"bwrap": BROKEN, "podman": WORKS, "docker": WORKS}, "auto", "podman"),
         ({"podman": BROKEN, "docker": WORKS}, "auto", "docker"),
         ({"bwrap": WORKS, "docker": WORKS}, "docker", "docker"),
         ({"bwrap": WORKS, "podman": WORKS}, "podman:me/python", "podman"),
@@ -274,7 +267,7 @@ def test_without_a_runner_both_remedies_are_named(path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        (SILENT, "got no end within 1.5 s"),
+        (SILENT, "got no end within 0.3 s"),
         (FLOODS, "got exit status 0: [^x]*x{300}\\)"),
         ("#!/no/such/shell\n", "must start, got .*No such file"),
         ("#!/bin/sh\necho passed\n", "got exit status 0: \\)"),
@@ -282,12 +275,11 @@ def test_without_a_runner_both_remedies_are_named(path: Path) -> None:
          "a trial program failed within Sandbox.*: AssertionError"),
     ],
 )  # fmt: skip
-def test_a_runner_that_does_not_work_is_refused_with_its_error(
-    path: Path, script: str, said: str
-) -> None:
+def test_a_broken_runner_is_refused_with_its_error(path: Path, script: str, said: str) -> None:
     pretend(path, docker=script)
+    limits = {"wall_s": 0.1, "start_s": 0.2} if script == SILENT else {}
     with pytest.raises(ValueError, match=f"docker: .*{said}"):
-        Sandbox("docker", wall_s=0.5, start_s=1.0).require_ready("humaneval")
+        Sandbox("docker", **limits).require_ready("humaneval")
 
 
 @pytest.mark.parametrize("program", ["podman", "docker"])
@@ -328,11 +320,7 @@ def test_ordinary_programs_are_not_in_the_way(isolated: Sandbox) -> None:
 
 
 def test_bubblewrap_lends_the_packages_of_this_interpreter() -> None:
-    found = Sandbox("bwrap")
-    try:
-        found.require_ready("humaneval")
-    except ValueError as error:
-        pytest.skip(str(error))
+    found = working(Sandbox("bwrap"))
     assert found.run(f"import numpy\nassert numpy.ones(3).sum() == 3\n{SUM}", TESTS).passed
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dllm_decode.core.stopping import cut_at
 from eval.runs.names import TASKS, parse_task
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
 from eval.tasks.base import Example, SampledTask, content_id
@@ -50,7 +49,7 @@ def test_a_registered_task_scores_its_own_targets_and_its_splits_are_disjoint(na
     task = parse_task(name).task
     seen: set[str] = set()
     for split in task.splits:
-        examples = task.examples(split, 20)
+        examples = task.examples(split, 8)
         ids = {example.id for example in examples}
         assert ids
         assert not ids & seen
@@ -64,8 +63,7 @@ def test_a_registered_task_scores_its_own_targets_and_its_splits_are_disjoint(na
 def test_a_file_of_questions_scores_its_own_targets_if_they_can_match(tmp_path: Path) -> None:
     """All was decoded, and every answer counted as wrong if the target had no number."""
     for match, answer in (
-        ("auto", "42"), ("number", "42"), ("number", "so 6 * 7 = 42"), ("contains", "forty two"),
-        ("number", "many"),
+        ("auto", "42"), ("number", "so 6 * 7 = 42"), ("contains", "forty two"), ("number", "many"),
     ):  # fmt: skip
         (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "6 * 7 ?", "answer": answer}))
         selection = parse_task(f"jsonl:{tmp_path}/own.jsonl?match={match}")
@@ -124,13 +122,10 @@ def test_every_example_that_can_be_drawn_is_in_one_split() -> None:
     assert sorted(int(e.target) // 2 for some in found.values() for e in some) == list(range(200))
     assert 3 < len(found["test"]) < 20
     assert 3 < len(found["val"]) < 20
-
-
-def test_examples_of_one_split_key_are_in_one_split() -> None:
-    task = ByTens(999)
-    tens = [{int(e.target) // 20 for e in task.examples(split, 999)} for split in task.splits]
+    by_tens = ByTens(399)
+    tens = [{int(e.target) // 20 for e in by_tens.examples(one, 399)} for one in by_tens.splits]
     assert all(tens)
-    assert sum(map(len, tens)) == 100
+    assert sum(map(len, tens)) == 40
 
 
 class Nameless(Doubling):
@@ -140,13 +135,10 @@ class Nameless(Doubling):
         return replace(super().sample(rng), id="one")
 
 
-def test_different_prompts_of_one_id_are_refused() -> None:
+def test_a_limit_counts_examples_of_distinct_ids() -> None:
     """A task of 200 examples silently had one, and limit=4 was said to be too many."""
     with pytest.raises(ValueError, match=r"distinct ids, got 'one' for '\d+ \+ \d+' and '\d+ "):
         Nameless(90).examples("train")
-
-
-def test_a_limit_counts_examples_of_distinct_ids() -> None:
     task = Doubling(0)
     with pytest.raises(ValueError, match=r"at most 1, the number of examples with distinct ids in"):
         task.require_enough("train", len(task.examples("train", 4)), 4)
@@ -157,9 +149,3 @@ def test_an_example_is_named_by_its_prompt_unless_it_has_a_name() -> None:
     assert Example("why ?", "so").id == Example("why ?", "because").id != Example(turns, "so").id
     assert Example("why ?", "so", id="first").id == "first"
     assert Example("why ?", "so").turns() == Example(turns, "so").turns() == turns
-
-
-def test_text_is_cut_at_the_first_stop_string() -> None:
-    assert cut_at("5 </s> Question: 6", ("Question:", "</s>")) == "5 "
-    assert cut_at("5", ("Question:",)) == "5"
-    assert cut_at("5", ()) == "5"

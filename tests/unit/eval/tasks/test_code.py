@@ -1,6 +1,5 @@
 """HumanEval and MBPP: reading, prompts, extraction, scores and the permission to run programs."""
 
-import json
 import shlex
 import sys
 from dataclasses import replace
@@ -9,6 +8,7 @@ from typing import Any
 
 import eval_runs
 import pytest
+from eval_runs import write_lines
 
 from eval.cli import evaluate
 from eval.runs import command as runs_command
@@ -61,20 +61,15 @@ def chore(number: int, **others: Any) -> dict[str, Any]:
     }
 
 
-def write(path: Path, rows: list[Any]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
 @pytest.fixture
 def humaneval(tmp_path: Path) -> str:
-    return write(tmp_path / "HumanEval.jsonl", [PEAKS, HALVES])
+    return write_lines(tmp_path / "HumanEval.jsonl", PEAKS, HALVES)
 
 
 @pytest.fixture
 def mbpp(tmp_path: Path) -> str:
-    rows = [chore(n) for n in (1, 2, 3, 4, 10, 11, 12, 510, 511, 600, 601, 974)]
-    return write(tmp_path / "mbpp.jsonl", rows)
+    numbers = (1, 2, 3, 4, 10, 11, 12, 510, 511, 600, 601, 974)
+    return write_lines(tmp_path / "mbpp.jsonl", *map(chore, numbers))
 
 
 def test_splits_of_mbpp_go_by_number(mbpp: str) -> None:
@@ -117,26 +112,19 @@ def test_a_problem_is_never_its_own_demonstration(mbpp: str) -> None:
         own = int(example.id[5:].split("-")[0])
         assert str(example.prompt).count("[BEGIN]") == 5
         assert str(example.prompt).count(f"Write a function to add {own}.") == 1
-    with pytest.raises(
-        ValueError, match=r"num_fewshot must be at most .* task_id 1 to 10, 5, got 6"
-    ):
+    with pytest.raises(ValueError, match=r"num_fewshot must be at most .* 1 to 10, 5, got 6"):
         Mbpp(mbpp, num_fewshot=6).examples()
 
 
 @pytest.mark.parametrize("protocol", ["lm_eval", "instruct"])
-def test_reference_answers_pass_and_wrong_ones_do_not(
-    humaneval: str, mbpp: str, protocol: str
-) -> None:
-    for task in (
-        HumanEval(humaneval, protocol, sandbox=QUICK),
-        Mbpp(mbpp, protocol, sandbox=QUICK),
-    ):
-        for example in task.examples():
-            assert task.score(example, example.target) == RIGHT
-            wrong = example.target.replace("return ", "return 1 if 0 else None and ")
-            assert task.score(example, wrong) == WRONG
-        first = task.examples()[0]
+def test_right_answers_pass_and_wrong_ones_do_not(humaneval: str, mbpp: str, protocol: str) -> None:
+    for path, kind in ((humaneval, HumanEval), (mbpp, Mbpp)):
+        task = kind(path, protocol, sandbox=QUICK)
+        first, second, *_ = task.examples()
         require_target_score(task.name, task, first)
+        assert task.score(second, second.target) == RIGHT
+        wrong = second.target.replace("return ", "return 1 if 0 else None and ")
+        assert task.score(second, wrong) == WRONG
         assert task.score(first, "")["passed"] == 0.0
 
 
@@ -144,8 +132,10 @@ def test_a_plain_answer_ends_where_something_new_begins(humaneval: str, mbpp: st
     task = HumanEval(humaneval, sandbox=QUICK)
     example = task.examples()[0]
     for start in ("class Odd:", "def main():", "# Test", "if True:", "print(peaks([1]))"):
-        assert task.score(example, f"{example.target}\n{start}\n   1 / 0 (") == RIGHT
+        text = f"{example.target}\n{start}\n   1 / 0 ("
+        assert task.program(example, text) == f"{PEAKS['prompt']}{example.target}"
     assert task.score(example, example.target + "\n1 / 0") == BROKEN
+    assert task.score(example, "    pass\ncheck = lambda candidate: None\n") == WRONG
     of_mbpp = Mbpp(mbpp, sandbox=QUICK)
     example = of_mbpp.examples()[0]
     assert of_mbpp.score(example, example.target + "\nThis is no Python.") == RIGHT
@@ -159,14 +149,13 @@ def test_an_answer_in_a_fence_is_found_among_words(humaneval: str, mbpp: str) ->
     uses_helper = "def halves(n):\n    return 0 if n == 0 else 1 + halves(half(n))\n"
     body = "    return n.bit_length()\n"
     for answer in (
-        f"Sure:\n```python\n{whole}```\nIt works.",
         f"First\n```bash\nls\n```\nthen\n```\nhalves(8)\n```\nand\n```py\n{whole}```",
-        f"```python\n{whole}",
-        f"```Python\n{uses_helper}\n```",
+        f"``` Python \n{uses_helper}",
         f"```\n{body}```",
         whole,
     ):
         assert task.score(example, answer) == RIGHT, answer
+    assert python_blocks("```\na\n```\n```js\nb\n```\n") == ["a\n"]
     assert task.score(example, "I cannot do this.") == NONSENSE
     of_mbpp = Mbpp(mbpp, "instruct", sandbox=QUICK)
     example = of_mbpp.examples()[0]
@@ -179,27 +168,6 @@ def test_an_answer_in_a_fence_is_found_among_words(humaneval: str, mbpp: str) ->
     assert task.score(example, f"Sure:\n```python\n{whole}```") == RIGHT
 
 
-def test_blocks_of_other_languages_are_no_programs() -> None:
-    assert python_blocks("```\na\n```\n```js\nb\n```\n``` python \nc\n```\ntext\n```py\nd") == [
-        "a\n", "c\n", "d",
-    ]  # fmt: skip
-    assert python_blocks("no `fence` here") == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "scores"),
-    [
-        ("    import sys; sys.exit(0)\n", WRONG),
-        ("    pass\nimport os; os._exit(0)\n", BROKEN),
-        ("    pass\ncheck = lambda candidate: None\n", WRONG),
-        ("    return (\n", NONSENSE),
-    ],
-)
-def test_no_trick_passes(humaneval: str, answer: str, scores: dict[str, float]) -> None:
-    task = HumanEval(humaneval, sandbox=QUICK)
-    assert task.score(task.examples()[0], answer) == scores
-
-
 def test_set_up_and_imports_of_mbpp_are_run(tmp_path: Path) -> None:
     rows = [
         chore(11, test_setup_code="start = Box(5)", test_list=["assert start.x == 5"],
@@ -208,7 +176,7 @@ def test_set_up_and_imports_of_mbpp_are_run(tmp_path: Path) -> None:
          "code": "def halve(x):\n    return x / 2", "test_imports": ["import math"],
          "test_list": ["assert math.isclose(halve(3), 1.5)"]},
     ]  # fmt: skip
-    path = write(tmp_path / "sanitized-mbpp.json", rows)
+    path = write_lines(tmp_path / "sanitized-mbpp.json", rows)
     task = Mbpp(path, num_fewshot=0, sandbox=QUICK)
     assert [task.score(example, example.target) for example in task.examples()] == [RIGHT] * 2
     assert "Write a function to halve." in str(task.examples()[1].prompt)
@@ -225,8 +193,8 @@ def test_addresses_name_the_tasks_but_give_no_permission(humaneval: str) -> None
 
 
 def test_without_permission_nothing_is_decoded(humaneval: str, tmp_path: Path) -> None:
-    address = f"humaneval?path={humaneval}"
-    (run,) = eval_runs.runs(task=address, samplers=(eval_runs.Fussy(-1),))
+    """The permission changes no key."""
+    (run,) = eval_runs.runs(task=f"humaneval?path={humaneval}", samplers=(eval_runs.Fussy(-1),))
     with pytest.raises(ValueError, match=r"humaneval is scored by running .* --allow-code"):
         execute([run], tmp_path / "out")
     assert run.model.num_forwards == 0
@@ -234,14 +202,10 @@ def test_without_permission_nothing_is_decoded(humaneval: str, tmp_path: Path) -
     task = HumanEval(humaneval)
     with pytest.raises(ValueError, match="needs your permission, got none"):
         task.score(task.examples()[0], "")
-
-
-def test_the_permission_changes_no_key(humaneval: str) -> None:
-    (run,) = eval_runs.runs(task=f"humaneval?path={humaneval}", samplers=(eval_runs.Fussy(-1),))
     allowed = parse_task(run.selection.address, QUICK)
-    settings = run.settings(run.selection.examples())
     assert allowed.task != run.selection.task
     assert allowed.address == run.selection.address
+    settings = run.settings(run.selection.examples())
     assert settings == replace(run, selection=allowed).settings(allowed.examples())
 
 
@@ -270,15 +234,9 @@ def test_the_command_line_decodes_and_scores_only_if_told_to(
 
 @pytest.mark.parametrize(
     ("name", "published"),
-    [
-        ("fast_dllm", ("chat", 3, 256, 32)),
-        ("llada_base", ("plain", 3, 1024, 1024)),
-        ("dream", ("chat", 0, 1024, 1024)),
-    ],
+    [("fast_dllm", ("chat", 3, 256, 32)), ("llada_base", ("plain", 3, 1024, 1024))],
 )
-def test_a_published_setting_is_its_name(
-    mbpp: str, name: str, published: tuple[str, int, int, int]
-) -> None:
+def test_a_name_is_its_setting(mbpp: str, name: str, published: tuple[str, int, int, int]) -> None:
     own = Mbpp(mbpp, name)
     assert (own.prompts, own.num_fewshot, own.gen_length, own.block_length) == published
     assert str(own.examples()[0].prompt).count("These tests must pass") == own.num_fewshot + 1

@@ -32,40 +32,31 @@ def changed(line: int, old: str, new: str) -> dict[str, Any]:
     return scores(*LINES[:line], LINES[line].replace(old, new), *LINES[line + 1 :])
 
 
-def test_the_reference_is_right() -> None:
-    assert scores(*LINES) == {"answer": 1.0, "result": 1.0, "steps": 1.0}
-
-
 def test_synonyms_do_not_matter() -> None:
     for line, old, new in (
-        (0, "gains", "gets"), (0, "gains", "finds"), (1, "loses", "drops"), (1, "loses", "sells"),
-        (1, "which means", "so now"), (3, "so now", "which means"),
+        (0, "gains", "finds"), (1, "loses", "sells"), (1, "which means", "so now"),
+        (3, "so now", "which means"),
     ):  # fmt: skip
-        assert changed(line, old, new)["answer"] == 1.0
+        assert changed(line, old, new) == {"answer": 1.0, "result": 1.0, "steps": 1.0}
 
 
-def test_accounts_come_in_any_order() -> None:
-    first, second, total, third, _, last = LINES
-    together = LINES[4]
+def test_accounts_come_in_any_order_and_steps_of_one_account_do_not() -> None:
+    first, second, total, third, together, last = LINES
     assert scores(third, first, second, total, together, last)["answer"] == 1.0
     assert scores(first, third, second, total, together, last)["answer"] == 1.0
     ben = "with ben added : 0 + 30 = 30 , so the total is now 30 ."
     anna = "with anna added : 30 + 44 = 74 , so the total is now 74 ."
     assert scores(third, ben, first, second, anna, last)["answer"] == 1.0
-
-
-def test_steps_of_one_account_do_not() -> None:
-    first, second, *rest = LINES
-    assert scores(second, first, *rest) == {"answer": 0.0, "result": 1.0, "steps": 0.0}
+    found = scores(second, first, total, third, together, last)
+    assert found == {"answer": 0.0, "result": 1.0, "steps": 0.0}
 
 
 @pytest.mark.parametrize(
     ("line", "old", "new"),
     [
-        (0, "47", "48"), (0, "has 47", "has 48"), (0, "40", "41"), (0, "january", "march"),
-        (1, "- 3", "+ 3"), (1, "loses", "gains"), (1, "which means", "which now"),
-        (2, "0 + 44", "1 + 44"), (2, "with anna", "with ben"), (3, "gets 5", "gets 6"),
-        (3, "ben has", "anna has"), (4, "44 +", "40 +"), (4, "74", "75"), (5, "74", "75"),
+        (0, "has 47", "has 48"), (0, "40", "41"), (0, "january", "march"), (1, "- 3", "+ 3"),
+        (1, "loses", "gains"), (2, "0 + 44", "1 + 44"), (2, "with anna", "with ben"),
+        (3, "gets 5", "gets 6"), (3, "ben has", "anna has"), (4, "74", "75"), (5, "74", "75"),
         (5, "74", "74 74"),
     ],
 )  # fmt: skip
@@ -94,7 +85,7 @@ def test_every_example_is_a_right_answer_within_the_world(split: str) -> None:
     tokenizer = build_ledger_tokenizer()
     people = cast("held_out" if split == "test_entity" else "known").names
     least, most = (206, 240) if split == "test_length" else (87, 189)
-    for _ in range(100):
+    for _ in range(25):
         example = TASK.draw(rng, split)
         ledger = example.meta["ledger"]
         assert TASK.score(example, example.target)["answer"] == 1.0
@@ -109,9 +100,7 @@ def test_every_example_is_a_right_answer_within_the_world(split: str) -> None:
 
 
 def test_splits_share_no_numbers() -> None:
-    keys = {
-        split: {e.meta["ledger"].key() for e in TASK.examples(split, 100)} for split in TASK.splits
-    }
+    keys = {s: {e.meta["ledger"].key() for e in TASK.examples(s, 40)} for s in TASK.splits}
     for split in ("val", "test", "test_entity", "test_length"):
         assert not keys["train"] & keys[split]
     assert not keys["val"] & keys["test"]

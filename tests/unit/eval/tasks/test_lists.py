@@ -23,13 +23,6 @@ def drawn(task: ListTask, split: str = "train", count: int = 60):
     return [task.draw(rng, split) for _ in range(count)]
 
 
-def request(keyword: str, n: int) -> ListQuestion:
-    number = n if keyword in ("agree", "pair_sum") else 0
-    num_items = {"agree": 3, "pair_sum": 0, "city": 4}.get(keyword, n)
-    word = ITEMS[-1] if keyword.startswith(("replace", "insert")) else ""
-    return ListQuestion(keyword, ITEMS[:num_items], number, word)
-
-
 @pytest.mark.parametrize("keyword", KEYWORDS)
 def test_answers_are_distinct(keyword: str) -> None:
     for example in drawn(ListTask(keyword), count=30):
@@ -40,8 +33,9 @@ def test_answers_are_distinct(keyword: str) -> None:
 
 
 def test_a_huge_enumeration_is_refused() -> None:
+    asked = ListQuestion("shuffle", ITEMS[:9])
     with pytest.raises(ValueError, match=r"at most 50000 answers, got 362880"):
-        valid_outputs(request("shuffle", 9))
+        valid_outputs(asked)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +44,11 @@ def test_a_huge_enumeration_is_refused() -> None:
         (ListQuestion("reverse", ("leo", "keys", "olga")), ("olga", "keys", "leo")),
         (ListQuestion("sort", ("leo", "olga", "keys")), ("keys", "leo", "olga")),
         (ListQuestion("replace_at", ("leo", "olga", "keys"), 2, "vera"), ("leo", "vera", "keys")),
-        (ListQuestion("insert_at", ("leo", "olga"), 2, "vera"), ("leo", "vera", "olga")),
         (ListQuestion("insert_at", ("leo", "olga"), 3, "vera"), ("leo", "olga", "vera")),
         (ListQuestion("remove_at", ("leo", "olga", "keys"), 1), ("olga", "keys")),
     ],
 )
-def test_operations_with_one_answer_count_positions_from_one(
-    asked: ListQuestion, answer: tuple[str, ...]
-) -> None:
+def test_positions_are_counted_from_one(asked: ListQuestion, answer: tuple[str, ...]) -> None:
     assert valid_outputs(asked) == (answer,)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eval_runs import write_lines
 
 from eval.runs.names import parse_task
 from eval.tasks import ParallelBench
@@ -48,7 +49,7 @@ def write_files(folder: Path) -> Path:
     for name, (prompt, metric, rows) in TASKS.items():
         file = folder / f"{name}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_lines(file, *rows)
         config = file.parent / "task_config.yaml"
         known = yaml.safe_load(config.read_text()) if config.exists() else {}
         known[name] = {"prompt": prompt, "metric": metric, "num_samples": len(rows)}
@@ -121,7 +122,7 @@ def test_prebuilt_words_of_a_v2_checkout_are_found(tmp_path: Path) -> None:
     (recipes / "text_writing.yaml").write_text(yaml.dump({"global_config": {}, "tasks": tasks}))
     words = tmp_path / "parallelbench/datasets/data/resources/words/easy.jsonl"
     words.parent.mkdir(parents=True)
-    words.write_text(json.dumps(SENTENCE) + "\n")
+    write_lines(words, SENTENCE)
     task = ParallelBench(str(tmp_path), "text_writing/easy")
     assert task.examples()[0].turns() == [{"role": "user", "content": "Use row, and dock."}]
     assert task.gen_length == 64
@@ -158,37 +159,29 @@ def test_a_wrong_folder_task_or_score_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"input": {', "must be JSON, got"),
         ('{"input": {}}', r"must have an 'input' and an 'answer', got \['input'\]"),
         ('{"input": "x", "answer": "y"}', "must be in its official form: expected object"),
         ('{"input": "{x", "answer": "y"}', "must be JSON, got"),
         ('{"input": {}, "answer": "y"}', r"has what its prompt names, got \[\]"),
-        (
-            '{"input": {"icl_examples": [{}]}, "answer": "y"}',
-            r"a field 'input' in 'icl_examples\[0\]'",
-        ),
+        ('{"input": {"icl_examples": [{}]}, "answer": "y"}', "a field 'input' in 'icl_examples"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     write_files(tmp_path / "test")
-    file = tmp_path / "test/waiting_line/reverse.jsonl"
-    file.write_text(f"{json.dumps(REVERSED)}\n{line}\n")
+    write_lines(tmp_path / "test/waiting_line/reverse.jsonl", REVERSED, line)
     with pytest.raises(ValueError, match=f"Line 2 of .*{message}"):
         ParallelBench(str(tmp_path), "waiting_line/reverse").examples()
 
 
 def test_a_label_without_its_fields_and_a_broken_config_are_named(tmp_path: Path) -> None:
     write_files(tmp_path / "test")
-    file = tmp_path / "test/waiting_line/insert_random.jsonl"
-    file.write_text(json.dumps({**INSERTED, "answer": {"word": "Gus Orr"}}))
+    label = {"word": "Gus Orr"}
+    write_lines(tmp_path / "test/waiting_line/insert_random.jsonl", {**INSERTED, "answer": label})
     with pytest.raises(ValueError, match=r"Line 1 of .* with the fields input, word, got"):
         ParallelBench(str(tmp_path), "waiting_line/insert_random").examples()
     config = tmp_path / "test/waiting_line/task_config.yaml"
     for text, message in (
-        (
-            "waiting_line/reverse: {metric: list_match_score}",
-            "yaml must have a field .prompt., got none",
-        ),
+        ("waiting_line/reverse: {metric: none}", "yaml must have a field .prompt., got none"),
         ("a: [", r"task_config\.yaml is not valid YAML"),
     ):
         config.write_text(text)
@@ -199,13 +192,12 @@ def test_a_label_without_its_fields_and_a_broken_config_are_named(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "lenient", "strict"),
     [
-        ('["A B", "C"]', ["A B", "C"], ["A B", "C"]),
         ('Sure: ["A B", "C"] .', ["A B", "C"], ["A B", "C"]),
         ("[A B,C]", ["A B", "C"], None),
         ('["A B","C"]', ["A B", "C"], None),
+        ("A, B", ["A", "B"], None),
         ('["A"] or ["B"]', ["B"], ["B"]),
         ('["A", "B"', ["A", "B"], None),
-        ("A, B", ["A", "B"], None),
         ('["A" "B"]', ['A" "B'], None),
         ("[]", [], None),
     ],
@@ -220,37 +212,25 @@ def test_lists_are_read_leniently_and_strictly(
 @pytest.mark.parametrize(
     ("metric", "right", "wrong"),
     [
-        ("list_match_score", [["a", "b", "c"]], [["b", "a", "c"], ["a", "b"], []]),
-        ("list_shuffle_score", [["b", "a", "c"]], [["a", "b", "c"], ["a", "b"], ["a", "a", "c"]]),
-        (
-            "list_random_insert_score",
-            [["w", "a", "b", "c"], ["a", "b", "c", "w"]],
-            [["a", "b", "c"], ["w", "b", "a", "c"], ["w", "a", "b", "c", "w"]],
-        ),
-        ("list_random_remove_score", [["a", "b"], ["b", "c"]], [["b", "a"], ["a"], ["a", "d"]]),
-        (
-            "list_random_replace_score",
-            [["w", "b", "c"], ["a", "b", "w"]],
-            [["a", "b", "c"], ["w", "w", "c"], ["a", "b", "c", "w"]],
-        ),
+        ("list_match_score", ["abc"], ["bac", "ab"]),
+        ("list_shuffle_score", ["bac"], ["abc", "ab", "aac"]),
+        ("list_random_insert_score", ["wabc", "abcw"], ["abc", "wbac", "wabcw"]),
+        ("list_random_remove_score", ["ab", "bc"], ["ba", "a", "ad"]),
+        ("list_random_replace_score", ["wbc", "abw"], ["abc", "wwc", "abcw"]),
     ],
 )
-def test_list_scorers_accept_what_the_rule_allows(
-    metric: str, right: list[list[str]], wrong: list[list[str]]
-) -> None:
+def test_list_scorers_follow_the_rule(metric: str, right: list[str], wrong: list[str]) -> None:
+    """A letter is an item."""
     label: Any = {"input": ["a", "b", "c"], "word": "w"}
     label = '["a", "b", "c"]' if metric == "list_match_score" else label
     score = SCORERS[metric].score
     for items in right:
-        assert score(json.dumps(items), {}, label) == {"answer": 1.0, "answer_strict": 1.0}
+        assert score(json.dumps([*items]), {}, label) == {"answer": 1.0, "answer_strict": 1.0}
         assert score(f"[{','.join(items)}]", {}, label) == {"answer": 1.0, "answer_strict": 0.0}
     for items in wrong:
-        assert score(json.dumps(items), {}, label) == {"answer": 0.0, "answer_strict": 0.0}
-
-
-def test_changes_of_several_items_have_no_score() -> None:
-    label = {"input": ["a", "b", "c"], "n_words": 2}
-    assert SCORERS["list_random_remove_score"].score('["a"]', {}, label)["answer"] is None
+        assert score(json.dumps([*items]), {}, label) == {"answer": 0.0, "answer_strict": 0.0}
+    # Changes of several items have no score.
+    assert score('["a"]', {}, {"input": ["a", "b", "c"], "n_words": 2})["answer"] is None
 
 
 SQUARE = "A,B,C\nB,C,A\nC,A,B"

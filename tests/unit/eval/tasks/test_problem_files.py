@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eval_runs import write_lines
 
 from eval.tasks import Gsm8k, HumanEval, Mbpp
 from eval.tasks.problem_files import FileTask
@@ -34,19 +35,11 @@ TASKS: dict[str, tuple[Callable[[str | None], FileTask], str, Callable[[int], di
 }
 
 
-def write(path: Path, *rows: object) -> str:
-    """Writes rows; texts are lines already."""
-    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return str(path)
-
-
 @pytest.mark.parametrize("name", TASKS)
-def test_a_file_a_folder_a_compressed_file_and_a_list_give_the_same(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_file_a_folder_an_archive_and_a_list_give_the_same(name: str, tmp_path: Path) -> None:
     make, file, row = TASKS[name]
-    path = Path(write(tmp_path / file, row(11), "", row(12)))
+    # JSON text may hold U+2028 unescaped; it must not split a row in two.
+    path = Path(write_lines(tmp_path / file, row(11) | {"more": "one\u2028two"}, "", row(12)))
     wanted = make(str(path)).examples()
     assert len(wanted) == 2
     assert make(str(tmp_path)).examples() == wanted
@@ -60,7 +53,7 @@ def test_a_file_a_folder_a_compressed_file_and_a_list_give_the_same(
 @pytest.mark.parametrize("name", TASKS)
 def test_examples_are_the_first_or_drawn(name: str, tmp_path: Path) -> None:
     make, file, row = TASKS[name]
-    task = make(write(tmp_path / file, *map(row, range(11, 17))))
+    task = make(write_lines(tmp_path / file, *map(row, range(11, 17))))
     every = task.examples()
     assert task.examples(num_examples=3) == every[:3]
     drawn = task.examples(num_examples=3, seed=4)
@@ -70,39 +63,28 @@ def test_examples_are_the_first_or_drawn(name: str, tmp_path: Path) -> None:
         task.examples(num_examples=7)
 
 
-def test_a_line_separator_inside_a_text_does_not_end_the_line(tmp_path: Path) -> None:
-    """JSON text may hold U+2028 unescaped; it must not split a row in two."""
-    path = write(tmp_path / "test.jsonl", {**sums(1), "question": "one\u2028two"})
-    assert len(Gsm8k(path, num_fewshot=0).examples()) == 1
-
-
 @pytest.mark.parametrize(
     ("name", "changed", "message"),
     [
         ("gsm8k", '{"question": ', "be JSON, got: .*; repair or remove it"),
         ("gsm8k", "[1]", "be in its official form: expected object, got array"),
-        ("gsm8k", {"answer": None}, "have 'answer' .*, got null; repair or remove it"),
         ("gsm8k", {"answer": "b"}, "have 'answer' .* expected str matching regex '#### .*'"),
         ("humaneval", {"test": None}, "have 'test' in its official form: expected str, got null"),
         ("mbpp", {"task_id": 975}, "have 'task_id' .* expected int <= 974"),
-        ("mbpp", {"text": None}, "have 'text' .*, got null"),
         ("mbpp", {"test_list": []}, "have 'test_list' .* expected array of length >= 1"),
-        ("mbpp", {"test_list": [1]}, r"have 'test_list\[0\]' .*, got int"),
     ],
 )
 def test_a_bad_row_is_named(name: str, changed: Any, message: str, tmp_path: Path) -> None:
     make, file, row = TASKS[name]
     bad = changed if isinstance(changed, str) else {**row(11), **changed}
     with pytest.raises(ValueError, match=rf"^Line 2 of .* must .*{message}"):
-        make(write(tmp_path / file, row(12), bad)).examples()
+        make(write_lines(tmp_path / file, row(12), bad)).examples()
 
 
 def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"got no such file; download HumanEval\.jsonl or"):
         HumanEval(str(tmp_path)).examples()
-    with pytest.raises(
-        ValueError, match=r"train\.jsonl, got no such file; download test\.jsonl or"
-    ):
+    with pytest.raises(ValueError, match=r"train\.jsonl, got no such file; download test\.jsonl"):
         Gsm8k(str(tmp_path)).examples("train")
     file = tmp_path / "HumanEval.jsonl.gz"
     for content in (gzip.compress(json.dumps(function(1)).encode())[:-20], b"plain text"):
@@ -111,7 +93,7 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
             HumanEval(str(file)).examples()
     for text, message in (("", "got no line; repair"), ("[{", "trunc"), ("[1]", "got `int` - at")):
         with pytest.raises(ValueError, match=message):
-            Mbpp(write(tmp_path / "mbpp.jsonl", text)).examples()
+            Mbpp(write_lines(tmp_path / "mbpp.jsonl", text)).examples()
 
 
 def test_the_hub_is_asked_for_the_split_and_its_rows_are_read(
@@ -137,9 +119,7 @@ def test_the_hub_is_asked_for_the_split_and_its_rows_are_read(
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_without_hub_or_package_the_remedy_is_one_sentence(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_hub_or_package_has_a_remedy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     make, file, _ = TASKS[name]
 

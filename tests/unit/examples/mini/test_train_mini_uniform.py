@@ -86,10 +86,10 @@ def test_a_step_lowers_the_loss(recipe: Any, begun: Any) -> None:
     objective = recipe.UniformStateLoss(network.model.decoder.train(), 40, 0.5)
     optimiser = torch.optim.AdamW(network.model.decoder.parameters(), lr=0.003)
     losses = []
-    for _ in range(8):
+    for _ in range(4):
         loss = objective.loss(batch, torch.Generator().manual_seed(1))
         losses.append(loss.item())
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
