@@ -9,6 +9,7 @@ import torch
 from eval_runs import TOKENIZER, model
 from rich.console import Console
 from rich.text import Text
+from served import Streamer
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -43,11 +44,14 @@ def test_the_canvas_denoises_on_a_terminal() -> None:
     assert "round 4, forward 4" in stream.getvalue()
 
 
-def test_only_the_answer_is_written_where_there_is_no_terminal() -> None:
-    stream = io.StringIO()
-    with stream_to_terminal(TOKENIZER, console=Console(file=stream, width=200)) as watch:
-        out = run(watch)
-    assert stream.getvalue().strip() == TOKENIZER.decode(out.answers()[0]) != ""
+def test_a_stream_ends_once_where_a_block_goes_on_after_the_answer() -> None:
+    """Its end was told after each round in which the columns after the answer were decoded."""
+    blocks, streamer = HashModel(causal_block_length=8, banned_ids=(22,)), Streamer()
+    decode(
+        blocks, [[1, 2, 3]], FixedSchedule(8), gen_length=7, stop_at_eos=False,
+        observers=[draft_observer(streamer)],
+    )  # fmt: skip
+    assert streamer.ended == len(streamer.texts) == 1
 
 
 class Written(HashModel):
