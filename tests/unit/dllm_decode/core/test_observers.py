@@ -128,6 +128,7 @@ class Words:
         return " ".join(f"w{token}" for token in token_ids)
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("number", [0, 6])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_answer_of_one_prompt_is_streamed_whole(family: str, number: int) -> None:
