@@ -6,6 +6,7 @@ from tiny_models import FAMILIES, LAW_OPTIONS, Spied, load_tiny, tiny
 
 from dllm_decode import (
     CachePolicy,
+    DecodeOutput,
     DualCache,
     FreeCache,
     NoCache,
@@ -74,6 +75,20 @@ def test_every_column_of_every_draft_is_on_the_bill() -> None:
     assert max(len(call.tokens) for call in spied.calls) == 12
 
 
+def by_reach(
+    family: str, cache: CachePolicy, prompts: Any, *, sampler: Any, evaluate: Any = "batch"
+) -> list[DecodeOutput]:
+    """Decodes plainly, with drafts that end with the block, and with drafts of the next block."""
+    drafting = (SelfVerify(6, evaluate, "block"), SelfVerify(6, evaluate, "next"))
+    return [
+        decode(
+            tiny(family), prompts, sampler, verifier=verifier, cache=cache, gen_length=24,
+            block_length=4, stop_at_eos=False,
+        )
+        for verifier in (NoVerifier(), *drafting)
+    ]  # fmt: skip
+
+
 @pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("evaluate", ["batch", "tree"])
 @pytest.mark.parametrize(
@@ -85,19 +100,11 @@ def test_every_column_of_every_draft_is_on_the_bill() -> None:
 def test_a_finished_block_that_was_foreseen_spares_the_first_forward_of_the_next(
     family: str, cache: CachePolicy, evaluate: Any
 ) -> None:
-    options: Any = {
-        "gen_length": 24, "block_length": 4, "cache": cache, "stop_at_eos": False,
-    }  # fmt: skip
     saved = 0
     for prompts in (TINY_PROMPTS, TINY_PROMPTS[:1]):
-        plain = decode(tiny(family), prompts, FixedSchedule(4), **options)
-        near, far = (
-            decode(
-                tiny(family), prompts, FixedSchedule(4), verifier=SelfVerify(6, evaluate, reach),
-                **options,
-            )
-            for reach in ("block", "next")
-        )  # fmt: skip
+        plain, near, far = by_reach(
+            family, cache, prompts, sampler=FixedSchedule(4), evaluate=evaluate
+        )
         assert torch.equal(plain.tokens, near.tokens)
         assert torch.equal(plain.tokens, far.tokens)
         assert (far.nfe <= near.nfe).all()
@@ -114,15 +121,6 @@ def test_a_finished_block_that_was_foreseen_spares_the_first_forward_of_the_next
 def test_drafts_end_with_the_block_where_the_next_depends_on_when_it_is_opened(
     sampler: Any, cache: CachePolicy, family: str
 ) -> None:
-    options: Any = {
-        "gen_length": 24, "block_length": 4, "cache": cache, "stop_at_eos": False,
-    }  # fmt: skip
-    near, far = (
-        decode(
-            tiny(family), TINY_PROMPTS[:1], sampler, verifier=SelfVerify(6, "batch", reach),
-            **options,
-        )
-        for reach in ("block", "next")
-    )  # fmt: skip
+    _, near, far = by_reach(family, cache, TINY_PROMPTS[:1], sampler=sampler)
     assert torch.equal(near.tokens, far.tokens)
     assert torch.equal(near.query_positions, far.query_positions)
