@@ -273,18 +273,6 @@ def test_a_stop_rule_keeps_what_was_committed_after_a_mask() -> None:
     assert not whole.unsettled.any()
 
 
-def test_stop_strings_stop() -> None:
-    options: Any = {"gen_length": 32, "block_length": 4}
-    whole = generate(MODEL, TOKENIZER, chat(QUESTION), FixedSchedule(4), **options)
-    words = whole.texts[0].split()
-    string = next(word for at, word in enumerate(words) if at > 0 and word not in words[:at])
-    out = generate(
-        MODEL, TOKENIZER, chat(QUESTION), FixedSchedule(4), stop_strings=string, **options
-    )
-    assert out.texts[0] == whole.texts[0][: whole.texts[0].index(string)]
-    assert out.decoded.forwards < whole.decoded.forwards
-
-
 def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
     """A stop string stopped an answer that does not contain it."""
     chats = chat(OTHER)
@@ -364,17 +352,20 @@ def test_masks_of_lists_say_what_is_padding() -> None:
         token_lists([[1, 2]], torch.tensor([[1, 1, 0]]))
 
 
-def test_a_stop_string_may_be_a_special_token() -> None:
-    word, tokenizer = "34", deepcopy(TOKENIZER)
-    tokenizer.add_special_tokens({"additional_special_tokens": [word]})
-    assert word not in tokenizer.decode(ids_of(word), skip_special_tokens=True)
+def test_a_stop_string_stops_and_may_be_a_special_token() -> None:
+    word, special = "34", deepcopy(TOKENIZER)
+    special.add_special_tokens({"additional_special_tokens": [word]})
+    assert word not in special.decode(ids_of(word), skip_special_tokens=True)
     question = "emma has 12 apples . emma finds 30 more apples and then gives 8 apples to ben . "
     question += "how many apples does emma have now ?"
-    whole = generate(MODEL, TOKENIZER, question, SAMPLER, gen_length=64)[0]
+    options: Any = {"gen_length": 64, "block_length": 4}
+    whole = generate(MODEL, TOKENIZER, question, SAMPLER, **options)[0]
     assert word in whole.text
-    found = generate(MODEL, tokenizer, question, SAMPLER, gen_length=64, stop_strings=word)[0]
-    assert found.text.strip() == whole.text[: whole.text.index(word)].strip()
-    assert found.finish_reason == "stop"
+    for tokenizer in (TOKENIZER, special):
+        found = generate(MODEL, tokenizer, question, SAMPLER, stop_strings=word, **options)[0]
+        assert found.text.strip() == whole.text[: whole.text.index(word)].strip()
+        assert found.finish_reason == "stop"
+        assert found.forwards < whole.forwards
 
 
 def test_a_batch_of_a_tokenizer_is_taken_as_keywords() -> None:

@@ -130,6 +130,7 @@ def test_whole_blocks_that_end_inside_a_block_of_the_model_are_refused() -> None
         decode(tiny("sdar"), [[5]], ConfidenceThreshold(), blocks=GrowingBlocks(), gen_length=16)
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(
     "cache",
     [NoCache(), DualCache(), SettledCache(1), DelayedCache(3, 1), PipelineCache(4),
