@@ -206,13 +206,6 @@ def test_a_refusal_names_both_sides_and_the_remedy(fact: Fact) -> None:
     assert (after is None) == (fact.giver in ("verifier", "blocks"))
 
 
-def test_a_model_gives_what_its_logits_and_its_attention_are() -> None:
-    both = {Fact.OWN_COLUMN_LOGITS, Fact.SEES_BOTH_WAYS, Fact.HAS_MASK}
-    assert facts_of(tiny("llada")) == both
-    assert facts_of(tiny("dream")) == both - {Fact.OWN_COLUMN_LOGITS}
-    assert facts_of(tiny("sdar")) == both - {Fact.SEES_BOTH_WAYS}
-
-
 def test_a_plug_in_that_declares_nothing_changes_no_token_of_what_needs_nothing() -> None:
     plain = run(tiny("llada"), STEPWISE).tokens
     for options in ({"cache": SILENT}, {"verifier": WRITING}, {"blocks": SILENT_BLOCKS}):

@@ -339,14 +339,14 @@ def test_prompts_of_one_bucket_share_graphs(cache: Any, num_kinds: int) -> None:
     """Of all columns, and of those that the cache computes: as many as one or two blocks."""
     replayed = Replayed("llada")
     options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
-    for length in range(113, 133):
+    for length in range(113, 133, 2):
         prompt = [(7 * column + length) % 500 for column in range(length)]
         out = decode(replayed, [prompt], FixedSchedule(2), **options)
         if length % 5 == 0:
             plain = decode(replayed.model, [prompt], FixedSchedule(2), **options)
             assert torch.equal(plain.tokens, out.tokens)
     assert replayed.recorder.num_captured == num_kinds
-    assert replayed.recorder.num_replayed >= 20 * 4 - 2 * num_kinds
+    assert replayed.recorder.num_replayed >= 10 * 4 - 2 * num_kinds
 
 
 @pytest.mark.exhaustive(2)
