@@ -104,14 +104,15 @@ def test_answers_with_drawn_drafts_follow_the_targets_law(stop_at_eos: bool) -> 
     model = HashModel(vocab_size=5, mask_id=4, eos_ids=(3,), peak=2.0)
     prompts = [[1, 2], [0], [2, 2, 1]]
     out = decode(
-        model, prompts * 1200, SAMPLER, gen_length=3, block_length=3, temperature=0.7,
+        model, prompts * 1200, SAMPLER, gen_length=3, block_length=3, temperature=2.0,
         verifier=ARVerify(target, DraftLength(2, 2), Sampled()), stop_at_eos=stop_at_eos,
     )  # fmt: skip
-    assert min(out.accepted.bincount(minlength=3).tolist()) > 30
+    accepted, drafted = int(out.accepted.sum()), int(out.drafted.sum())
+    assert min(accepted, drafted - accepted) > 300
     # An answer as a number: its three tokens are digits in base 4.
     drawn = out.tokens @ torch.tensor([16, 4, 1])
     for row, prompt in enumerate(prompts):
-        law = law_of(tiny_llama(5, 3, 2.0), prompt, 0.7, 3)
+        law = law_of(tiny_llama(5, 3, 2.0), prompt, 2.0, 3)
         law = ended(law, 3) if stop_at_eos else law
         shares = torch.tensor([law[answer] for answer in itertools.product(range(4), repeat=3)])
         # At most 63 degrees of freedom: 112 at the level 0.0001.
