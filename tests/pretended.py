@@ -10,7 +10,7 @@ Not pretended are kernels, streams, memory, speed and rounding.
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -342,10 +342,15 @@ PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 
 
 class Recorder:
-    """Captures a forward as CUDA would: replays see the captured tensors and nothing else."""
+    """Captures a forward as CUDA would: replays see the captured tensors and nothing else.
 
-    def __init__(self) -> None:
+    Attributes:
+        capturing: Makes the context of each replay, such as `Accelerator.capturing`.
+    """
+
+    def __init__(self, capturing: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.num_captured = self.num_replayed = 0
+        self.capturing = capturing
 
     def __call__(
         self, run: Callable[[ForwardInputs], Tensor], inputs: ForwardInputs
@@ -355,7 +360,8 @@ class Recorder:
 
         def replay() -> Tensor:
             self.num_replayed += 1
-            return run(inputs)
+            with self.capturing():
+                return run(inputs)
 
         return replay
 

@@ -63,20 +63,20 @@ GPUS_THAT_ARE_NOT_HERE = pytest.mark.parametrize(
 )
 
 
-def run_checks(module: str, *, interpret: bool, marked: str = "not slow") -> str:
-    """Runs a module of tests in a process of its own, on the CPU or on CUDA.
+def run_checks(*modules: str, interpret: bool, marked: str = "not slow") -> str:
+    """Runs modules of tests in a process of their own, on the CPU or on CUDA.
 
     Triton decides when it is imported whether kernels are compiled or interpreted.
 
     Args:
-        module: Its name.
+        modules: Their names.
         interpret: On the CPU.
         marked: Which of the tests.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marked,
-         f"tests/programs/{module}.py"],
+         *(f"tests/programs/{module}.py" for module in modules)],
         env=kept | {"TRITON_INTERPRET": str(int(interpret)), "OMP_NUM_THREADS": "1"},
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -147,6 +147,7 @@ def test_rotated_heads_have_the_bits_of_torch(
             assert torch.equal(got, wanted)
 
 
+@pytest.mark.exhaustive(2)
 @DTYPE
 @pytest.mark.parametrize("in_float32", [False, True], ids=["weight after", "weight in float32"])
 def test_queries_and_keys_are_normalised_before_rotation(
@@ -184,6 +185,7 @@ def rows_and_slots() -> Iterator[tuple[slice | Tensor, slice | Tensor]]:
     yield slice(2, 5), slice(0, 4, 2)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("layout", ["first slots", "slots outside", "heads inside"])
 def test_keys_and_values_go_where_torch_puts_them(random, layout: str) -> None:
     if layout == "first slots":

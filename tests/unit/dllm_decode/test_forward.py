@@ -1,25 +1,24 @@
-"""Forwards of drafts, of columns and masks of a verifier's own, and wrong ones."""
+"""Forwards of drafts, and of columns of a verifier's own."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tiny_models import tiny
 
-from dllm_decode import CachePolicy, DualCache, NoCache, SelfVerify, Verifier, decode
+from dllm_decode import CachePolicy, DualCache, NoCache, SelfVerify
 from dllm_decode.core.columns import Columns
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.state import State
-from dllm_decode.decoder import Decoder, Look
+from dllm_decode.decoder import Decoder
 from dllm_decode.forward import forward
 from dllm_decode.join import blank, join
 from dllm_decode.loop import new_decoder
 from dllm_decode.options import DecodeConfig
 from dllm_decode.round import open_blocks
 from samplers import ConfidenceThreshold
-from samplers.facts import Fact
 
 NO_CACHE = NoCache()
 
@@ -54,46 +53,6 @@ def test_drafts_of_other_rows_are_looked_at_in_windows_of_their_own() -> None:
         assert torch.equal(one, other)
     # The second state of a row has the tokens of the first.
     assert torch.allclose(found[0, 1, 2, 2][0][3], found[0, 1, 2, 2][0][2])
-
-
-@dataclass(frozen=True)
-class Wrong(Verifier):
-    """Drafts what does not fit."""
-
-    kind: str
-
-    @property
-    def gives(self) -> frozenset[Fact]:
-        return frozenset({Fact.SAMPLER_DECIDES, Fact.ONE_STEP_A_FORWARD})
-
-    def look(self, decoder: Decoder, state: State) -> Any:
-        window = Window.of([row.opening.start for row in state.rows], 4, state.canvas)
-        tokens, rows = state.canvas.tokens, tuple(range(len(state.rows)))
-        if self.kind == "narrow":
-            tokens = window.part(tokens)
-        numbers = (int(self.kind == "branch"),) * len(rows)
-        causal_from = (0,) * len(rows) if self.kind == "causal" else None
-        branches = Branches(tokens, rows, numbers, causal_from=causal_from)
-        if self.kind == "alone":
-            return Look
-        return forward(decoder, state, Pass(window, branches=branches))
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("narrow", "tokens of Branches must be whole canvases"),
-        ("branch", "numbers of Branches must be below num_branches of the verifier, 1, got 1"),
-        ("causal", "causal_from of Branches must be None unless in_columns is True"),
-        ("alone", r"look of Wrong\(kind='alone'\) must return the pair"),
-    ],
-)
-def test_a_wrong_look_is_named(kind: str, message: str) -> None:
-    with pytest.raises(RuntimeError, match=message):
-        decode(
-            tiny("llada"), [[1, 2]], ConfidenceThreshold(), cache=DualCache(),
-            verifier=Wrong(kind), gen_length=8, block_length=4,
-        )  # fmt: skip
 
 
 def of_the_block(state: State, more: int = 0) -> tuple[Window, list[Columns]]:

@@ -155,16 +155,16 @@ def test_unknown_words_are_named(inputs: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("unknown", [None, "<|eos|>"])
-def test_tokenizers_that_know_every_word_do_not_warn(unknown: str | None) -> None:
+def test_known_words_and_tokenizers_that_know_every_word_do_not_warn(
+    unknown: str | None,
+) -> None:
     """GPT-2's unknown token is its end of text, which templates may write."""
     tokenizer = deepcopy(TOKENIZER)
     tokenizer.unk_token = unknown if unknown is None else tokenizer.eos_token
     assert tokenizer.unk_token_id == (None if unknown is None else tokenizer.eos_token_id)
     prompt_ids(tokenizer, [f"{QUESTION} {tokenizer.eos_token} zorblax", OTHER])
     prompt_ids(tokenizer, chat(f"zorblax {QUESTION}"))
-
-
-def test_known_words_and_ids_do_not_warn() -> None:
+    # Nor are words that are known, and ids, named.
     prompt_ids(TOKENIZER, [QUESTION.upper(), "How many apples ?"])
     prompt_ids(TOKENIZER, [[TOKENIZER.unk_token_id, 7]])
 
@@ -273,18 +273,6 @@ def test_a_stop_rule_keeps_what_was_committed_after_a_mask() -> None:
     assert not whole.unsettled.any()
 
 
-def test_stop_strings_stop() -> None:
-    options: Any = {"gen_length": 32, "block_length": 4}
-    whole = generate(MODEL, TOKENIZER, chat(QUESTION), FixedSchedule(4), **options)
-    words = whole.texts[0].split()
-    string = next(word for at, word in enumerate(words) if at > 0 and word not in words[:at])
-    out = generate(
-        MODEL, TOKENIZER, chat(QUESTION), FixedSchedule(4), stop_strings=string, **options
-    )
-    assert out.texts[0] == whole.texts[0][: whole.texts[0].index(string)]
-    assert out.decoded.forwards < whole.decoded.forwards
-
-
 def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
     """A stop string stopped an answer that does not contain it."""
     chats = chat(OTHER)
@@ -307,22 +295,17 @@ def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
     ("inputs", "options", "sentence"),
     [
         ([], {}, "at least one text, chat or prompt"),
-        (torch.empty(0, 4).long(), {"attention_mask": torch.empty(0, 4)}, "at least one text"),
         ([{"text": "a"}], {}, 'must have "role" and "content"'),
         (torch.tensor([[1.5]]), {}, "Token ids must be integers"),
         ([[1, 1.5]], {}, r"Token ids must be integers, got 1\.5\."),
         ([QUESTION, 5], {}, "inputs must be of one kind, got a text and 5"),
         ([[5, 10**6]], {}, r"Token ids must be in \[0, 432\) for mini, got 1000000"),
-        ([[5, -1]], {}, r"Token ids must be in \[0, 432\) for mini, got -1"),
         ([[]], {}, "A prompt must have at least one token"),
-        (QUESTION, {"gen_length": 10**9}, "gen_length must be between"),
         (QUESTION, {"gen_length": 4, "max_new_tokens": 4}, "must not both be given"),
         ([QUESTION] * 2, {"streamer": Streamer()}, "streamer must be given with a single input"),
         (QUESTION, {"stop_strings": ("",)}, "A stop string must have at least one character"),
-        (QUESTION, {"num_rows": 0}, "num_rows must be at least 1, got 0"),
         (QUESTION, {"steps": 128}, r"steps is no option of a decode: .* FixedSchedule\(n\)"),
         (QUESTION, {"remasking": "random"}, r"FixedSchedule\(n, order=\"random\"\) its \"random\""),
-        (QUESTION, {"stop": "a", "stop_strings": "b"}, "stop and stop_strings must not both"),
         (QUESTION, {"do_sample": False, "temperature": 0.7}, "contradicts temperature=0.7"),
         (QUESTION, {"num_return_sequences": 0}, "num_return_sequences must be at least 1"),
         (["ab"], {"attention_mask": [[1, 1]]}, "must be given with token ids, got texts"),
@@ -334,6 +317,8 @@ def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
         (QUESTION, {"templates": ["[MASK]"] * 2}, "one answer per prompt, 1, got 2"),
         (QUESTION, {"templates": "[MASK]", "gen_length": 8}, "must be left out with templates"),
         (f"a {TOKENIZER.mask_token}", {}, "pass the text to generate as templates="),
+        (QUESTION, {"model": (MODEL, TOKENIZER)}, "load_model returns two: model, tokenizer ="),
+        (QUESTION, {"model": (MODEL, TOKENIZER), "templates": "[MASK]"}, "load_model returns two"),
         (QUESTION, {"chat": "yes"}, "chat must be \"auto\", True or False, got 'yes'"),
     ],
 )
@@ -342,8 +327,9 @@ def test_what_cannot_be_answered_is_refused_in_one_sentence(
 ) -> None:
     # What is refused may be of no type that is taken.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    asked = {"model": MODEL, "inputs": inputs, **options}
     with pytest.raises((ValueError, TypeError), match=sentence):
-        generate(MODEL, TOKENIZER, inputs, SAMPLER, **options)
+        generate(tokenizer=TOKENIZER, sampler=SAMPLER, **asked)
 
 
 def test_a_prompt_longer_than_the_model_s_maximum_is_refused(
@@ -357,16 +343,6 @@ def test_a_prompt_longer_than_the_model_s_maximum_is_refused(
         generate(MODEL, TOKENIZER, [[5], [5] * 9], SAMPLER, templates=["[MASK:32]"] * 2)
 
 
-@pytest.mark.parametrize("options", [{}, {"templates": "[MASK]"}], ids=str)
-def test_what_load_model_returns_is_no_model(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    loaded: Any = (MODEL, TOKENIZER)
-    with pytest.raises(ValueError, match="load_model returns two: model, tokenizer ="):
-        generate(loaded, TOKENIZER, QUESTION, **options)
-
-
 def test_masks_of_lists_say_what_is_padding() -> None:
     assert token_lists([[1, 2, 3], [4, 5, 6]], torch.tensor([[1, 1, 0], [0, 1, 1]])) == [
         [1, 2],
@@ -376,17 +352,20 @@ def test_masks_of_lists_say_what_is_padding() -> None:
         token_lists([[1, 2]], torch.tensor([[1, 1, 0]]))
 
 
-def test_a_stop_string_may_be_a_special_token() -> None:
-    word, tokenizer = "34", deepcopy(TOKENIZER)
-    tokenizer.add_special_tokens({"additional_special_tokens": [word]})
-    assert word not in tokenizer.decode(ids_of(word), skip_special_tokens=True)
+def test_a_stop_string_stops_and_may_be_a_special_token() -> None:
+    word, special = "34", deepcopy(TOKENIZER)
+    special.add_special_tokens({"additional_special_tokens": [word]})
+    assert word not in special.decode(ids_of(word), skip_special_tokens=True)
     question = "emma has 12 apples . emma finds 30 more apples and then gives 8 apples to ben . "
     question += "how many apples does emma have now ?"
-    whole = generate(MODEL, TOKENIZER, question, SAMPLER, gen_length=64)[0]
+    options: Any = {"gen_length": 64, "block_length": 4}
+    whole = generate(MODEL, TOKENIZER, question, SAMPLER, **options)[0]
     assert word in whole.text
-    found = generate(MODEL, tokenizer, question, SAMPLER, gen_length=64, stop_strings=word)[0]
-    assert found.text.strip() == whole.text[: whole.text.index(word)].strip()
-    assert found.finish_reason == "stop"
+    for tokenizer in (TOKENIZER, special):
+        found = generate(MODEL, tokenizer, question, SAMPLER, stop_strings=word, **options)[0]
+        assert found.text.strip() == whole.text[: whole.text.index(word)].strip()
+        assert found.finish_reason == "stop"
+        assert found.forwards < whole.forwards
 
 
 def test_a_batch_of_a_tokenizer_is_taken_as_keywords() -> None:

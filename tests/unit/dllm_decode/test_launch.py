@@ -31,16 +31,21 @@ sys.meta_path.insert(0, Spy())
 """
 
 
+def started(words: list[str], *first: Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a new Python, where some folders are searched before ours."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("OMP_")}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, [*first, ROOT]))
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+
+
 @pytest.mark.parametrize("command", ENTRY_POINTS, ids=" ".join)
 def test_every_entry_point_sets_how_threads_wait_before_torch_is_loaded(
     command: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPY)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("OMP_")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
-    result = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    result = started(command, tmp_path)
     assert result.returncode == 0, result.stderr
     seen = [line for line in result.stderr.splitlines() if line.startswith("LOADED")]
     assert set(seen) <= {"LOADED PASSIVE 1"}
@@ -49,13 +54,11 @@ def test_every_entry_point_sets_how_threads_wait_before_torch_is_loaded(
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
+    own = {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "7", "THP_MEM_ALLOC_ENABLE": "0"}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
     prepare()
-    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
-    assert os.environ["OMP_NUM_THREADS"] == "7"
-    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "0"
+    assert {name: os.environ[name] for name in own} == own
 
 
 @pytest.mark.parametrize(
@@ -94,10 +97,7 @@ def test_a_foreign_module_of_our_name_is_explained(
     path = tmp_path / file.format(name=name)
     path.parent.mkdir(exist_ok=True)
     path.write_text("")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    result = subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    result = started(words, tmp_path, cwd=tmp_path)
     if file.endswith("rules.py"):
         # A folder without __init__.py gives way to a package that Python finds later.
         assert result.returncode == 0, result.stderr
@@ -113,10 +113,7 @@ def test_help_of_the_command_is_printed_without_torch() -> None:
         "import sys, dllm_decode.options; from eval.cli import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", f"{watched}\nassert 'torch' not in sys.modules"], cwd=ROOT,
-        capture_output=True, text=True,
-    )  # fmt: skip
+    result = started(["-c", f"{watched}\nassert 'torch' not in sys.modules"])
     assert result.returncode == 0, result.stderr
     assert "dllm-decode" in result.stdout
 

@@ -2,14 +2,15 @@
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Unpack
 
 import pytest
 import torch
-from tiny_models import TINY_PROMPTS, ending, tiny
+from plugins_under_test import plugin
+from tiny_models import FAMILIES, LAW_OPTIONS, TINY_PROMPTS, ending, load_tiny, tiny
 from toys import DriftingModel, HashModel, tiny_target
 
 from dllm_decode import (
@@ -19,19 +20,27 @@ from dllm_decode import (
     DraftLength,
     DualCache,
     ForwardInputs,
+    FreeCache,
+    NoCache,
     NoVerifier,
     PathSearch,
+    PrefixCache,
+    Request,
     RequestQueue,
     Sampled,
+    SelfVerify,
     Tree,
     Verifier,
     decode,
     decode_many,
     new_decoder,
     rounds,
+    run,
 )
+from dllm_decode.join import Ended
 from dllm_decode.options import DecodeOptions
-from samplers import ConfidenceThreshold, FixedSchedule, Sampler, Wino
+from samplers import Decision, FixedSchedule, Sampler, Wino
+from samplers.facts import Fact
 
 
 def test_lengths_count_up_to_and_including_the_first_eos() -> None:
@@ -60,13 +69,12 @@ class Broken(HashModel):
         return logits
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(
-    ("sampler", "verifier"),
+    ("sampler", "verifier", "value"),
     [
-        *((sampler, NoVerifier()) for sampler in (FixedSchedule(4), ConfidenceThreshold(), Wino())),
+        (FixedSchedule(4), NoVerifier(), math.nan), (Wino(), NoVerifier(), math.inf),
         # A tree of a drafter's ended in a stack trace.
-        *((FixedSchedule(4), ARVerify(tiny_target(), DraftLength(1, 2), drafting))
+        *((FixedSchedule(4), ARVerify(tiny_target(), DraftLength(1, 2), drafting), math.nan)
           for drafting in (PathSearch(), Sampled(), Tree(5))),
     ],
     ids=repr,
@@ -77,6 +85,106 @@ def test_a_logit_that_is_no_number_is_an_error_that_names_the_step(
     options: Any = {"gen_length": 8, "stop_at_eos": False, "verifier": verifier}
     with pytest.raises(RuntimeError, match=r"hash model must give logits without NaN or inf.* 2"):
         decode(Broken(peak=1.0, value=value), [[1], [2, 3]], sampler, **options)
+
+
+# A rule that is broken in one row ends that row with an error, and no other.
+
+
+def ended(decoder: Any, requests: Sequence[Request], num_rows: int = 4) -> dict[int, Ended]:
+    return {one.request: one for one in run(decoder, RequestQueue(requests), num_rows)}
+
+
+POISON = 9
+POISONED = [[3, 4, 5], [POISON, 6], [7], [1, POISON, 2, 3, 4, 5, 6, 7], [8] * 7, [2, 5]]
+NO_NUMBER = "must give logits without NaN or infinity"
+OPTIONS: Any = {"gen_length": 10, "block_length": 4, "stop_at_eos": False}
+
+
+@pytest.mark.exhaustive(4)
+@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
+@pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache(), FreeCache()], ids=repr)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nan_in_one_row_ends_that_request_alone(family: str, cache: Any, verifier: Any) -> None:
+    model = load_tiny(family, dtype=torch.float64, **LAW_OPTIONS[family])
+    with torch.inference_mode():
+        model.transformer.embedding.weight[POISON] = torch.nan
+    # NaN is never proposed, so that sound rows stay sound.
+    config = DecodeConfig(**OPTIONS, banned_ids=(POISON,))
+    options: Any = {"cache": cache, "verifier": verifier, "config": config}
+    decoder = new_decoder(model, FixedSchedule(2), **options)
+    found = ended(decoder, [decoder.request(prompt, n) for n, prompt in enumerate(POISONED)], 2)
+    for n, prompt in enumerate(POISONED):
+        if POISON in prompt:
+            assert NO_NUMBER in found[n].error
+            continue
+        assert not found[n].error
+        alone = decode(model, [prompt], FixedSchedule(2), **options)
+        assert torch.equal(found[n].output.tokens, alone.tokens)
+    with pytest.raises(RuntimeError, match=NO_NUMBER):
+        decode(model, POISONED, FixedSchedule(2), **options)
+    answers = decode_many(model, POISONED, FixedSchedule(2), num_rows=1, **options)
+    assert torch.equal(next(answers).tokens, found[0].output.tokens)
+    with pytest.raises(RuntimeError, match=NO_NUMBER):
+        next(answers)
+
+
+# Both treat rows as they should, unless the first token is 5: one commits nothing there, the other
+# settles nothing.
+IDLE = plugin(
+    Sampler,
+    step=lambda self, view, state: (Decision(view.eligible & (view.tokens[:, :1] != 5)), state),
+)
+ENDLESS = plugin(
+    Sampler, gives=frozenset(), needs=frozenset({Fact.HAS_MASK, Fact.LOGITS_OF_COMMITTED}),
+    max_steps=lambda self, num_masks: 4,
+    step=lambda self, view, state: (
+        Decision(view.eligible, settle=view.eligible & (view.tokens[:, :1] != 5)), state
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sampler", "sentence"),
+    [
+        (IDLE, "must commit at least one eligible position"),
+        (ENDLESS, "promises to finish a block within 4 steps"),
+    ],
+)
+def test_a_sampler_that_breaks_its_contract_in_one_row_ends_that_row(
+    sampler: Any, sentence: str
+) -> None:
+    decoder = new_decoder(tiny("llada"), sampler, config=DecodeConfig(**OPTIONS))
+    templates = [[7], [5], [7, 8], [5, 6]]
+    requests = [decoder.request([3], n, template=given) for n, given in enumerate(templates)]
+    for n, answer in ended(decoder, requests).items():
+        assert (sentence in answer.error) == (templates[n][0] == 5), answer.error
+
+
+def test_a_cancel_that_comes_too_late_ends_no_later_request_of_the_same_index() -> None:
+    decoder = new_decoder(tiny("llada"), FixedSchedule(2), config=DecodeConfig(**OPTIONS))
+    queue = RequestQueue([decoder.request([3], 0)])
+    first = [answer.output.tokens.tolist() for answer in run(decoder, queue, 1)]
+    queue.cancel(0)
+    queue.put(decoder.request([3], 0))
+    assert [answer.output.tokens.tolist() for answer in run(decoder, queue, 1)] == first
+    queue.put(decoder.request([3], 0))
+    queue.cancel(0)
+    assert not list(run(decoder, queue, 1))
+    for index in range(5):
+        queue.cancel(index)
+    assert not list(run(decoder, queue, 1))
+    assert not queue.take_cancelled(range(5))
+
+
+def test_requests_with_what_is_no_token_or_no_option_of_a_request_are_refused() -> None:
+    decoder = new_decoder(tiny("llada"), FixedSchedule(2), config=DecodeConfig(**OPTIONS))
+    with pytest.raises(ValueError, match=r"Token ids must be in \[0, 512\)"):
+        decoder.request([3], 0, template=[99999])
+    wrong: Any = {"block_length": 2}
+    with pytest.raises(ValueError, match="An option of a request must be one of gen_length,"):
+        decoder.request([3], 0, **wrong)
+    with pytest.raises(ValueError, match="num_rows must be at least 1, got 0"):
+        next(run(decoder, RequestQueue(), 0))
 
 
 def test_rows_that_join_save_forwards_of_the_whole() -> None:
@@ -98,16 +206,16 @@ def test_rows_that_join_save_forwards_of_the_whole() -> None:
 
 
 def test_prompts_are_taken_when_a_place_is_free_and_answers_given_when_it_is_their_turn() -> None:
+    """Prompts are made outside of inference mode, too."""
     taken: list[int] = []
 
     def source() -> Iterator[list[int]]:
         for index in range(50):
+            assert not torch.is_inference_mode_enabled()
             taken.append(index)
             yield [index % 20 + 1]
 
-    outputs = decode_many(
-        DriftingModel(), source(), FixedSchedule(4), num_rows=4, gen_length=4, block_length=4
-    )
+    outputs = many(source(), num_rows=4)
     assert not taken
     next(outputs)
     assert len(taken) == 4

@@ -1,4 +1,4 @@
-"""Checks that need CUDA: kernels that are not the CPU's, and real waits. See `test_waits.py`."""
+"""Checks that need CUDA: its own kernels, and real waits. See `test_on_devices.py`."""
 
 import warnings
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from plugins_under_test import INSTANCES
+from pretended import PROMPTS
 from tiny_models import FAMILIES, LAW_OPTIONS, load_tiny, tiny
 from torch.nn import functional as F
 
@@ -29,7 +30,6 @@ from samplers import FixedSchedule, Prophet
 from samplers.facts import Fact
 
 DEVICE = "cuda"
-PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 OPTIONS: dict[str, Any] = {"gen_length": 16, "block_length": 8, "stop_at_eos": False}
 CACHES = (NoCache(), PrefixCache(2), DualCache(), FreeCache(), DelayedCache(3, 1))
 HALF_AND_SINGLE = (torch.float16, torch.bfloat16, torch.float32)

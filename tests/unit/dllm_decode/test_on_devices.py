@@ -1,38 +1,45 @@
-"""Models on a pretended accelerator decode as on the CPU, token by token and forward by forward.
+"""Models on a pretended accelerator decode as on the CPU, and a step costs it little.
 
-On "cuda" a tensor on the wrong device is refused, and forwards are captured. Apple's device "mps"
-refuses float64.
+On "cuda" a tensor on the wrong device is refused, and forwards are captured; in each step the CPU
+waits once, and there are few operations besides the model. Apple's device "mps" refuses float64.
 """
 
 import copy
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from plugins_under_test import CACHES, INSTANCES
-from pretended import DEVICE, MPS, Accelerator, Pretended
-from tiny_models import FAMILIES, LAW_OPTIONS, MODELS
+from pretended import DEVICE, MPS, PROMPTS, Accelerator, Operations, Pretended, Recorder
+from tiny_models import FAMILIES, LAW_OPTIONS, MODELS, tiny
 from tiny_models import load_without_tokenizer as load_model
 from toys import tiny_llama
 
 from dllm_decode import (
+    AdaptiveBlocks,
     ARVerify,
+    BlockSchedule,
+    CachePolicy,
     CausalTarget,
     DecodeOutput,
     DelayedCache,
     DraftLength,
     DualCache,
-    ForwardInputs,
     FreeCache,
     Gains,
     Guided,
+    MultiBlock,
     NGram,
     NoCache,
     PathSearch,
     PrefixCache,
     Sampled,
     SelfVerify,
+    Sequential,
+    StepEvent,
+    SubBlocks,
     Trace,
     Tree,
     decode,
@@ -40,12 +47,11 @@ from dllm_decode import (
 )
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.graphs.runner import GraphRunner
-from samplers import ConfidenceThreshold, FixedSchedule, Wino
+from samplers import ConfidenceThreshold, FixedSchedule, Learn2PD, Prophet, Sampler, Wino
 from samplers.logits.float64 import has_float64, widest
 from samplers.logits.noise import uniform
 from samplers.logits.statistics import draw, log_probability
 
-PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 OPTIONS: dict[str, Any] = {"gen_length": 8, "block_length": 4}
 COSTS = (
     "nfe", "query_positions", "forwards", "target_nfe", "target_forwards", "drafted", "accepted"
@@ -67,24 +73,6 @@ def in_turn(cases: Any) -> Any:
     return found
 
 
-class Recorder:
-    """Captures a forward as CUDA would: without waiting, and on the tensors that it has seen."""
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
-        self.num_replayed = 0
-
-    def __call__(self, run: Any, inputs: ForwardInputs) -> Any:
-        def replay(*, counts: bool = True) -> torch.Tensor:
-            self.num_replayed += counts
-            with self.accelerator.capturing():
-                return run(inputs)
-
-        run(inputs)
-        replay(counts=False)
-        return replay
-
-
 class Pair(NamedTuple):
     """One model on the CPU, and on an accelerator that it has to itself."""
 
@@ -100,6 +88,27 @@ class Pair(NamedTuple):
                 for one, other in zip(on_cpu, answers(self.there, options), strict=True):
                     compare(one, other)
         return on_cpu[0]
+
+    def waits(self, sampler: Any, *, observers: Any = (), **options: Any) -> list[Counter[str]]:
+        """Returns the waits of each step before which no row came or left, other observers' too."""
+        found: list[Counter[str]] = []
+        last: list[int] | None = None
+
+        def count(event: StepEvent) -> None:
+            nonlocal last
+            here = [row.request.index for row in event.rows]
+            if here == last:
+                found.append(Counter(self.accelerator.waits))
+            last = here
+            self.accelerator.waits.clear()
+
+        arguments = {"prompts": PROMPTS, "gen_length": 16, "block_length": 8, **options}
+        with self.accelerator:
+            decode(
+                self.there, sampler=sampler, stop_at_eos=False, observers=[*observers, count],
+                **arguments,
+            )  # fmt: skip
+        return found
 
 
 def answers(model: MaskedTransformer, options: dict[str, Any]) -> list[DecodeOutput]:
@@ -123,7 +132,7 @@ def pair(
     with Accelerator({"cuda": DEVICE, "mps": MPS}[kind]) as accelerator:
         there = load_model(source, device=kind, dtype=dtype, **options)[0]
     there.graphs = graphs
-    there._runner = GraphRunner(capture=Recorder(accelerator))
+    there._runner = GraphRunner(capture=Recorder(accelerator.capturing))
     assert there.device == accelerator.device
     return Pair(here, there, accelerator)
 
@@ -326,3 +335,146 @@ def test_quotas_of_dream_without_float64_are_the_same(num_steps: int) -> None:
 def test_weights_in_float64_are_refused_there() -> None:
     with Accelerator(MPS), pytest.raises(ValueError, match="float64, which mps devices do not"):
         load_model(MODELS / "llada", dtype="float64", device="mps")
+
+
+# The host also sends observers the numbers of the rows.
+ONCE = {"tolist in round._on_host": 1, "tensor in round._event": 1}
+STEADY = (NoCache(), PrefixCache(), DualCache(), FreeCache("clean"), FreeCache("official"))
+READS = {"tolist in round._on_host": 1}
+
+
+def reads(step: Counter[str]) -> dict[str, int]:
+    """Returns the waits in which the host reads; in the others it sends, and reads nothing."""
+    sends = ("tensor in", "copy to the device", "index by a list")
+    return {place: number for place, number in step.items() if not place.startswith(sends)}
+
+
+@pytest.mark.exhaustive(18)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("cache", [NoCache(), *CACHES], ids=repr)
+def test_the_host_waits_once_a_step_with_every_cache(
+    cache: CachePolicy, family: str, pairs: dict[tuple[str, str], Pair]
+) -> None:
+    """Once only the device knew which columns some policies compute: the host read twice."""
+    waits = pairs["cuda", family].waits(FixedSchedule(6), cache=cache, gen_length=8)
+    assert len(waits) >= 5
+    assert all(reads(step) == READS for step in waits)
+    # Where columns change, also at each refresh, the host sends them.
+    assert ONCE in waits or cache not in STEADY
+
+
+DRAWN: Any = {"sampler": FixedSchedule(4), "temperature": 0.7}
+# Family, options, and the least number of steps; in none of them does the host read twice.
+STEPS: dict[str, tuple[str, dict[str, Any], int]] = {
+    **{
+        repr(blocks): ("llada", {"sampler": ConfidenceThreshold(0.9), "blocks": blocks}, 3)
+        for blocks in (MultiBlock(8, 0.1, 0.5, forces="every"),
+                       AdaptiveBlocks((3, 5, 30), 0.05, 8), SubBlocks(8, 3))
+    },
+    "tokens are drawn": ("dream", DRAWN, 6),
+    "commits are recorded": ("llada", DRAWN | {"return_logprobs": True}, 6),
+    "commits are recorded, cut": ("llada", DRAWN | {"return_logprobs": True, "top_p": 0.8}, 6),
+    "gains": ("llada", {"sampler": FixedSchedule(4), "observers": [Gains()]}, 6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", STEPS)
+def test_the_host_reads_once_a_step(way: str, pairs: dict[tuple[str, str], Pair]) -> None:
+    family, options, least = STEPS[way]
+    waits = pairs["cuda", family].waits(**options)
+    assert len(waits) >= least
+    assert all(reads(step) == READS for step in waits)
+    # What is open is sent, and the numbers of the rows.
+    assert max(step.total() for step in waits) <= 6
+
+
+@pytest.mark.exhaustive(14)
+@pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
+def test_the_host_waits_once_a_step_with_every_sampler(
+    sampler: Any, pairs: dict[tuple[str, str], Pair]
+) -> None:
+    waits = pairs["cuda", "llada"].waits(sampler)
+    assert all(reads(step) == READS for step in waits)
+    # At thresholds this low, or of infinity, a block is one step.
+    in_one_step = ("inf", "0.3)", "quota='least'")
+    assert waits or any(part in repr(sampler) for part in in_one_step)
+
+
+@pytest.mark.parametrize("marker", [(), (41, 300)])
+def test_prophet_asks_whether_to_draw_what_lies_behind(
+    marker: tuple[int, ...], pairs: dict[tuple[str, str], Pair]
+) -> None:
+    sampler = Prophet(FixedSchedule(4), thresholds=(99.0, 99.0, 99.0), marker=marker)
+    plain = pairs["cuda", "llada"].waits(sampler)
+    assert all(reads(step) == READS for step in plain)
+    drawn = pairs["cuda", "llada"].waits(sampler, temperature=0.7)
+    asked = READS | {"__bool__ in prophet.Prophet.step": 1}
+    assert all(reads(step) == asked for step in drawn)
+    assert len(plain) == len(drawn) >= 6
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "prompts"), [("batch", PROMPTS[:1]), ("tree", PROMPTS[:1]), ("batch", PROMPTS)]
+)
+def test_self_verification_waits_at_most_twice_a_step(
+    evaluate: Any, prompts: list[list[int]], pairs: dict[tuple[str, str], Pair]
+) -> None:
+    """Once it was 14 to 19 times a forward: for every draft, and to tell states apart."""
+    options: Any = {"verifier": SelfVerify(4, evaluate), "cache": DualCache(), "prompts": prompts}
+    waits = pairs["cuda", "llada"].waits(FixedSchedule(8), **options)
+    drafts = READS | {"tolist in self_verify.SelfVerify._draft": 1}
+    assert waits
+    # Which rows go on is sent to the device, and read nowhere.
+    assert all(reads(step) in (READS, drafts) for step in waits)
+    assert any(reads(step) == drafts for step in waits)
+
+
+def test_a_filter_asks_nothing_once_it_is_there() -> None:
+    options: Any = {"prompts": [[5, 6, 7], [8]], "gen_length": 32, "block_length": 32}
+    # Its bfloat16 would try kernels that a pretended device cannot run.
+    waits = pair("mini", fused=False).waits(Learn2PD("mini", 0.9), **options)
+    assert waits
+    assert all(reads(step) == READS for step in waits)
+
+
+def test_a_trace_waits_for_all_rows_at_once(pairs: dict[tuple[str, str], Pair]) -> None:
+    waits = pairs["cuda", "llada"].waits(FixedSchedule(4), observers=[Trace()])
+    # Five tensors.
+    assert {sum(reads(step).values()) for step in waits} == {6}
+
+
+def operations_a_step(sampler: Sampler, prompts: list[list[int]], **options: Any) -> float:
+    """Counts the operations outside of the model, views included."""
+    model, told = tiny("llada"), list[None]()
+    operations = Operations(lambda *_: told.append(None))
+    with pytest.MonkeyPatch.context() as patch, operations:
+        patch.setattr(model, "predict", operations.left_out(model.predict))
+        out = decode(
+            model, prompts, sampler, gen_length=64, block_length=32, stop_at_eos=False, **options
+        )
+    assert out.forwards >= 60
+    return len(told) / out.forwards
+
+
+@pytest.mark.exhaustive(4)
+@pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache(), FreeCache()], ids=repr)
+@pytest.mark.parametrize("sampler", [FixedSchedule(32), ConfidenceThreshold(1.0)], ids=repr)
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_a_step_is_few_operations_beside_the_model(
+    num_rows: int, sampler: Sampler, cache: CachePolicy
+) -> None:
+    """Once it was 180; most of what a step needs is the same in the whole block."""
+    prompts = [[3, 4, 5, *range(6, 6 + row)] for row in range(num_rows)]
+    assert 40 < operations_a_step(sampler, prompts, cache=cache) < 135
+
+
+@pytest.mark.parametrize(
+    "blocks", [MultiBlock(32, 1.0, 1.0), AdaptiveBlocks((5,), 1.0), SubBlocks(32, 8)], ids=repr
+)
+def test_a_schedule_costs_few_operations_where_nothing_opens(blocks: BlockSchedule) -> None:
+    """MultiBlock cost 75 a step: it decided what is open on the device, at every step."""
+    one, other = (
+        operations_a_step(ConfidenceThreshold(1.0), [[3, 4, 5]], blocks=schedule)
+        for schedule in (Sequential(), blocks)
+    )
+    assert other - one < 12

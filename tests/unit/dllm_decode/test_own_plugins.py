@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from plugins_under_test import plugin
 from tiny_models import tiny
 
 from dllm_decode import (
@@ -29,7 +28,6 @@ from dllm_decode import (
     Verifier,
     decode,
 )
-from dllm_decode.blocks import block_of
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.passes import Branches
 from dllm_decode.decide import decide
@@ -120,20 +118,6 @@ def test_blocks_of_several_lengths_are_whole_blocks(cache: CachePolicy) -> None:
     assert torch.equal(verified, answer(PROMPTS, blocks=GrowingBlocks()))
 
 
-def test_an_opening_is_asked_though_the_schedule_declares_nothing() -> None:
-    """Once such a schedule decoded as Sequential does, without a word, or was refused."""
-    asked = set()
-
-    def opening(self: Any, row: Row, block_length: int, shift: int) -> Opening:
-        asked.add((row.first, block_of(row, block_length)))
-        return Opening.of_block(*block_of(row, block_length))
-
-    options: Any = {"sampler": ConfidenceThreshold()}
-    found = answer(PROMPTS[:2], blocks=plugin(BlockSchedule, opening=opening), **options)
-    assert torch.equal(found, answer(PROMPTS[:2], **options))
-    assert asked == {(3, (3, 11)), (3, (11, 19)), (1, (1, 9)), (1, (9, 17))}
-
-
 def test_delimiters_are_token_ids_of_the_model() -> None:
     most = tiny("llada").vocab_size - 1
     assert len(answer(PROMPTS, blocks=AdaptiveBlocks((most,)), sampler=ConfidenceThreshold())) == 3
@@ -146,6 +130,7 @@ def test_whole_blocks_that_end_inside_a_block_of_the_model_are_refused() -> None
         decode(tiny("sdar"), [[5]], ConfidenceThreshold(), blocks=GrowingBlocks(), gen_length=16)
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(
     "cache",
     [NoCache(), DualCache(), SettledCache(1), DelayedCache(3, 1), PipelineCache(4),

@@ -85,20 +85,16 @@ def test_equal_prompts_are_computed_once(cache: CachePolicy, family: str) -> Non
         ({"cache": PrefixCache()}, False),
         ({"cache": DualCache()}, False),
         ({"cache": SettledCache()}, False),
+        # A prompt that sees its answer.
+        ({"model": tiny(BIDIRECTIONAL)}, False),
     ],
-    ids=str,
+    ids=range(6),
 )
-def test_plug_ins_go_with_it(options: dict[str, Any], is_saved: bool) -> None:
-    config = DecodeConfig(gen_length=20, stop_at_eos=False)
-    plug_ins = {"cache": FreeCache(), **options}
-    decoder = new_decoder(tiny("sdar"), ConfidenceThreshold(0.3), config=config, **plug_ins)
+def test_models_and_plug_ins_share_prompts_or_not(options: dict[str, Any], is_saved: bool) -> None:
+    config = DecodeConfig(gen_length=20, block_length=4, stop_at_eos=False)
+    parts = {"model": tiny("sdar"), "cache": FreeCache(), **options}
+    decoder = new_decoder(sampler=ConfidenceThreshold(0.3), config=config, **parts)
     assert all((sum(saved) > 0) == is_saved for saved in saved_columns(decoder, 8, 3))
-
-
-def test_a_prompt_that_sees_its_answer_is_not_shared() -> None:
-    config = DecodeConfig(gen_length=20, block_length=4)
-    decoder = new_decoder(tiny(BIDIRECTIONAL), FixedSchedule(2), cache=FreeCache(), config=config)
-    assert list(saved_columns(decoder, 8)) == [[0] * 8]
 
 
 def test_prompts_of_a_uniform_state_model_are_computed_once() -> None:

@@ -92,7 +92,7 @@ def test_a_model_reads_what_it_would_write() -> None:
 
 def test_a_text_alone_is_read_too() -> None:
     (choice,) = read(MODEL, TOKENIZER, "emma has 12 [apples|ben] .")
-    assert choice.best in ("apples", "ben")
+    assert choice.best == "apples"
     with pytest.raises(ValueError, match="no token that texts begin with"):
         read(ORACLE, Symbols(), "0 [1|2] 0")
 

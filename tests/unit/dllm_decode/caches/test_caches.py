@@ -44,7 +44,6 @@ def query(step: int, **more: Any) -> CacheQuery:
         (PrefixCache(), [(0, 20), (8, 20), (8, 20)]),
         (PrefixCache(refresh_every=2), [(0, 20), (8, 20), (0, 20)]),
         (DualCache(), [(0, 20), (8, 12), (8, 12)]),
-        (DualCache(refresh_every=2), [(0, 20), (8, 12), (0, 20)]),
         (DualCache(before=2, after=3), [(0, 20), (6, 15), (6, 15)]),
         (DualCache(before=16, after=16), [(0, 20), (0, 20), (0, 20)]),
     ],

@@ -19,7 +19,6 @@ from samplers import (
     ConfidenceThreshold,
     CreditDecoding,
     DecayingThreshold,
-    Factor,
     FixedSchedule,
     JointThreshold,
     JointThresholdInDel,
@@ -92,37 +91,24 @@ class Engine:
         logits = torch.cat(found)
         return logits if self.shape == "old" else SimpleNamespace(full_logits=logits)
 
-    def advance(self, one: Request, block: list[int]) -> None:
-        one.text += block
-        one.block, one.state = [self.model.mask_id] * LENGTH, None
-
-    def run_together(self) -> None:
+    def run(self, *, is_together: bool) -> None:
         while left := [one for one in self.requests if len(one.text) < one.end]:
             batch = self.batch(left)
-            states = self.steps.init_step_state(batch)
-            for _ in range(self.steps.max_steps(LENGTH)):
+            pairs = zip(left, self.steps.init_step_state(batch), strict=True)
+            states = [fresh if one.state is None else one.state for one, fresh in pairs]
+            for _ in range(self.steps.max_steps(LENGTH) if is_together else 1):
                 done = self.steps.step(batch, self.forward(left, batch), states)
                 for one, is_done in zip(left, done, strict=True):
                     one.num_steps += not is_done
                 if all(done):
                     break
-            assert all(done)
-            for one, block in zip(left, batch.input_ids.view(-1, LENGTH).tolist(), strict=True):
-                self.advance(one, block)
-
-    def run_apart(self) -> None:
-        while left := [one for one in self.requests if len(one.text) < one.end]:
-            batch = self.batch(left)
-            fresh = self.steps.init_step_state(batch)
-            pairs = zip(left, fresh, strict=True)
-            states = [new if one.state is None else one.state for one, new in pairs]
-            done = self.steps.step(batch, self.forward(left, batch), states)
+            assert all(done) or not is_together
             blocks = batch.input_ids.view(-1, LENGTH).tolist()
             for one, is_done, block, state in zip(left, done, blocks, states, strict=True):
-                one.num_steps += not is_done
                 one.block, one.state = block, state
                 if is_done:
-                    self.advance(one, block)
+                    one.text += block
+                    one.block, one.state = [self.model.mask_id] * LENGTH, None
 
 
 def answers(sampler: Sampler, loop: str, options: list[dict[str, Any]]) -> list[Request]:
@@ -132,7 +118,7 @@ def answers(sampler: Sampler, loop: str, options: list[dict[str, Any]]) -> list[
     ]
     steps = BlockSteps(sampler, LENGTH, tiny("sdar").mask_id)
     engine = Engine(steps, requests, shape="old" if loop == "together" else "new")
-    engine.run_together() if loop == "together" else engine.run_apart()
+    engine.run(is_together=loop == "together")
     return requests
 
 
@@ -140,8 +126,7 @@ def answers(sampler: Sampler, loop: str, options: list[dict[str, Any]]) -> list[
 @pytest.mark.parametrize(
     "sampler",
     [
-        ConfidenceThreshold(0.3), FixedSchedule(2), Factor(), Klass(0.3, 0.1),
-        CreditDecoding(ConfidenceThreshold(0.4)), JointThreshold(0.3, 0.1, 4),
+        FixedSchedule(2), Klass(0.3, 0.1), JointThreshold(0.3, 0.1, 4),
         T2M(0.3, tau=0.2, eos_early_stop=False),
         JointThresholdInDel(0.3, 0.1, 4, delete_id=133, split_id=178),
     ],

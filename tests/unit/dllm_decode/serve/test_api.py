@@ -7,10 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
 from served import QUESTIONS, chat_of, decoder_of, served, wait_until
 
-from dllm_decode import decode, generate, load_model
+from dllm_decode import generate, load_model, read
 from dllm_decode.serve.limits import Limits
 from samplers import ConfidenceThreshold, FixedSchedule
 
@@ -45,10 +44,15 @@ def client(server: tuple[str, Any]) -> Iterator[Any]:
         yield found
 
 
-def events_of(client: Any, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+def answer_of(client: Any, **asked: Any) -> Any:
+    return client.post("/v1/chat/completions", json={**CHAT, **asked}).json()
+
+
+def events_of(client: Any, **asked: Any) -> list[dict[str, Any]]:
     """Reads a stream as vllm's benchmark does: split at an empty line."""
     found, buffer = [], ""
-    with client.stream("POST", path, json={**body, "stream": True}) as response:
+    asked = {**CHAT, **asked, "stream": True}
+    with client.stream("POST", "/v1/chat/completions", json=asked) as response:
         assert response.status_code == 200, response.read()
         assert response.headers["content-type"].startswith("text/event-stream")
         for piece in response.iter_text():
@@ -62,29 +66,21 @@ def events_of(client: Any, path: str, body: dict[str, Any]) -> list[dict[str, An
     return [json.loads(event) for event in found]
 
 
-def test_a_chat_is_answered_as_generate_answers_it(client: Any) -> None:
-    body = client.post("/v1/chat/completions", json=CHAT).json()
-    (choice,) = body["choices"]
-    assert choice["message"] == {"role": "assistant", "content": ANSWER}
-    assert choice["finish_reason"] == "stop"
-    assert body["object"] == "chat.completion"
-    assert body["model"] == "mini"
-    assert body["usage"]["completion_tokens"] == len(RIGHT.decoded.answers()[0])
-
-
 def test_a_stream_is_the_whole_answer_in_chunks_without_an_empty_first_one(client: Any) -> None:
-    asked = {**CHAT, "stream_options": {"include_usage": True}, "sampler": "slow"}
-    *chunks, usage = events_of(client, "/v1/chat/completions", asked)
-    whole = client.post("/v1/chat/completions", json={**CHAT, "sampler": "slow"}).json()
+    asked: Any = {"stream_options": {"include_usage": True}, "sampler": "slow"}
+    *chunks, usage = events_of(client, **asked)
+    whole = answer_of(client, sampler="slow")
+    assert (whole["object"], whole["model"]) == ("chat.completion", "mini")
+    assert whole["choices"][0]["message"]["role"] == "assistant"
     pieces = [chunk["choices"][0]["delta"]["content"] for chunk in chunks]
     assert "".join(pieces) == whole["choices"][0]["message"]["content"]
-    assert pieces[0]
     assert len(pieces) > 2
+    assert pieces[0]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-2:] == [None, "stop"]
     assert usage["choices"] == []
     assert usage["usage"] == whole["usage"]
     asked["stream_options"]["continuous_usage_stats"] = True
-    *chunks, usage = events_of(client, "/v1/chat/completions", asked)
+    *chunks, usage = events_of(client, **asked)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(set(counts))
     assert chunks[-1]["usage"] == usage["usage"]
@@ -104,57 +100,41 @@ def test_a_completion_takes_texts_and_token_ids(client: Any, form: str) -> None:
     assert [choice["index"] for choice in choices] == list(range(len(wanted)))
 
 
-def test_choices_differ_and_a_seed_repeats_them(client: Any) -> None:
-    asked = {**CHAT, "n": 4, "temperature": 2.5, "seed": 3}
-    first, second = (
-        [
-            c["message"]["content"]
-            for c in client.post("/v1/chat/completions", json=asked).json()["choices"]
-        ]
-        for _ in range(2)
-    )
-    assert first == second
-    assert len(set(first)) > 1
-    # As the copies of a prompt in one decode.
+def test_choices_differ_and_are_those_of_copies_of_the_prompt(client: Any) -> None:
+    choices = answer_of(client, n=4, temperature=2.5, seed=3)["choices"]
     alone = generate(
         MODEL, TOKENIZER, [chat_of(QUESTIONS[0])] * 4, ConfidenceThreshold(0.9), gen_length=64,
         temperature=2.5, seed=3,
     )  # fmt: skip
-    assert first == alone.texts
+    assert [choice["message"]["content"] for choice in choices] == alone.texts
+    assert len(set(alone.texts)) > 1
 
 
-@pytest.mark.parametrize("stop", [".", [". after"], ["never", "some"]])
+@pytest.mark.parametrize("stop", [". after", ["never", "some"]])
 def test_a_stop_string_ends_the_answer_whole_and_streamed(client: Any, stop: Any) -> None:
-    asked = {**CHAT, "stop": stop, "sampler": "slow"}
-    choice = client.post("/v1/chat/completions", json=asked).json()["choices"][0]
+    choice = answer_of(client, stop=stop, sampler="slow")["choices"][0]
     text = choice["message"]["content"]
     assert choice["finish_reason"] == "stop"
     assert ANSWER.startswith(text)
     assert text != ANSWER
-    chunks = events_of(client, "/v1/chat/completions", asked)
+    chunks = events_of(client, stop=stop, sampler="slow")
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == text
 
 
 def test_an_answer_that_is_full_ends_with_length(client: Any) -> None:
-    body = client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 5}).json()
-    assert body["choices"][0]["finish_reason"] == "length"
-    assert body["usage"]["completion_tokens"] == 5
-    body = client.post("/v1/chat/completions", json={**CHAT, "ignore_eos": True}).json()
-    assert body["choices"][0]["finish_reason"] == "length"
-    assert body["usage"]["completion_tokens"] == 64
+    for asked, length in (({"max_tokens": 5}, 5), ({"ignore_eos": True}, 64)):
+        body = answer_of(client, **asked)
+        assert body["choices"][0]["finish_reason"] == "length"
+        assert body["usage"]["completion_tokens"] == length
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_logprobs_are_those_of_the_step_that_committed_the_token(
     client: Any, is_stream: bool
 ) -> None:
-    asked = {**CHAT, "logprobs": True, "top_logprobs": 2, "sampler": "slow"}
-    if is_stream:
-        chunks = [chunk["choices"][0] for chunk in events_of(client, "/v1/chat/completions", asked)]
-        scores = [score for chunk in chunks for score in chunk["logprobs"]["content"]]
-    else:
-        body = client.post("/v1/chat/completions", json=asked).json()
-        scores = body["choices"][0]["logprobs"]["content"]
+    asked: Any = {"logprobs": True, "top_logprobs": 2, "sampler": "slow"}
+    chunks = events_of(client, **asked) if is_stream else [answer_of(client, **asked)]
+    scores = [score for chunk in chunks for score in chunk["choices"][0]["logprobs"]["content"]]
     assert " ".join(score["token"] for score in scores) == ANSWER
     # A greedy commit is the likeliest token, and sure at this threshold or the surest of all.
     assert all(score["top_logprobs"][0]["token"] == score["token"] for score in scores)
@@ -173,8 +153,9 @@ def test_a_completion_has_logprobs_of_its_own_shape(client: Any) -> None:
 
 
 def test_a_trace_says_at_which_step_each_token_was_committed(client: Any) -> None:
-    asked = {**CHAT, "return_trace": True}
-    body = client.post("/v1/chat/completions", json=asked).json()
+    body = answer_of(client, return_trace=True)
+    assert body["choices"][0]["message"]["content"] == ANSWER
+    assert body["usage"]["completion_tokens"] == len(RIGHT.decoded.answers()[0])
     trace = body["choices"][0]["trace"]
     assert trace["forwards"] == int(RIGHT.decoded.nfe[0])
     assert len(trace["steps"]) == body["usage"]["completion_tokens"]
@@ -183,84 +164,34 @@ def test_a_trace_says_at_which_step_each_token_was_committed(client: Any) -> Non
 
 def test_a_template_is_filled_in(client: Any) -> None:
     template = ["emma now has", 5, ". after giving some away emma has", 5, "."]
-    asked = {**CHAT, "template": template}
-    text = client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"][
-        "content"
-    ]
+    text = answer_of(client, template=template)["choices"][0]["message"]["content"]
     assert text.startswith(
         "emma now has 12 + 30 = 42 . after giving some away emma has 42 - 8 = 34 ."
     )
 
 
 def test_a_denoising_stream_shows_the_canvas(client: Any) -> None:
-    asked = {**CHAT, "stream_mode": "denoise"}
-    *drafts, last = [
-        chunk["choices"][0] for chunk in events_of(client, "/v1/chat/completions", asked)
-    ]
+    *drafts, last = [chunk["choices"][0] for chunk in events_of(client, stream_mode="denoise")]
     counts = [sum(token is None for token in draft["canvas"]["tokens"]) for draft in drafts]
     assert counts == sorted(counts, reverse=True)
     assert 64 > counts[0] > counts[-1]
     assert last["delta"]["content"] == ANSWER
 
 
-def test_a_read_tells_the_probability_of_each_answer(client: Any) -> None:
-    asked = {
-        "messages": chat_of(QUESTIONS[0]),
-        "text": "emma now has 12 + 30 = {sum} . after giving some away emma has 42 - 8 = {rest} .",
-        "slots": {"sum": ["41", "42", "43"], "rest": ["34", "33"]},
-    }
+def test_a_read_tells_what_python_reads(client: Any) -> None:
+    text = "emma now has 12 + 30 = {sum} . after giving some away emma has 42 - 8 = {rest} ."
+    slots = {"sum": ["41", "42", "4 2"], "rest": ["34", "33"]}
+    asked = {"messages": chat_of(QUESTIONS[0]), "text": text, "slots": slots}
     body = client.post("/v1/read", json=asked).json()
-    assert body["rows"] == 1
-    assert {name: slot["best"] for name, slot in body["slots"].items()} == {
-        "sum": "42",
-        "rest": "34",
-    }
-    for slot in body["slots"].values():
-        assert sum(answer["share"] for answer in slot["answers"]) == pytest.approx(1.0)
-        assert sum(answer["probability"] for answer in slot["answers"]) <= 1.0 + 1e-6
-
-
-def read_alone(prompt: list[int], template: list[int], position: int, token: int) -> float:
-    """The probability at the first step of a decode of the template, in one block."""
-    seen: list[float] = []
-
-    def watch(event: Any) -> None:
-        if not seen:
-            tokens = torch.full_like(event.view.tokens, token)
-            column = position - int(event.view.positions[0, 0])
-            seen.append(float(event.view.probability(tokens)[0, column]))
-
-    length = len(template)
-    decode(
-        MODEL, [prompt], FixedSchedule(1), templates=[template], gen_length=length,
-        block_length=length, observers=[watch],
-    )  # fmt: skip
-    return seen[0]
-
-
-def test_an_answer_of_several_tokens_has_the_product_of_their_probabilities(client: Any) -> None:
-    """Each token given those before it; the other slot stays masked."""
-
-    def ids(text: str) -> list[int]:
-        return list(TOKENIZER(text, add_special_tokens=False)["input_ids"])
-
-    text, slots = "12 + 30 = {sum} {rest} has", {"sum": ["42 .", "41 ,"], "rest": ["emma", "ben"]}
-    body = client.post(
-        "/v1/read", json={"prompt": QUESTIONS[0], "text": text, "slots": slots}
-    ).json()
-    mask, prompt = MODEL.mask_id, list(TOKENIZER(QUESTIONS[0])["input_ids"])
-    before, after = ids("12 + 30 ="), ids("has")
-    for answer in body["slots"]["sum"]["answers"]:
-        first, second = ids(answer["text"])
-        at = len(before)
-        one = read_alone(prompt, [*before, mask, mask, mask, *after], at, first)
-        two = read_alone(prompt, [*before, first, mask, mask, *after], at + 1, second)
-        assert answer["probability"] == pytest.approx(one * two, rel=1e-4)
-    for answer in body["slots"]["rest"]["answers"]:
-        (token,) = ids(answer["text"])
-        alone = read_alone(prompt, [*before, mask, mask, mask, *after], at + 2, token)
-        assert answer["probability"] == pytest.approx(alone, rel=1e-4)
-    # One row for the first tokens, one more for each second token.
+    choices = {name: f"[{'|'.join(answers)}]" for name, answers in slots.items()}
+    expected = read(MODEL, TOKENIZER, text.format(**choices), QUESTIONS[0])
+    for (name, slot), choice in zip(body["slots"].items(), expected, strict=True):
+        assert slot["best"] == choice.best
+        assert [answer["text"] for answer in slot["answers"]] == slots[name]
+        for found, answer in zip(slot["answers"], choice.answers, strict=True):
+            assert found["probability"] == pytest.approx(answer.probability, rel=1e-4)
+            assert found["share"] == pytest.approx(answer.share, rel=1e-4)
+    # One row for each length of an answer, and one more for the second token.
     assert body["rows"] == 3
 
 
@@ -269,7 +200,7 @@ def test_health_models_and_metrics(client: Any) -> None:
     (model,) = client.get("/v1/models").json()["data"]
     assert model["id"] == "mini"
     assert model["samplers"] == ["default", "slow"]
-    client.post("/v1/chat/completions", json=CHAT)
+    answer_of(client)
     metrics = client.get("/metrics").text
     assert 'dllm_responses_total{path="/v1/chat/completions",status="200"}' in metrics
     assert 'dllm_running{sampler="slow"} 0.0' in metrics
@@ -287,9 +218,8 @@ def test_tools_are_written_by_the_template_of_the_model(server: Any, client: Any
         for name in ("apples", "emma has apples"):
             tools = [{"type": "function", "function": {"name": name, "strict": True}}]
             messages = [*CHAT["messages"], {"role": "tool", "content": "12", "tool_call_id": "a"}]
-            asked = {**CHAT, "messages": messages, "tools": tools, "tool_choice": "auto"}
-            usage = client.post("/v1/chat/completions", json=asked).json()["usage"]
-            prompts.append(usage["prompt_tokens"])
+            body = answer_of(client, messages=messages, tools=tools, tool_choice="auto")
+            prompts.append(body["usage"]["prompt_tokens"])
         tools[0]["function"]["name"] = "\ud800"
         content = json.dumps({**CHAT, "tools": tools}).encode()
         refused = client.post("/v1/chat/completions", content=content, headers=JSON)
@@ -302,36 +232,29 @@ def test_tools_are_written_by_the_template_of_the_model(server: Any, client: Any
 
 MALFORMED: list[tuple[dict[str, Any], str | None]] = [
     ({"temperature": -1}, "temperature"), ({"temperature": "hot"}, "temperature"),
-    ({"temperature": True}, "temperature"), ({"top_p": 0}, "top_p"), ({"top_p": 1.5}, "top_p"),
-    ({"top_k": -2}, "top_k"), ({"top_k": 1.5}, "top_k"), ({"top_k": 2**31}, "top_k"),
-    ({"seed": 2**63}, "seed"), ({"seed": "1"}, "seed"), ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": 129}, "max_tokens"), ({"max_tokens": 10**30}, "max_tokens"),
-    ({"max_completion_tokens": 6}, "max_tokens"), ({"max_tokens": 1.0}, "max_tokens"),
-    ({"stop": ""}, "stop.0"), ({"stop": ["a", ""]}, "stop.1"), ({"stop": 5}, "stop"),
-    ({"stop": ["a"] * 17}, "stop"), ({"stop": "\ud800"}, "stop.0"), ({"n": 0}, "n"),
-    ({"n": 9}, "n"),
-    ({"stream": "yes"}, "stream"), ({"stream_options": {"what": 1}}, "stream_options.what"),
-    ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": [{}]}, None),
+    ({"top_p": 0}, "top_p"), ({"top_k": 1.5}, "top_k"), ({"seed": 2**63}, "seed"),
+    ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 129}, "max_tokens"),
+    ({"max_completion_tokens": 6}, "max_tokens"), ({"stop": ["a", ""]}, "stop.1"),
+    ({"stop": 5}, "stop"), ({"stop": ["a"] * 17}, "stop"), ({"stop": "\ud800"}, "stop.0"),
+    ({"n": 9}, "n"), ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"what": 1}}, "stream_options.what"), ({"messages": "hi"}, "messages"),
     ({"messages": [{"role": "user", "content": 5}]}, None),
     ({"messages": [{"role": "critic", "content": "x"}]}, "messages.0.role"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, None),
     ({"messages": [{"role": "user", "content": "a " * 600}]}, None),
-    ({"model": "another"}, "model"), ({"model": 5}, "model"), ({"sampler": "Wino()"}, "sampler"),
-    ({"sampler": "os:system"}, "sampler"), ({"wrong": 1}, "wrong"), ({"\ud800": 1}, None),
-    ({"tools": [{"type": "function"}]}, "tools.0.function"),
+    ({"model": "another"}, "model"), ({"sampler": "Wino()"}, "sampler"), ({"wrong": 1}, "wrong"),
+    ({"\ud800": 1}, None), ({"tools": [{"type": "function"}]}, "tools.0.function"),
     ({"tools": [{"type": "function", "function": {"name": "add"}}]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "add"}}], "tool_choice": "required"},
      "tool_choice"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"), ({"best_of": True}, "best_of"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty"), ({"best_of": True}, "best_of"),
     ({"logprobs": 1}, "logprobs"), ({"top_logprobs": 5}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"template": ["a", 0]}, None), ({"template": [999]}, None), ({"template": "a"}, "template"),
-    ({"stream_mode": "denoise"}, "stream_mode"), ({"stream_mode": "x"}, "stream_mode"),
-    ({"ignore_eos": 1}, "ignore_eos"), ({"block_length": 8}, "block_length"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"template": [999]}, None),
+    ({"stream_mode": "denoise"}, "stream_mode"), ({"ignore_eos": 1}, "ignore_eos"),
+    ({"block_length": 8}, "block_length"),
 ]  # fmt: skip
 
 
@@ -352,9 +275,7 @@ def test_a_malformed_request_is_refused_by_name(
     ("wrong", "message"),
     [
         ({"max_tokens": "ten"}, """'max_tokens' must be a whole number, got "ten"."""),
-        ({"temperature": -1}, "'temperature' must be at least 0.0, got -1."),
         ({"messages": []}, "'messages' must have a length of at least 1."),
-        ({"messages": [{"role": "user"}]}, "'messages.0.content' must be given."),
         ({"stream_mode": "x"}, """'stream_mode' must be 'text' or 'denoise', got "x"."""),
         ({"template": ["a", 0]}, "'template' must be a list of texts and of numbers of open tokens,"
          " 1 or more."),
@@ -379,39 +300,33 @@ def require_shape(response: Any) -> None:
     assert "Traceback" not in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("content", "status"),
-    [
-        (b"", 400), (b"{", 400), (b"[]", 400), (b"5", 400), (b"null", 400), (b"\xff\xfe", 400),
-        (b'{"messages":' + b"[" * 5000, 400), (b"{" + b" " * 30_000 + b"}", 413),
-        (b'{"prompt": NaN}', 400), (b'{"prompt": "a", "temperature": Infinity}', 400),
-        (b'{"prompt": []}', 400), (b'{"prompt": [[]]}', 400), (b'{"prompt": ["a", 5]}', 400),
-        (b'{"prompt": [-1]}', 400), (b'{"prompt": [99999999]}', 400), (b'{"prompt": [true]}', 400),
-        (b'{"prompt": ["a","a","a","a","a","a","a","a","a"]}', 400), (b'{"prompt": ""}', 400),
-        (b'{"prompt": "a", "echo": true}', 400), (b'{"prompt": "a", "suffix": "b"}', 400),
-    ],
+UNREADABLE = (
+    b"", b"[]", b"null", b"\xff\xfe", b'{"messages":' + b"[" * 5000, b'{"prompt": NaN}',
+    b'{"prompt": "a", "temperature": Infinity}', b'{"prompt": []}', b'{"prompt": [[]]}',
+    b'{"prompt": ["a", 5]}', b'{"prompt": [99999999]}', b'{"prompt": [true]}', b'{"prompt": ""}',
+    b'{"prompt": ["a","a","a","a","a","a","a","a","a"]}', b'{"prompt": "a", "echo": true}',
 )  # fmt: skip
-def test_a_body_that_cannot_be_read_is_refused(client: Any, content: bytes, status: int) -> None:
-    response = client.post("/v1/completions", content=content, headers=JSON)
+UNREAD: tuple[dict[str, Any], ...] = (
+    {"slots": {}}, {"slots": {"b": ["1"]}}, {"slots": {"a": [""]}}, {"slots": {"a": ["1", "1"]}},
+    {"slots": {"a": [str(n) for n in range(65)]}}, {"text": "{a} {a}"},
+    {"text": "{a}" + " x" * 200}, {"messages": chat_of("x")},
+    {"slots": {"a": ["1 2 3", "2 3 4", "3 4 5", "4 5 6", "5 6 7"]}},
+)  # fmt: skip
+READ = {"prompt": "emma has", "text": "{a} apples", "slots": {"a": ["1", "2"]}}
+BODIES = [
+    *(("/v1/completions", body, 400) for body in UNREADABLE),
+    ("/v1/completions", b"{" + b" " * 30_000 + b"}", 413),
+    *(("/v1/read", json.dumps(READ | wrong).encode(), 400) for wrong in UNREAD),
+    ("/v1/read", json.dumps(READ | {"model": "another"}).encode(), 404),
+]
+
+
+@pytest.mark.parametrize(("path", "content", "status"), BODIES)
+def test_a_body_that_cannot_be_read_is_refused(
+    client: Any, path: str, content: bytes, status: int
+) -> None:
+    response = client.post(path, content=content, headers=JSON)
     assert response.status_code == status, response.text
-    require_shape(response)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"slots": {}}, {"slots": {"b": ["1"]}}, {"slots": {"a": []}}, {"slots": {"a": [""]}},
-        {"slots": {"a": ["1", "1"]}}, {"slots": {"a": [str(n) for n in range(65)]}},
-        {"text": "no slot"}, {"text": "{a} {a}"}, {"text": "{a}" + " x" * 200},
-        {"messages": chat_of("x")}, {"what": 1},
-        {"slots": {"a": ["1 2 3", "2 3 4", "3 4 5", "4 5 6", "5 6 7"]}},
-        {"model": "another"},
-    ],
-)  # fmt: skip
-def test_a_malformed_read_is_refused(client: Any, wrong: dict[str, Any]) -> None:
-    asked = {"prompt": "emma has", "text": "{a} apples", "slots": {"a": ["1", "2"]}, **wrong}
-    response = client.post("/v1/read", json=asked)
-    assert response.status_code in (400, 404), response.text
     require_shape(response)
 
 
@@ -428,11 +343,10 @@ def test_paths_and_methods_that_do_not_exist_are_refused_in_the_same_shape(clien
 def test_values_that_ask_for_nothing_are_taken(client: Any) -> None:
     for number in (0, -1):
         neutral = {name: values[number] for name, values in fields.NEUTRAL.items() if values}
-        body = client.post("/v1/chat/completions", json={**CHAT, **neutral, "stop": [None]}).json()
+        body = answer_of(client, **neutral, stop=[None])
         assert body["choices"][0]["message"]["content"] == ANSWER
     nulls = dict.fromkeys([*fields.NEUTRAL, "stop", "n", "seed", "top_k", "logprobs", "template"])
-    body = client.post("/v1/chat/completions", json={**CHAT, **nulls}).json()
-    assert body["choices"][0]["message"]["content"] == ANSWER
+    assert answer_of(client, **nulls)["choices"][0]["message"]["content"] == ANSWER
 
 
 def test_an_answer_can_be_sent_back_as_it_came(client: Any) -> None:
@@ -490,7 +404,7 @@ def test_a_request_that_takes_too_long_is_given_up() -> None:
         response = client.post("/v1/chat/completions", json=asked)
         assert response.status_code == 504
         require_shape(response)
-        *_, last = events_of(client, "/v1/chat/completions", asked)
+        *_, last = events_of(client, max_tokens=1024, ignore_eos=True)
         assert last["error"]["code"] == "deadline"
         wait_until(lambda: service.engine.lanes["default"].num_running == 0)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fuzzed_cases import model_of
 from jaxtyping import Float
-from plugins_under_test import view_with
+from plugins_under_test import plugin, view_with
 from torch import Tensor
 from toys import HashModel
 
@@ -28,7 +28,7 @@ from dllm_decode import (
 from dllm_decode.models.base import ForwardInputs, MaskPredictor
 from dllm_decode.verify import Router
 from dllm_decode.verify.s2d2.routing import Rewards
-from samplers import ConfidenceThreshold, JointThreshold, View
+from samplers import ConfidenceThreshold, JointThreshold, Sampler, View
 from samplers.base import Decision
 
 FAMILIES = ("sdar", "llada2_moe", "fast_dllm_v2")
@@ -53,25 +53,6 @@ def read_alone(model: MaskPredictor, tokens: list[int], start: int) -> Float[Ten
         )
     )  # fmt: skip
     return found[0, 0]
-
-
-@pytest.mark.exhaustive(3)
-@pytest.mark.parametrize("attend", ["blocks", "causal"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_exact_cache_gives_the_tokens_of_no_cache(family: str, attend: Any) -> None:
-    model = model_of(family, 1, 2.0, 4, ())
-    samplers = ConfidenceThreshold(0.4), JointThreshold(0.4, 0.2, 3)
-    for sampler in samplers[: 1 + (family == "llada2_moe")]:
-        outs = [
-            decode(
-                model, PROMPTS, sampler, cache=cache, verifier=S2D2(MinimumSpan(1), attend),
-                gen_length=14, stop_at_eos=False,
-            )
-            for cache in (NoCache(), PrefixCache(), DualCache(), FreeCache())
-        ]  # fmt: skip
-        assert all(torch.equal(outs[0].tokens, out.tokens) for out in outs)
-        assert outs[0].accepted.sum() > 0
-        assert outs[0].drafted.sum() > outs[0].accepted.sum()
 
 
 def test_costs_count_the_forwards_of_verification() -> None:
@@ -169,6 +150,7 @@ class Compared(Router[Rewards]):
             self.plain.learn(masks - left)
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("router", [UCB(), UCB(0.2, 3, 1, 4)], ids=repr)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_bandit_decides_and_learns_as_its_rule_says(family: str, router: UCB) -> None:
@@ -198,40 +180,37 @@ def test_wrong_use_is_refused_by_name() -> None:
         decode(model, [[1]], ConfidenceThreshold(), top_k=3, **options)
 
 
-@dataclass(frozen=True)
-class Overwrites(ConfidenceThreshold):
-    """Commits settled positions too, which no sampler may."""
-
-    def step(self, view: View, state: None) -> tuple[Decision, None]:
-        return Decision(commit=torch.ones_like(view.masked)), None
-
-
 def test_a_sampler_that_breaks_its_contract_is_named_not_the_verifier() -> None:
-    model = model_of("sdar", 0, 2.0, 4, ())
-    with pytest.raises(RuntimeError, match=r"Overwrites\(.*must commit eligible positions only"):
+    everywhere = plugin(
+        Sampler, step=lambda self, view, state: (Decision(torch.ones_like(view.masked)), state)
+    )
+    with pytest.raises(RuntimeError, match=r"Own\(.*must commit eligible positions only"):
         decode(
-            model, PROMPTS, Overwrites(), verifier=S2D2(MinimumSpan(1)), gen_length=8,
-            block_length=4,
+            model_of("sdar", 0, 2.0, 4, ()), PROMPTS, everywhere, verifier=S2D2(MinimumSpan(1)),
+            gen_length=8, block_length=4,
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.exhaustive(6)
+@pytest.mark.parametrize(("attend", "temperature"), [("blocks", 0.7), ("causal", 0.0)])
 @pytest.mark.parametrize("cache", [NoCache(), PrefixCache(), DualCache(), FreeCache()], ids=repr)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_log_probability_of_a_verified_token_is_that_of_reading_from_left_to_right(
-    family: str, cache: CachePolicy, temperature: float
+    family: str, cache: CachePolicy, attend: Any, temperature: float
 ) -> None:
     model, num_commits = model_of(family, 0, 2.0, 4, ()), 0
     out = decode(
-        model, PROMPTS, ConfidenceThreshold(0.5), verifier=S2D2(MinimumSpan(1)), gen_length=12,
-        block_length=4, cache=cache, temperature=temperature, return_logprobs=True,
+        model, PROMPTS, ConfidenceThreshold(0.5), verifier=S2D2(MinimumSpan(1), attend),
+        gen_length=12, block_length=4, cache=cache, temperature=temperature, return_logprobs=True,
     )  # fmt: skip
+    assert 0 < out.accepted.sum() < out.drafted.sum()
     assert out.commits is not None
     for row, prompt in enumerate(PROMPTS):
         text = [*prompt, *out.tokens[row].tolist()]
         for position in (out.commits.steps[row] >= 0).nonzero().flatten().tolist():
             column = len(prompt) + position
-            logits = read_alone(model, text[:column], column - column % 4)
+            start = column - column % 4 if attend == "blocks" else 0
+            logits = read_alone(model, text[:column], start)
             logits[[model.mask_id, *model.banned_ids]] = -torch.inf
             for values, by in (
                 (out.commits.logprobs, temperature or 1.0),

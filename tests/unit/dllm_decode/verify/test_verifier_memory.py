@@ -38,18 +38,15 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 CASES: dict[str, tuple[Callable[[CausalTarget], Any], float, list[list[int]]]] = {
-    "guided": (lambda target: Guided(target, DRAFTED), 0.0, [[1, 2, 3]]),
     "guided, ragged": (lambda target: Guided(target, DRAFTED), 0.0, [[1, 2, 3], [4] * 40]),
     "guided, all rules": (
         lambda target: Guided(target, DRAFTED, top_k=9, ratio=0.1, threshold=1e-9), 0.0, [[1]],
     ),
-    "searched": (lambda target: ARVerify(target, LENGTH), 0.0, [[1, 2, 3]]),
     "searched, with every EOS": (
         lambda target: ARVerify(target, LENGTH, PathSearch(eos="always")), 0.0, [[1, 2, 3]],
     ),
     "searched, judged by draws": (lambda target: ARVerify(target, LENGTH), 1.5, [[1, 2, 3]]),
     "drawn": (lambda target: ARVerify(target, LENGTH, Sampled()), 1.5, [[1, 2, 3]]),
-    "the likeliest": (lambda target: ARVerify(target, LENGTH, Sampled()), 0.0, [[1, 2, 3]]),
 }  # fmt: skip
 
 

@@ -99,7 +99,7 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.mark.exhaustive(20)
+@pytest.mark.exhaustive(12)
 @pytest.mark.parametrize(
     ("kinds", "size", "family"),
     [

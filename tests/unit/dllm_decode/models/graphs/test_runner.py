@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import sys
 import warnings
 import weakref
 from dataclasses import replace
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from pretended import PROMPTS, Recorder, Replayed, cache_size, forward
+from pretended import PROMPTS, Accelerator, Recorder, Replayed, cache_size, forward
+from processes import ROOT
 from tiny_models import FAMILIES, load_tiny, tiny
 
 from dllm_decode import (
@@ -91,8 +93,8 @@ def test_the_graph_that_was_not_used_for_longest_goes_first() -> None:
 
 def test_sizes_seen_once_are_forgotten_too() -> None:
     runs = Runs(max_graphs=1)
-    for columns in range(1, 33):
-        for other in range(1, 9):
+    for columns in range(1, 9):
+        for other in range(1, 5):
             inputs = forward(runs.kv_cache, columns)
             wanted = torch.zeros(1, 8 * other, dtype=torch.long)
             runs.runner(runs.model.predict, replace(inputs, wanted=wanted))
@@ -260,6 +262,26 @@ def test_without_memory_for_a_graph_room_is_made_and_it_is_tried_again() -> None
     assert not runs.runner.failed
 
 
+def test_without_the_folder_of_graphs_models_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 12: all that CUDA graphs need lies behind one seam."""
+    package = "dllm_decode.models.graphs"
+    paths = [path for path in (ROOT / "dllm_decode").rglob("*.py") if path.parent.name != "graphs"]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    assert [name for name in texts if f"from {package}" in texts[name]] == ["masked_transformer.py"]
+    for name in {package, *(name for name in sys.modules if name.startswith(package))}:
+        monkeypatch.setitem(sys.modules, name, None)
+
+    def answer(**options: Any) -> torch.Tensor:
+        model, _ = load_model("mini", dtype=torch.float64, **options)
+        assert model._runner is None
+        out = decode(model, [[5, 6, 7], [8]], FixedSchedule(2), cache=DualCache(), gen_length=8)
+        return out.tokens.cpu()
+
+    here = answer()
+    with Accelerator():
+        assert torch.equal(here, answer(device="cuda"))
+
+
 @pytest.mark.parametrize("cache", [DualCache(), FreeCache(), DelayedCache(2, 1)], ids=repr)
 @pytest.mark.parametrize("family", ["dream", "sdar"])
 def test_a_canvas_of_several_sizes_gives_the_same_answers(family: str, cache: Any) -> None:
@@ -318,16 +340,17 @@ def test_prompts_of_one_bucket_share_graphs(cache: Any, num_kinds: int) -> None:
     """Of all columns, and of those that the cache computes: as many as one or two blocks."""
     replayed = Replayed("llada")
     options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
-    for length in range(113, 133):
+    for length in range(113, 133, 2):
         prompt = [(7 * column + length) % 500 for column in range(length)]
         out = decode(replayed, [prompt], FixedSchedule(2), **options)
         if length % 5 == 0:
             plain = decode(replayed.model, [prompt], FixedSchedule(2), **options)
             assert torch.equal(plain.tokens, out.tokens)
     assert replayed.recorder.num_captured == num_kinds
-    assert replayed.recorder.num_replayed >= 20 * 4 - 2 * num_kinds
+    assert replayed.recorder.num_replayed >= 10 * 4 - 2 * num_kinds
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_decodes_at_a_time_do_not_meet(family: str) -> None:
     replayed = Replayed(family)

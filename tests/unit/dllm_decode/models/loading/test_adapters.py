@@ -61,6 +61,7 @@ def tensors(model: MaskedTransformer, family: str) -> dict[str, Tensor]:
     return known.tensors(model.transformer)
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("family", TARGETS)
 @pytest.mark.parametrize(
     ("config", "scale"),
@@ -117,17 +118,13 @@ def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, "'modules_to_save' must be null"),
         ({"init_lora_weights": "pissa"}, "got 'pissa'. Merge it with PEFT"),
         ({"r": 4}, "must be that of its weights, 3, got 4"),
-        ({"bias": None}, "'bias' must be 'none' for an adapter that is merged, got null"),
         ({"use_rslora": "false"}, "config.json': 'use_rslora' must be true or false, got 'false'"),
         ({"r": 3.0}, "'r' must be an integer from 1 to .*, got 3.0"),
         ({"lora_alpha": "x"}, "'lora_alpha' must be a number above 0 .*, got 'x'"),
-        ({"lora_alpha": float("nan")}, "'lora_alpha' must be a number above 0 .*, got nan"),
         ({"alpha_pattern": {"q_proj": "6"}}, "'alpha_pattern.q_proj' must be a number .* '6'"),
         ({"rank_pattern": {"q_proj": None}}, "'rank_pattern.q_proj' must be an integer .* null"),
         ({"rank_pattern": [3]}, "config.json': 'rank_pattern' must be an object, got .3."),
         ({"rank_pattern": {"(": 3}}, "keys of 'rank_pattern' must be regular expr.*, got '.' "),
-        ({"alpha_pattern": {"a{1": 3, "*": 3}}, "keys of 'alpha_pattern' must be .*, got '.' "),
-        ({"target_modules": 3}, "'target_modules' must be a string or a list of them, got 3"),
         ({"exclude_modules": [1]}, "'exclude_modules' must be a string or a list of them, got"),
         ({"layers_to_transform": "0"}, "'layers_to_transform' must be integers from 0 to"),
     ],
@@ -151,9 +148,8 @@ DAMAGES: list[tuple[Callable[[Weights, str], Weights], str]] = [
     (lambda every, one: every | {one.replace(".weight", ".default.weight"): every[one].clone()},
      "must hold one adapter, got a second tensor for"),
     # They were multiplied as if they were weights.
-    *((lambda every, one, dtype=dtype: every | {one: every[one].to(dtype)},
-       rf"got {kind} for .*lora_.* in .*adapter_model\.safetensors'")
-      for dtype, kind in ((torch.int8, "I8"), (torch.int16, "I16"), (torch.bool, "BOOL"))),
+    (lambda every, one: every | {one: every[one].to(torch.int8)},
+     r"got I8 for .*lora_.* in .*adapter_model\.safetensors'"),
 ]  # fmt: skip
 
 

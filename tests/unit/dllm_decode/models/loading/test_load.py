@@ -112,7 +112,7 @@ def test_without_a_network_a_hub_id_ends_in_one_sentence_that_helps(monkeypatch)
 
 @pytest.mark.parametrize(
     ("method", "named"),
-    [("gptq", "GPTQ"), ("awq", "AWQ"), ("bitsandbytes", "bitsandbytes"), ("fp8", "fp8")],
+    [("gptq", "GPTQ"), ("fp8", "fp8")],
 )
 def test_weights_that_are_stored_quantised_are_refused_by_name(folder, method, named) -> None:
     edit_config(folder, quantization_config={"quant_method": method, "bits": 4})
@@ -150,7 +150,7 @@ def test_an_error_of_transformers_names_the_folder(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("dtype", "changes"),
     [
-        *((dtype, {}) for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)),
+        (torch.bfloat16, {}), (torch.float64, {}),
         (torch.float32, {"tied_head": True}), (torch.float32, {"num_kv_heads": 1}),
         (torch.float32, {"eos_ids": (40, 3)}), (torch.float32, {"rope_theta": 1e4}),
     ],
@@ -266,14 +266,6 @@ def written(name: str, text: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_text(text, encoding="latin-1")
 
 
-def cut(num_bytes: int) -> Callable[[Path], object]:
-    def damage(folder: Path) -> None:
-        path = folder / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:num_bytes])
-
-    return damage
-
-
 def removed(name: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).unlink()
 
@@ -312,11 +304,10 @@ def with_a_tensor_twice(folder: Path) -> None:
     save_file({**load_file(second), name: tensor + 1}, second)
 
 
+# Files that are cut, changed or not JSON at any place: property/test_fuzz_files.py.
 INDEX = "model.safetensors.index.json"
 NAMES_NO_FILES = rf"{re.escape(INDEX)}': 'weight_map' must say in which file"
 DAMAGES: list[tuple[Callable[[Path], object], type[Exception], str]] = [
-    *((cut(size), ValueError, r"model\.safetensors' is damaged or cut short")
-      for size in (4, 100, 4000)),
     (quantised, ValueError, r"as F64, F32, BF16, F16, got I8 for model\.transformer\.blocks\.0\.up_"
      r"proj\.weight in '.*model\.safetensors'"),
     (without_a_shard, FileNotFoundError, r"model-0000\d-of-0000\d\.safetensors are missing"),
@@ -326,15 +317,11 @@ DAMAGES: list[tuple[Callable[[Path], object], type[Exception], str]] = [
     (removed("model.safetensors"), FileNotFoundError, r"model\.safetensors are missing"),
     (removed("config.json"), FileNotFoundError, r"A model folder holds a config\.json"),
     *((written(INDEX, text), ValueError, rf"{re.escape(INDEX)}'")
-      for text in ("{", "[]", '{"weight_map": 3}')),
+      for text in ("{", '{"weight_map": 3}')),
     *((written(INDEX, json.dumps({"weight_map": files})), ValueError, NAMES_NO_FILES)
-      for files in (None, [], {}, {"a": 1}, {"a": ""}, {"a": "../model.safetensors"})),
-    *((written("config.json", text), ValueError, r"config\.json' (is not valid|must hold a JSON)")
-      for text in ("{", "[]", "\xff")),
+      for files in ({}, {"a": 1}, {"a": "../model.safetensors"})),
     (written("config.json", '{"a":' * 100_000 + "1" + "}" * 100_000), ValueError,
      r"config\.json' must not be nested deeper"),
-    *((written("tokenizer.json", text), ValueError, r"The tokenizer files in .* cannot be read")
-      for text in ("{", "[]", '{"model": 3}', "\xff")),
 ]  # fmt: skip
 
 
@@ -347,8 +334,9 @@ def test_damage_is_named_by_its_file(
         load_model(folder)
 
 
-@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf], ids=str)
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(torch.nan, None), (-torch.inf, torch.bfloat16)], ids=str
+)
 def test_a_weight_that_is_no_number_is_named(number, dtype, folder) -> None:
     name = "model.transformer.blocks.1.q_proj.weight"
     weight = load_file(folder / "model.safetensors")[name].clone()
@@ -422,6 +410,7 @@ def test_the_length_that_a_model_was_trained_for_is_known(folder) -> None:
             load_model(folder)
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("family", sorted(set(EVERY_FAMILY) - {"llada", "a2d_llama", "a2d_qwen2"}))
 def test_only_what_the_llada_format_can_say_is_saved(family, tmp_path) -> None:
     model = load_tiny(family)

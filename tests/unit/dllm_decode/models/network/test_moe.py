@@ -76,7 +76,7 @@ def slowly(layer: MoE, hidden: Tensor) -> Tensor:
 
 
 @CONFIG
-@pytest.mark.parametrize("size", [(1, 1), (3, 7), (2, 1), (1, 40), (0, 5), (2, 0)], ids=str)
+@pytest.mark.parametrize("size", [(3, 7), (1, 40), (0, 5)], ids=str)
 def test_a_layer_is_the_slow_loop(config: MoEConfig, size: tuple[int, int]) -> None:
     layer, hidden = make(config), random(*size, H, seed=99)
     assert torch.allclose(layer(hidden, plain), slowly(layer, hidden), atol=1e-10)

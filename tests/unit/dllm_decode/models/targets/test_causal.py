@@ -1,10 +1,9 @@
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from toys import logits_of, tiny_llama, tiny_target
+from toys import tiny_llama
 from transformers import (
     GenerationConfig,
     MistralConfig,
@@ -14,36 +13,10 @@ from transformers import (
 
 from dllm_decode import CausalTarget, load_target
 
-TOKENS = [
-    [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7],
-    [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0],
-    [1, 4, 1, 4, 2, 1, 3, 5, 6, 2, 3, 7, 3, 0],
-]
-
 
 def tokenizer_of(words: list[str]) -> PreTrainedTokenizerFast:
     vocab = {word: i for i, word in enumerate(words)}
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocab, unk_token=words[0])))
-
-
-@pytest.mark.parametrize("kept", [[1, 1, 1], [3, 2, 2], [2, 3, 1]])
-def test_rows_whose_logits_begin_at_different_columns_are_read_as_if_alone(kept: list[int]) -> None:
-    """Behind a past, too, where the columns that rows are moved by lie between old and new."""
-    target, model = tiny_target(), tiny_llama()
-    read, past, width = [0, 0, 0], target.start(3), 9
-    for counts, first in (([9, 4, 6], [5, 1, 2]), ([4, 6, 3], [1, 3, 0]), ([3, 3, 5], [0, 0, 2])):
-        feed = torch.tensor([TOKENS[row][read[row] :][:width] for row in range(3)])
-        reading = target.read(
-            past, feed, torch.tensor(counts), num_logits=3, first_logits=torch.tensor(first)
-        )
-        assert reading.logits.shape[1] == 3
-        for row in range(3):
-            fresh = logits_of(model, TOKENS[row][: read[row] + counts[row]])
-            fresh = fresh[read[row] + first[row] :][:3]
-            torch.testing.assert_close(reading.logits[row, : len(fresh)], fresh)
-        past = reading.keep(torch.tensor(kept))
-        read, width = past.lengths.tolist(), 6
-        assert past.num_slots == max(read)
 
 
 def test_a_target_is_loaded_with_its_stop_tokens_and_compared_by_id(tmp_path: Path) -> None:

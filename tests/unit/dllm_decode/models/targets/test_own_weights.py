@@ -72,6 +72,7 @@ class Knowing(Drafting):
         return Draft(torch.tensor(tokens), torch.tensor(counts), parents=torch.tensor(parents))
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("family", CAUSAL_TOO)
 def test_the_answer_is_the_models_own_causal_answer(family: str) -> None:
     model = load_tiny(family, dtype=torch.float64)

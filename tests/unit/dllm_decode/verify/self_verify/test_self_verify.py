@@ -2,10 +2,12 @@ from typing import Any
 
 import pytest
 import torch
+from pretended import PROMPTS
 from tiny_models import FAMILIES, LAW_OPTIONS, Spied, load_tiny, tiny
 
 from dllm_decode import (
     CachePolicy,
+    DecodeOutput,
     DualCache,
     FreeCache,
     NoCache,
@@ -17,9 +19,6 @@ from dllm_decode import (
 )
 from dllm_decode.models import MaskedTransformer
 from samplers import FixedSchedule, Prophet
-
-TINY_PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
-
 
 SEQUENTIAL = SelfVerify(4, "sequential")
 
@@ -38,7 +37,7 @@ def test_one_state_a_forward_is_identical_in_low_precision(family: str, cache: C
         options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
         plain, verified = (
             decode(
-                model, TINY_PROMPTS[:1], FixedSchedule(8), verifier=verifier, observers=[trace],
+                model, PROMPTS[:1], FixedSchedule(8), verifier=verifier, observers=[trace],
                 **options,
             )
             for verifier, trace in ((NoVerifier(), traces[0]), (SEQUENTIAL, traces[1]))
@@ -55,9 +54,9 @@ def test_one_state_a_forward_is_identical_in_low_precision(family: str, cache: C
 def test_the_branches_of_a_tree_share_the_memory_of_their_row(cache: CachePolicy) -> None:
     spied = Spied(tiny("llada"))
     options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
-    decode(spied, TINY_PROMPTS, FixedSchedule(8), verifier=SelfVerify(3, "tree"), **options)
+    decode(spied, PROMPTS, FixedSchedule(8), verifier=SelfVerify(3, "tree"), **options)
     length = 9 + 16
-    assert len(spied.held) == len(TINY_PROMPTS)
+    assert len(spied.held) == len(PROMPTS)
     tree = [call for call in spied.calls if call.kv_cache.keys.shape[3] > length]
     columns = [call.tokens.shape[1] // 3 for call in tree if call.tokens.shape[1] % 3 == 0]
     assert max(call.kv_cache.keys.shape[3] for call in tree) == length + 2 * max(columns)
@@ -66,12 +65,26 @@ def test_the_branches_of_a_tree_share_the_memory_of_their_row(cache: CachePolicy
 def test_every_column_of_every_draft_is_on_the_bill() -> None:
     spied = Spied(tiny("llada"))
     out = decode(
-        spied, TINY_PROMPTS, FixedSchedule(8), verifier=SelfVerify(4), cache=DualCache(),
+        spied, PROMPTS, FixedSchedule(8), verifier=SelfVerify(4), cache=DualCache(),
         gen_length=16, block_length=8, stop_at_eos=False,
     )  # fmt: skip
     assert out.forwards == len(spied.calls)
     assert int(out.query_positions.sum()) == sum(call.tokens.numel() for call in spied.calls)
     assert max(len(call.tokens) for call in spied.calls) == 12
+
+
+def by_reach(
+    family: str, cache: CachePolicy, prompts: Any, *, sampler: Any, evaluate: Any = "batch"
+) -> list[DecodeOutput]:
+    """Decodes plainly, with drafts that end with the block, and with drafts of the next block."""
+    drafting = (SelfVerify(6, evaluate, "block"), SelfVerify(6, evaluate, "next"))
+    return [
+        decode(
+            tiny(family), prompts, sampler, verifier=verifier, cache=cache, gen_length=24,
+            block_length=4, stop_at_eos=False,
+        )
+        for verifier in (NoVerifier(), *drafting)
+    ]  # fmt: skip
 
 
 @pytest.mark.exhaustive(3)
@@ -85,19 +98,11 @@ def test_every_column_of_every_draft_is_on_the_bill() -> None:
 def test_a_finished_block_that_was_foreseen_spares_the_first_forward_of_the_next(
     family: str, cache: CachePolicy, evaluate: Any
 ) -> None:
-    options: Any = {
-        "gen_length": 24, "block_length": 4, "cache": cache, "stop_at_eos": False,
-    }  # fmt: skip
     saved = 0
-    for prompts in (TINY_PROMPTS, TINY_PROMPTS[:1]):
-        plain = decode(tiny(family), prompts, FixedSchedule(4), **options)
-        near, far = (
-            decode(
-                tiny(family), prompts, FixedSchedule(4), verifier=SelfVerify(6, evaluate, reach),
-                **options,
-            )
-            for reach in ("block", "next")
-        )  # fmt: skip
+    for prompts in (PROMPTS, PROMPTS[:1]):
+        plain, near, far = by_reach(
+            family, cache, prompts, sampler=FixedSchedule(4), evaluate=evaluate
+        )
         assert torch.equal(plain.tokens, near.tokens)
         assert torch.equal(plain.tokens, far.tokens)
         assert (far.nfe <= near.nfe).all()
@@ -114,15 +119,6 @@ def test_a_finished_block_that_was_foreseen_spares_the_first_forward_of_the_next
 def test_drafts_end_with_the_block_where_the_next_depends_on_when_it_is_opened(
     sampler: Any, cache: CachePolicy, family: str
 ) -> None:
-    options: Any = {
-        "gen_length": 24, "block_length": 4, "cache": cache, "stop_at_eos": False,
-    }  # fmt: skip
-    near, far = (
-        decode(
-            tiny(family), TINY_PROMPTS[:1], sampler, verifier=SelfVerify(6, "batch", reach),
-            **options,
-        )
-        for reach in ("block", "next")
-    )  # fmt: skip
+    _, near, far = by_reach(family, cache, PROMPTS[:1], sampler=sampler)
     assert torch.equal(near.tokens, far.tokens)
     assert torch.equal(near.query_positions, far.query_positions)
