@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[Callable[[View, int], Any], str]] = {
 }
 
 
-@pytest.mark.exhaustive(16)
+@pytest.mark.exhaustive(12)
 @pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
 @pytest.mark.parametrize("kind", REFUSED)
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -86,26 +86,6 @@ def test_a_state_whose_rows_cannot_be_taken_is_refused_by_name(
     with pytest.raises(RuntimeError, match=message) as raised:
         decode(DriftingModel(), [[1], [2], [3]], sampler, verifier=verifier, gen_length=6)
     assert "Remembering()" in str(raised.value)
-
-
-@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda view, step: None,
-        lambda view, step: zeros(view, 4),
-        lambda view, step: Pair(zeros(view), Pair(zeros(view, 2).long())),
-    ],
-)
-def test_the_other_states_survive_rows_that_finish(
-    make: Callable[[View, int], Any], verifier: Verifier
-) -> None:
-    template = [[5, 5, 5, 5, 5], [], [5]]
-    out = decode(
-        DriftingModel(), [[1], [2], [3]], Remembering(make), verifier=verifier, gen_length=6,
-        templates=template, stop_at_eos=False,
-    )  # fmt: skip
-    assert (out.tokens != DriftingModel().mask_id).all()
 
 
 def test_rows_are_taken_and_put_back_in_every_part() -> None:

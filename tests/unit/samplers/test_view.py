@@ -8,17 +8,10 @@ import torch
 from plugins_under_test import plugin, raised, view_with
 from tiny_models import FAMILIES, Spied, tiny
 
-from dllm_decode import (
-    CachePolicy,
-    DelayedCache,
-    DualCache,
-    NoCache,
-    NoVerifier,
-    SelfVerify,
-    Verifier,
-    decode,
-)
+from dllm_decode import decode
+from dllm_decode.caches import CachePolicy, DelayedCache, DualCache, NoCache
 from dllm_decode.core.observers import StepEvent
+from dllm_decode.verify import NoVerifier, SelfVerify, Verifier
 from samplers import CreditDecoding, Decision, FixedSchedule, Sampler, View
 from samplers.facts import Fact
 from samplers.logits.statistics import highest_one
