@@ -69,12 +69,6 @@ def test_the_programs_of_a_document_run_and_print_what_it_says(
             assert printed.getvalue().split() == snippet.output.split()
 
 
-def test_the_readme_shows_a_program_with_its_output() -> None:
-    shown = [snippet for snippet in snippets(ROOT / "README.md") if snippet.language == "python"]
-    assert len(shown) >= 3
-    assert any(snippet.output for snippet in shown)
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_the_commands_of_a_document_are_understood(document: Path) -> None:
     for command in commands(document):
@@ -126,7 +120,3 @@ def test_every_target_that_is_named_has_a_rule() -> None:
     for document in texts:
         named = re.findall(r"`make ([a-z-]+)", document.read_text(encoding="utf-8"))
         assert set(named) <= rules, document
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 220

@@ -65,13 +65,9 @@ def test_the_bar_moves_with_what_is_committed() -> None:
     ("arguments", "sentence"),
     [
         (["--sampler", "Nope()"], "'Nope' is not known here"),
-        (["--sampler", "LocalLeap(radios=1)"], "did you mean 'radius'"),
-        (["--gen-length", "0"], "gen_length must be between 1 and 1048576, got 0"),
         (["--block-length", "65"], "between 1 and gen_length=64 tokens, got 65"),
-        (["--model", "nothing"], "got 'nothing', which is none of these"),
         (["--task", "gsm8k?path=nowhere"], "got no such file"),
         (["--device", "toaster"], "got 'toaster'"),
-        (["--task", "word_problems?limit=0"], "limit must be at least 1, got 0"),
     ],
 )
 def test_bad_input_ends_in_one_sentence(arguments: list[str], sentence: str) -> None:

