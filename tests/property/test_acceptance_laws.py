@@ -6,21 +6,15 @@ from typing import Any
 import pytest
 from toys import DriftingModel, HashModel, Knowing, answers_of, tiny_target
 
-from dllm_decode import (
+from dllm_decode import CausalTarget, DecodeOutput, Gain, Gains, StepEvent, Trace, decode
+from dllm_decode.verify import (
     ARVerify,
-    CausalTarget,
-    DecodeOutput,
     DraftLength,
-    Gain,
-    Gains,
     Guided,
     NoVerifier,
     PathSearch,
     SelfVerify,
-    StepEvent,
-    Trace,
     Verifier,
-    decode,
 )
 from samplers import ConfidenceThreshold, CreditDecoding, FixedSchedule, LocalLeap, Sampler
 

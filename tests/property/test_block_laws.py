@@ -7,18 +7,17 @@ import torch
 from plugins_under_test import CACHES, FEW, INSTANCES
 from tiny_models import FAMILIES, Spied, tiny
 
-from dllm_decode import (
+from dllm_decode import StepEvent, decode
+from dllm_decode.blocks import (
+    ALL_SCHEDULES,
     AdaptiveBlocks,
     BlockSchedule,
-    CachePolicy,
     MultiBlock,
-    NoCache,
     Sequential,
-    StepEvent,
     SubBlocks,
-    decode,
+    parse,
 )
-from dllm_decode.blocks import ALL_SCHEDULES, parse
+from dllm_decode.caches import CachePolicy, NoCache
 from samplers import ConfidenceThreshold, CreditDecoding, Sampler
 from samplers.facts import Fact
 
