@@ -66,9 +66,13 @@ class Process:
         self._process.stderr.close()
 
 
+def start() -> Process:
+    return Process("--allow-sampler", "slow=FixedSchedule(16)", "--num-rows", "2")
+
+
 @pytest.fixture(scope="module")
 def process() -> Iterator[Process]:
-    found = Process("--allow-sampler", "slow=FixedSchedule(16)", "--num-rows", "4")
+    found = start()
     yield found
     found.close()
 
@@ -81,7 +85,7 @@ def client(process: Process) -> Iterator[Any]:
 
 
 def test_the_client_gets_whole_answers_streams_and_choices(process: Process, client: Any) -> None:
-    assert process.said[0].startswith("mini with ConfidenceThreshold(threshold=0.9), 4 rows")
+    assert process.said[0].startswith("mini with ConfidenceThreshold(threshold=0.9), 2 rows")
     assert [model.id for model in client.models.list()] == ["mini"]
     asked = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 64}
     assert client.chat.completions.create(**asked).choices[0].message.content == ANSWERS[0]
@@ -130,8 +134,9 @@ def test_many_answers_at_once_are_those_of_each_prompt_alone(process: Process) -
 
 
 @pytest.fixture
-def ending() -> Iterator[Process]:
-    found = Process("--sampler", "FixedSchedule(32)", "--num-rows", "2")
+def ending(process: Process) -> Iterator[Process]:
+    """The process of the tests above, or another one if it has ended."""
+    found = process if process.status is None else start()
     yield found
     found.close()
 
@@ -149,7 +154,7 @@ def test_running_requests_are_finished_when_the_server_is_told_to_end(
         with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0) as client:
             asked = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 96}
             stream = client.chat.completions.create(
-                **asked, stream=True, extra_body={"ignore_eos": True}
+                **asked, stream=True, extra_body={"ignore_eos": True, "sampler": "slow"}
             )
             for chunk in stream:
                 found.append(chunk.choices[0].finish_reason)

@@ -4,6 +4,7 @@ import ast
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,11 +62,16 @@ def imported_names(node: ast.AST, package: str) -> list[str]:
     return []
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports_of(path: Path, root: Path) -> Iterator[Import]:
     parts = path.relative_to(root).with_suffix("").parts
     package = ".".join(parts[:-1])
     importer = package if parts[-1] == "__init__" else ".".join(parts)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         for imported in imported_names(node, package):
             yield Import(importer, node.lineno, imported)
 
@@ -110,7 +116,7 @@ def test_no_name_of_a_class_stands_twice() -> None:
         node.name
         for layer in (*LAYERS, "examples", "benchmarks")
         for path in (ROOT / layer).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name, number in found.items() if number > 1] == []
@@ -152,7 +158,7 @@ def imports_at_load(root: Path) -> Iterator[tuple[str, str]]:
         for path in (root / layer).rglob("*.py")
     }
     for importer, path in files.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = tree_of(path)
         package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
         for node in tree.body:
             for name in imported_names(node, package):
