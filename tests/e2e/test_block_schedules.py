@@ -24,27 +24,18 @@ TASK = "word_problems?split=test&limit=3"
 USUAL, SEVERAL = repr(Sequential()), repr(MultiBlock(8))
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def test_records_and_reports_name_the_schedule_that_decoded_them(tmp_path: Path) -> None:
     """A sweep over two schedules, on the embedded model."""
-    folder = tmp_path_factory.mktemp("compared")
-    (folder / "sweep.toml").write_text(
+    sweep, compared = tmp_path / "sweep.toml", tmp_path / "out"
+    sweep.write_text(
         f'model = "mini"\ntasks = ["{TASK}"]\nsamplers = ["ConfidenceThreshold(0.9)"]\n'
         'blocks = ["Sequential()", "MultiBlock(8)"]\ngen_length = 64\nblock_length = 8\n'
     )
-    assert main(["sweep", str(folder / "sweep.toml"), str(folder / "out")]) == 0
-    return folder / "out"
-
-
-def test_records_and_settings_name_the_schedule_that_decoded_them(compared: Path) -> None:
+    assert main(["sweep", str(sweep), str(compared)]) == 0
     records = Folder(compared).records()
     usual, several = ([r for r in records if r["blocks"] == name] for name in (USUAL, SEVERAL))
     assert len(usual) == len(several) == 3
-    assert [own.blocks for own in Folder(compared).settings()] == [USUAL, SEVERAL]
     assert sum(r["nfe"] for r in several) < sum(r["nfe"] for r in usual)
-
-
-def test_the_report_labels_a_setting_with_any_but_the_usual_schedule(compared: Path) -> None:
     found = json.loads((compared / "summary.json").read_text())
     assert [row["settings"]["blocks"] for row in found["rows"]] == [USUAL, SEVERAL]
     methods = ["ConfidenceThreshold", "ConfidenceThreshold + MultiBlock"]

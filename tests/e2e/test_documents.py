@@ -79,9 +79,6 @@ def test_the_commands_of_a_document_are_understood(document: Path) -> None:
             understand(words[1:])
         elif words[:1] == ["python"] and words[1].startswith("examples/"):
             assert (ROOT / words[1]).is_file(), command
-        elif words[:1] == ["make"]:
-            targets = (ROOT / "Makefile").read_text(encoding="utf-8")
-            assert re.search(rf"^{words[1]}:", targets, re.MULTILINE), command
 
 
 def understand(words: list[str]) -> None:
@@ -118,5 +115,5 @@ def test_every_target_that_is_named_has_a_rule() -> None:
     assert set(phony[1].split()) <= rules
     texts = [*DOCUMENTS, ROOT / "benchmarks" / "README.md", ROOT / "CHANGELOG.md"]
     for document in texts:
-        named = re.findall(r"`make ([a-z-]+)", document.read_text(encoding="utf-8"))
+        named = re.findall(r"(?:`|^)make ([a-z-]+)", document.read_text(encoding="utf-8"), re.M)
         assert set(named) <= rules, document

@@ -1,14 +1,9 @@
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from rich.progress import Progress
-from tiny_models import TINY_PROMPTS, ending
 
-from dllm_decode import StepEvent, decode_many
 from examples import llada_gsm8k as example
-from samplers import FixedSchedule
 
 
 def test_without_a_sampler_it_compares_one_token_a_step_with_the_threshold(
@@ -37,28 +32,6 @@ def test_gsm8k_rows_of_a_local_folder_go_through_prompt_decode_and_score(
          "--gen-length", "32", "--sampler", "LocalLeap()"]
     )  # fmt: skip
     assert "LocalLeap" in capsys.readouterr().out
-
-
-def test_the_bar_moves_with_what_is_committed() -> None:
-    texts: list[str] = []
-    progress = Progress()
-    shown = progress.add_task("", total=len(TINY_PROMPTS))
-    observe, moves = example.watch(progress, shown, texts), [0.0]
-
-    def look(event: StepEvent) -> None:
-        observe(event)
-        moves.append(progress.tasks[0].completed)
-
-    outputs = decode_many(
-        ending("llada"), TINY_PROMPTS, FixedSchedule(4), num_rows=3, gen_length=20,
-        block_length=8, observers=[look],
-    )  # fmt: skip
-    for _ in outputs:
-        texts.append("an answer")
-    # Committed tokens move the bar; an answer that is handed out does not.
-    assert all(now < then for now, then in pairwise(moves))
-    assert moves[1] < 1.0
-    assert moves[-1] == pytest.approx(len(TINY_PROMPTS))
 
 
 @pytest.mark.parametrize(

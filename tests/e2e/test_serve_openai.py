@@ -1,6 +1,5 @@
 """The server as its users run it: a process, and the client of OpenAI."""
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -115,22 +114,6 @@ def test_refusals_are_the_errors_of_the_client(client: Any) -> None:
         client.chat.completions.create(**{**asked, "model": "gpt-5"})
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model="mini", input="x")
-
-
-def test_many_answers_at_once_are_those_of_each_prompt_alone(process: Process) -> None:
-    async def ask(client: Any, number: int) -> str:
-        stream = number % 2 == 0
-        asked = {"model": "mini", "messages": chat_of(QUESTIONS[number % 6]), "max_tokens": 64}
-        found = await client.chat.completions.create(**asked, stream=stream)
-        if not stream:
-            return str(found.choices[0].message.content)
-        return "".join([chunk.choices[0].delta.content async for chunk in found])
-
-    async def ask_all() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{process.url}/v1", api_key="none") as client:
-            return await asyncio.gather(*(ask(client, number) for number in range(36)))
-
-    assert asyncio.run(ask_all()) == [ANSWERS[number % 6] for number in range(36)]
 
 
 @pytest.fixture

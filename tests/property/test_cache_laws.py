@@ -161,18 +161,6 @@ def test_columns_common_to_all_rows_take_the_cheap_path(cache: CachePolicy) -> N
     assert all(isinstance(inputs.rows, slice) for inputs in partial)
 
 
-@pytest.mark.parametrize("family", ["llada", "dream"])
-def test_rows_with_fewer_columns_repeat_their_own(family: str) -> None:
-    model = Spied(tiny(family))
-    templates = [[], [1, 2, 3], [4]]
-    answer(model, FixedSchedule(4), DelayedCache(warm_up=1), block_length=10, templates=templates)
-    ragged = [inputs.slots for inputs in model.calls if isinstance(inputs.slots, torch.Tensor)]
-    repeats = [slots for slots in ragged if (slots[:, 1:] == slots[:, :-1]).any()]
-    assert repeats
-    for slots in ragged:
-        assert (slots.diff(dim=1) >= 0).all()
-
-
 def wavering(self: Any, view: View, state: torch.Tensor) -> tuple[Decision, torch.Tensor]:
     """Commits one token a step, but the third step re-masks all tokens of the block."""
     remask = ~view.masked & (state == 2)[:, None]
