@@ -176,11 +176,8 @@ class Case:
     truncates: bool = True
 
 
-class NotOffered(NamedTuple):
-    reason: str
-
-
-Mapping = Callable[[Run], Case | NotOffered]
+Mapping = Callable[[Run], Case | str]
+"""Says how a run is decoded, or why it is not compared."""
 
 CACHES: dict[str, CachePolicy] = {
     "none": NoCache(), "nocache": NoCache(), "prefix": PrefixCache(), "dual": DualCache(),
@@ -200,14 +197,14 @@ def fixed(run: Run, order: Order = "confidence") -> Case:
     return Case(FixedSchedule(run.steps_per_block, order), options={"cfg_scale": scale})
 
 
-def dream_native(run: Run) -> Case | NotOffered:
+def dream_native(run: Run) -> Case | str:
     params = run.params
     if "top_p" in params:
-        return NotOffered("after top-p many confidences are exactly 1: torch.topk decides the ties")
+        return "after top-p many confidences are exactly 1: torch.topk decides the ties"
     return Case(FixedSchedule(params["steps"], DREAM_ORDERS[params["alg"]], "dream"))
 
 
-def eos_options(run: Run) -> Case | NotOffered:
+def eos_options(run: Run) -> Case | str:
     params = run.params
     eos, turn = params["eos_id"], params["eot_id"]
     sampler = FixedSchedule(run.steps_per_block)
@@ -215,14 +212,14 @@ def eos_options(run: Run) -> Case | NotOffered:
         # The recorded confidences are those of before the ban.
         return Case(sampler, options={"banned_ids": (eos,)}, confidences=False)
     if run.id.removeprefix("llada_eos_options/") in TIED_AT_ZERO:
-        return NotOffered("several proposals are deferred at once: torch.topk decides the ties")
+        return "several proposals are deferred at once: torch.topk decides the ties"
     return Case(sampler, options={"deferred_ids": (eos, turn)})
 
 
-def fast_dream(run: Run) -> Case | NotOffered:
+def fast_dream(run: Run) -> Case | str:
     params, steps = run.params, run.steps_per_block
     if "masks_left" in (run.record["official_bug"] or ""):
-        return NotOffered("with one step a block the official code leaves masks")
+        return "with one step a block the official code leaves masks"
     if params["threshold"] is None:
         sampler: Sampler = FixedSchedule(steps, "entropy", "dream")
     else:
@@ -245,17 +242,17 @@ def free_dave_dream(run: Run) -> Case:
     )
 
 
-def llada2(run: Run) -> Case | NotOffered:
+def llada2(run: Run) -> Case | str:
     if "skips_block" in (run.record["official_bug"] or ""):
-        return NotOffered("after an EOS the official code leaves masks and goes on")
+        return "after an EOS the official code leaves masks and goes on"
     params = run.params
     sampler = samplers.QuotaThreshold(params["threshold"], params["steps_per_block"])
     return Case(sampler, unfinished=params.get("eos_early_stop", False))
 
 
-def fast_dllm(run: Run) -> Case | NotOffered:
+def fast_dllm(run: Run) -> Case | str:
     if run.params["cache"] not in CACHES:
-        return NotOffered(f"no {run.params['cache']} cache")
+        return f"no {run.params['cache']} cache"
     if run.params["threshold"] is not None:
         sampler: Sampler = ConfidenceThreshold(run.params["threshold"])
     elif run.params.get("factor") is not None:
@@ -337,19 +334,19 @@ def quotas(run: Run, steps: list[Step], order: Order) -> Quotas:
     return Quotas(tuple(map(tuple, sizes)), run.block_length, order)
 
 
-def free_cache_dream(run: Run) -> Case | NotOffered:
+def free_cache_dream(run: Run) -> Case | str:
     if {"banned", "repaired"} <= run.record.keys():
-        return NotOffered("two defects, and no trace that has both repaired")
+        return "two defects, and no trace that has both repaired"
     order = DREAM_ORDERS[run.params["alg"]]
     return Case(quotas(run, run.sound_steps() or [], order), FreeCache())
 
 
-def free_cache_official(run: Run) -> Case | NotOffered:
+def free_cache_official(run: Run) -> Case | str:
     bug = run.record["official_bug"]
     if bug is None or "misaligned" in bug:
-        return NotOffered("nothing is frozen, or what is frozen is misplaced by another defect")
+        return "nothing is frozen, or what is frozen is misplaced by another defect"
     if run.id == "freecache_dream/g32_b8_s32_entropy/p0":
-        return NotOffered("the share of [MASK] decides between two entropies 6e-4 apart")
+        return "the share of [MASK] decides between two entropies 6e-4 apart"
     if run.family == "llada":
         return Case(FixedSchedule(run.steps_per_block), FreeCache("official"), official=True)
     banned = "banned" in run.record
@@ -358,12 +355,12 @@ def free_cache_official(run: Run) -> Case | NotOffered:
     return Case(sampler, FreeCache("official"), official=not banned)
 
 
-def dkv_dream(run: Run) -> Case | NotOffered:
+def dkv_dream(run: Run) -> Case | str:
     shift_type = run.params["shift_type"]
     if shift_type == "right":
-        return NotOffered("the official code does not compute what predicts a mask")
+        return "the official code does not compute what predicts a mask"
     if shift_type == "un":
-        return NotOffered("freezes columns that are still [MASK], by the masks of a forward before")
+        return "freezes columns that are still [MASK], by the masks of a forward before"
     order = DREAM_ORDERS[run.params["alg"]]
     sampler = FixedSchedule(run.params["steps"], order, "dream")
     return Case(sampler, caches.DelayedCache(run.params["cache_steps"], warm_up=1))
@@ -595,8 +592,8 @@ def model_of(family: str, block_length: int, eos_id: int | None = None) -> Maske
 def reason_of(run: Run, mapping: Mapping) -> str | None:
     """Says why a run is not compared; `None` if it is."""
     case = mapping(run)
-    if isinstance(case, NotOffered):
-        return case.reason
+    if isinstance(case, str):
+        return case
     if not run.is_stable:
         return "a near tie, which rounding decides"
     if case.official or run.sound_steps() is not None:

@@ -62,9 +62,6 @@ from samplers import Decision, Sampler
 
 SETTING = 3
 
-class Other:
-    pass
-
 @dataclass(frozen=True)
 class MyRule(Sampler[None]):
     threshold: float = 0.5
@@ -111,11 +108,9 @@ def test_a_sampler_of_one_s_own_is_named_by_its_module(module: str) -> None:
         ("0.9", r"Expected an expression such as ConfidenceThreshold\(...\), got '0.9'."),
         ("", r"Expected an expression such as ConfidenceThreshold\(...\), got ''."),
         ("ConfidenceThreshold(1.5)", r"threshold must be a probability in \[0, 1\], got 1.5."),
-        ("ConfidenceThreshold(1, 2, 3)", "ConfidenceThreshold does not take these arguments"),
         ("ConfidenceThreshold(0.9, threshold=0.9)", "does not take these arguments"),
         ("ConfidenceThreshold(threshold)", "Arguments are literals or calls of known names"),
         ("ConfidenceThreshold(1 / 2)", "Arguments are literals or calls of known names"),
-        ("ConfidenceThreshold(*[0.9])", "Arguments are literals or calls of known names"),
         ("ConfidenceThreshold(**{'threshold': 0.9})", r"has no option '\*\*'"),
         ("samplers.LocalLeap()", "'samplers.LocalLeap' is not known here"),
         # The syntax tree has both, and the last one used to win.
@@ -123,12 +118,10 @@ def test_a_sampler_of_one_s_own_is_named_by_its_module(module: str) -> None:
         ("no_such_module:Rule()", "'no_such_module:Rule' must be importable, got No module named"),
         ("their_package.broken:Rule()", "must be importable, got No module named 'no_such_dep"),
         ("{module}:NoRule()", "must be a class derived from Sampler, got nothing of this name"),
-        ("{module}:Other()", "must be a class derived from Sampler, got a class Other"),
         ("{module}:SETTING", "must be a class derived from Sampler, got a int"),
         ("{module}:NoCache()", "must be a class derived from Sampler, got a class NoCache"),
         ("{module}:MyRule(2.0)", "threshold must be at most 1"),
         ("{module}:MyRule(limit=2)", "has no option 'limit'"),
-        ("{module}:MyRule(", "Expected an expression such as"),
         ("their_package.rules.MyRule()", "is not known here"),
     ],
 )
