@@ -171,7 +171,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], Diffus
     return prepare
 
 
-@pytest.mark.exhaustive(16)
+@pytest.mark.exhaustive(12)
 @pytest.mark.parametrize(
     ("run", "cache"), REPLAYS, ids=[f"{run['name']}-{cache!r}" for run, cache in REPLAYS]
 )

@@ -76,7 +76,7 @@ LIKE = [
 ]  # fmt: skip
 
 
-@pytest.mark.exhaustive(20)
+@pytest.mark.exhaustive(12)
 @pytest.mark.parametrize("blocks", LIKE_SEQUENTIAL, ids=repr)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("sampler", "cache", "family"), LIKE, ids=str)
