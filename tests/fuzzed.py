@@ -7,22 +7,12 @@ from typing import Any, NamedTuple
 
 from fuzzed_cases import MASK, Case, OneByOne, case_of, written_by_target
 
-from dllm_decode import (
-    S2D2,
-    ARVerify,
-    DecodeOutput,
-    MultiBlock,
-    NoVerifier,
-    SelfVerify,
-    StepEvent,
-    SuffixWindow,
-    decode,
-    decode_many,
-)
+from dllm_decode import DecodeOutput, MultiBlock, StepEvent, SuffixWindow, decode, decode_many
 from dllm_decode.core.rows import Request, RequestQueue, Row
 from dllm_decode.decoder import Decoder
 from dllm_decode.join import Ended
 from dllm_decode.loop import new_decoder, run
+from dllm_decode.verify import S2D2, ARVerify, NoVerifier, SelfVerify
 from samplers import JointThreshold
 
 COSTS = ("nfe", "query_positions", "target_nfe", "drafted", "accepted")

@@ -11,40 +11,7 @@ from tiny_models import EVERY_FAMILY, REGISTERED, Spied, shape_of
 from torch import Tensor
 from toys import Knowing, tiny_target, written_alone
 
-from dllm_decode import (
-    S2D2,
-    UCB,
-    AdaptiveBlocks,
-    ARVerify,
-    BlockSchedule,
-    CachePolicy,
-    DecodeConfig,
-    DelayedCache,
-    DraftLength,
-    DualCache,
-    ForwardInputs,
-    FreeCache,
-    Guided,
-    KVCache,
-    MinimumSpan,
-    MultiBlock,
-    NGram,
-    NoCache,
-    NoVerifier,
-    PathSearch,
-    PipelineCache,
-    PrefixCache,
-    Sampled,
-    ScoreThreshold,
-    SelfVerify,
-    Sequential,
-    SettledCache,
-    SubBlockCache,
-    SubBlocks,
-    SuffixWindow,
-    Tree,
-    Verifier,
-)
+from dllm_decode import DecodeConfig, ForwardInputs, KVCache, blocks, caches, verify
 from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.decoder import Decoder
@@ -220,11 +187,11 @@ def case_of(seed: int) -> Case | str:
     # Few caches and schedules fit samplers that see or change more than open masks.
     is_demanding = sampler.scope != "block" or Fact.FINAL_TOKENS not in sampler.gives
     is_plain = is_demanding and rng.random() < 0.5
-    cache = NoCache() if is_plain else _cache(rng, model, block_length)
-    blocks = Sequential() if is_plain else _blocks(rng, block_length)
+    cache = caches.NoCache() if is_plain else _cache(rng, model, block_length)
+    schedule = blocks.Sequential() if is_plain else _blocks(rng, block_length)
     try:
         decoder = new_decoder(
-            model, sampler, cache=cache, verifier=_verifier(rng, align), blocks=blocks,
+            model, sampler, cache=cache, verifier=_verifier(rng, align), blocks=schedule,
             config=config_of(rng, gen_length, block_length),
         )  # fmt: skip
         return _knowing(with_requests(rng, seed, decoder))
@@ -261,61 +228,66 @@ def config_of(rng: random.Random, gen_length: int, block_length: int) -> DecodeC
     )  # fmt: skip
 
 
-def _cache(rng: random.Random, model: MaskPredictor, block_length: int) -> CachePolicy:
+def _cache(rng: random.Random, model: MaskPredictor, block_length: int) -> caches.CachePolicy:
     if isinstance(model, CountedToy) or rng.random() < 0.2:
-        return NoCache()
+        return caches.NoCache()
     count: Callable[[int, int], int] = rng.randint
-    inner: tuple[CachePolicy, ...] = (
-        NoCache(), PrefixCache(), DualCache(), FreeCache(), FreeCache("official"),
-        PrefixCache(refresh_every=count(1, 5)), PrefixCache(entry="official"),
-        DualCache(refresh_every=count(1, 5)), DualCache(before=count(0, 8), after=count(0, 8)),
-        DualCache(entry="official"), DelayedCache(count(1, 6), count(1, 3)),
-        SettledCache(count(1, 3)), PipelineCache(block_length, count(0, 3), count(0, 4)),
-        SubBlockCache(),
+    inner: tuple[caches.CachePolicy, ...] = (
+        caches.NoCache(), caches.PrefixCache(), caches.DualCache(), caches.FreeCache(),
+        caches.FreeCache("official"), caches.PrefixCache(refresh_every=count(1, 5)),
+        caches.PrefixCache(entry="official"), caches.DualCache(refresh_every=count(1, 5)),
+        caches.DualCache(before=count(0, 8), after=count(0, 8)),
+        caches.DualCache(entry="official"), caches.DelayedCache(count(1, 6), count(1, 3)),
+        caches.SettledCache(count(1, 3)),
+        caches.PipelineCache(block_length, count(0, 3), count(0, 4)), caches.SubBlockCache(),
     )  # fmt: skip
     chosen = rng.choice(inner)
     is_windowed = rng.random() < 0.25
-    return SuffixWindow(chosen, count(0, 8), tail=count(0, 2)) if is_windowed else chosen
+    return caches.SuffixWindow(chosen, count(0, 8), tail=count(0, 2)) if is_windowed else chosen
 
 
-def _blocks(rng: random.Random, block_length: int) -> BlockSchedule:
+def _blocks(rng: random.Random, block_length: int) -> blocks.BlockSchedule:
     if rng.random() < 0.5:
-        return Sequential()
-    several = MultiBlock(
+        return blocks.Sequential()
+    several = blocks.MultiBlock(
         open_at=round(0.6 * rng.random(), 2), force_at=round(rng.random(), 2),
         max_open=rng.choice((None, 1, 2, 3)), order=rng.choice(("confidence", "margin", "entropy")),
         forces=rng.choice(("first", "every")),
     )  # fmt: skip
     delimiters = tuple(rng.sample(WORDS, 6))
-    adaptive = AdaptiveBlocks(delimiters, round(0.2 * rng.random(), 2), window=rng.random())
-    return rng.choice((several, adaptive, SubBlocks(sub_block_length=rng.randint(1, block_length))))
+    adaptive = blocks.AdaptiveBlocks(delimiters, round(0.2 * rng.random(), 2), window=rng.random())
+    parts = blocks.SubBlocks(sub_block_length=rng.randint(1, block_length))
+    return rng.choice((several, adaptive, parts))
 
 
-def _verifier(rng: random.Random, align: int) -> Verifier:
+def _verifier(rng: random.Random, align: int) -> verify.Verifier:
     kind = rng.random()
     if align and kind < 0.25:
         router = rng.choice(
             (
-                MinimumSpan(rng.randint(1, 2)), ScoreThreshold(-1.0), ScoreThreshold(0.3, -0.5),
-                ScoreThreshold(0.0, penalise="dynamic", estimate="margin", confidence=0.3),
-                UCB(),
+                verify.MinimumSpan(rng.randint(1, 2)), verify.ScoreThreshold(-1.0),
+                verify.ScoreThreshold(0.3, -0.5),
+                verify.ScoreThreshold(0.0, penalise="dynamic", estimate="margin", confidence=0.3),
+                verify.UCB(),
             )
         )  # fmt: skip
-        return S2D2(router, rng.choice(("blocks", "causal")), rng.choice((1, 1, 2)))
+        return verify.S2D2(router, rng.choice(("blocks", "causal")), rng.choice((1, 1, 2)))
     if kind < 0.55:
-        return NoVerifier()
+        return verify.NoVerifier()
     if kind < 0.75:
         evaluate = rng.choice(("batch", "batch", "tree", "sequential"))
-        return SelfVerify(rng.randint(1, 5), evaluate, rng.choice(("block", "next")))
+        return verify.SelfVerify(rng.randint(1, 5), evaluate, rng.choice(("block", "next")))
     target = tiny_target(VOCAB_SIZE, rng.randint(0, 2), 2.0)
     if kind < 0.8:
-        return Guided(target, rng.randint(1, 8), rng.randint(1, 4), rng.choice((0.0, 0.2)))
-    proxy = NGram(VOCAB_SIZE).fit([[*WORDS]])
+        return verify.Guided(target, rng.randint(1, 8), rng.randint(1, 4), rng.choice((0.0, 0.2)))
+    proxy = verify.NGram(VOCAB_SIZE).fit([[*WORDS]])
     drafting = rng.choice(
-        (PathSearch(), PathSearch(num_forwards=2), PathSearch(4, 0.95, 6, 0.4, proxy, "always"),
-         Tree(8), Tree(6, num_forwards=2), Tree(12, proxy=proxy, column_cost=0.02), Sampled())
+        (verify.PathSearch(), verify.PathSearch(num_forwards=2),
+         verify.PathSearch(4, 0.95, 6, 0.4, proxy, "always"), verify.Tree(8),
+         verify.Tree(6, num_forwards=2), verify.Tree(12, proxy=proxy, column_cost=0.02),
+         verify.Sampled())
     )  # fmt: skip
-    return ARVerify(target, DraftLength(2, 6, growth=2), drafting)
+    return verify.ARVerify(target, verify.DraftLength(2, 6, growth=2), drafting)
 
 
 def with_requests(rng: random.Random, seed: int, decoder: Decoder) -> Case:
@@ -341,7 +313,7 @@ def with_requests(rng: random.Random, seed: int, decoder: Decoder) -> Case:
 def written_by_target(decoder: Decoder, request: Request) -> list[int] | None:
     """Returns the answer of the target alone; `None` where something else decides too."""
     verifier, own, given = decoder.verifier, request.config, list(request.template)
-    if not isinstance(verifier, ARVerify) or request.stop.reads_tokens or MASK in given:
+    if not isinstance(verifier, verify.ARVerify) or request.stop.reads_tokens or MASK in given:
         return None
     model, ends = decoder.model, verifier.target.eos_ids
     stops, is_noisy = own.stop_at_eos or own.truncate_at_eos, own.temperature > 0.0
@@ -369,7 +341,7 @@ def _knowing(case: Case) -> Case:
 
 def _own_options(rng: random.Random, decoder: Decoder) -> dict[str, Any]:
     decides = Fact.SAMPLER_DECIDES in decoder.verifier.gives
-    draws = isinstance(decoder.verifier, ARVerify) and decoder.verifier.drafting.is_drawn
+    draws = isinstance(decoder.verifier, verify.ARVerify) and decoder.verifier.drafting.is_drawn
     own: dict[str, Any] = {}
     if rng.random() < 0.5:
         own["gen_length"] = rng.randint(1, decoder.config.gen_length)

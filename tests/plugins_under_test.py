@@ -12,18 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dllm_decode import (
-    CachePolicy,
-    DelayedCache,
-    DualCache,
-    FreeCache,
-    NoCache,
-    PipelineCache,
-    PrefixCache,
-    SettledCache,
-    SubBlockCache,
-    SuffixWindow,
-)
+from dllm_decode import caches
 from samplers import Decision, Learn2PD, Sampler, State, View, parse
 from samplers.logits.noise import row_keys
 from samplers.logits.summary import Summary
@@ -46,13 +35,15 @@ INSTANCES: tuple[Sampler, ...] = tuple(map(parse, (
     "Prophet(CreditDecoding(Klass(0.4, 0.05)))", "Wino(0.3)",
 )))  # fmt: skip
 
-CACHES: tuple[CachePolicy, ...] = (
-    PrefixCache(), PrefixCache(refresh_every=3), DualCache(),
-    DualCache(refresh_every=3, before=2, after=3), FreeCache("clean"), FreeCache("official"),
-    DelayedCache(refresh_every=3, warm_up=1), SettledCache(1), SettledCache(2),
-    PipelineCache(4, 1, 3), SubBlockCache(), SuffixWindow(PrefixCache(), 2),
-    SuffixWindow(FreeCache(), 0), SuffixWindow(DelayedCache(refresh_every=3, warm_up=1), 1),
-    SuffixWindow(NoCache(), 0, tail=0),
+CACHES: tuple[caches.CachePolicy, ...] = (
+    caches.PrefixCache(), caches.PrefixCache(refresh_every=3), caches.DualCache(),
+    caches.DualCache(refresh_every=3, before=2, after=3), caches.FreeCache("clean"),
+    caches.FreeCache("official"), caches.DelayedCache(refresh_every=3, warm_up=1),
+    caches.SettledCache(1), caches.SettledCache(2), caches.PipelineCache(4, 1, 3),
+    caches.SubBlockCache(), caches.SuffixWindow(caches.PrefixCache(), 2),
+    caches.SuffixWindow(caches.FreeCache(), 0),
+    caches.SuffixWindow(caches.DelayedCache(refresh_every=3, warm_up=1), 1),
+    caches.SuffixWindow(caches.NoCache(), 0, tail=0),
 )  # fmt: skip
 
 

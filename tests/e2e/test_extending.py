@@ -42,7 +42,6 @@ def test_a_recipe_runs_as_it_is_written(
 
 def test_there_is_a_recipe_of_each_kind() -> None:
     titles = [recipe.splitlines()[0] for recipe in RECIPES]
-    assert len(titles) == 11
     for word in (
         "sampler", "revises", "cache", "schedule", "verifier", "observer", "family", "task",
         "fused",

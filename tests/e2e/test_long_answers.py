@@ -12,7 +12,7 @@ def test_ledgers_are_answered_right_in_fewer_forwards_and_columns() -> None:
     model, tokenizer = load_model("mini-long", dtype=torch.float32)
     assert tokenizer is not None
     task = Ledgers()
-    examples = task.examples("test", 10)
+    examples = task.examples("test", 5)
     prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
     outs = [
         decode(model, prompts, ConfidenceThreshold(0.9), cache=cache, gen_length=256)
@@ -24,6 +24,6 @@ def test_ledgers_are_answered_right_in_fewer_forwards_and_columns() -> None:
     assert cached.query_positions.sum() < plain.query_positions.sum() / 8
     texts = [tokenizer.decode(answer) for answer in cached.answers()]
     scores = [task.score(example, text) for example, text in zip(examples, texts, strict=True)]
-    assert sum(score["answer"] == 1 for score in scores) >= 8
+    assert sum(score["answer"] == 1 for score in scores) >= 4
     lengths = sum(len(answer) for answer in cached.answers())
     assert cached.nfe.sum() < lengths / 2

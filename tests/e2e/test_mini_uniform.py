@@ -3,11 +3,9 @@
 from typing import Any
 
 import pytest
-from served import Streamer, chat_of, decoder_of, served
 
 from dllm_decode import FreeCache, decode, generate, load_model
 from dllm_decode.models.diffusion_gemma import DiffusionGemma
-from dllm_decode.serve.limits import Limits
 from eval.cli import main
 from eval.runs.prompts import encode_prompt
 from eval.tasks import WordProblems
@@ -39,7 +37,7 @@ def share_right(loaded: tuple[DiffusionGemma, Any], num_problems: int) -> tuple[
 def test_some_of_a_handful_of_problems_are_answered_right(
     loaded: tuple[DiffusionGemma, Any],
 ) -> None:
-    right, forwards = share_right(loaded, 24)
+    right, forwards = share_right(loaded, 12)
     # A guess at random is right in one of a hundred.
     assert right >= 0.6
     assert 6 < forwards < 24
@@ -52,43 +50,11 @@ def test_accuracy_and_forwards_are_those_of_the_manual(loaded: tuple[DiffusionGe
     assert forwards == pytest.approx(13.0, abs=1.0)
 
 
-def test_a_canvas_changes_before_it_is_settled(loaded: tuple[DiffusionGemma, Any]) -> None:
-    model, tokenizer = loaded
-    streamer = Streamer()
-    # The model is unsure of this sum until the last steps.
-    question = WordProblems().examples("test", 12)[11].prompt
-    out = generate(
-        model, tokenizer, question, SAMPLER, gen_length=48, cache=FreeCache(), streamer=streamer
-    )
-    plain = generate(model, tokenizer, question, SAMPLER, gen_length=48)
-    assert out.texts == plain.texts
-    drafts = [tuple(draft[:8].tolist()) for draft in streamer.drafts]
-    assert len(set(drafts)) > 2
-    assert tokenizer.decode(list(drafts[-1])).split() == out.texts[0].split()[:8]
-
-
 def test_a_model_is_given_the_sampler_that_suits_it(
     loaded: tuple[DiffusionGemma, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     question = WordProblems().examples("test", 1)[0].prompt
-    right = generate(*loaded, question, AcceptAndRenoise(), gen_length=16).texts
-    assert generate(*loaded, question, gen_length=16).texts == right
-    assert main(["generate", "--model", "mini-uniform", "--gen-length", "16", question]) == 0
+    right = generate(*loaded, question, AcceptAndRenoise(), gen_length=8).texts
+    assert generate(*loaded, question, gen_length=8).texts == right
+    assert main(["generate", "--model", "mini-uniform", "--gen-length", "8", question]) == 0
     assert capsys.readouterr().out.strip() == right[0]
-
-
-def test_a_server_answers(loaded: tuple[DiffusionGemma, Any]) -> None:
-    httpx = pytest.importorskip("httpx2", reason="needs the client of OpenAI")
-    pytest.importorskip("fastapi", reason="needs the extra serve")
-    model, tokenizer = loaded
-    decoder = decoder_of(model, SAMPLER, gen_length=64, stop_at_eos=True)
-    limits = Limits(max_tokens=64, gen_length=48, max_length=256, max_columns=4096)
-    question = WordProblems().examples("test", 1)[0].prompt
-    asked = {"messages": chat_of(question), "seed": 0}
-    with (
-        served({"default": decoder}, limits=limits, tokenizer=tokenizer) as (url, _),
-        httpx.Client(base_url=url, timeout=60.0) as client,
-    ):
-        whole = client.post("/v1/chat/completions", json=asked).json()
-    expected = generate(model, tokenizer, question, SAMPLER, gen_length=48, seed=0)
-    assert whole["choices"][0]["message"]["content"] == expected.texts[0]

@@ -1,4 +1,4 @@
-"""The evaluation harness as a client of the server, next to `eval lm` on the same documents."""
+"""The evaluation harness as a client of the server."""
 
 import json
 import os
@@ -55,17 +55,6 @@ def over_http(tasks: Path, out: Path, *, path: str, tokenizer: Path, **more: str
     return answers_in(out)
 
 
-def own_answers(tasks: Path, out: Path) -> dict[int, str]:
-    """The answers of `eval lm`."""
-    subprocess.run(
-        [sys.executable, "-m", "eval", "lm", "--model", "mini", "--sampler",
-         "ConfidenceThreshold(0.9)", "--gen-length", "64", "--tasks", "words_generate",
-         "--include-path", str(tasks), "--dtype", "float32", "--output", str(out)],
-        cwd=ROOT, env=ENVIRONMENT, check=True, timeout=250,
-    )  # fmt: skip
-    return answers_in(out)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer and a task; the command rounds a canvas up to whole blocks, so the task does."""
@@ -76,35 +65,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-@pytest.fixture(scope="module")
-def own(folder: Path) -> dict[int, str]:
-    return own_answers(folder / "tasks", folder / "own")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("sends", ["text", "ids"])
-def test_over_http_each_answer_is_that_of_the_command(
-    folder: Path, own: dict[int, str], tmp_path: Path, sends: str
+@pytest.mark.parametrize("sends", ["text", "ids", "chats"])
+def test_over_http_each_answer_is_that_of_the_model(
+    folder: Path, tmp_path: Path, sends: str
 ) -> None:
+    """Tasks are sent as they are, chats are put into the template."""
+    more = {} if sends == "chats" else {"tokenized_requests": str(sends == "ids")}
     answers = over_http(
-        folder / "tasks", tmp_path / "http", path="/v1/completions",
-        tokenizer=folder / "tokenizer", tokenized_requests=str(sends == "ids"),
-    )  # fmt: skip
-    assert answers == own
-
-
-@pytest.mark.slow
-def test_a_chat_over_http_is_the_chat_of_the_model(
-    folder: Path, own: dict[int, str], tmp_path: Path
-) -> None:
-    """`eval lm` sends tasks as they are, the chat puts them into the template: answers differ."""
-    answers = over_http(
-        folder / "tasks", tmp_path / "http", path="/v1/chat/completions",
-        tokenizer=folder / "tokenizer",
+        folder / "tasks", tmp_path / "http", tokenizer=folder / "tokenizer",
+        path="/v1/chat/completions" if sends == "chats" else "/v1/completions", **more,
     )  # fmt: skip
     model, tokenizer = load_model("mini")
     lines = (folder / "tasks" / "problems.jsonl").read_text().splitlines()
-    chats = [chat_of(f"{json.loads(line)['question']} answer :") for line in lines]
-    found = generate(model, tokenizer, chats, ConfidenceThreshold(0.9), gen_length=64).texts
-    assert answers == dict(enumerate(found))
-    assert answers != own
+    texts = [f"{json.loads(line)['question']} answer :" for line in lines]
+    chats, ids = map(chat_of, texts), (tokenizer(text).input_ids for text in texts)
+    asked = list(chats if sends == "chats" else ids)
+    found = generate(model, tokenizer, asked, ConfidenceThreshold(0.9), gen_length=64)
+    assert answers == dict(enumerate(found.texts))

@@ -30,11 +30,7 @@ CHATS = "/v1/chat/completions"
 MALFORMED: list[dict[str, Any]] = [
     {"json": {"messages": chat_of("how many?"), "n": -1}},
     {"json": {"messages": chat_of("how many?"), "max_tokens": 10**9}},
-    {"json": {"messages": chat_of("how many?"), "unknown": 1}},
-    {"json": {"messages": [{"role": "nobody", "content": "how many?"}]}},
     {"json": {"messages": chat_of("how " * 2000)}},
-    {"json": {"messages": []}},
-    {"content": b'{"messages": '},
     {"content": b'{"messages": [{"role": "user", "content": "\\ud800"}]}'},
     {"content": b"\xff\x00"},
     {"content": b"[" * 5000},

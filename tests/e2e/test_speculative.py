@@ -6,9 +6,9 @@ from examples.speculative import main
 @pytest.mark.parametrize(
     "options",
     [
-        ["--task", "word_problems?limit=2"],
+        ["--task", "word_problems?limit=1"],
         pytest.param(
-            ["--task", "ledgers?limit=2", "--model", "mini-long", "--target", "mini-long-ar"],
+            ["--task", "ledgers?limit=1", "--model", "mini-long", "--target", "mini-long-ar"],
             marks=pytest.mark.slow,
         ),
     ],
@@ -18,7 +18,7 @@ def test_the_example_shows_that_the_texts_are_the_same_in_fewer_forwards(
 ) -> None:
     main(options)
     shown = capsys.readouterr().out
-    assert "SelfVerify: 2 of 2 texts equal one token a forward" in shown
-    assert "SelfVerify, tree: 2 of 2 texts equal one token a forward" in shown
-    assert "ARVerify: 2 of 2 texts equal the target alone" in shown
-    assert "ARVerify, 4 looks: 2 of 2 texts equal the target alone" in shown
+    assert "SelfVerify: 1 of 1 texts equal one token a forward" in shown
+    assert "SelfVerify, tree: 1 of 1 texts equal one token a forward" in shown
+    assert "ARVerify: 1 of 1 texts equal the target alone" in shown
+    assert "ARVerify, 4 looks: 1 of 1 texts equal the target alone" in shown

@@ -11,16 +11,9 @@ import torch
 from plugins_under_test import view_with
 from toys import HashModel, tiny_target
 
-from dllm_decode import (
-    DualCache,
-    ForwardInputs,
-    Guided,
-    NoVerifier,
-    SelfVerify,
-    StepEvent,
-    Verifier,
-    decode,
-)
+from dllm_decode import ForwardInputs, StepEvent, decode
+from dllm_decode.caches import DualCache
+from dllm_decode.verify import Guided, NoVerifier, SelfVerify, Verifier
 from samplers import FixedSchedule
 from samplers.logits.truncation import Truncation
 

@@ -9,24 +9,10 @@ from tiny_models import FAMILIES, tiny
 from torch import Tensor
 from toys import DriftingModel, HashModel, logits_of, tiny_llama, tiny_target
 
-from dllm_decode import (
-    ARVerify,
-    Commits,
-    DecodeConfig,
-    DecodeOutput,
-    NoCache,
-    NoVerifier,
-    PathSearch,
-    PrefixCache,
-    RequestQueue,
-    Sampled,
-    SelfVerify,
-    StepEvent,
-    Tree,
-    decode,
-    new_decoder,
-    run,
-)
+from dllm_decode import Commits, DecodeConfig, DecodeOutput, RequestQueue, StepEvent
+from dllm_decode.caches import NoCache, PrefixCache
+from dllm_decode.loop import decode, new_decoder, run
+from dllm_decode.verify import ARVerify, NoVerifier, PathSearch, Sampled, SelfVerify, Tree
 from samplers import T2M, ConfidenceThreshold, FixedSchedule, JointThreshold, Sampler, Wino
 from samplers.logits.truncation import Truncation
 

@@ -60,9 +60,3 @@ def test_random_cases_decode_the_same_alone_together_and_with_few_rows(
     wanted = (*RARE, *PLUGINS, *classes, *EVERY_FAMILY)
     assert [name for name in wanted if not events[name]] == []
     assert events["decoded"] > 0.4 * len(seeds)
-
-
-def test_a_seed_gives_the_same_case_again() -> None:
-    """A failure is repeated by its seed."""
-    for seed in range(20):
-        assert described(seed) == described(seed)

@@ -119,7 +119,7 @@ def events_of(groups: list[ForwardInputs], kv_cache: KVCache | None) -> set[str]
     return {name for name, is_true in happened.items() if is_true}
 
 
-@pytest.mark.exhaustive(14)
+@pytest.mark.exhaustive(10)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_groups_in_one_call_are_groups_one_by_one(family: str, dtype: torch.dtype) -> None:

@@ -1,5 +1,7 @@
 """CreditDecoding: the paper's equations, exact although sparse, around any sampler."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from plugins_under_test import view_with
@@ -9,10 +11,10 @@ from torch import Tensor
 from dllm_decode import decode
 from samplers import CreditDecoding, Decision, Klass, Sampler, State, View, parse
 
+# By confidence, entropy, margin, all logits, the likeliest eight, and with a draw.
 BASES = [parse(text) for text in (
-    "ConfidenceThreshold(0.6)", "EntropyBound(0.5)", "EntropyThreshold(0.9)", "Factor(1.5)",
-    "FixedSchedule(3, 'entropy')", "FixedSchedule(3, 'margin')", "FixedSchedule(3, 'random')",
-    "Frechet()", "Hierarchy()", "Klass(0.3, 0.5, 1)", "Less(0.3, 0.2)", "LocalLeap(0.7, 0.5)",
+    "LocalLeap(0.7, 0.5)", "EntropyBound(0.5)", "FixedSchedule(3, 'margin')", "Klass(0.3, 0.5, 1)",
+    "Less(0.3, 0.2)", "FixedSchedule(3, 'random')",
 )]  # fmt: skip
 
 
@@ -21,10 +23,6 @@ def random_logits(seed: int, shape: tuple[int, ...] = (3, 6, 11), scale: float =
     logits = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
     logits[..., -1] = -torch.inf
     return logits
-
-
-def from_probabilities(*values: float) -> Tensor:
-    return torch.tensor([[values]], dtype=torch.float64).log()
 
 
 class Spy(Sampler):
@@ -38,19 +36,14 @@ class Spy(Sampler):
         return Decision(commit=torch.zeros_like(view.masked)), state
 
 
-def fused_views(credit: CreditDecoding, steps: list[View]) -> tuple[list[View], list[Tensor]]:
-    """Runs the steps and returns what the base saw, and the credit as a dense tensor."""
+def fused_views(credit: CreditDecoding, steps: list[View]) -> list[View]:
+    """Runs the steps and returns what the base saw."""
     spy = Spy()
     watched = CreditDecoding(spy, credit.alpha, credit.beta, credit.gamma)
     state = watched.init(steps[0])
-    credits = []
     for view in steps:
         _, state = watched.step(view, state)
-        assert isinstance(state, tuple)
-        tokens, values = state[:2]
-        dense = torch.zeros(view.logits.shape, dtype=values.dtype)
-        credits.append(dense.scatter_add_(-1, tokens.clamp(min=0), values))
-    return spy.views, credits
+    return spy.views
 
 
 def dense_fused(credit: CreditDecoding, steps: list[View]) -> list[Tensor]:
@@ -65,64 +58,51 @@ def dense_fused(credit: CreditDecoding, steps: list[View]) -> list[Tensor]:
     return fused
 
 
-def test_the_published_example_holds() -> None:
-    shares = [(0.6, 0.3, 0.1), (0.7, 0.2, 0.1), (0.45, 0.5, 0.05)]
-    views, credits = fused_views(
-        CreditDecoding(), [view_with(from_probabilities(*share)) for share in shares]
-    )
-    expected_credit = [(0.902880, 0, 0), (1.563166, 0, 0), (1.094216, 0.870551, 0)]
-    expected_shares = [
-        (0.695012, 0.228741, 0.076247),
-        (0.811396, 0.125736, 0.062868),
-        (0.475922, 0.491371, 0.032706),
-    ]
-    for view, credit, wanted, fused in zip(
-        views, credits, expected_credit, expected_shares, strict=True
-    ):
-        assert credit[0, 0].tolist() == pytest.approx(wanted, abs=1e-6)
-        ids = torch.arange(3)[:, None, None]
-        got = [view.probability(token).item() for token in ids]
-        assert got == pytest.approx(fused, abs=1e-6)
-
-
+# Fewer tokens than steps: slots are merged, and leaders come back. Then a leader that is nearly
+# certain, and half precision, which is fused in float32.
 @pytest.mark.parametrize("alpha", [0.65, 4.0])
-def test_sparse_credit_equals_dense_credit(alpha: float) -> None:
+@pytest.mark.parametrize(
+    ("scale", "dtype"), [(1.0, torch.float64), (15.0, torch.float64), (2.5, torch.bfloat16)]
+)
+def test_sparse_credit_equals_dense_credit(alpha: float, scale: float, dtype: torch.dtype) -> None:
     credit = CreditDecoding(alpha=alpha, beta=0.95)
-    # Fewer tokens than steps: slots are merged, and leaders come back.
-    steps = [view_with(random_logits(seed, (2, 9, 4), 1.0)) for seed in range(9)]
-    views, _ = fused_views(credit, steps)
+    drawn = [random_logits(seed, (2, 9, 4), scale).to(dtype) for seed in range(9)]
+    wide = [view_with(logits.to(view_with(logits).dtype)) for logits in drawn]
+    views = fused_views(credit, [view_with(logits) for logits in drawn])
     changed = 0
-    for view, logits, plain in zip(views, dense_fused(credit, steps), steps, strict=True):
+    for view, logits, plain in zip(views, dense_fused(credit, wide), wide, strict=True):
         dense = view_with(logits)
         assert torch.equal(view.proposal, dense.proposal)
-        for name in ("confidence", "margin", "entropy", "log_normaliser"):
+        for name in ("confidence", "margin", "entropy", "log_normaliser", "logits"):
             torch.testing.assert_close(getattr(view, name), getattr(dense, name))
         for n in (1, 2, 3):
             torch.testing.assert_close(view.top_k(n).logits, dense.top_k(n).logits)
             assert torch.equal(view.top_k(n).tokens, dense.top_k(n).tokens)
         columns = torch.tensor([[1, 5], [8, 0]])
         torch.testing.assert_close(view.top_k(2, columns).logits, dense.top_k(2, columns).logits)
-        torch.testing.assert_close(view.logits, logits)
         changed += int((dense.proposal != plain.proposal).sum())
-    assert changed > 0
+    assert changed > 0 or scale == 15.0
 
 
-def test_statistics_stay_exact_when_the_leader_is_nearly_certain() -> None:
-    credit = CreditDecoding(alpha=2.0)
-    steps = [view_with(random_logits(seed, scale=15.0)) for seed in range(4)]
-    views, _ = fused_views(credit, steps)
-    for view, logits in zip(views, dense_fused(credit, steps), strict=True):
-        torch.testing.assert_close(view.entropy, view_with(logits).entropy, atol=1e-9, rtol=1e-6)
-        assert (view.confidence <= 1.0).all()
-
-
-def test_half_precision_logits_are_fused_in_float32() -> None:
-    steps = [view_with(random_logits(seed).bfloat16()) for seed in range(3)]
-    wide = [view_with(view.logits.float()) for view in steps]
-    views, _ = fused_views(CreditDecoding(), steps)
-    for view, logits in zip(views, dense_fused(CreditDecoding(), wide), strict=True):
-        assert view.confidence.dtype == torch.float32
+def test_a_second_wrapper_adds_its_credit_to_the_first() -> None:
+    steps = [view_with(random_logits(seed)) for seed in range(3)]
+    outer = CreditDecoding(alpha=1.0)
+    inner_steps = [view_with(logits) for logits in dense_fused(outer, steps)]
+    expected = dense_fused(CreditDecoding(), inner_steps)
+    spy = Spy()
+    twice = CreditDecoding(CreditDecoding(spy), alpha=1.0)
+    state = twice.init(steps[0])
+    # Nothing of the vocabulary's size is kept.
+    assert [part.shape[-1] for part in state[:2]] == [32, 32]
+    for view in steps:
+        _, state = twice.step(view, state)
+    for view, logits in zip(spy.views, expected, strict=True):
         torch.testing.assert_close(view.confidence, view_with(logits).confidence)
+    # What is committed, or not yet open, has no credit.
+    closed = steps[0].eligible.clone()
+    closed[:, 2] = False
+    _, state = twice.step(replace(steps[0], eligible=closed), state)
+    assert (state[1].any(-1) == closed).all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -144,40 +124,6 @@ def test_the_base_decides_as_on_a_dense_copy_of_the_fused_logits(
         assert torch.equal(decision.tokens, dense.proposal)
         committed += int(decision.commit.sum())
     assert committed > 0
-
-
-def test_a_second_wrapper_adds_its_credit_to_the_first() -> None:
-    steps = [view_with(random_logits(seed)) for seed in range(3)]
-    outer = CreditDecoding(alpha=1.0)
-    inner_steps = [view_with(logits) for logits in dense_fused(outer, steps)]
-    expected = dense_fused(CreditDecoding(), inner_steps)
-    spy = Spy()
-    twice = CreditDecoding(CreditDecoding(spy), alpha=1.0)
-    state = twice.init(steps[0])
-    for view in steps:
-        _, state = twice.step(view, state)
-    for view, logits in zip(spy.views, expected, strict=True):
-        torch.testing.assert_close(view.confidence, view_with(logits).confidence)
-
-
-def test_the_state_holds_pairs_and_nothing_of_vocabulary_size() -> None:
-    view = view_with(random_logits(0, (2, 4, 1000)))
-    state = CreditDecoding().init(view)
-    assert isinstance(state, tuple)
-    assert [part.shape for part in state[:2]] == [(2, 4, 32), (2, 4, 32)]
-
-
-def test_a_committed_position_loses_its_credit() -> None:
-    sampler = CreditDecoding()
-    view = view_with(random_logits(0))
-    _, state = sampler.step(view, sampler.init(view))
-    eligible = view.eligible.clone()
-    eligible[:, 2] = False
-    later = View(view.tokens, view.computed, eligible, eligible, start=0, gen_length=6)
-    _, state = sampler.step(later, state)
-    assert isinstance(state, tuple)
-    assert not state[1][:, 2].any()
-    assert state[1][:, 3].any()
 
 
 def test_a_base_that_remembers_logits_decodes_in_bfloat16() -> None:

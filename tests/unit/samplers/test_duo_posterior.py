@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_models import GEMMA, tiny_gemma
 
-from dllm_decode import FreeCache, NoCache, StepEvent, decode, decode_many
+from dllm_decode import FreeCache, StepEvent, decode
 from samplers import DuoPosterior
 from samplers.duo_posterior import posterior
 
@@ -31,18 +31,15 @@ def test_the_times_are_the_computed_ones(grid: dict[str, Any]) -> None:
     assert rule.alphas().tolist() == grid["alpha"]
 
 
-@pytest.mark.parametrize("cache", [NoCache(), FreeCache()], ids=repr)
-def test_a_canvas_takes_one_step_more_and_a_row_is_that_of_the_row_alone(cache: Any) -> None:
-    prompts = [[179, 482, 152, 268, 70], [24, 153, 488]]
-    options: Any = {"gen_length": 32, "stop_at_eos": False, "cache": cache}
+def test_a_canvas_takes_one_step_more_and_changes_in_each() -> None:
     canvases: list[torch.Tensor] = []
 
     def watch(event: StepEvent) -> None:
         canvases.append(event.after.tokens)
 
-    rule = DuoPosterior(3)
-    out = decode(tiny_gemma(), prompts, rule, observers=[watch], **options)
+    out = decode(
+        tiny_gemma(), [[179, 482, 152, 268, 70], [24, 153, 488]], DuoPosterior(3), gen_length=32,
+        stop_at_eos=False, cache=FreeCache(), observers=[watch],
+    )  # fmt: skip
     assert out.nfe.tolist() == [8, 8]
     assert len({str(canvas.tolist()) for canvas in canvases}) > 4
-    alone = list(decode_many(tiny_gemma(), prompts, rule, num_rows=1, **options))
-    assert torch.equal(torch.cat([one.tokens for one in alone]), out.tokens)

@@ -1,8 +1,6 @@
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from plugins_under_test import committed, still, with_confidences
 
 from samplers import FixedSchedule
@@ -51,18 +49,3 @@ def test_the_last_step_takes_what_an_earlier_one_left() -> None:
     # The first step had the first token only, where it should have had two.
     view = with_confidences([0.5, 0.6, 0.7, 0.8], committed=[0])
     assert committed(sampler, view, state) == [[1, 2, 3]]
-
-
-def test_the_random_order_prefers_no_position() -> None:
-    view = with_confidences(*[[0.9, 0.1, 0.5, 0.2]] * 4000)
-    keyed = replace(view, noise_keys=torch.arange(4000))
-    chosen = torch.tensor(committed(FixedSchedule(4, "random"), keyed)).flatten().bincount()
-    # Chi-square with 3 degrees of freedom: 16.3 is passed once in a thousand.
-    assert ((chosen - 1000.0) ** 2 / 1000.0).sum() < 16.3
-
-
-def test_dreams_quota_counts_the_rows_own_masks() -> None:
-    """The official quota is that of the mean over the batch."""
-    view = with_confidences([0.5] * 8, [0.5] * 8)
-    view.eligible[1, 4:] = False
-    assert [len(row) for row in committed(FixedSchedule(2, schedule="dream"), view)] == [3, 1]

@@ -14,7 +14,7 @@ from plugins_under_test import Style, Turn, play, settled_by
 from tiny_models import tiny
 from torch import Tensor
 
-from dllm_decode import S2D2, DualCache, FreeCache, NoCache, PrefixCache, StepEvent, decode
+from dllm_decode import S2D2, DualCache, FreeCache, PrefixCache, StepEvent, decode
 from samplers import JointThresholdInDel
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
@@ -163,12 +163,6 @@ def test_every_step_is_that_of_the_plain_rule(rule: JointThresholdInDel) -> None
         assert {"seen before", "no move in an empty block", "nothing to change"} <= met
 
 
-def test_the_picture_of_the_documentation() -> None:
-    plain = Plain(JointThresholdInDel(0.5, 0.0, 16, 8, 9), [0, 1, 2, 3, None], Counter())
-    plain.move([1, 2, 4], [0, 8, 9, 3, 4])
-    assert plain.block == [0, None, 2, 3, 4]
-
-
 class Moves:
     """Observer: tokens that were at another column before the step, and steps of each block."""
 
@@ -191,7 +185,10 @@ def test_answers_hold_neither_masks_nor_moves_in_any_batch_and_with_any_exact_ca
     family: str,
 ) -> None:
     model = tiny(family)
-    options: Any = {"gen_length": 14, "block_length": 8, "stop_at_eos": False}
+    given = [model.mask_id, model.mask_id, 33, model.mask_id, 34]
+    options: Any = {
+        "gen_length": 14, "block_length": 8, "stop_at_eos": False, "templates": [[], given, given],
+    }  # fmt: skip
     often = Counter(decode(model, PROMPTS, RULES[0], **options).tokens.flatten().tolist())
     (delete, _), (split, _) = often.most_common(2)
     sampler = JointThresholdInDel(0.3, 0.0, 5, delete, split)
@@ -200,25 +197,13 @@ def test_answers_hold_neither_masks_nor_moves_in_any_batch_and_with_any_exact_ca
     assert seen.num_remasked
     assert not torch.isin(out.tokens, torch.tensor([model.mask_id, delete, split])).any()
     assert max(seen.steps.values()) <= sampler.max_steps(8)
+    assert out.tokens[1:, [2, 4]].tolist() == [[33, 34]] * 2
     for row, prompt in enumerate(PROMPTS):
-        alone = decode(model, [prompt], sampler, **options)
-        assert torch.equal(alone.tokens[0], out.tokens[row])
+        own = options | {"templates": options["templates"][row : row + 1]}
+        assert torch.equal(decode(model, [prompt], sampler, **own).tokens[0], out.tokens[row])
     for cache in (PrefixCache(), DualCache(), FreeCache()) if family == "llada2_moe" else ():
         other = decode(model, PROMPTS, sampler, cache=cache, **options)
-        assert torch.equal(
-            other.tokens, decode(model, PROMPTS, sampler, cache=NoCache(), **options).tokens
-        )
-
-
-def test_given_tokens_keep_their_places() -> None:
-    model, template = tiny("llada"), [9, 9, 33, 9, 9, 34, 9, 9]
-    template = [model.mask_id if token == 9 else token for token in template]
-    out = decode(
-        model, [[99]], JointThresholdInDel(0.3, 0.0, 5, 2, 5), gen_length=8, block_length=8,
-        templates=[template], stop_at_eos=False,
-    )  # fmt: skip
-    assert out.tokens[0, 2].item() == 33
-    assert out.tokens[0, 5].item() == 34
+        assert torch.equal(other.tokens, out.tokens)
 
 
 def test_wrong_use_is_refused_by_name() -> None:

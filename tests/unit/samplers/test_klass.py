@@ -4,13 +4,6 @@ from plugins_under_test import pinned, positions, run, still
 from samplers import Klass
 
 
-def test_longer_histories_wait_longer() -> None:
-    views = still(0.95, 0.96, 0.97, 0.98, 0.99, steps=4)
-    assert run(Klass(num_stable_steps=3), *views) == [[[4]], [[3]], [[2]], [[0, 1]]]
-    views = still(0.95, 0.96, 0.97, 0.98, 0.99, steps=2)
-    assert run(Klass(num_stable_steps=1), *views) == [[[4]], [[0, 1, 2, 3]]]
-
-
 def test_the_confidence_excludes_equality() -> None:
     views = [
         pinned(view, confidence=[[0.75, 0.9, 0.95, 0.8]])

@@ -20,11 +20,6 @@ class Pair(NamedTuple):
     second: Any = None
 
 
-@dataclass
-class Box:
-    inside: Tensor
-
-
 @dataclass(frozen=True)
 class Remembering(Sampler):
     """Commits one token a step; its state is whatever the test makes."""
@@ -47,10 +42,7 @@ def zeros(view: View, *shape: int) -> Tensor:
 
 REFUSED: dict[str, tuple[Callable[[View, int], Any], str]] = {
     "list": (lambda view, step: [zeros(view)], "got a list"),
-    "dict": (lambda view, step: {"a": zeros(view)}, "got a dict"),
-    "dataclass": (lambda view, step: Box(zeros(view)), "got a Box"),
     "plain tuple": (lambda view, step: (zeros(view),), "got a tuple"),
-    "number": (lambda view, step: 3, "got a int"),
     "number inside": (
         lambda view, step: Pair(zeros(view), Pair(3)),
         "got a int in its field 'first' in its field 'second'",
@@ -72,7 +64,7 @@ REFUSED: dict[str, tuple[Callable[[View, int], Any], str]] = {
 }
 
 
-@pytest.mark.exhaustive(16)
+@pytest.mark.exhaustive(8)
 @pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
 @pytest.mark.parametrize("kind", REFUSED)
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -86,26 +78,6 @@ def test_a_state_whose_rows_cannot_be_taken_is_refused_by_name(
     with pytest.raises(RuntimeError, match=message) as raised:
         decode(DriftingModel(), [[1], [2], [3]], sampler, verifier=verifier, gen_length=6)
     assert "Remembering()" in str(raised.value)
-
-
-@pytest.mark.parametrize("verifier", [NoVerifier(), SelfVerify(3)], ids=repr)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda view, step: None,
-        lambda view, step: zeros(view, 4),
-        lambda view, step: Pair(zeros(view), Pair(zeros(view, 2).long())),
-    ],
-)
-def test_the_other_states_survive_rows_that_finish(
-    make: Callable[[View, int], Any], verifier: Verifier
-) -> None:
-    template = [[5, 5, 5, 5, 5], [], [5]]
-    out = decode(
-        DriftingModel(), [[1], [2], [3]], Remembering(make), verifier=verifier, gen_length=6,
-        templates=template, stop_at_eos=False,
-    )  # fmt: skip
-    assert (out.tokens != DriftingModel().mask_id).all()
 
 
 def test_rows_are_taken_and_put_back_in_every_part() -> None:

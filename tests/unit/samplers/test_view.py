@@ -8,17 +8,10 @@ import torch
 from plugins_under_test import plugin, raised, view_with
 from tiny_models import FAMILIES, Spied, tiny
 
-from dllm_decode import (
-    CachePolicy,
-    DelayedCache,
-    DualCache,
-    NoCache,
-    NoVerifier,
-    SelfVerify,
-    Verifier,
-    decode,
-)
+from dllm_decode import decode
+from dllm_decode.caches import CachePolicy, DelayedCache, DualCache, NoCache
 from dllm_decode.core.observers import StepEvent
+from dllm_decode.verify import NoVerifier, SelfVerify, Verifier
 from samplers import CreditDecoding, Decision, FixedSchedule, Sampler, View
 from samplers.facts import Fact
 from samplers.logits.statistics import highest_one
@@ -143,13 +136,3 @@ def test_a_view_says_how_much_is_left() -> None:
     assert first.in_answer.all()
     last = seen[-1]
     assert last.num_left.tolist() == [1] * len(last.tokens)
-    # Rows of a block-causal model begin within a block, each at a position of its own.
-    decode(
-        tiny("sdar"), [[3, 4, 5], [6, 7]], FixedSchedule(8), gen_length=12, block_length=8,
-        stop_at_eos=False, observers=[lambda event: seen.append(event.view)],
-    )  # fmt: skip
-    views = [view for view in seen[-40:] if (view.positions < 0).any()]
-    assert views
-    assert views[0].positions[:, 0].tolist() == [-3, -2]
-    own = torch.arange(8) >= torch.tensor([[3], [2]])
-    assert torch.equal(views[0].in_answer, own)
