@@ -21,7 +21,7 @@ from dllm_decode.core.rows import Request
 from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.models.base import MaskPredictor, UniformState
-from dllm_decode.options import DecodeConfig, RequestOptions
+from dllm_decode.options import DecodeConfig, DecodeOptions, RequestOptions
 from dllm_decode.prompts import Prompt, read_prompt, read_template
 from dllm_decode.sizes import round_up
 from dllm_decode.uniform_state import canvas_length_of, check_request
@@ -43,7 +43,7 @@ class Decoder:
         verifier: Runs the forwards of a round, and may decide in the sampler's place.
         schedule: Which unsettled positions are open.
         config: The options; requests may have some of their own.
-        records_commits: True if outputs say at which step each token was committed, and how likely
+        return_logprobs: True if outputs say at which step each token was committed, and how likely
             it was.
     """
 
@@ -53,7 +53,7 @@ class Decoder:
     verifier: "Verifier"
     schedule: BlockSchedule
     config: DecodeConfig
-    records_commits: bool = False
+    return_logprobs: bool = False
 
     @cached_property
     def block_length(self) -> int:
@@ -125,11 +125,6 @@ class Decoder:
         """True if the sampler needs the model's logits at committed positions."""
         return Fact.LOGITS_OF_COMMITTED in self.sampler.needs
 
-    @cached_property
-    def edits(self) -> bool:
-        """True if the sampler may keep positions open after they hold a token."""
-        return not self.tokens_are_final and not self.sampler.leave_one_out
-
     def request(
         self,
         prompt: Prompt,
@@ -151,10 +146,11 @@ class Decoder:
             options: Options that may differ from row to row.
 
         Raises:
+            TypeError: If there is no such option.
             ValueError: If prompt, template or options cannot be decoded.
         """
         for name in options:
-            if name not in RequestOptions.__annotations__:
+            if name in DecodeOptions.__annotations__ and name not in RequestOptions.__annotations__:
                 raise ValueError(
                     f"An option of a request must be one of "
                     f"{', '.join(RequestOptions.__annotations__)}, got {name}, which is one for "
@@ -189,8 +185,17 @@ def requests_of(
     prompts: Iterable[Prompt],
     templates: Iterable[Sequence[int]],
     stop: StopRule,
+    *,
+    fills_blanks: bool = False,
 ) -> Iterator[Request]:
     """Yields a request for each prompt, with its template if there are any.
+
+    Args:
+        decoder: The decoder.
+        prompts: Token ids.
+        templates: One for each prompt, or none.
+        stop: Ends an answer early.
+        fills_blanks: True if an answer is as long as its template, whose tokens may follow an EOS.
 
     Raises:
         ValueError: If a prompt or template cannot be decoded, or there are more of the one than of
@@ -205,13 +210,16 @@ def requests_of(
                 f"templates must hold one answer per prompt, got {row} {fewer} and more {more}."
             )
         given = () if template is None else template
-        with named(row):
-            request = decoder.request(prompt, row, template=given, stop=stop)
+        own: RequestOptions = {}
+        if fills_blanks and template is not None:
+            own = {"gen_length": len(given), "stop_at_eos": False}
+        with _named(row):
+            request = decoder.request(prompt, row, template=given, stop=stop, **own)
         yield request
 
 
 @contextmanager
-def named(row: int) -> Iterator[None]:
+def _named(row: int) -> Iterator[None]:
     """Names the row in errors about its request."""
     try:
         yield

@@ -1,5 +1,6 @@
 """The one function that calls the model, and counts the calls."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -135,14 +136,14 @@ def _counted(decoder: Decoder, state: State, call: _Call) -> State:
     spec, branches, plans, layout = call
     num_passes = 2 if decoder.config.cfg_scale else 1
     further = spec.window.width if spec.leave_one_out else 0
-    num_columns: dict[int, int] = {}
+    num_columns: Counter[int] = Counter()
     for group in layout.groups:
-        (took_part, numbers), depth = branches.rows_and_numbers(group.members), 1
+        took_part, numbers = branches.rows_and_numbers(group.members)
+        depth = 1
         if branches.in_columns:
-            depth = 1 + max(numbers)
-            took_part = list(dict.fromkeys(took_part))
+            took_part, depth = list(dict.fromkeys(took_part)), 1 + max(numbers)
         for n in took_part:
-            num_columns[n] = num_columns.get(n, 0) + depth * (plans[n].width + further)
+            num_columns[n] += depth * (plans[n].width + further)
     written, rows = branches.writers, list(state.rows)
     for n, computed in num_columns.items():
         row, plan = rows[n], plans[n]

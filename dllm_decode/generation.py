@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Unpack
 
-import torch
 from torch.nn.functional import pad
 
 from dllm_decode.answers import GenerateOutput, answer_of
@@ -14,11 +13,11 @@ from dllm_decode.blanks import start_ids, template_ids
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.compatibility import require_model
-from dllm_decode.core.observers import Observer, StepEvent
+from dllm_decode.core.observers import Observer
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
-from dllm_decode.decoder import Decoder, Verifier, named, requests_of
+from dllm_decode.decoder import Verifier, requests_of
 from dllm_decode.join import Ended
 from dllm_decode.loop import gathered, new_decoder, raise_errors, run
 from dllm_decode.models.base import MaskPredictor, UniformState
@@ -26,7 +25,7 @@ from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.other_names import GenerateOptions, by_our_names
 from dllm_decode.progress import AnswerProgress
 from dllm_decode.prompts import Array, Prompt, check_one_template_each
-from dllm_decode.streaming import DraftStreamer, PrefixStream, PrefixStreamer, draft_observer
+from dllm_decode.streaming import AnswerStream, DraftStreamer, PrefixStreamer
 from dllm_decode.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from dllm_decode.uniform_state import check_config
 from dllm_decode.verify import NoVerifier
@@ -113,22 +112,21 @@ def generate(
         ValueError: If the arguments do not fit together; the message names those that do not.
         RuntimeError: If a plug-in or the model breaks its contract.
     """
-    inputs, strings, named = by_our_names(inputs, stop_strings, config, options)
+    inputs, strings, given = by_our_names(inputs, stop_strings, config, options)
     require_tokenizer(tokenizer)
     require_integer("num_return_sequences", num_return_sequences, least=1)
     require_model(model)
     texts = [templates] if isinstance(templates, str) else templates
     blanks = [template_ids(tokenizer, text, model) for text in texts]
-    config = config.updated(**named)
+    config = config.updated(**given)
     if blanks:
         check_config(model, config, blanks)
-        config = _as_long_as(blanks, config, named)
-    usual = default_sampler(model)
+        config = _as_long_as(blanks, config, given)
     decoder = new_decoder(
-        model, usual if sampler is None else sampler, cache=cache, verifier=verifier,
-        blocks=blocks, config=config, records_commits=return_logprobs,
+        model, default_sampler(model) if sampler is None else sampler, cache=cache,
+        verifier=verifier, blocks=blocks, config=config, return_logprobs=return_logprobs,
     )  # fmt: skip
-    if decoder.sampler != usual and not verifier.asks_sampler:
+    if sampler not in (None, default_sampler(model)) and not verifier.asks_sampler:
         warnings.warn(f"{sampler!r} has no effect: {verifier!r} never asks it.", stacklevel=2)
     if inputs is None and blanks:
         prompts: list[Prompt] = [start_ids(tokenizer)] * len(blanks)
@@ -136,8 +134,10 @@ def generate(
         prompts = prompt_ids(tokenizer, inputs, attention_mask, chat=chat)
     check_one_template_each(len(blanks), len(prompts))
     stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
-    requests = _requests(decoder, prompts, blanks, stop, num_return_sequences)
-    streams = [] if streamer is None else [_Stream(streamer, requests)]
+    prompts = [prompt for prompt in prompts for _ in range(num_return_sequences)]
+    blanks = [template for template in blanks for _ in range(num_return_sequences)]
+    requests = list(requests_of(decoder, prompts, blanks, stop, fills_blanks=True))
+    streams = [] if streamer is None else [AnswerStream(streamer, requests)]
     with AnswerProgress(len(requests)) if progress else nullcontext() as bar:
         watching: list[Observer] = [*observers, *streams]
         watching += [] if bar is None else [bar]
@@ -171,28 +171,6 @@ def _as_long_as(
     return replace(config, gen_length=max(map(len, blanks)))
 
 
-def _requests(
-    decoder: Decoder,
-    prompts: Sequence[Prompt],
-    blanks: Sequence[Sequence[int]],
-    stop: StopRule,
-    num_copies: int,
-) -> list[Request]:
-    """Returns requests for each input, or for each template, in which tokens may follow an EOS."""
-    prompts = [prompt for prompt in prompts for _ in range(num_copies)]
-    if not blanks:
-        return list(requests_of(decoder, prompts, (), stop))
-    requests, blanks = [], [template for template in blanks for _ in range(num_copies)]
-    for row, (prompt, given) in enumerate(zip(prompts, blanks, strict=True)):
-        with named(row):
-            requests.append(
-                decoder.request(
-                    prompt, row, template=given, stop=stop, gen_length=len(given), stop_at_eos=False
-                )
-            )
-    return requests
-
-
 def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
     """Pads answers to shorter templates with EOS, so that all have one length."""
     for answer in answers:
@@ -218,37 +196,3 @@ def _warn_of_copies(decoded: DecodeOutput, num_copies: int) -> None:
             "as 0.7.",
             stacklevel=3,
         )
-
-
-class _Stream:
-    """An observer that feeds a streamer of either kind."""
-
-    def __init__(
-        self,
-        streamer: PrefixStreamer | DraftStreamer,
-        requests: Sequence[Request],
-    ) -> None:
-        if len(requests) != 1:
-            raise ValueError(f"streamer must be given with a single input, got {len(requests)}.")
-        # As transformers does; its streamers have an option to skip the prompt.
-        streamer.put(torch.as_tensor(requests[0].prompt))
-        self._is_ended = False
-        self._streamer = streamer
-        self._prefix: PrefixStream | None = None
-        if isinstance(streamer, DraftStreamer):
-            self._observe = draft_observer(streamer)
-        else:
-            self._prefix = PrefixStream(streamer)
-            self._observe = self._prefix
-
-    def __call__(self, event: StepEvent) -> None:
-        self._observe(event)
-        self._is_ended = bool(event.ended.any())
-
-    def close(self, answer: list[int]) -> None:
-        """Ends the stream."""
-        if self._prefix is not None:
-            self._prefix.close(answer)
-        elif not self._is_ended:
-            self._streamer.put(torch.tensor(answer, dtype=torch.long))
-            self._streamer.end()

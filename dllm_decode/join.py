@@ -37,7 +37,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     cost, zeros = state.cost, torch.zeros(more, dtype=torch.long, device=device)
     whole = state.canvas.joined(canvas) if state.rows else canvas
     commits = None
-    if decoder.records_commits:
+    if decoder.return_logprobs:
         commits = CommitState.joined(state.commits, more, whole.tokens)
     state = state._replace(
         rows=(*state.rows, *new),

@@ -80,7 +80,7 @@ def decode(
     """
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
-        config=config.updated(**options), records_commits=return_logprobs,
+        config=config.updated(**options), return_logprobs=return_logprobs,
     )  # fmt: skip
     listed = token_lists(prompts, attention_mask)
     if not listed:
@@ -139,7 +139,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
         check_one_template_each(len(templates), len(prompts))
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
-        config=config.updated(**options), records_commits=return_logprobs,
+        config=config.updated(**options), return_logprobs=return_logprobs,
     )  # fmt: skip
     requests = requests_of(decoder, prompts, templates, stop)
     return _in_order(raise_errors(run(decoder, RequestQueue(requests), num_rows, observers)))
@@ -153,7 +153,7 @@ def new_decoder(
     verifier: Verifier = NoVerifier(),
     blocks: BlockSchedule = Sequential(),
     config: DecodeConfig = DecodeConfig(),
-    records_commits: bool = False,
+    return_logprobs: bool = False,
 ) -> Decoder:
     """Returns a decoder whose parts are checked against each other.
 
@@ -162,14 +162,14 @@ def new_decoder(
     """
     compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)
     wrapped = EntryToken(sampler) if cache.commits_entry and model.logit_shift else sampler
-    decoder = Decoder(model, wrapped, cache, verifier, blocks, config, records_commits)
+    decoder = Decoder(model, wrapped, cache, verifier, blocks, config, return_logprobs)
     sampler.check_model(name=model.name, fingerprint=fingerprint_of(model))
     sampler.check(model=model.name, gen_length=config.gen_length, block_length=decoder.block_length)
     verifier.check(model)
     blocks.check(model)
     compatibility.check_options(model, cache, verifier, config)
-    require_bool("return_logprobs", records_commits)
-    if records_commits:
+    require_bool("return_logprobs", return_logprobs)
+    if return_logprobs:
         check_commits(model)
     return decoder
 

@@ -92,12 +92,12 @@ class DecodeConfig:
         require_integer("gen_length", self.gen_length, least=1, most=MAX_GEN_LENGTH)
         if self.block_length is not None:
             require_integer("block_length", self.block_length, least=1, most=MAX_GEN_LENGTH)
-        require_number("temperature", self.temperature)
-        require_number("top_p", self.top_p)
+        require_not_negative("temperature", self.temperature)
+        require_not_negative("top_p", self.top_p)
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {_shown(self.top_p)}.")
         require_integer("top_k", self.top_k, least=0, most=MAX_TOP_K)
-        require_number("cfg_scale", self.cfg_scale)
+        require_not_negative("cfg_scale", self.cfg_scale)
         if self.confidence_from not in get_args(ConfidenceFrom):
             raise ValueError(
                 f'confidence_from must be "raw" or "tempered", got {_shown(self.confidence_from)}.'
@@ -184,7 +184,7 @@ def require_integer(
         raise ValueError(f"{name} must be between {least} and {most}, got {_shown(value)}.")
 
 
-def require_number(name: str, value: object) -> None:
+def require_not_negative(name: str, value: object) -> None:
     """Raises ValueError unless a value is a finite number of at least 0."""
     # Not math.isfinite, which fails for integers that are too large for a float.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

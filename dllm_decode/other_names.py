@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from dllm_decode.options import DecodeConfig, DecodeOptions, require_number
+from dllm_decode.options import DecodeConfig, DecodeOptions, require_not_negative
 from samplers.checks import shown
 
 HINTS = {
@@ -65,7 +65,7 @@ def by_our_names(
     if temperature is None and config.temperature > 0.0:
         temperature = config.temperature
     if temperature is not None:
-        require_number("temperature", temperature)
+        require_not_negative("temperature", temperature)
     if do_sample is not None:
         if temperature is not None and do_sample != (temperature > 0.0):
             raise ValueError(

@@ -66,10 +66,10 @@ def one_round(
 def open_blocks(decoder: Decoder, state: State) -> State:
     """Lets the schedule open positions in each row, before the look.
 
-    A row whose sampler takes more steps than it promised gets an error.
+    A row whose sampler takes more steps than it promised gets an error, and leaves after the round.
 
     Raises:
-        RuntimeError: If the schedule opens nothing.
+        RuntimeError: If an opening or `max_steps` breaks its contract.
     """
     rows = tuple(_opened(decoder, row) for row in state.rows)
     return state if rows == state.rows else state._replace(rows=rows, window=None)
@@ -82,14 +82,7 @@ def _opened(decoder: Decoder, row: Row) -> Row:
     if decoder.sampler.scope != "block":
         opening = _with_scope(decoder, row, opening)
     if opening.phase == row.opening.phase and row.steps >= row.limit:
-        own_limit = decoder.sampler.max_steps(_num_masks(row, decoder.model.mask_id))
-        by_sampler = decoder.verifier.asks_sampler and row.steps >= own_limit
-        culprit = decoder.sampler if by_sampler else decoder.verifier
-        error = (
-            f"{culprit!r} promises to finish a block within {row.limit} steps, but masks are left "
-            f"after {row.steps}; its `max_steps` or its rule is wrong."
-        )
-        return row._replace(error=error)
+        return row._replace(error=_too_many_steps(decoder, row))
     was, row = row.opening, row._replace(opening=opening)
     if opening.phase != was.phase:
         masks = _num_masks(row, decoder.model.mask_id)
@@ -98,6 +91,17 @@ def _opened(decoder: Decoder, row: Row) -> Row:
         require_max_steps(limit, owner=decoder.verifier if is_own else decoder.sampler)
         row = row._replace(is_fresh=True, steps=0, limit=limit)
     return row._replace(turn_forwards=0) if opening.turn != was.turn else row
+
+
+def _too_many_steps(decoder: Decoder, row: Row) -> str:
+    """Returns the error of a row that has taken all steps that its phase may take."""
+    own_limit = decoder.sampler.max_steps(_num_masks(row, decoder.model.mask_id))
+    by_sampler = decoder.verifier.asks_sampler and row.steps >= own_limit
+    culprit = decoder.sampler if by_sampler else decoder.verifier
+    return (
+        f"{culprit!r} promises to finish a block within {row.limit} steps, but masks are left "
+        f"after {row.steps}; its `max_steps` or its rule is wrong."
+    )
 
 
 def _with_scope(decoder: Decoder, row: Row, opening: Opening) -> Opening:

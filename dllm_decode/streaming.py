@@ -1,6 +1,6 @@
 """Answers while they are decoded: on a terminal, or through a streamer of transformers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Protocol, runtime_checkable
@@ -13,6 +13,7 @@ from rich.text import Text
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.observers import Observer, StepEvent, final_tokens
 from dllm_decode.core.output import before_end
+from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import Detokenizer
 
 _MASK = "·"
@@ -85,8 +86,8 @@ class _LiveView:
         self.live: Live | None = None
 
     def __call__(self, event: StepEvent) -> None:
-        index = (event.requests == self._row).nonzero().flatten()
-        if not len(index):
+        index = event.index_of(self._row)
+        if index is None:
             return
         self._num_rounds += 1
         after = event.after.take(index)
@@ -168,8 +169,8 @@ def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
     """
 
     def observe(event: StepEvent) -> None:
-        index = (event.requests == row).nonzero().flatten()
-        if not len(index):
+        index = event.index_of(row)
+        if index is None:
             return
         after = event.after.take(index)
         answer = after.answers()[0].cpu()
@@ -202,8 +203,8 @@ class PrefixStream:
         self._num_put = 0
 
     def __call__(self, event: StepEvent) -> None:
-        index = (event.requests == self._row).nonzero().flatten()
-        if len(index):
+        index = event.index_of(self._row)
+        if index is not None:
             rows, after = [event.rows[int(index)]], event.after.take(index)
             self._put(final_tokens(rows, after, is_final=event.is_final)[0])
 
@@ -217,6 +218,40 @@ class PrefixStream:
             # One by one, as the streamers of transformers are fed.
             self._streamer.put(torch.tensor([token]))
         self._num_put = max(self._num_put, len(tokens))
+
+
+class AnswerStream:
+    """An observer that feeds a streamer of either kind."""
+
+    def __init__(
+        self,
+        streamer: PrefixStreamer | DraftStreamer,
+        requests: Sequence[Request],
+    ) -> None:
+        if len(requests) != 1:
+            raise ValueError(f"streamer must be given with a single input, got {len(requests)}.")
+        # As transformers does; its streamers have an option to skip the prompt.
+        streamer.put(torch.as_tensor(requests[0].prompt))
+        self._is_ended = False
+        self._streamer = streamer
+        self._prefix: PrefixStream | None = None
+        if isinstance(streamer, DraftStreamer):
+            self._observe = draft_observer(streamer)
+        else:
+            self._prefix = PrefixStream(streamer)
+            self._observe = self._prefix
+
+    def __call__(self, event: StepEvent) -> None:
+        self._observe(event)
+        self._is_ended = bool(event.ended.any())
+
+    def close(self, answer: list[int]) -> None:
+        """Ends the stream."""
+        if self._prefix is not None:
+            self._prefix.close(answer)
+        elif not self._is_ended:
+            self._streamer.put(torch.tensor(answer, dtype=torch.long))
+            self._streamer.end()
 
 
 def _separator_of(tokenizer: Detokenizer, token: int) -> str:

@@ -20,7 +20,7 @@ class Decision:
     """A sampler's decision in one step.
 
     Attributes:
-        commit: Open positions that get a token.
+        commit: Open positions that get a token, or any masked ones in view, see `Sampler.step`.
         tokens: The tokens to write where `commit`; `None`: the view's proposal.
         settle: Positions that are settled: each of them holds a token, and keeps it from now on.
             `None`: the positions of `commit`. A position that gets a token and is not settled stays
@@ -205,10 +205,7 @@ def require_decision(source: str, decision: object, view: View) -> None:
         view: The view that it is about.
     """
     if not isinstance(decision, Decision):
-        raise RuntimeError(
-            f"{source} must return a Decision, got a {type(decision).__name__} in place of the "
-            "Decision."
-        )
+        raise RuntimeError(f"{source} must return a Decision, got a {type(decision).__name__}.")
     shape = tuple(view.tokens.shape)
     masks = (
         ("commit", decision.commit),

@@ -67,7 +67,7 @@ class Fact(Enum):
     )
     ONE_STEP_A_FORWARD = (
         "verifier",
-        "a verifier that runs one forward for each step of the sampler",
+        "a verifier that takes no two steps on one forward",
         "NoVerifier()",
     )
     PASSES_BELIEF = (

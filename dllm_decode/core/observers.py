@@ -56,6 +56,11 @@ class StepEvent:
         columns = self.view.positions + self.before.prompt_lengths[:, None]
         return columns.clamp(max=self.before.width - 1)
 
+    def index_of(self, request: int) -> Int[Tensor, " 1"] | None:
+        """Returns which of the rows belongs to a request; `None` if it took no step."""
+        index = (self.requests == request).nonzero().flatten()
+        return index if len(index) else None
+
 
 Observer: TypeAlias = Callable[[StepEvent], None]
 

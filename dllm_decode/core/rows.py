@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from dllm_decode.core.columns import Columns
@@ -33,6 +34,11 @@ class Request:
     template: Sequence[int] = ()
     noise_index: int = 0
     stop: StopRule = field(default_factory=NeverStop)
+
+    def first_open(self, mask_id: int) -> int:
+        """Returns the first open position; `mask_id` is the [MASK] token."""
+        given = takewhile(lambda token: token != mask_id, self.template)
+        return sum(1 for _ in given)
 
 
 class RequestQueue:
@@ -200,9 +206,7 @@ class Row(NamedTuple):
         length = len(request.prompt)
         first = length - length % align
         end = first + round_up(length - first + request.config.gen_length, align)
-        open_at = [n for n, token in enumerate(request.template) if token == mask_id]
-        unsettled = length + (open_at[0] if open_at else len(request.template))
-        return Row(request, first, end, unsettled, started_s)
+        return Row(request, first, end, length + request.first_open(mask_id), started_s)
 
     @property
     def config(self) -> DecodeConfig:

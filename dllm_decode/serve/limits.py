@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
-from dllm_decode.options import require_integer, require_number
+from dllm_decode.options import require_integer, require_not_negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Limits:
             if one.type is int:
                 require_integer(one.name, getattr(self, one.name), least=1)
             else:
-                require_number(one.name, getattr(self, one.name))
+                require_not_negative(one.name, getattr(self, one.name))
         for less, more in pairwise(("gen_length", "max_tokens", "max_length", "max_columns")):
             if getattr(self, less) > getattr(self, more):
                 raise ValueError(

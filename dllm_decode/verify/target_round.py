@@ -86,8 +86,8 @@ def check_request(
             f"writes the answer, got top_p={config.top_p} and top_k={config.top_k}. Use "
             f"{Fact.SAMPLER_DECIDES.remedy}."
         )
-    open_at = [n for n, token in enumerate(request.template) if token == model.mask_id]
-    if open_at and any(token != model.mask_id for token in request.template[open_at[0] :]):
+    first = request.first_open(model.mask_id)
+    if any(token != model.mask_id for token in request.template[first:]):
         raise ValueError(
             f"A template must give the beginning of an answer, since {verifier} writes from left "
             "to right, got one with given tokens after open positions. Use another verifier."

@@ -61,9 +61,9 @@ class Worker:
     """
 
     def __init__(
-        self, one: Checked, part: RecordPart, reporter: Reporter = SILENT, place: Place = ALONE
+        self, checked: Checked, part: RecordPart, reporter: Reporter = SILENT, place: Place = ALONE
     ) -> None:
-        self._run, examples, self._settings = one
+        self._run, examples, self._settings = checked
         size = self._run.batch_size
         self._batches = [examples[i : i + size] for i in range(0, len(examples), size)]
         self._mine = range(place.rank, len(self._batches), place.world_size)
@@ -262,10 +262,12 @@ def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> RunPlan:
     reasons: list[str] = []
     examples: dict[Selection, Sequence[Example]] = {}
     for run in runs:
-        some = examples.setdefault(run.selection, run.selection.examples())
+        if run.selection not in examples:
+            examples[run.selection] = run.selection.examples()
+        own = examples[run.selection]
         try:
-            run.check(some)
-            plan.runs.append(Checked(run, some, run.settings(some)))
+            run.check(own)
+            plan.runs.append(Checked(run, own, run.settings(own)))
         except ValueError as error:
             reasons.append(str(error))
             plan.skipped.append(Skipped(run.name, str(error)))

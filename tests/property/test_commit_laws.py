@@ -61,7 +61,7 @@ def record(
 ) -> dict[int, DecodeOutput]:
     """Decodes the prompts, each with its own options, and records commits."""
     config = DecodeConfig(gen_length=12, block_length=4)
-    decoder = new_decoder(model, sampler, config=config, records_commits=True, **parts)
+    decoder = new_decoder(model, sampler, config=config, return_logprobs=True, **parts)
     requests = [
         decoder.request(prompt, index, **own)
         for index, (prompt, own) in enumerate(zip(PROMPTS, OPTIONS, strict=True))

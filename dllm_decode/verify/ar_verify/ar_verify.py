@@ -142,7 +142,7 @@ class ARVerify(Verifier):
         likeliest = leading(~state.canvas.is_eos(most_likely(logits)))
         after = self.draft_length.after(lengths, torch.minimum(likeliest, wanted), accepted)
         state = state._replace(verifier=TargetState(judged.past(num, places), after))
-        if decoder.records_commits:
+        if decoder.return_logprobs:
             seen = seen._replace(view=_with_target(seen.view, judged.logits, places))
         return state, seen._replace(decision=written(seen.window, Draft(tokens, num)))
 

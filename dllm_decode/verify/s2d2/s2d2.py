@@ -206,7 +206,7 @@ def _verified(
     tokens = verdict.tokens.gather(1, offset.clamp(0, verdict.tokens.shape[1] - 1))
     everywhere = torch.zeros_like(seen.view.tokens)
     laws = None
-    if decoder.records_commits:
+    if decoder.return_logprobs:
         own = logits[number, offset.clamp(0, logits.shape[1] - 1)]
         own = torch.where(commit[..., None], own, view.logits)
         laws = seen.view.logits.index_copy(0, index, own)

@@ -99,26 +99,30 @@ class EvaluatedStates(NamedTuple):
         return (self.tokens[rows, self.current()] != self.tokens[rows, self.latest]).sum(-1)
 
     def shown(
-        self, rows: Int[Tensor, " N"], starts: Sequence[int], known: Sequence[int], width: int
+        self,
+        rows: Int[Tensor, " N"],
+        starts: Sequence[int],
+        logit_starts: Sequence[int],
+        width: int,
     ) -> tuple[Float[Tensor, "N W V"], Float[Tensor, "N _"]]:
         """Returns logits and leave-one-out probabilities of the latest states of some rows.
 
         Args:
             rows: The rows.
             starts: First column of the window of each.
-            known: First column of the logits of each: `EvaluatedStates.starts`, read by the host.
+            logit_starts: First column of the logits of each: `starts` of the states, on the host.
             width: Columns of the window.
         """
         latest = self.latest[rows]
-        logits, alone = self.logits[rows, latest], self.leave_one_out[rows, latest]
-        offsets = [start - at for start, at in zip(starts, known, strict=True)]
+        logits, leave_one_out = self.logits[rows, latest], self.leave_one_out[rows, latest]
+        offsets = [start - at for start, at in zip(starts, logit_starts, strict=True)]
         if len(set(offsets)) == 1:
             within: Any = (slice(None), slice(offsets[0], offsets[0] + width))
         else:
             columns = torch.tensor(offsets, device=rows.device)[:, None]
             columns = columns + torch.arange(width, device=rows.device)
             within = (torch.arange(len(rows), device=rows.device)[:, None], columns)
-        return logits[within], alone
+        return logits[within], leave_one_out
 
 
 def imagined(view: View) -> View:

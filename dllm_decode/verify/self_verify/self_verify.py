@@ -123,8 +123,9 @@ class SelfVerify(Verifier):
         if self.draft_steps == 1:
             return state, None
         known: EvaluatedStates = state.verifier.moved(state.canvas)
-        left = _num_open(state)
-        numbers = torch.stack([known.reached, known.starts, left, known.num_open - left], -1)
+        num_open = _num_open(state)
+        settled = known.num_open - num_open
+        numbers = torch.stack([known.reached, known.starts, num_open, settled], -1)
         return state._replace(verifier=known), numbers
 
     def _ready(self, decoder: Decoder, state: State, standings: Sequence[Standing]) -> list[int]:
@@ -173,8 +174,8 @@ class SelfVerify(Verifier):
                 drafts.append(canvas)
             # The host waits to learn which rows have finished; their later drafts are dropped.
             num_steps = 1
-            left = torch.stack([num_unsettled(draft, bounds) for draft in drafts]).tolist()
-            for draft, num_open in zip(drafts, left, strict=True):
+            counts = torch.stack([num_unsettled(draft, bounds) for draft in drafts]).tolist()
+            for draft, num_open in zip(drafts, counts, strict=True):
                 unfinished = {row for row, count in zip(rows, num_open, strict=True) if count}
                 drafted = [row for row in alive if row in unfinished or row in finishing]
                 alive = [row for row in alive if row in unfinished]
@@ -193,7 +194,7 @@ class SelfVerify(Verifier):
         """Runs the forwards and keeps the logits of each state."""
         starts, width = _starts(state), self._width(decoder)
         rows = tuple(row for level in levels for row in level.rows)
-        branches = tuple(depth for depth, level in enumerate(levels) for _ in level.rows)
+        depths = tuple(depth for depth, level in enumerate(levels) for _ in level.rows)
         tokens = torch.cat([level.tokens for level in levels])
         spec = Pass(
             Window.of(starts, width, state.canvas),
@@ -207,19 +208,20 @@ class SelfVerify(Verifier):
         elif self.evaluate == "sequential":
             state, logits = _in_turn(decoder, state, spec, levels)
         else:
-            drafts = Branches(tokens, rows, branches, in_columns=self.evaluate == "tree")
-            state, logits = forward(decoder, state, spec._replace(branches=drafts))
-        left = logits[:, :0, 0]
+            branches = Branches(tokens, rows, depths, in_columns=self.evaluate == "tree")
+            state, logits = forward(decoder, state, spec._replace(branches=branches))
+        leave_one_out = logits[:, :0, 0]
         if spec.leave_one_out:
             canvas = state.canvas.take(torch.tensor(rows, device=tokens.device))
             own = Window.of([starts[row] for row in rows], width, canvas)
-            left = leave_one_out_of(logits[:, width:], replace(canvas, tokens=tokens), own)
+            canvas = replace(canvas, tokens=tokens)
+            leave_one_out = leave_one_out_of(logits[:, width:], canvas, own)
             logits = logits[:, :width]
         size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.noise_keys)
         known = EvaluatedStates(
-            tokens=placed(tokens, rows, branches, size, fill=-1),
-            logits=placed(logits, rows, branches, size),
-            leave_one_out=placed(left, rows, branches, size),
+            tokens=placed(tokens, rows, depths, size, fill=-1),
+            logits=placed(logits, rows, depths, size),
+            leave_one_out=placed(leave_one_out, rows, depths, size),
             starts=torch.tensor(starts, device=tokens.device),
             latest=zeros,
             reached=zeros,
@@ -235,8 +237,8 @@ def _in_turn(
     found = []
     # The present states last, because the cache must then be as in plain decoding.
     for level in reversed(levels):
-        drafts = Branches(level.tokens, tuple(level.rows), (0,) * len(level.rows))
-        state, logits = forward(decoder, state, spec._replace(branches=drafts))
+        branches = Branches(level.tokens, tuple(level.rows), (0,) * len(level.rows))
+        state, logits = forward(decoder, state, spec._replace(branches=branches))
         found.append(logits)
     return state, torch.cat(found[::-1])
 
@@ -267,12 +269,14 @@ def _shown(
     known: EvaluatedStates = state.verifier
     index = torch.tensor(rows, device=state.device)
     starts = [_starts(state)[row] for row in rows]
-    firsts = [standings[row].start for row in rows]
-    logits, alone = known.shown(index, starts, firsts, decoder.window_length)
+    logit_starts = [standings[row].start for row in rows]
+    logits, leave_one_out = known.shown(index, starts, logit_starts, decoder.window_length)
     canvas = state.canvas if len(rows) == len(state.rows) else state.canvas.take(index)
     window = window_of(decoder, [state.rows[row] for row in rows], canvas)
-    left = alone if decoder.sampler.leave_one_out else None
-    view = view_of(decoder, state, canvas, window, logits, rows=rows, leave_one_out=left)
+    view = view_of(
+        decoder, state, canvas, window, logits, rows=rows,
+        leave_one_out=leave_one_out if decoder.sampler.leave_one_out else None,
+    )  # fmt: skip
     return Look(view, window, None if len(rows) == len(state.rows) else tuple(rows))
 
 

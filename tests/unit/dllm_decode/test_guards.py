@@ -92,7 +92,7 @@ SAMPLERS: list[tuple[Any, str]] = [
      STEP + r"tokens of kind integer .* got torch.float64 \(2, 4\)"),
     (plugin(Sampler, step=lambda self, view, state: Decision(view.eligible)),
      STEP + r"the pair \(Decision, state\), got a Decision"),
-    (rule(lambda v: v.eligible), r"^step of Own.*, got a Tensor in place of the Decision"),
+    (rule(lambda v: v.eligible), r"^step of Own.*, got a Tensor\."),
     (rule(lambda v: Decision(first_of(v) & (v.masked.sum(-1, keepdim=True) > 2))),
      r"Own\(\) must commit .* in round 3"),
     (rule(lambda v: Decision(v.eligible, tokens=torch.full_like(v.tokens, 9999))),

@@ -26,7 +26,7 @@ from dllm_decode.blocks import Sequential
 from dllm_decode.compatibility import require_plugins
 from dllm_decode.models.base import ForwardInputs
 from dllm_decode.models.loading.find import find_model
-from dllm_decode.options import DecodeOptions, require_number
+from dllm_decode.options import DecodeOptions, require_not_negative
 from dllm_decode.other_names import by_our_names
 from dllm_decode.prompts import token_lists
 from samplers import ConfidenceThreshold, FixedSchedule, parse
@@ -125,7 +125,7 @@ def test_none_keeps_an_option_as_it_is() -> None:
 def test_a_long_value_is_quoted_in_one_short_line(value: object, said: str) -> None:
     """Ten thousand characters were echoed whole, and Python could not print the last at all."""
     with pytest.raises(ValueError, match=said):
-        require_number("temperature", value)
+        require_not_negative("temperature", value)
     with pytest.raises(ValueError, match=r"'x{56}\.\.\.x{19}'") as refused:
         parse("x" * 50_000)
     assert len(str(refused.value)) < 400
