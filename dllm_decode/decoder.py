@@ -190,12 +190,7 @@ def requests_of(
 ) -> Iterator[Request]:
     """Yields a request for each prompt, with its template if there are any.
 
-    Args:
-        decoder: The decoder.
-        prompts: Token ids.
-        templates: One for each prompt, or none.
-        stop: Ends an answer early.
-        fills_blanks: True if an answer is as long as its template, whose tokens may follow an EOS.
+    With `fills_blanks` an answer is as long as its template, whose tokens may follow an EOS.
 
     Raises:
         ValueError: If a prompt or template cannot be decoded, or there are more of the one than of
