@@ -43,8 +43,7 @@ class Decoder:
         verifier: Runs the forwards of a round, and may decide in the sampler's place.
         schedule: Which unsettled positions are open.
         config: The options; requests may have some of their own.
-        return_logprobs: True if outputs say at which step each token was committed, and how likely
-            it was.
+        return_logprobs: As in `decode`.
     """
 
     model: MaskPredictor
@@ -204,8 +203,7 @@ def requests_of(
             raise ValueError(
                 f"templates must hold one answer per prompt, got {row} {fewer} and more {more}."
             )
-        given = () if template is None else template
-        own: RequestOptions = {}
+        given, own = () if template is None else template, RequestOptions()
         if fills_blanks and template is not None:
             own = {"gen_length": len(given), "stop_at_eos": False}
         with _named(row):
