@@ -203,7 +203,8 @@ def requests_of(
             raise ValueError(
                 f"templates must hold one answer per prompt, got {row} {fewer} and more {more}."
             )
-        given, own = () if template is None else template, RequestOptions()
+        given = () if template is None else template
+        own: RequestOptions = {}
         if fills_blanks and template is not None:
             own = {"gen_length": len(given), "stop_at_eos": False}
         with _named(row):
@@ -242,8 +243,7 @@ class Look(NamedTuple):
     @property
     def row_index(self) -> Int[Tensor, " N"] | None:
         """The rows that take a step, as a tensor; `None`: all."""
-        rows, device = self.rows, self.view.tokens.device
-        return None if rows is None else torch.tensor(rows, device=device)
+        return None if self.rows is None else self.view.tokens.new_tensor(self.rows)
 
 
 class Verifier(PlugIn, ABC):
