@@ -9,7 +9,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
