@@ -11,10 +11,11 @@ from eval.reports.advice import advice
 from eval.reports.comparison import difference
 from eval.reports.names import names_of, seeds_of
 from eval.reports.pooling import Pool
-from eval.reports.summary import MeasuredFolder
+from eval.reports.summary import MeasuredFolder, measured
 from eval.reports.table import commits_of
 from eval.reports.templates import fill
 from eval.runs.lines import Record, proposals_of
+from eval.runs.records import Folder
 
 Link = Mapping[tuple[ExampleSet, str], str]
 """The file that replays an example, by set of examples and id."""
@@ -26,6 +27,16 @@ class _Setting(NamedTuple):
     row: Row
     pool: Pool
     folder: int
+
+
+def report_page(folders: Sequence[Folder]) -> str:
+    """Returns a page with everything that one results folder holds, or two side by side.
+
+    Each setting of the second folder is compared with the setting of the first that it shares most
+    options with, on the examples that both have. Raises ValueError if a folder is damaged or holds
+    no records.
+    """
+    return page_of([measured(folder) for folder in folders])
 
 
 def page_of(

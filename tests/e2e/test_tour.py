@@ -43,6 +43,21 @@ def test_the_notebook_is_kept_with_its_outputs_and_its_links_lead_somewhere() ->
         assert (NOTEBOOK.parent / target).exists(), target
 
 
+def test_what_the_notebook_imports_exists() -> None:
+    """A function of the report was deleted that no other code called."""
+    imports = [
+        "\n".join(
+            line
+            for line in ast.unparse(ast.parse("".join(cell["source"]))).splitlines()
+            if line.startswith(("import ", "from "))
+        )
+        for cell in cells("code")
+    ]
+    assert any(imports)
+    for lines in imports:
+        exec(lines, {})
+
+
 @pytest.mark.slow
 def test_every_cell_of_the_notebook_runs_and_shows_something() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}

@@ -14,7 +14,7 @@ from served import CHROMIUM, browser
 from dllm_decode import Trace, decode
 from eval.metrics.metrics import TradeOff
 from eval.reports.command import show
-from eval.reports.page import page_of
+from eval.reports.page import report_page
 from eval.reports.plots import places_of, ticks
 from eval.reports.replay import panels_of
 from eval.reports.report import write_report
@@ -39,10 +39,6 @@ def content_of(page: str) -> dict[str, Any]:
     assert found is not None
     content: dict[str, Any] = json.loads(found.group(1))
     return content
-
-
-def report_page(folders: list[Folder]) -> str:
-    return page_of([measured(folder) for folder in folders])
 
 
 def changed(folder: Folder, path: Path, num_records: int = 20, **changes: object) -> Folder:
