@@ -9,6 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -87,13 +88,12 @@ class Decoder:
     @cached_property
     def sight(self) -> Sight:
         """How the model sees and predicts."""
-        model = self.model
         return Sight(
-            shift=model.logit_shift,
-            causal_block_length=model.causal_block_length,
-            sees_later_blocks=not (model.causal_block_length or self.starts_as_noise),
+            shift=self.model.logit_shift,
+            causal_block_length=self.model.causal_block_length,
+            sees_later_blocks=not (self.model.causal_block_length or self.starts_as_noise),
             with_kv_cache=self.cache.needs_kv_cache,
-            device=model.device,
+            device=self.model.device,
         )
 
     @cached_property
@@ -242,7 +242,8 @@ class Look(NamedTuple):
     @property
     def row_index(self) -> Int[Tensor, " N"] | None:
         """The rows that take a step, as a tensor; `None`: all."""
-        return None if self.rows is None else self.view.tokens.new_tensor(self.rows)
+        rows, device = self.rows, self.view.tokens.device
+        return None if rows is None else torch.tensor(rows, device=device)
 
 
 class Verifier(PlugIn, ABC):
