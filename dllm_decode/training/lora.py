@@ -33,7 +33,8 @@ class LoRA:
         family: Of the model: says how its authors name the matrices.
         rank: At least 1, and at most the hidden size of the model.
         alpha: At least 1.
-        seed: Of the first values of A, so that a run that is started again begins as before.
+        seed: Of torch's own generator, which draws the first values of A; a run that is started
+            again begins with the same ones.
 
     Raises:
         ValueError: If a number is out of range, or the package peft is not installed.

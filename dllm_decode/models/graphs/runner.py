@@ -122,7 +122,7 @@ class GraphRunner:
         known = self._graphs.get(key)
         if known is None and not self._was_seen(key):
             return None
-        # Whatever mode the caller is in: the tensors of a graph serve all of them.
+        # The tensors of a graph serve callers in any mode.
         with torch.inference_mode():
             graph = self._captured(run, inputs) if known is None else known
             for there, here in zip(_varying(graph.inputs), _varying(inputs), strict=True):

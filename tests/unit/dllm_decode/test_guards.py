@@ -1,4 +1,4 @@
-"""What breaks a contract is named, at the first step that shows it; mistakes of a beginner too."""
+"""An error names the plug-in that breaks its contract, at the first step that shows it."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -384,7 +384,7 @@ def test_the_host_reads_once_a_step(way: str, pairs: dict[tuple[str, str], Pair]
     waits = pairs["cuda", family].waits(**options)
     assert len(waits) >= least
     assert all(reads(step) == READS for step in waits)
-    # What is open is sent, and the numbers of the rows.
+    # The host sends the open columns and the numbers of the rows.
     assert max(step.total() for step in waits) <= 6
 
 

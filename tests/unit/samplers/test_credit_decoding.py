@@ -98,7 +98,7 @@ def test_a_second_wrapper_adds_its_credit_to_the_first() -> None:
         _, state = twice.step(view, state)
     for view, logits in zip(spy.views, expected, strict=True):
         torch.testing.assert_close(view.confidence, view_with(logits).confidence)
-    # What is committed, or not yet open, has no credit.
+    # Positions that are committed, or not open yet, have no credit.
     closed = steps[0].eligible.clone()
     closed[:, 2] = False
     _, state = twice.step(replace(steps[0], eligible=closed), state)
