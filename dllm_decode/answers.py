@@ -43,6 +43,7 @@ class Answer:
         text: The answer before its EOS and before the first stop string. Of a template: the whole
             text with its blanks filled.
         token_ids: Its tokens before the EOS; a stop string and what follows it are among them.
+            Positions that were still masked when the row stopped are left out.
         finish_reason: "stop" if an EOS or a stop string has ended it, "length" if it is full.
         forwards: Forwards of the model that its row took part in.
         commits: For each of the tokens when it was committed, and how likely it was; `None` unless

@@ -168,6 +168,10 @@ def _as_long_as(
             "gen_length must be left out with templates, whose answers are as long as they are, "
             f"got {length}. End a template with [MASK:{length}] to let the model go on."
         )
+    if options.get("stop_at_eos"):
+        raise ValueError(
+            "stop_at_eos must be left out with templates, which are filled as a whole."
+        )
     return replace(config, gen_length=max(map(len, blanks)))
 
 

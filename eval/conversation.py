@@ -36,10 +36,12 @@ Chat = Sequence[Mapping[str, str]]
 
 
 class Speaker(NamedTuple):
-    """A model, and the plug-ins and options that it answers with."""
+    """A model with its address and dtype, and the plug-ins and options that it answers with."""
 
     model: MaskPredictor
     tokenizer: Any
+    source: str
+    dtype: str
     sampler: Sampler[Any]
     cache: CachePolicy
     verifier: Verifier
@@ -154,7 +156,9 @@ def load_speaker(options: Namespace, **given: Unpack[DecodeOptions]) -> Speaker:
     loaded = open_model(options.model, options, options.revision)
     sampler = options.sampler or repr(default_sampler(loaded.model))
     plugins = built({**vars(options), "sampler": sampler}, loaded.target)
-    return Speaker(loaded.model, loaded.tokenizer, config=config, **plugins)
+    return Speaker(
+        loaded.model, loaded.tokenizer, loaded.source, loaded.dtype, config=config, **plugins
+    )  # fmt: skip
 
 
 def read_input(read: Callable[[], str]) -> str:

@@ -1,7 +1,5 @@
 """`dllm-decode generate --input FILE --output FILE`: a prompt a line, an answer a line."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,6 +21,10 @@ from dllm_decode.texts import UseTemplate, prompt_ids
 from eval.conversation import Speaker
 from eval.files import decoded, only_writer, require_file
 from eval.runs.lines import cut_torn_line
+from eval.runs.plugins import parse_model
+from eval.runs.provenance import digest_of, sources_of
+from eval.runs.records import digest
+from samplers.expression import expression_of
 
 _REMEDY = "mend or remove the line"
 
@@ -102,8 +104,13 @@ def answer_file(
         lengths = [one.gen_length or 0 for one in lines.values()]
         longest = max(speaker.config.gen_length, *lengths, *map(len, templates.values()))
         decoder = speaker.decoder(speaker.sampler, speaker.config.updated(gen_length=longest))
+        settings = _settings(speaker, chat)
         prompted = [
-            _prompted(speaker, decoder, number, asked, templates.get(number, ()), source, chat)
+            Prompted(
+                asked,
+                _request(speaker, decoder, number, asked, templates.get(number, ()), source, chat),
+                digest([*settings, number, msgspec.to_builtins(asked)]),
+            )
             for number, asked in lines.items()
         ]
         done = _done(file, {one.request.index: one.key for one in prompted}, source)
@@ -148,7 +155,7 @@ def _place(file: str | Path, number: int) -> str:
     return f"Line {number + 1} of {file}"
 
 
-def _prompted(
+def _request(
     speaker: Speaker,
     decoder: Decoder,
     number: int,
@@ -156,7 +163,7 @@ def _prompted(
     template: Sequence[int],
     source: str,
     chat: UseTemplate,
-) -> Prompted:
+) -> Request:
     tokenizer = speaker.tokenizer
     try:
         given = asked.messages if asked.text is None else asked.text
@@ -168,14 +175,26 @@ def _prompted(
             stop = StopStrings(tokenizer, asked.stop_strings)
         options: RequestOptions = {"gen_length": speaker.config.gen_length, **asked.options()}
         if template:
+            if asked.gen_length is not None or asked.stop_at_eos:
+                raise ValueError(
+                    "gen_length and stop_at_eos must be left out with a template, which is filled "
+                    "as a whole."
+                )
             options = {**options, "gen_length": len(template), "stop_at_eos": False}
-        request = decoder.request(prompts[0], number, template=template, stop=stop, **options)
+        return decoder.request(prompts[0], number, template=template, stop=stop, **options)
     except ValueError as error:
         raise ValueError(f"{_place(source, number)}: {error}") from None
-    settings = [speaker.model.name, fingerprint_of(speaker.model), chat, number]
-    parts = [speaker.sampler, speaker.cache, speaker.verifier, speaker.blocks, speaker.config]
-    written = json.dumps([*settings, *map(repr, parts), msgspec.to_builtins(asked)], default=str)
-    return Prompted(asked, request, hashlib.sha256(written.encode()).hexdigest()[:16])
+
+
+def _settings(speaker: Speaker, chat: UseTemplate) -> list[object]:
+    """Returns what decides all answers: weights and options, and code and files of plug-ins."""
+    plugins = (speaker.sampler, speaker.cache, speaker.verifier, speaker.blocks)
+    files = (*speaker.sampler.files, *speaker.verifier.files)
+    return [
+        fingerprint_of(speaker.model), speaker.dtype, parse_model(speaker.source).quantize, chat,
+        *map(expression_of, (*plugins, speaker.config)),
+        sources_of(plugins, speaker.source), [digest_of(file) for file in files],
+    ]  # fmt: skip
 
 
 def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:

@@ -11,6 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from samplers.checks import shown
@@ -18,6 +19,7 @@ from samplers.checks import shown
 Constructors = Mapping[str, Callable[..., Any]]
 Plugin = TypeVar("Plugin")
 
+_PACKAGES = ("samplers", "dllm_decode", "eval")
 # A quoted text, which is left alone, or `module:Class`.
 _IMPORTED = re.compile(
     r"""(?P<quoted>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?<![\w.])(?P<module>[A-Za-z_][\w.]*+):(?P<name>[A-Za-z_]\w*)"""
@@ -56,6 +58,29 @@ def parse_plugin(
     if not isinstance(found, base):
         raise ValueError(f"{shown(text)} must describe a {base.__name__}, got a {_kind(found)}.")
     return found
+
+
+def expression_of(plugin: object) -> str:
+    """Returns the expression that `parse_plugin` reads as this plug-in: its repr, for our own.
+
+    A class of the user's own is written with its module, also where it is an argument. Two classes
+    of one name are told apart by it.
+    """
+    if not is_dataclass(plugin):
+        return repr(plugin)
+    kind = type(plugin)
+    written = (
+        f"{field.name}={expression_of(getattr(plugin, field.name))}"
+        for field in fields(plugin)
+        if field.repr
+    )
+    own = "" if is_ours(kind) else f"{kind.__module__}:"
+    return f"{own}{kind.__qualname__}({', '.join(written)})"
+
+
+def is_ours(kind: type) -> bool:
+    """Returns whether a class is one of this distribution's packages."""
+    return kind.__module__.partition(".")[0] in _PACKAGES
 
 
 def import_class(module: str, name: str, bases: tuple[type, ...]) -> Callable[..., Any]:
@@ -131,8 +156,10 @@ def _built(text: str, constructors: Constructors) -> Any:
 def _call(node: ast.Call, constructors: Constructors) -> Any:
     name = ast.unparse(node.func)
     if name not in constructors:
-        own = " A class of your own is written module:Class()." if "." in name else ""
-        raise ValueError(f"{shown(name)} is not known here; {_suggest(name, constructors)}{own}")
+        raise ValueError(
+            f"{shown(name)} is not known here; {_suggest(name, constructors)} A class of your own is "
+            "written module:Class()."
+        )
     constructor = constructors[name]
     arguments = [_value(argument, constructors) for argument in node.args]
     options = {word.arg or "**": _value(word.value, constructors) for word in node.keywords}

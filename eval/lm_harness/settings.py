@@ -16,6 +16,7 @@ from eval.runs.plugins import CHECKS, built
 from eval.runs.prompts import PromptTokenizer
 from eval.runs.records import digest
 from samplers import Sampler
+from samplers.expression import expression_of
 
 # The harness' own keys are hashes.
 _STAMP = "settings of dllm_decode"
@@ -59,7 +60,7 @@ class LmSettings:
         names = [f.name for f in fields(self) if f.name != "decoding"]
         own = asdict(self.decoding) | {name: getattr(self, name) for name in names}
         policies = ("sampler", "cache", "verifier", "blocks", "estimator")
-        own |= {name: repr(own[name]) for name in policies}
+        own |= {name: expression_of(own[name]) for name in policies}
         return own | ({"temperature": "task"} if self.temperature is None else {})
 
     def fingerprint(self) -> str:

@@ -39,6 +39,7 @@ from eval.runs.settings import Run
 from eval.runs.sweep import decoding_of
 from eval.tasks import Example, Task
 from eval.tasks.base import Turn
+from samplers.expression import expression_of
 from samplers.facts import Fact
 from samplers.view import View
 
@@ -190,7 +191,7 @@ def error_of(run: Run) -> CacheError:
     found = [0.0 if one["error"] is not None else one["scores"][primary] for one in answers]
     scores = [score for score in found if score is not None]
     return CacheError(
-        cache=repr(run.cache),
+        cache=expression_of(run.cache),
         num_prompts=len(examples),
         divergence=mean(divergences),
         divergence_stderr=standard_error(divergences),

@@ -18,7 +18,7 @@ from dllm_decode.blocks import BlockSchedule
 from eval.runs.names import construct, split_address
 from samplers import Sampler, parse
 from samplers.checks import shown
-from samplers.expression import parse_plugin
+from samplers.expression import expression_of, parse_plugin
 
 _EXAMPLE = "path/to/open-dcoder?family=open_dllm&mask_id=151665"
 TITLES = {"blocks": "block schedule"}
@@ -74,8 +74,8 @@ def parse_verifier(text: str, target: Callable[[str], CausalTarget] = no_target)
 
 
 def check_verifier(text: str) -> str:
-    """Returns the repr of a verifier, or raises ValueError, before any model is loaded."""
-    return repr(parse_verifier(text, _unloaded))
+    """Returns the expression of a verifier, or raises ValueError, before any model is loaded."""
+    return expression_of(parse_verifier(text, _unloaded))
 
 
 def _unloaded(source: str) -> CausalTarget:

@@ -25,12 +25,12 @@ import torch
 from eval.files import read_object, write_json
 from eval.runs.plugins import parse_model
 from eval.runs.settings import Run
+from samplers.expression import is_ours
 
 PACKAGE = "dllm-decode"
 CODE_NOTE = "own_code.json"
 FILES_NOTE = "own_files.json"
 
-_PACKAGES = ("samplers", "dllm_decode", "eval")
 _NUM_PIECES = 1024
 _PIECE_BYTES = 16 * 1024
 _OTHERS = ("numpy", "tokenizers", "transformers", "triton")
@@ -137,7 +137,11 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
     notes = {name: _read(folder / name) for name in (CODE_NOTE, FILES_NOTE)}
     for setting, run in runs.items():
         files = files_of(run)
-        now = {CODE_NOTE: sources_of(run), FILES_NOTE: {n: digest(f) for n, f in files.items()}}
+        plugins = (run.sampler, run.cache, run.verifier, run.blocks, run.selection.task)
+        now = {
+            CODE_NOTE: sources_of(plugins, run.model_source or ""),
+            FILES_NOTE: {name: digest(file) for name, file in files.items()},
+        }
         for note, digests in now.items():
             changes = _changes(notes[note].get(setting, {}), digests) if setting in kept else {}
             for name, change in changes.items():
@@ -161,15 +165,14 @@ def write_notes(folder: Path, notes: Notes) -> None:
             write_json(folder / name, found)
 
 
-def sources_of(run: Run) -> dict[str, str]:
-    """Returns, by module, digests of the files that define the user's own classes in a run.
+def sources_of(plugins: Iterable[object], model: str) -> dict[str, str]:
+    """Returns, by module, digests of the files that define the user's own classes.
 
-    These are its plug-ins, its task and its model family. The imports of their files do not count,
-    nor does a class that no file defines.
+    These are those of plug-ins, a task and the family that a model's address names. The imports of
+    their files do not count, nor does a class that no file defines.
     """
-    plugins = (run.sampler, run.cache, run.verifier, run.blocks, run.selection.task)
     modules = {module for plugin in plugins for module in _own_modules(plugin)}
-    family, is_own, _ = (parse_model(run.model_source or "").family or "").partition(":")
+    family, is_own, _ = (parse_model(model).family or "").partition(":")
     modules |= {family} if is_own else set()
     files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
     return {
@@ -220,15 +223,11 @@ def digest_of(file: Path) -> str:
 def _own_modules(plugin: object) -> Iterator[str]:
     """Yields the modules of a plug-in's own classes, and of those that it holds."""
     for kind in type(plugin).__mro__:
-        if not _is_ours(kind) and any(_is_ours(base) for base in kind.__mro__):
+        if not is_ours(kind) and any(is_ours(base) for base in kind.__mro__):
             yield kind.__module__
     if is_dataclass(plugin):
         for field in fields(plugin):
             yield from _own_modules(getattr(plugin, field.name))
-
-
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _PACKAGES
 
 
 def _changes(before: Digests, now: Digests) -> dict[str, str]:

@@ -14,6 +14,7 @@ from eval.runs.prompts import PromptTokenizer, require_template
 from eval.runs.records import RunSettings, named_parts
 from eval.tasks import Example
 from samplers import Sampler
+from samplers.expression import expression_of
 
 _LAUNCH_VARIABLES = {
     "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
@@ -77,7 +78,7 @@ class Run:
     def name(self) -> str:
         """The setting in words, for messages."""
         parts = (self.sampler, self.cache, self.verifier, self.blocks)
-        shown = named_parts(*(repr(part) for part in parts))
+        shown = named_parts(*map(expression_of, parts))
         return f"{self.model.name} on {self.selection.address} with {' + '.join(shown)}"
 
     def check(self, examples: Sequence[Example]) -> None:
@@ -107,10 +108,10 @@ class Run:
             task_version=self.selection.task.version,
             examples=digest_of(examples),
             num_examples=len(examples),
-            sampler=repr(self.sampler) if self.verifier.asks_sampler else "",
-            cache=repr(self.cache),
-            verifier=repr(self.verifier),
-            blocks=repr(self.blocks),
+            sampler=expression_of(self.sampler) if self.verifier.asks_sampler else "",
+            cache=expression_of(self.cache),
+            verifier=expression_of(self.verifier),
+            blocks=expression_of(self.blocks),
             decoding=replace(self.decoding, block_length=block_length),
             batch_size=self.batch_size,
             prompts=self.prompts or self.selection.task.prompts,

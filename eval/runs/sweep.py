@@ -18,6 +18,7 @@ from eval.runs.prompts import PromptTokenizer
 from eval.runs.settings import Run
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from samplers.checks import shown
+from samplers.expression import expression_of
 
 Axes: TypeAlias = Mapping[str, tuple[Any, ...]]
 """By field of `DecodeConfig` its values, each of which is run."""
@@ -102,7 +103,7 @@ class Sweep:
         }  # fmt: skip
         for name, parse in parsers.items():
             written = getattr(self, name)
-            _require_distinct(name, written, [repr(parse(text)) for text in written])
+            _require_distinct(name, written, [expression_of(parse(text)) for text in written])
         for name, values in self.decoding.items():
             _require_distinct(name, values, values)
         for chosen in self._options():

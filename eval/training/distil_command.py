@@ -35,6 +35,7 @@ from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, on_fir
 from eval.training.student import Student
 from eval.training.teacher_answers import answer_all, read_answers
 from samplers import FixedSchedule
+from samplers.expression import expression_of
 
 _NOT_OF_TRAINING = (
     # They change where and how fast a run goes, not what comes out.
@@ -243,7 +244,7 @@ class Distillation:
             **asdict(teaching.decoding),
             "cache": options.cache,
             "batch_size": options.batch_size,
-            "teacher_sampler": repr(teaching.sampler),
+            "teacher_sampler": expression_of(teaching.sampler),
         }
 
     def settings_of_training(self) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from eval.training.held_out import (
 from eval.training.questions import Questions, config_of, read_questions
 from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, writing
 from samplers import FixedSchedule, Learn2PD, Sampler
+from samplers.expression import expression_of
 
 _DTYPES = {
     "confidences": torch.float32, "final": torch.bool, "masked": torch.bool, "prompts": torch.long
@@ -122,7 +123,7 @@ class FilterTraining:
         claim(self.work / SETTINGS_FILE, {
             "model": options.model, "revision": options.revision, "dtype": judging.dtype,
             "task": self.asked.settings(), **asdict(judging.decoding),
-            "cache": repr(judging.cache), "batch_size": options.batch_size,
+            "cache": expression_of(judging.cache), "batch_size": options.batch_size,
         })  # fmt: skip
         examples = self.collect(console)
         held_out = {"held_out": self.judged.settings()}
@@ -162,7 +163,7 @@ class FilterTraining:
     def judge(self, console: Console) -> None:
         """Decodes held-out prompts with the filter and with the other sampler, and compares."""
         options, judged, judging = self.options, self.judged, self.judging
-        rules: dict[str, Sampler] = {repr(judging.sampler): judging.sampler}
+        rules: dict[str, Sampler] = {expression_of(judging.sampler): judging.sampler}
         rules |= {f"filter at {one}": Learn2PD(options.output, one) for one in options.threshold}
         found: dict[str, HeldOutScores] = {}
         with ProgressBar(console, "held-out prompts", len(rules)) as bar:
@@ -176,7 +177,7 @@ class FilterTraining:
         first, *others = found.values()
         report = described("train-filter", judging, judged) | {
             "against": {
-                "sampler": repr(judging.sampler),
+                "sampler": expression_of(judging.sampler),
                 "accuracy": first.accuracy,
                 "forwards": first.mean_forwards,
             },

@@ -21,6 +21,7 @@ from eval.runs.provenance import machine_of
 from eval.runs.settings import ALONE, Place, Run
 from eval.tasks import Example
 from eval.training.questions import Questions
+from samplers.expression import expression_of
 
 # As in `eval run`: no two rows share their noise.
 _BATCH_STRIDE = 1 << 32
@@ -126,7 +127,7 @@ def described(command: str, run: Run, questions: Questions) -> dict[str, Any]:
         "model": run.model.name,
         "held_out": questions.described(),
         "config": repr(run.decoding),
-        "cache": repr(run.cache),
+        "cache": expression_of(run.cache),
         "machine": machine_of(run.model.device),
     }
 

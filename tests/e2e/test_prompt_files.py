@@ -65,14 +65,34 @@ def test_a_stopped_command_goes_on_where_it_stopped(
     assert "0 answers written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("other", [["--sampler", "FixedSchedule(4)"], ["--dtype", "float32"]])
 def test_answers_of_other_settings_are_kept(
-    files: list[str], capsys: pytest.CaptureFixture[str]
+    files: list[str], other: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Answers in bfloat16 were taken for those in float32."""
+    Path(files[2]).write_text(json.dumps(LINES[3]))
     assert main(files) == 0
     written = Path(files[-1]).read_bytes()
-    assert main([*files, "--sampler", "FixedSchedule(4)"]) == 2
+    assert main([*files, *other]) == 2
     assert "prompt or settings differ; choose another --output" in capsys.readouterr().err
     assert Path(files[-1]).read_bytes() == written
+
+
+def test_answers_of_an_edited_plug_in_are_kept(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """They were taken for those of the code that is there now."""
+    monkeypatch.syspath_prepend(tmp_path)
+    rule = "from samplers import FixedSchedule\nclass Mine(FixedSchedule): pass\n"
+    (tmp_path / "rule_of_files.py").write_text(rule)
+    command = [*files, "--sampler", "rule_of_files:Mine(4)"]
+    Path(files[2]).write_text(json.dumps(LINES[3]))
+    assert main(command) == 0
+    assert main(command) == 0
+    (tmp_path / "rule_of_files.py").write_text(f"{rule}# edited\n")
+    assert main(command) == 2
+    assert "settings differ" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -85,6 +105,8 @@ def test_answers_of_other_settings_are_kept(
         ('{"id": 3}', "must have either 'text' or 'messages', or a 'template'"),
         ('{"text": "a", "temperature": -1}', "temperature must be at least 0, got -1.0."),
         ('{"template": "emma"}', "must have a blank"),
+        ('{"template": "emma [MASK]", "gen_length": 2}', "must be left out with a template"),
+        ('{"template": "emma [MASK]", "stop_at_eos": true}', "must be left out with a template"),
     ],
 )
 def test_a_line_that_cannot_be_answered_is_named_before_anything_is_decoded(

@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import eval_runs
@@ -15,6 +14,7 @@ from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run
 from samplers import FixedSchedule, parse
+from samplers.expression import expression_of
 
 RULE = """
 from dataclasses import dataclass
@@ -66,6 +66,24 @@ def test_an_edited_sampler_is_not_given_its_old_answers(module: Module, tmp_path
     assert execute(module.runs(""), out).records() == records
 
 
+def test_a_class_of_ones_own_has_records_of_its_own(module: Module, tmp_path: Path) -> None:
+    """Its answers were those of our class, whose records it found by the name."""
+    ours = eval_runs.runs(samplers=(FixedSchedule(4),))
+    execute(ours, tmp_path / "out")
+    module.write(RULE.format(end="").replace("Mine", "FixedSchedule"))
+    (own,) = eval_runs.runs(samplers=(parse("edited_rule:FixedSchedule()"),))
+    folder = execute([*ours, own], tmp_path / "out")
+    assert [one.sampler for one in folder.results()][1] == "edited_rule:FixedSchedule()"
+    assert len(folder.records()) == 20
+
+
+def test_what_is_written_of_a_sampler_is_read_as_it(module: Module) -> None:
+    module.write(RULE.format(end=""))
+    sampler = parse("CreditDecoding(edited_rule:Mine(), beta=0.5)")
+    assert "base=edited_rule:Mine(), " in expression_of(sampler)
+    assert parse(expression_of(sampler)) == sampler
+
+
 def test_errors_of_a_mended_sampler_are_tried_again_when_asked(
     module: Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,13 +104,12 @@ def test_errors_of_a_mended_sampler_are_tried_again_when_asked(
 def test_an_edited_family_is_noted_like_a_sampler(module: Module) -> None:
     module.write("FAMILY = 1")
     importlib.import_module("edited_rule")
-    (run,) = eval_runs.runs(samplers=(FixedSchedule(8),))
-    assert sources_of(run) == {}
-    own = replace(run, model_source="folder?family=edited_rule:FAMILY")
-    before = sources_of(own)
+    assert sources_of([FixedSchedule(8)], "folder") == {}
+    address = "folder?family=edited_rule:FAMILY"
+    before = sources_of([], address)
     assert list(before) == ["edited_rule"]
     module.file.write_text("FAMILY = 2")
-    assert sources_of(own) != before
+    assert sources_of([], address) != before
 
 
 def test_the_command_is_named_as_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
