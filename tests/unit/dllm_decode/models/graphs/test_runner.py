@@ -2,8 +2,8 @@
 
 import copy
 import gc
+import re
 import sys
-import warnings
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -50,11 +50,11 @@ class Runs:
         inputs = forward(self.kv_cache, num_columns, **options)
         return self.runner(self.model.predict, inputs)
 
-    def expected(self, num_columns: int = 4, *, num_rows: int = 1, **options: Any) -> torch.Tensor:
+    def expected(self, num_columns: int = 4, **options: Any) -> torch.Tensor:
         kv_cache = self.model.new_kv_cache(self.kv_cache.keys.shape[1], 40)
         for part, held in zip(kv_cache.buffers, self.kv_cache.buffers, strict=True):
             part.copy_(held)
-        return self.model.predict(forward(kv_cache, num_columns, num_rows=num_rows, **options))
+        return self.model.predict(forward(kv_cache, num_columns, **options))
 
 
 def test_graphs_serve_callers_in_and_out_of_inference_mode() -> None:
@@ -89,6 +89,17 @@ def test_the_graph_that_was_not_used_for_longest_goes_first() -> None:
     for columns in (16, 16, 16):
         torch.testing.assert_close(runs(columns), runs.expected(columns))
     assert runs.runner.num_graphs == 2
+
+
+def test_a_graph_of_buffers_that_were_replaced_is_not_replayed() -> None:
+    runs = Runs()
+    for num_slots in (40, 100, 40):
+        del runs.kv_cache
+        runs.kv_cache = runs.new_kv_cache(num_slots=num_slots)
+        for _ in range(2):
+            runs()
+        assert runs.kv_cache.keys[..., 0, :].all()
+    assert runs.capture.num_captured == 3
 
 
 def test_sizes_seen_once_are_forgotten_too() -> None:
@@ -162,74 +173,59 @@ def test_a_copied_or_moved_model_has_graphs_of_its_own() -> None:
 # Planted faults: each is found at the first replay, named once, and survived.
 
 
-class OtherInputs(Recorder):
-    """Replays read inputs that were moved: nobody fills them."""
-
-    def __call__(self, run: Any, inputs: Any) -> Any:
-        parts = {
-            name: part.clone() if isinstance(part, torch.Tensor) else part
-            for name, part in vars(inputs).items()
-        }
-        return super().__call__(run, replace(inputs, **parts))
+def with_moved_inputs(run: Any, inputs: ForwardInputs) -> Any:
+    """Replays read tensors that nobody fills."""
+    parts = {
+        name: part.clone() for name, part in vars(inputs).items() if isinstance(part, torch.Tensor)
+    }
+    return lambda: run(replace(inputs, **parts))
 
 
-class OtherCache(Recorder):
-    """Replays write to key-value buffers that were moved."""
-
-    def __call__(self, run: Any, inputs: Any) -> Any:
-        held = inputs.kv_cache
-        moved = KVCache(held.keys.clone(), held.values.clone())
-        return super().__call__(run, replace(inputs, kv_cache=moved))
+def with_a_moved_cache(run: Any, inputs: ForwardInputs) -> Any:
+    kv_cache = KVCache(*(part.clone() for part in inputs.kv_cache.buffers))
+    return lambda: run(replace(inputs, kv_cache=kv_cache))
 
 
-class OtherLogits(Recorder):
-    """Replays leave their logits where they were last."""
-
-    def __call__(self, run: Any, inputs: Any) -> Any:
-        logits = run(inputs).clone()
-        return lambda: logits
+def with_old_logits(run: Any, inputs: ForwardInputs) -> Any:
+    logits = run(inputs).clone()
+    return lambda: logits
 
 
-class Unable(Recorder):
-    """No forward can be captured."""
-
-    def __call__(self, run: Any, inputs: Any) -> Any:
-        self.num_captured += 1
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+def unable(run: Any, inputs: ForwardInputs) -> Any:
+    raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
 
 FAULTS = {
-    OtherInputs: "a logit of its first replay differs by",
-    OtherCache: "a stored key or value of its first replay differs by",
-    OtherLogits: "a logit of its first replay differs by",
-    Unable: r"operation not permitted when stream is capturing\)",
+    with_moved_inputs: "(a logit of its first replay differs by",
+    with_a_moved_cache: "(a stored key or value of its first replay differs by",
+    with_old_logits: "(a logit of its first replay differs by",
+    unable: "(operation not permitted when stream is capturing)",
 }
 
 
-@pytest.mark.exhaustive(6)
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_once_and_changes_no_token(fault: Any, family: str) -> None:
-    for cache in (DualCache(), FreeCache()):
-        replayed = Replayed(family, capture=fault())
-        plain = decode(replayed.model, PROMPTS, FixedSchedule(4), cache=cache, **OPTIONS)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for _ in range(3):
-                out = decode(replayed, PROMPTS, FixedSchedule(4), cache=cache, **OPTIONS)
-                assert torch.equal(plain.tokens, out.tokens)
-        (warning,) = caught
-        assert FAULTS[fault].strip("\\)") in str(warning.message)
-        assert "run without graphs: the same tokens, slower" in str(warning.message)
-        assert replayed.runner.failed
-        assert not replayed.runner.num_graphs
+    replayed = Replayed(family, capture=fault)
+    options: Any = {**OPTIONS, "cache": DualCache()}
+    plain = decode(replayed.model, PROMPTS, FixedSchedule(4), **options)
+    told = f"{re.escape(FAULTS[fault])}.*run without graphs: the same tokens, slower"
+    with pytest.warns(UserWarning, match=told) as caught:
+        first = decode(replayed, PROMPTS, FixedSchedule(4), **options)
+    assert len(caught) == 1
+    # A warning would be an error here.
+    second = decode(replayed, PROMPTS, FixedSchedule(4), **options)
+    assert torch.equal(plain.tokens, first.tokens)
+    assert torch.equal(plain.tokens, second.tokens)
+    assert replayed.runner.failed
+    assert not replayed.runner.num_graphs
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_an_error_where_graphs_are_required(fault: Any) -> None:
-    runs = Runs(fault())
+def test_a_fault_is_an_error_where_graphs_are_required() -> None:
+    runs = Runs(unable)
     runs()
-    with pytest.raises(RuntimeError, match=FAULTS[fault]):
+    with pytest.raises(RuntimeError, match=r"not permitted .*\. Pass graphs='auto'"):
         runs.runner(runs.model.predict, forward(runs.kv_cache), required=True)
 
 
@@ -299,38 +295,28 @@ def test_a_canvas_of_several_sizes_gives_the_same_answers(family: str, cache: An
     assert replayed.recorder.num_replayed
 
 
-class Counted(Replayed):
-    """Notes the numbers of rows and columns of all forwards."""
-
-    def __init__(self, family: str, **options: Any) -> None:
-        super().__init__(family, **options)
-        self.play, self.predict = self.predict, self.noted
-        self.sizes: list[tuple[int, ...]] = []
-
-    def noted(self, inputs: ForwardInputs) -> torch.Tensor:
-        self.sizes.append(tuple(inputs.tokens.shape))
-        return self.play(inputs)
-
-
-@pytest.mark.parametrize(("num_rows", "most_captured"), [(12, 4), (32, 1)])
-def test_rows_that_finish_at_different_times_share_one_graph(
-    num_rows: int, most_captured: int
-) -> None:
+def test_rows_that_finish_at_different_times_share_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row n has n + 1 open positions, and fills one a step. Few rows are padded to all of them."""
-    replayed = Counted("llada", max_columns=10**6)
-    prompts = [[7 + row, 40, *range(3, 3 + row % 7)] for row in range(num_rows)]
-    templates = [[9] * row for row in range(num_rows - 1, -1, -1)]
-    options: Any = {"gen_length": num_rows, "block_length": num_rows, "templates": templates}
-    options["cache"] = DualCache()
+    replayed, num_rows = Replayed("llada"), set[int]()
+    predict = replayed.predict
+
+    def noted(inputs: ForwardInputs) -> torch.Tensor:
+        num_rows.add(len(inputs.tokens))
+        return predict(inputs)
+
+    monkeypatch.setattr(replayed, "predict", noted)
+    prompts = [[7 + row, 40, *range(3, 3 + row % 7)] for row in range(12)]
+    options: Any = {"gen_length": 12, "block_length": 12, "cache": DualCache()}
+    options["templates"] = [[9] * row for row in range(11, -1, -1)]
     plain = decode(replayed.model, prompts, ConfidenceThreshold(1.0), **options)
     for _ in range(2):
         out = decode(replayed, prompts, ConfidenceThreshold(1.0), **options)
         assert torch.equal(plain.tokens, out.tokens)
         assert torch.equal(plain.nfe, out.nfe)
     # The first forward has rows of several lengths, so that it is not captured.
-    assert {rows for rows, _ in replayed.sizes} == set(range(1, num_rows))
-    assert (num_rows < 32) <= replayed.recorder.num_captured <= most_captured
-    assert num_rows == 32 or replayed.recorder.num_replayed >= 2 * num_rows - 4
+    assert num_rows == set(range(1, 12))
+    assert 1 <= replayed.recorder.num_captured <= 4
+    assert replayed.recorder.num_replayed >= 20
 
 
 @pytest.mark.parametrize(
@@ -348,26 +334,6 @@ def test_prompts_of_one_bucket_share_graphs(cache: Any, num_kinds: int) -> None:
             assert torch.equal(plain.tokens, out.tokens)
     assert replayed.recorder.num_captured == num_kinds
     assert replayed.recorder.num_replayed >= 10 * 4 - 2 * num_kinds
-
-
-@pytest.mark.exhaustive(2)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_two_decodes_at_a_time_do_not_meet(family: str) -> None:
-    replayed = Replayed(family)
-    options: Any = {"gen_length": 16, "block_length": 8, "cache": DualCache()}
-    inner: list[torch.Tensor] = []
-
-    def decode_another(event: Any) -> None:
-        out = decode(replayed, PROMPTS[1:], FixedSchedule(4), **options)
-        inner.append(out.tokens)
-
-    alone = decode(replayed.model, PROMPTS[1:], FixedSchedule(4), **options).tokens
-    plain = decode(replayed.model, PROMPTS, FixedSchedule(4), **options)
-    out = decode(replayed, PROMPTS, FixedSchedule(4), observers=[decode_another], **options)
-    assert torch.equal(plain.tokens, out.tokens)
-    assert len(inner) >= 8
-    assert all(torch.equal(alone, tokens) for tokens in inner)
-    assert replayed.recorder.num_replayed
 
 
 @pytest.mark.parametrize("family", ["llada", "llada_moe"])
