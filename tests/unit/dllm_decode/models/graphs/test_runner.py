@@ -12,7 +12,7 @@ import pytest
 import torch
 from pretended import PROMPTS, Accelerator, Recorder, Replayed, cache_size, forward
 from processes import ROOT
-from tiny_models import FAMILIES, load_tiny, tiny
+from tiny_models import FAMILIES, load_tiny, new_tiny, tiny
 
 from dllm_decode import (
     DualCache,
@@ -21,7 +21,6 @@ from dllm_decode import (
     KVCache,
     PrefixCache,
     decode,
-    load_model,
 )
 from dllm_decode.models import masked_transformer
 from dllm_decode.models.graphs.capture import CudaGraphs, _collector_off
@@ -54,6 +53,10 @@ class Runs:
     def expected(self, num_columns: int = 4, **options: Any) -> torch.Tensor:
         kv_cache = KVCache(*(part.clone() for part in self.kv_cache.buffers))
         return self.model.predict(forward(kv_cache, num_columns, **options))
+
+
+def zeros(inputs: ForwardInputs) -> torch.Tensor:
+    return torch.zeros(*inputs.wanted.shape, 3)
 
 
 def test_graphs_serve_callers_in_and_out_of_inference_mode() -> None:
@@ -120,29 +123,21 @@ def test_sizes_seen_once_are_forgotten_too() -> None:
         for other in range(1, 5):
             inputs = forward(runs.kv_cache, columns)
             wanted = torch.zeros(1, 8 * other, dtype=torch.long)
-            runs.runner(runs.model.predict, replace(inputs, wanted=wanted))
+            runs.runner(zeros, replace(inputs, wanted=wanted))
     assert len(runs.runner._seen) <= 16
 
 
 def test_forwards_without_a_cache_and_those_of_many_columns_run_as_they_are() -> None:
-    calls = []
-
-    def run(inputs: Any) -> torch.Tensor:
-        calls.append(inputs)
-        return torch.zeros(*inputs.wanted.shape, 3)
-
     runs = Runs(num_rows=3, max_columns=20)
-    many, alone = forward(runs.kv_cache, 7, num_rows=3), forward(None, 7)
-    for inputs in (many, many, alone, alone):
-        runs.runner(run, inputs)
-    assert calls[0] is calls[1] is many
-    assert calls[2] is calls[3] is alone
-    assert not runs.capture.num_captured
+    for inputs in (forward(runs.kv_cache, 7, num_rows=3), forward(None, 7)):
+        for _ in range(3):
+            # A padded forward would be another one.
+            assert runs.runner(lambda got: got, inputs) is inputs
 
 
 def test_neither_the_model_nor_the_cache_is_kept_alive() -> None:
     """A cycle of model and runner once kept 16 GB of weights until the next collection."""
-    model = load_model("mini")[0]
+    model = new_tiny()
     model._runner = GraphRunner(capture=Recorder())
     kv_cache = model._runner.pool.new_kv_cache(
         cache_size(model, 1, 20), dtype=model.dtype, device=CPU
@@ -152,7 +147,7 @@ def test_neither_the_model_nor_the_cache_is_kept_alive() -> None:
     try:
         model.predict(forward(None, 4))
         held = weakref.ref(kv_cache.reserve), weakref.ref(model)
-        model._runner(lambda inputs: torch.zeros(*inputs.wanted.shape, 3), forward(kv_cache))
+        model._runner(zeros, forward(kv_cache))
         del model, kv_cache
         assert [part() for part in held] == [None, None]
     finally:
@@ -177,7 +172,7 @@ def test_a_copied_or_moved_model_has_graphs_of_its_own() -> None:
     assert (other.max_graphs, other.num_graphs, other.failed) == (3, 0, False)
     assert other.capture is not runner.capture
     assert isinstance(copy.deepcopy(GraphRunner()).capture, CudaGraphs)
-    model = load_model("mini")[0]
+    model = new_tiny()
     before = model._runner
     assert model.to(torch.float64)._runner is not before
 
@@ -284,10 +279,9 @@ def test_without_the_folder_of_graphs_models_decode(monkeypatch: pytest.MonkeyPa
         monkeypatch.setitem(sys.modules, name, None)
 
     def answer(**options: Any) -> torch.Tensor:
-        model, _ = load_model("mini", dtype=torch.float64, **options)
+        model = load_tiny("llada", dtype=torch.float64, **options)
         assert model._runner is None
-        out = decode(model, [[5, 6, 7], [8]], FixedSchedule(2), cache=DualCache(), gen_length=8)
-        return out.tokens.cpu()
+        return decode(model, PROMPTS, FixedSchedule(4), cache=DualCache(), **OPTIONS).tokens.cpu()
 
     here = answer()
     with Accelerator():
@@ -304,18 +298,18 @@ def test_rows_that_finish_at_different_times_share_graphs(monkeypatch: pytest.Mo
         return predict(inputs)
 
     monkeypatch.setattr(replayed, "predict", noted)
-    prompts = [[7 + row, 40, *range(3, 3 + row % 7)] for row in range(12)]
-    options: Any = {"gen_length": 12, "block_length": 12, "cache": DualCache()}
-    options["templates"] = [[9] * row for row in range(11, -1, -1)]
+    prompts = [[7 + row, 40, *range(3, 3 + row % 7)] for row in range(8)]
+    options: Any = {"gen_length": 8, "block_length": 8, "cache": DualCache()}
+    options["templates"] = [[9] * row for row in range(7, -1, -1)]
     plain = decode(replayed.model, prompts, ConfidenceThreshold(1.0), **options)
     for _ in range(2):
         out = decode(replayed, prompts, ConfidenceThreshold(1.0), **options)
         assert torch.equal(plain.tokens, out.tokens)
         assert torch.equal(plain.nfe, out.nfe)
     # The first forward has rows of several lengths, so that it is not captured.
-    assert num_rows == set(range(1, 12))
+    assert num_rows == set(range(1, 8))
     assert 1 <= replayed.recorder.num_captured <= 4
-    assert replayed.recorder.num_replayed >= 20
+    assert replayed.recorder.num_replayed >= 12
 
 
 @pytest.mark.parametrize(
@@ -325,14 +319,13 @@ def test_prompts_of_one_bucket_share_graphs(cache: Any, num_kinds: int) -> None:
     """Of all columns, and of those that the cache computes: as many as one or two blocks."""
     replayed = Replayed("llada")
     options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
-    for length in range(113, 133, 2):
+    for length in range(113, 133, 4):
         prompt = [(7 * column + length) % 500 for column in range(length)]
         out = decode(replayed, [prompt], FixedSchedule(2), **options)
-        if length % 5 == 0:
-            plain = decode(replayed.model, [prompt], FixedSchedule(2), **options)
-            assert torch.equal(plain.tokens, out.tokens)
+        plain = decode(replayed.model, [prompt], FixedSchedule(2), **options)
+        assert torch.equal(plain.tokens, out.tokens)
     assert replayed.recorder.num_captured == num_kinds
-    assert replayed.recorder.num_replayed >= 10 * 4 - 2 * num_kinds
+    assert replayed.recorder.num_replayed >= 5 * 4 - 2 * num_kinds
 
 
 @pytest.mark.parametrize("family", ["llada", "llada_moe"])
