@@ -108,12 +108,14 @@ def test_a_forward_that_is_filled_up_gives_the_same(
 ) -> None:
     if kinds[1] == "all":
         size = (size[1], *size[1:])
-    limit, _, _, num_keys = size
+    limit, _, width, num_keys = size
     model = tiny(family)
     inputs, whole = random_forward(model, size, kinds)
     before, alone = separate(whole), separate(inputs.kv_cache)
     expected = model.predict(replace(inputs, kv_cache=alone))
     padded = pad_to_bucket(inputs, whole)
+    assert padded.inputs.tokens.shape == (limit, num_columns(width))
+    assert padded.inputs.wanted.shape == (limit, 8)
     got = padded.cut(model.predict(padded.inputs))
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
     index = torch.arange(limit)[slice(None) if inputs.rows is None else inputs.rows]

@@ -6,6 +6,7 @@ import re
 import sys
 import weakref
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -119,20 +120,24 @@ def test_a_graph_reads_the_keys_that_its_forward_shows() -> None:
 
 def test_sizes_seen_once_are_forgotten_too() -> None:
     runs = Runs(max_graphs=1)
-    for columns in range(1, 9):
-        for other in range(1, 5):
-            inputs = forward(runs.kv_cache, columns)
-            wanted = torch.zeros(1, 8 * other, dtype=torch.long)
-            runs.runner(zeros, replace(inputs, wanted=wanted))
-    assert len(runs.runner._seen) <= 16
+    for columns, num_wanted in product((8, 16, 24, 32), (8, 16, 24, 32, 40)):
+        wanted = torch.zeros(1, num_wanted, dtype=torch.long)
+        runs.runner(zeros, replace(forward(runs.kv_cache, columns), wanted=wanted))
+    assert len(runs.runner._seen) == 16
 
 
 def test_forwards_without_a_cache_and_those_of_many_columns_run_as_they_are() -> None:
-    runs = Runs(num_rows=3, max_columns=20)
+    runs, seen = Runs(num_rows=3, max_columns=20), list[ForwardInputs]()
+
+    def run(inputs: ForwardInputs) -> torch.Tensor:
+        seen.append(inputs)
+        return zeros(inputs)
+
     for inputs in (forward(runs.kv_cache, 7, num_rows=3), forward(None, 7)):
         for _ in range(3):
+            runs.runner(run, inputs)
             # A padded forward would be another one.
-            assert runs.runner(lambda got: got, inputs) is inputs
+            assert seen.pop() is inputs
 
 
 def test_neither_the_model_nor_the_cache_is_kept_alive() -> None:
@@ -147,7 +152,9 @@ def test_neither_the_model_nor_the_cache_is_kept_alive() -> None:
     try:
         model.predict(forward(None, 4))
         held = weakref.ref(kv_cache.reserve), weakref.ref(model)
-        model._runner(zeros, forward(kv_cache))
+        for _ in range(2):
+            model._runner(zeros, forward(kv_cache))
+        assert model._runner.num_graphs
         del model, kv_cache
         assert [part() for part in held] == [None, None]
     finally:
