@@ -17,7 +17,7 @@ from dllm_decode.models.graphs.runner import GraphRunner
 from dllm_decode.models.network import fused as choice
 from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.fused import CheckedOperations
-from dllm_decode.models.network.operations import Heads, KVSlots, Stream
+from dllm_decode.models.network.operations import Heads, Stream
 from samplers import FixedSchedule
 
 FAMILIES = ("llada", "dream", "sdar")
@@ -45,17 +45,18 @@ class Kernels:
         return operation(*arguments)
 
 
-def one_column_off(projected: Any, rotation: Any, store: Any) -> Any:
-    if store is not None:
-        heads, (rows, slots, index) = projected.heads, store.target
-        if isinstance(slots, slice):
-            num_slots = store.keys.shape[2]
-            start, stop, _ = slots.indices(num_slots)
-            slots = torch.arange(start, stop, device=heads.device).expand(heads.shape[:2])
-            index = torch.arange(len(store.keys), device=heads.device)[rows][:, None]
-        slots = (slots + 1) % store.keys.shape[2]
-        store = store._replace(target=KVSlots(rows, slots, index))
-    return plain.rotate_and_store(projected, rotation, store)
+def one_slot_off(projected: Any, rotation: Any, store: Any) -> Any:
+    made = plain.rotate_and_store(projected, rotation, store)
+    for part in () if store is None else (store.keys, store.values):
+        part.copy_(part.roll(1, 2))
+    return made
+
+
+def one_slot_off_later(projected: Any, rotation: Any, store: Any) -> Any:
+    """Attention reads the right keys and values; only later forwards would read wrong ones."""
+    made = Heads(*(part.clone() for part in plain.rotate_and_store(projected, rotation, store)))
+    one_slot_off(projected, rotation, store)
+    return made
 
 
 def has_no_compiler(*arguments: Any) -> Any:
@@ -64,7 +65,10 @@ def has_no_compiler(*arguments: Any) -> Any:
 
 # The operation that is at fault, and what it does.
 FAULTS: dict[str, tuple[str, Any]] = {
-    "keys and values are stored one slot too far": ("rotate_and_store", one_column_off),
+    "keys and values are stored one slot too far": ("rotate_and_store", one_slot_off),
+    "keys and values that were read well are stored elsewhere": (
+        "rotate_and_store", one_slot_off_later
+    ),
     "the update is not added": (
         "add_norm", lambda stream, scaling: plain.add_norm(Stream(stream.hidden), scaling)
     ),
@@ -123,7 +127,7 @@ def answers(family: str, device: str, **options: Any) -> torch.Tensor:
     return torch.stack(found)
 
 
-@pytest.mark.exhaustive(6)
+@pytest.mark.exhaustive(7)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_once_and_changes_no_token(
