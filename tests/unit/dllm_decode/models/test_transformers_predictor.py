@@ -48,11 +48,14 @@ def predictor(request: pytest.FixtureRequest) -> TransformersMaskPredictor:
 
 
 @pytest.mark.parametrize("logit_shift", [0, 1])
-def test_it_decodes_as_a_plain_loop_does(
+def test_it_decodes_as_a_plain_loop_does_and_verifies_drafts(
     predictor: TransformersMaskPredictor, logit_shift: int
 ) -> None:
     predictor.logit_shift = logit_shift
     out = decode(predictor, PROMPTS, FixedSchedule(4), **OPTIONS)
+    drafted = decode(predictor, PROMPTS, FixedSchedule(4), verifier=SelfVerify(3), **OPTIONS)
+    assert torch.equal(out.tokens, drafted.tokens)
+    assert drafted.accepted.sum() > 0
     assert len(set(out.tokens.flatten().tolist())) > 3
 
     def logits_of(canvas: torch.Tensor) -> torch.Tensor:
@@ -64,13 +67,6 @@ def test_it_decodes_as_a_plain_loop_does(
             logits_of, prompt, gen_length=8, block_length=4, steps_per_block=4, mask_id=MASK
         )
         assert out.tokens[row].tolist() == alone.tokens
-
-
-def test_drafts_are_verified(predictor: TransformersMaskPredictor) -> None:
-    plain = decode(predictor, PROMPTS, FixedSchedule(4), **OPTIONS)
-    out = decode(predictor, PROMPTS, FixedSchedule(4), verifier=SelfVerify(3), **OPTIONS)
-    assert torch.equal(plain.tokens, out.tokens)
-    assert out.accepted.sum() > 0
 
 
 def test_a_cache_is_refused_with_a_remedy(predictor: TransformersMaskPredictor) -> None:

@@ -30,6 +30,14 @@ def test_the_next_cache_is_where_the_last_one_was_and_empty(second: tuple[int, i
     assert not any(part.any() for part in pool.whole_of(kv_cache).buffers)
 
 
+def test_a_cache_beside_one_that_is_held_is_an_ordinary_one() -> None:
+    pool = KVBufferPool()
+    held, other = new(pool, 3, 40), new(pool, 3, 40)
+    assert place(held) != place(other)
+    assert pool.whole_of(held) is not None
+    assert pool.whole_of(other) is None
+
+
 def test_a_cache_that_was_outgrown_gets_more_room_the_next_time() -> None:
     """Tree drafts, and longer prompts that join, once left the buffers in every decode."""
     pool = KVBufferPool()

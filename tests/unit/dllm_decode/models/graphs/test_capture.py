@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import count
 from typing import Any, NamedTuple
 
 import pytest
@@ -36,10 +37,9 @@ class Cuda:
         self.stream = Stream("main")
         self.captures = False
         self.log: list[Any] = []
-        self.num_pools = 0
         for name, stand_in in {
             "CUDAGraph": lambda: self,
-            "graph_pool_handle": self.new_pool,
+            "graph_pool_handle": count(1).__next__,
             "Stream": lambda: Stream("side"),
             "current_stream": lambda: self.stream,
             "device": lambda device: nullcontext(),
@@ -47,10 +47,6 @@ class Cuda:
             "graph": self.captured,
         }.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
-
-    def new_pool(self) -> int:
-        self.num_pools += 1
-        return self.num_pools
 
     def replay(self) -> None:
         self.log.append("replay")

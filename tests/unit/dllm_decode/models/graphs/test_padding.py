@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from pretended import pooled
+from pretended import forward, pooled
 from tiny_models import FAMILIES, tiny
-from torch import Tensor
 
 from dllm_decode import ForwardInputs, KVCache
 from dllm_decode.models.graphs.buffers import KVBufferPool
-from dllm_decode.models.graphs.padding import num_columns, pad_to_bucket
+from dllm_decode.models.graphs.padding import is_padded, num_columns, pad_to_bucket
 
 V = 512
 
@@ -30,59 +29,55 @@ def test_columns_are_filled_up_to_few_numbers_that_are_little_more() -> None:
     assert len({num_columns(n) for n in range(1, 2049)}) == 44
 
 
-class Case:
-    """A random forward, what it gives, and a memory that has room for more."""
+def test_few_columns_are_padded_and_to_rows_that_are_not_there_fewer_still() -> None:
+    def pays(num_rows: int, limit: int, width: int) -> bool:
+        whole = KVCache(*torch.empty(2, 1, limit, 1, 64, 1))
+        inputs = forward(whole, width, num_rows=num_rows)
+        return is_padded(inputs, whole, max_columns=960)
 
-    def __init__(
-        self, model: Any, seed: int, *, size: tuple[int, int, int, int], kinds: tuple[str, ...]
-    ) -> None:
-        self.random = torch.Generator().manual_seed(seed)
-        self.model, (self.limit, B, Q, self.num_keys) = model, size
-        slots, rows, attend = kinds
-        columns = self._columns(slots, (B, Q))
-        kv_cache = self._cache()
+    assert pays(40, 40, 24)
+    assert not pays(40, 40, 25)
+    assert pays(1, 64, 8)
+    assert not pays(1, 65, 8)
+    assert pays(65, 65, 8)
+
+
+def random_forward(
+    model: Any, size: tuple[int, int, int, int], kinds: tuple[str, str, str]
+) -> tuple[ForwardInputs, KVCache]:
+    """Returns a forward, and the whole buffers of its cache, which have room for more."""
+    limit, B, Q, K = size
+    slots, rows, attend = kinds
+    random = torch.Generator().manual_seed(7)
+    columns = torch.rand(B, K, generator=random).argsort(1)[:, :Q].sort(1)[0]
+    if slots == "slice":
+        columns = torch.arange(3, 3 + Q).repeat(B, 1)
+    elif slots == "repeated":
+        columns[:, -3:] = columns[:, -4:-3]
+    seen = torch.rand(B, Q if attend == "per query" else 1, K, generator=random) < 0.6
+    seen[..., :4] = True
+    pool = KVBufferPool()
+    kv_cache = pooled(model, limit, K + 70, pool).first(K)
+    whole = pool.whole_of(kv_cache)
+    assert whole is not None
+    # What is hidden is anything but zero.
+    for part in whole.buffers:
+        part.copy_(torch.randn(part.shape, generator=random, dtype=part.dtype))
+    inputs = ForwardInputs(
         # Repeated columns repeat their tokens, as those of a canvas do.
-        canvas = torch.randint(V, (B, self.num_keys), generator=self.random)
-        self.index = {
-            "all": torch.arange(self.limit)[:B],
-            "slice": torch.arange(self.limit - B, self.limit),
-            "tensor": torch.randperm(self.limit, generator=self.random)[:B],
-        }[rows]
-        self.inputs = ForwardInputs(
-            tokens=canvas.gather(1, columns),
-            positions=columns + torch.randint(9, (B, 1), generator=self.random),
-            wanted=torch.randint(Q, (B, 5), generator=self.random),
-            attend=self._attend(attend, (B, Q, self.num_keys)),
-            kv_cache=kv_cache,
-            slots={"slice": slice(3, 3 + Q)}.get(slots, columns),
-            rows={"all": None, "slice": slice(self.limit - B, self.limit)}.get(rows, self.index),
-        )
-
-    def _columns(self, slots: str, size: tuple[int, int]) -> Tensor:
-        B, Q = size
-        if slots == "slice":
-            return torch.arange(3, 3 + Q).repeat(B, 1) % self.num_keys
-        places = torch.rand(B, self.num_keys, generator=self.random).argsort(1)[:, :Q].sort(1)[0]
-        if slots == "repeated":
-            places[:, -3:] = places[:, -4:-3]
-        return places
-
-    def _cache(self) -> KVCache:
-        pool = KVBufferPool()
-        kv_cache = pooled(self.model, self.limit, self.num_keys + 70, pool).first(self.num_keys)
-        # What is hidden is anything but zero.
-        self.whole = pool.whole_of(kv_cache)
-        for part in self.whole.buffers:
-            part.copy_(torch.randn(part.shape, generator=self.random, dtype=part.dtype))
-        return kv_cache
-
-    def _attend(self, attend: str, size: tuple[int, int, int]) -> Tensor | None:
-        B, Q, K = size
-        if attend == "none":
-            return None
-        seen = torch.rand(B, Q if attend == "per query" else 1, K, generator=self.random) < 0.6
-        seen[..., :4] = True
-        return seen
+        tokens=torch.randint(V, (B, K), generator=random).gather(1, columns),
+        positions=columns + torch.randint(9, (B, 1), generator=random),
+        wanted=torch.randint(Q, (B, 5), generator=random),
+        attend=None if attend == "none" else seen,
+        kv_cache=kv_cache,
+        slots=slice(3, 3 + Q) if slots == "slice" else columns,
+        rows={
+            "all": None,
+            "slice": slice(limit - B, limit),
+            "tensor": torch.randperm(limit, generator=random)[:B],
+        }[rows],
+    )
+    return inputs, whole
 
 
 KINDS = [
@@ -96,6 +91,7 @@ SIZES = {
     "few rows, odd numbers": (24, 5, 11, 50),
     "all rows but one, which fill the memory": (10, 9, 13, 50), "all rows": (8, 8, 16, 50),
     "more than enough columns": (16, 3, 67, 90), "nothing but a mask is added": (12, 8, 16, 63),
+    "one key more than that": (12, 8, 16, 64),
 }  # fmt: skip
 
 
@@ -108,35 +104,33 @@ SIZES = {
     ],
 )
 def test_a_forward_that_is_filled_up_gives_the_same(
-    kinds: tuple[str, ...], size: tuple[int, int, int, int], family: str
+    kinds: tuple[str, str, str], size: tuple[int, int, int, int], family: str
 ) -> None:
     if kinds[1] == "all":
         size = (size[1], *size[1:])
-    check(Case(tiny(family), 7, size=size, kinds=kinds), 1e-9)
-
-
-def check(case: Case, tolerance: float) -> None:
-    inputs, kv_cache, whole = case.inputs, case.inputs.kv_cache, case.whole
-    alone = replace(inputs, kv_cache=separate(kv_cache))
-    expected = case.model.predict(alone)
-    before = separate(whole)
+    limit, _, width, num_keys = size
+    model = tiny(family)
+    inputs, whole = random_forward(model, size, kinds)
+    before, alone = separate(whole), separate(inputs.kv_cache)
+    expected = model.predict(replace(inputs, kv_cache=alone))
     padded = pad_to_bucket(inputs, whole)
-    got = padded.cut(case.model.predict(padded.inputs))
-    assert got.shape == expected.shape
-    torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
-    written = torch.zeros(case.limit, case.num_keys, dtype=torch.bool)
-    there = torch.arange(case.num_keys)[inputs.slots] if isinstance(inputs.slots, slice) else None
-    slots = inputs.slots if there is None else there.expand_as(inputs.tokens)
-    written[case.index[:, None], slots] = True
-    for now, then, wanted in zip(
-        whole.buffers, before.buffers, alone.kv_cache.buffers, strict=True
-    ):
-        mine = now[:, :, :, 1 : 1 + case.num_keys]
-        torch.testing.assert_close(mine, wanted, rtol=0, atol=tolerance)
+    assert padded.inputs.tokens.shape == (limit, num_columns(width))
+    assert padded.inputs.wanted.shape == (limit, 8)
+    got = padded.cut(model.predict(padded.inputs))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
+    index = torch.arange(limit)[slice(None) if inputs.rows is None else inputs.rows]
+    slots = inputs.slots
+    if isinstance(slots, slice):
+        slots = torch.arange(num_keys)[slots].expand_as(inputs.tokens)
+    written = torch.zeros(limit, num_keys, dtype=torch.bool)
+    written[index[:, None], slots] = True
+    own = slice(1, 1 + num_keys)
+    for now, then, wanted in zip(whole.buffers, before.buffers, alone.buffers, strict=True):
+        torch.testing.assert_close(now[:, :, :, own], wanted, rtol=0, atol=1e-9)
         # Exactly: nothing else was written, but to the spare slot.
-        old = then[:, :, :, 1 : 1 + case.num_keys]
-        assert torch.equal(mine.movedim(3, 2)[:, ~written], old.movedim(3, 2)[:, ~written])
-        assert torch.equal(now[:, :, :, 1 + case.num_keys :], then[:, :, :, 1 + case.num_keys :])
+        now, then = now.movedim(3, 2), then.movedim(3, 2)
+        assert torch.equal(now[:, :, own][:, ~written], then[:, :, own][:, ~written])
+        assert torch.equal(now[:, :, own.stop :], then[:, :, own.stop :])
 
 
 def separate(kv_cache: KVCache) -> KVCache:

@@ -2,27 +2,26 @@
 
 import copy
 import gc
+import re
 import sys
-import warnings
 import weakref
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from pretended import PROMPTS, Accelerator, Recorder, Replayed, cache_size, forward
 from processes import ROOT
-from tiny_models import FAMILIES, load_tiny, tiny
+from tiny_models import FAMILIES, load_tiny, new_tiny, tiny
 
 from dllm_decode import (
-    DelayedCache,
     DualCache,
     ForwardInputs,
     FreeCache,
     KVCache,
     PrefixCache,
     decode,
-    load_model,
 )
 from dllm_decode.models import masked_transformer
 from dllm_decode.models.graphs.capture import CudaGraphs, _collector_off
@@ -36,11 +35,13 @@ OPTIONS: Any = {"gen_length": 16, "block_length": 8, "stop_at_eos": False}
 class Runs:
     """A runner over a tiny model, and one cache for all forwards."""
 
-    def __init__(self, capture: Any = None, *, num_rows: int = 1, **options: Any) -> None:
+    def __init__(
+        self, capture: Any = None, *, num_rows: int = 1, num_slots: int = 40, **options: Any
+    ) -> None:
         self.model = tiny("llada")
         self.capture = Recorder() if capture is None else capture
         self.runner = GraphRunner(capture=self.capture, **options)
-        self.kv_cache = self.new_kv_cache(num_rows)
+        self.kv_cache = self.new_kv_cache(num_rows, num_slots)
 
     def new_kv_cache(self, num_rows: int = 1, num_slots: int = 40) -> KVCache:
         size = cache_size(self.model, num_rows, num_slots)
@@ -50,11 +51,13 @@ class Runs:
         inputs = forward(self.kv_cache, num_columns, **options)
         return self.runner(self.model.predict, inputs)
 
-    def expected(self, num_columns: int = 4, *, num_rows: int = 1, **options: Any) -> torch.Tensor:
-        kv_cache = self.model.new_kv_cache(self.kv_cache.keys.shape[1], 40)
-        for part, held in zip(kv_cache.buffers, self.kv_cache.buffers, strict=True):
-            part.copy_(held)
-        return self.model.predict(forward(kv_cache, num_columns, num_rows=num_rows, **options))
+    def expected(self, num_columns: int = 4, **options: Any) -> torch.Tensor:
+        kv_cache = KVCache(*(part.clone() for part in self.kv_cache.buffers))
+        return self.model.predict(forward(kv_cache, num_columns, **options))
+
+
+def zeros(inputs: ForwardInputs) -> torch.Tensor:
+    return torch.zeros(*inputs.wanted.shape, 3)
 
 
 def test_graphs_serve_callers_in_and_out_of_inference_mode() -> None:
@@ -91,35 +94,55 @@ def test_the_graph_that_was_not_used_for_longest_goes_first() -> None:
     assert runs.runner.num_graphs == 2
 
 
+def test_a_graph_of_buffers_that_were_replaced_is_not_replayed() -> None:
+    runs = Runs()
+    for num_slots in (40, 100, 40):
+        del runs.kv_cache
+        runs.kv_cache = runs.new_kv_cache(num_slots=num_slots)
+        for _ in range(2):
+            runs()
+        assert runs.kv_cache.keys[..., 0, :].all()
+    assert runs.capture.num_captured == 3
+
+
+def test_a_graph_reads_the_keys_that_its_forward_shows() -> None:
+    """A block-causal model shows each block more keys than the one before."""
+    runs = Runs(num_slots=100)
+    whole = runs.kv_cache
+    for part in whole.buffers:
+        part.fill_(1.0)
+    for num_slots in (40, 100, 40, 100, 40, 100):
+        runs.kv_cache = whole.first(num_slots)
+        torch.testing.assert_close(runs(token=num_slots), runs.expected(token=num_slots))
+    assert runs.capture.num_captured == 2
+    assert runs.capture.num_replayed == 4
+
+
 def test_sizes_seen_once_are_forgotten_too() -> None:
     runs = Runs(max_graphs=1)
-    for columns in range(1, 9):
-        for other in range(1, 5):
-            inputs = forward(runs.kv_cache, columns)
-            wanted = torch.zeros(1, 8 * other, dtype=torch.long)
-            runs.runner(runs.model.predict, replace(inputs, wanted=wanted))
-    assert len(runs.runner._seen) <= 16
+    for columns, num_wanted in product((8, 16, 24, 32), (8, 16, 24, 32, 40)):
+        wanted = torch.zeros(1, num_wanted, dtype=torch.long)
+        runs.runner(zeros, replace(forward(runs.kv_cache, columns), wanted=wanted))
+    assert len(runs.runner._seen) == 16
 
 
 def test_forwards_without_a_cache_and_those_of_many_columns_run_as_they_are() -> None:
-    calls = []
+    runs, seen = Runs(num_rows=3, max_columns=20), list[ForwardInputs]()
 
-    def run(inputs: Any) -> torch.Tensor:
-        calls.append(inputs)
-        return torch.zeros(*inputs.wanted.shape, 3)
+    def run(inputs: ForwardInputs) -> torch.Tensor:
+        seen.append(inputs)
+        return zeros(inputs)
 
-    runs = Runs(num_rows=3, max_columns=20)
-    many, alone = forward(runs.kv_cache, 7, num_rows=3), forward(None, 7)
-    for inputs in (many, many, alone, alone):
-        runs.runner(run, inputs)
-    assert calls[0] is calls[1] is many
-    assert calls[2] is calls[3] is alone
-    assert not runs.capture.num_captured
+    for inputs in (forward(runs.kv_cache, 7, num_rows=3), forward(None, 7)):
+        for _ in range(3):
+            runs.runner(run, inputs)
+            # A padded forward would be another one.
+            assert seen.pop() is inputs
 
 
 def test_neither_the_model_nor_the_cache_is_kept_alive() -> None:
     """A cycle of model and runner once kept 16 GB of weights until the next collection."""
-    model = load_model("mini")[0]
+    model = new_tiny()
     model._runner = GraphRunner(capture=Recorder())
     kv_cache = model._runner.pool.new_kv_cache(
         cache_size(model, 1, 20), dtype=model.dtype, device=CPU
@@ -129,7 +152,9 @@ def test_neither_the_model_nor_the_cache_is_kept_alive() -> None:
     try:
         model.predict(forward(None, 4))
         held = weakref.ref(kv_cache.reserve), weakref.ref(model)
-        model._runner(lambda inputs: torch.zeros(*inputs.wanted.shape, 3), forward(kv_cache))
+        for _ in range(2):
+            model._runner(zeros, forward(kv_cache))
+        assert model._runner.num_graphs
         del model, kv_cache
         assert [part() for part in held] == [None, None]
     finally:
@@ -154,7 +179,7 @@ def test_a_copied_or_moved_model_has_graphs_of_its_own() -> None:
     assert (other.max_graphs, other.num_graphs, other.failed) == (3, 0, False)
     assert other.capture is not runner.capture
     assert isinstance(copy.deepcopy(GraphRunner()).capture, CudaGraphs)
-    model = load_model("mini")[0]
+    model = new_tiny()
     before = model._runner
     assert model.to(torch.float64)._runner is not before
 
@@ -162,75 +187,64 @@ def test_a_copied_or_moved_model_has_graphs_of_its_own() -> None:
 # Planted faults: each is found at the first replay, named once, and survived.
 
 
-class OtherInputs(Recorder):
-    """Replays read inputs that were moved: nobody fills them."""
-
-    def __call__(self, run: Any, inputs: Any) -> Any:
-        parts = {
-            name: part.clone() if isinstance(part, torch.Tensor) else part
-            for name, part in vars(inputs).items()
-        }
-        return super().__call__(run, replace(inputs, **parts))
+def with_moved_inputs(run: Any, inputs: ForwardInputs) -> Any:
+    """Replays read tensors that nobody fills."""
+    parts = {
+        name: part.clone() for name, part in vars(inputs).items() if isinstance(part, torch.Tensor)
+    }
+    return lambda: run(replace(inputs, **parts))
 
 
-class OtherCache(Recorder):
-    """Replays write to key-value buffers that were moved."""
-
-    def __call__(self, run: Any, inputs: Any) -> Any:
-        held = inputs.kv_cache
-        moved = KVCache(held.keys.clone(), held.values.clone())
-        return super().__call__(run, replace(inputs, kv_cache=moved))
+def with_a_moved_cache(run: Any, inputs: ForwardInputs) -> Any:
+    kv_cache = KVCache(*(part.clone() for part in inputs.kv_cache.buffers))
+    return lambda: run(replace(inputs, kv_cache=kv_cache))
 
 
-class OtherLogits(Recorder):
-    """Replays leave their logits where they were last."""
-
-    def __call__(self, run: Any, inputs: Any) -> Any:
-        logits = run(inputs).clone()
-        return lambda: logits
+def with_old_logits(run: Any, inputs: ForwardInputs) -> Any:
+    logits = run(inputs).clone()
+    return lambda: logits
 
 
-class Unable(Recorder):
-    """No forward can be captured."""
-
-    def __call__(self, run: Any, inputs: Any) -> Any:
-        self.num_captured += 1
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+def unable(run: Any, inputs: ForwardInputs) -> Any:
+    raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
 
 FAULTS = {
-    OtherInputs: "a logit of its first replay differs by",
-    OtherCache: "a stored key or value of its first replay differs by",
-    OtherLogits: "a logit of its first replay differs by",
-    Unable: r"operation not permitted when stream is capturing\)",
+    with_moved_inputs: "(a logit of its first replay differs by",
+    with_a_moved_cache: "(a stored key or value of its first replay differs by",
+    with_old_logits: "(a logit of its first replay differs by",
+    unable: "(operation not permitted when stream is capturing)",
 }
 
 
-@pytest.mark.exhaustive(6)
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_once_and_changes_no_token(fault: Any, family: str) -> None:
-    for cache in (DualCache(), FreeCache()):
-        replayed = Replayed(family, capture=fault())
-        plain = decode(replayed.model, PROMPTS, FixedSchedule(4), cache=cache, **OPTIONS)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for _ in range(3):
-                out = decode(replayed, PROMPTS, FixedSchedule(4), cache=cache, **OPTIONS)
-                assert torch.equal(plain.tokens, out.tokens)
-        (warning,) = caught
-        assert FAULTS[fault].strip("\\)") in str(warning.message)
-        assert "run without graphs: the same tokens, slower" in str(warning.message)
-        assert replayed.runner.failed
-        assert not replayed.runner.num_graphs
+    replayed = Replayed(family, capture=fault)
+    options: Any = {**OPTIONS, "cache": DualCache()}
+    plain = decode(replayed.model, PROMPTS, FixedSchedule(4), **options)
+    told = f"{re.escape(FAULTS[fault])}.*run without graphs: the same tokens, slower"
+    with pytest.warns(UserWarning, match=told) as caught:
+        first = decode(replayed, PROMPTS, FixedSchedule(4), **options)
+    assert len(caught) == 1
+    # A warning would be an error here.
+    second = decode(replayed, PROMPTS, FixedSchedule(4), **options)
+    assert torch.equal(plain.tokens, first.tokens)
+    assert torch.equal(plain.tokens, second.tokens)
+    assert replayed.runner.failed
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_an_error_where_graphs_are_required(fault: Any) -> None:
-    runs = Runs(fault())
-    runs()
-    with pytest.raises(RuntimeError, match=FAULTS[fault]):
-        runs.runner(runs.model.predict, forward(runs.kv_cache), required=True)
+def test_a_fault_is_an_error_where_graphs_are_required() -> None:
+    runs = Runs()
+    for _ in range(2):
+        runs(8)
+    runs.runner.capture = unable
+    runs(16)
+    with pytest.raises(RuntimeError, match=r"not permitted .*\. Pass graphs='auto'"):
+        runs.runner(runs.model.predict, forward(runs.kv_cache, 16), required=True)
+    assert runs.runner.failed
+    assert not runs.runner.num_graphs
 
 
 def test_rounding_is_no_fault() -> None:
@@ -272,65 +286,37 @@ def test_without_the_folder_of_graphs_models_decode(monkeypatch: pytest.MonkeyPa
         monkeypatch.setitem(sys.modules, name, None)
 
     def answer(**options: Any) -> torch.Tensor:
-        model, _ = load_model("mini", dtype=torch.float64, **options)
+        model = load_tiny("llada", dtype=torch.float64, **options)
         assert model._runner is None
-        out = decode(model, [[5, 6, 7], [8]], FixedSchedule(2), cache=DualCache(), gen_length=8)
-        return out.tokens.cpu()
+        return decode(model, PROMPTS, FixedSchedule(4), cache=DualCache(), **OPTIONS).tokens.cpu()
 
     here = answer()
     with Accelerator():
         assert torch.equal(here, answer(device="cuda"))
 
 
-@pytest.mark.parametrize("cache", [DualCache(), FreeCache(), DelayedCache(2, 1)], ids=repr)
-@pytest.mark.parametrize("family", ["dream", "sdar"])
-def test_a_canvas_of_several_sizes_gives_the_same_answers(family: str, cache: Any) -> None:
-    """Of a block-causal model, each block has more keys than the one before, up to 72."""
-    replayed = Replayed(family)
-    prompts = [[(7 * column) % 500 for column in range(length)] for length in (48, 41)]
-    options: Any = {"gen_length": 24, "block_length": 8, "cache": cache}
-    plain = decode(replayed.model, prompts, FixedSchedule(4), **options)
-    for _ in range(2):
-        out = decode(replayed, prompts, FixedSchedule(4), **options)
-        assert torch.equal(plain.tokens, out.tokens)
-        assert torch.equal(plain.query_positions, out.query_positions)
-    keys = {graph.inputs.attend.shape[-1] for graph in replayed.runner._graphs.values()}
-    assert keys == ({128} if family == "dream" else {64, 128})
-    assert replayed.recorder.num_replayed
-
-
-class Counted(Replayed):
-    """Notes the numbers of rows and columns of all forwards."""
-
-    def __init__(self, family: str, **options: Any) -> None:
-        super().__init__(family, **options)
-        self.play, self.predict = self.predict, self.noted
-        self.sizes: list[tuple[int, ...]] = []
-
-    def noted(self, inputs: ForwardInputs) -> torch.Tensor:
-        self.sizes.append(tuple(inputs.tokens.shape))
-        return self.play(inputs)
-
-
-@pytest.mark.parametrize(("num_rows", "most_captured"), [(12, 4), (32, 1)])
-def test_rows_that_finish_at_different_times_share_one_graph(
-    num_rows: int, most_captured: int
-) -> None:
+def test_rows_that_finish_at_different_times_share_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row n has n + 1 open positions, and fills one a step. Few rows are padded to all of them."""
-    replayed = Counted("llada", max_columns=10**6)
-    prompts = [[7 + row, 40, *range(3, 3 + row % 7)] for row in range(num_rows)]
-    templates = [[9] * row for row in range(num_rows - 1, -1, -1)]
-    options: Any = {"gen_length": num_rows, "block_length": num_rows, "templates": templates}
-    options["cache"] = DualCache()
+    replayed, num_rows = Replayed("llada"), set[int]()
+    predict = replayed.predict
+
+    def noted(inputs: ForwardInputs) -> torch.Tensor:
+        num_rows.add(len(inputs.tokens))
+        return predict(inputs)
+
+    monkeypatch.setattr(replayed, "predict", noted)
+    prompts = [[7 + row, 40, *range(3, 3 + row % 7)] for row in range(8)]
+    options: Any = {"gen_length": 8, "block_length": 8, "cache": DualCache()}
+    options["templates"] = [[9] * row for row in range(7, -1, -1)]
     plain = decode(replayed.model, prompts, ConfidenceThreshold(1.0), **options)
     for _ in range(2):
         out = decode(replayed, prompts, ConfidenceThreshold(1.0), **options)
         assert torch.equal(plain.tokens, out.tokens)
         assert torch.equal(plain.nfe, out.nfe)
     # The first forward has rows of several lengths, so that it is not captured.
-    assert {rows for rows, _ in replayed.sizes} == set(range(1, num_rows))
-    assert (num_rows < 32) <= replayed.recorder.num_captured <= most_captured
-    assert num_rows == 32 or replayed.recorder.num_replayed >= 2 * num_rows - 4
+    assert num_rows == set(range(1, 8))
+    assert 1 <= replayed.recorder.num_captured <= 4
+    assert replayed.recorder.num_replayed >= 12
 
 
 @pytest.mark.parametrize(
@@ -340,34 +326,13 @@ def test_prompts_of_one_bucket_share_graphs(cache: Any, num_kinds: int) -> None:
     """Of all columns, and of those that the cache computes: as many as one or two blocks."""
     replayed = Replayed("llada")
     options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
-    for length in range(113, 133, 2):
+    for length in range(113, 133, 4):
         prompt = [(7 * column + length) % 500 for column in range(length)]
         out = decode(replayed, [prompt], FixedSchedule(2), **options)
-        if length % 5 == 0:
-            plain = decode(replayed.model, [prompt], FixedSchedule(2), **options)
-            assert torch.equal(plain.tokens, out.tokens)
+        plain = decode(replayed.model, [prompt], FixedSchedule(2), **options)
+        assert torch.equal(plain.tokens, out.tokens)
     assert replayed.recorder.num_captured == num_kinds
-    assert replayed.recorder.num_replayed >= 10 * 4 - 2 * num_kinds
-
-
-@pytest.mark.exhaustive(2)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_two_decodes_at_a_time_do_not_meet(family: str) -> None:
-    replayed = Replayed(family)
-    options: Any = {"gen_length": 16, "block_length": 8, "cache": DualCache()}
-    inner: list[torch.Tensor] = []
-
-    def decode_another(event: Any) -> None:
-        out = decode(replayed, PROMPTS[1:], FixedSchedule(4), **options)
-        inner.append(out.tokens)
-
-    alone = decode(replayed.model, PROMPTS[1:], FixedSchedule(4), **options).tokens
-    plain = decode(replayed.model, PROMPTS, FixedSchedule(4), **options)
-    out = decode(replayed, PROMPTS, FixedSchedule(4), observers=[decode_another], **options)
-    assert torch.equal(plain.tokens, out.tokens)
-    assert len(inner) >= 8
-    assert all(torch.equal(alone, tokens) for tokens in inner)
-    assert replayed.recorder.num_replayed
+    assert replayed.recorder.num_replayed >= 5 * 4 - 2 * num_kinds
 
 
 @pytest.mark.parametrize("family", ["llada", "llada_moe"])

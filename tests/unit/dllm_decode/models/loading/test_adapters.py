@@ -12,10 +12,8 @@ from tiny_models import MODELS
 from tiny_models import load_without_tokenizer as load_model
 from torch import Tensor
 
-from dllm_decode.models import MaskedTransformer
-from dllm_decode.models import families as known_families
+from dllm_decode.models.families import FAMILIES
 
-KNOWN = known_families.FAMILIES
 TARGETS = {
     "llada": ("q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj"),
     "dream": ("q_proj", "o_proj", "gate_proj", "down_proj"),
@@ -27,10 +25,9 @@ def official(family: str) -> dict[str, Tensor]:
     return load_file(MODELS / family / "model.safetensors")
 
 
-def write(folder: Path, family: str, **config: Any) -> dict[str, Tensor]:
+def write(folder: Path, family: str, *, rank: int = 3, **config: Any) -> dict[str, Tensor]:
     """Writes an adapter, and returns what must be added to each matrix at scale 1."""
     generator = torch.Generator().manual_seed(0)
-    rank = config.get("r", 3)
     weights, added = {}, {}
     for name, weight in official(family).items():
         module = name.removesuffix(".weight")
@@ -44,28 +41,18 @@ def write(folder: Path, family: str, **config: Any) -> dict[str, Tensor]:
     folder.mkdir(exist_ok=True)
     save_file(weights, folder / "adapter_model.safetensors")
     stated = {
-        "peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": list(TARGETS[family]),
+        "peft_type": "LORA", "r": rank, "lora_alpha": 6, "target_modules": list(TARGETS[family]),
         "bias": "none", "lora_dropout": 0.1, "task_type": "CAUSAL_LM",
     }  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps(stated | config))
     return added
 
 
-def edit(folder: Path, **changes: Any) -> None:
-    path = folder / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def tensors(model: MaskedTransformer, family: str) -> dict[str, Tensor]:
-    (known,) = [one for one in KNOWN.values() if one.name.lower() == family]
-    return known.tensors(model.transformer)
-
-
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("family", TARGETS)
 @pytest.mark.parametrize(
     ("config", "scale"),
-    [({}, 2.0), ({"use_rslora": True}, 6 / 3**0.5), ({"r": 5, "lora_alpha": 5}, 1.0)],
+    [({}, 2.0), ({"use_rslora": True}, 6 / 3**0.5), ({"rank": 5, "lora_alpha": 5}, 1.0)],
     ids=["alpha over r", "rank-stabilised", "alpha is r"],
 )
 def test_the_product_is_added_and_nothing_else_changes(
@@ -73,7 +60,7 @@ def test_the_product_is_added_and_nothing_else_changes(
 ) -> None:
     added = write(tmp_path, family, **config)
     model, _ = load_model(MODELS / family, dtype="float64", adapter=tmp_path)
-    found = tensors(model, family)
+    found = FAMILIES[family].tensors(model.transformer)
     assert len(added) >= 4
     for name, weight in official(family).items():
         expected = weight.double()
@@ -86,10 +73,9 @@ def test_the_product_is_added_and_nothing_else_changes(
 
 
 def test_patterns_override_rank_and_alpha(tmp_path: Path) -> None:
-    added = write(tmp_path, "dream")
-    edit(tmp_path, alpha_pattern={"layers.0.self_attn.q_proj": 12})
+    added = write(tmp_path, "dream", alpha_pattern={"layers.0.self_attn.q_proj": 12})
     model, _ = load_model(MODELS / "dream", dtype="float64", adapter=tmp_path)
-    found, before = tensors(model, "dream"), official("dream")
+    found, before = FAMILIES["dream"].tensors(model.transformer), official("dream")
     for layer, scale in ((0, 4.0), (1, 2.0)):
         name = f"model.layers.{layer}.self_attn.q_proj.weight"
         expected = before[name].double() + scale * added[name].double()
@@ -101,10 +87,12 @@ def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must fit its base model, got .* differences"):
         load_model(MODELS / "llada", adapter=tmp_path)
     path = tmp_path / "adapter_model.safetensors"
-    save_file({k: v for k, v in load_file(path).items() if ".layers.0." in k}, path)
+    first = {name: part for name, part in load_file(path).items() if ".layers.0." in name}
+    save_file(first, path)
     with pytest.raises(ValueError, match=r"nothing for model\.layers\.1\.self_attn\.q_proj"):
         load_model(MODELS / "dream", adapter=tmp_path)
-    edit(tmp_path, layers_to_transform=[0])
+    write(tmp_path, "dream", layers_to_transform=[0])
+    save_file(first, path)
     load_model(MODELS / "dream", adapter=tmp_path)
 
 
@@ -131,8 +119,7 @@ def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
     ids=str,
 )
 def test_other_kinds_are_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
-    write(tmp_path, "llada")
-    edit(tmp_path, **config)
+    write(tmp_path, "llada", **config)
     with pytest.raises(ValueError, match=message):
         load_model(MODELS / "llada", adapter=tmp_path)
 
