@@ -170,7 +170,7 @@ def _chain(
 
 
 def _next_token(model: MaskPredictor, prompt: list[int], begun: list[int]) -> Tensor:
-    """Returns the log-probabilities of the next token of an answer of five, as samplers see them."""
+    """Returns log-probabilities of the next token of an answer of five, as samplers see them."""
     events: list[StepEvent] = []
     decode(
         model, [prompt], FixedSchedule(), templates=[begun], gen_length=5,
