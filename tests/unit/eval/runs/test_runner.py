@@ -227,11 +227,12 @@ def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
     assert set(loaded) == {"tiny"}
 
 
-def test_rows_of_different_batches_do_not_share_their_noise(tmp_path: Path) -> None:
+def test_rows_of_different_batches_and_seeds_do_not_share_their_noise(tmp_path: Path) -> None:
     """The noise is keyed by the row's place in its batch, so each batch needs its own seed."""
-    runs = eval_runs.runs(samplers=(FixedSchedule(1),), temperature=100.0, batch_size=1)
-    answers = [tuple(record["tokens"]) for record in execute(runs, tmp_path).records()]
-    assert len(set(answers)) == len(answers)
+    (run,) = eval_runs.runs(samplers=(FixedSchedule(1),), temperature=100.0, batch_size=1)
+    runs = [replace(run, decoding=replace(run.decoding, seed=seed)) for seed in (0, 1)]
+    answers = {tuple(record["tokens"]) for record in execute(runs, tmp_path).records()}
+    assert len(answers) == 20
 
 
 def test_progress_tells_setting_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
