@@ -124,10 +124,8 @@ def test_every_option_arrives_in_a_sweep_and_in_the_harness(tmp_path: Path, name
 
 def test_several_values_of_an_option_are_compared() -> None:
     words = "run lists/copy out --temperature 0 --temperature 0.5 --seed 2"
-    assert axes_of(make_parser().parse_args(words.split())) == {
-        "temperature": (0.0, 0.5),
-        "seed": (2,),
-    }
+    axes = axes_of(make_parser().parse_args(words.split()))
+    assert axes == {"temperature": (0.0, 0.5), "seed": (2,)}
 
 
 def test_an_interrupt_does_not_claim_what_is_not_so(

@@ -151,14 +151,15 @@ def test_a_table_names_its_commits(copied: Path, capsys: pytest.CaptureFixture[s
     """Only summary.json said that the records of a row were decoded by different code."""
     command = ["report", str(copied), "--replays", "0"]
     assert main(command) == 0
-    assert "several commits" not in capsys.readouterr().out
+    row = "- `FixedSchedule(8)`: "
+    assert row not in capsys.readouterr().out
     lines = (copied / "part-0.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     for record, commit in zip(records, ("a" * 40, "b" * 40 + "+", None), strict=True):
         record["git"] = commit
     (copied / "part-0.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in records))
     assert main(command) == 0
-    told = "`FixedSchedule(8)`: aaaaaaaaaa, bbbbbbbbbb+, unknown"
+    told = f"{row}aaaaaaaaaa, bbbbbbbbbb+, unknown"
     assert told in capsys.readouterr().out
     assert told in (copied / "report.md").read_text()
     assert '"commits":"aaaaaaaaaa, bbbbbbbbbb+, unknown"' in (copied / "report.html").read_text()
