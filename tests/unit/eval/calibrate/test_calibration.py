@@ -1,5 +1,6 @@
 """Calibration end to end: on a sampler whose answers are known, and on the command line."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,6 +145,16 @@ def test_a_rung_holds_whatever_is_written() -> None:
     assert split_parts("A('x + y') + B(C(1) + 2)") == ["A('x + y')", "B(C(1) + 2)"]
     for ladder in LADDERS.values():
         assert len({repr(parse_sampler(text)) for text in ladder}) == len(ladder)
+
+
+def test_a_card_from_before_there_were_block_schedules_is_read(out: Path, tmp_path: Path) -> None:
+    written = json.loads((out / "card.json").read_text())
+    written["format"] = "dllm-decode calibration card 1"
+    settings = [written["setting"], written["reference"], written["expressions"]]
+    for setting in (*settings, *(rating["setting"] for rating in written["ratings"])):
+        del setting["blocks"]
+    (tmp_path / "card.json").write_text(json.dumps(written))
+    assert read_card(tmp_path / "card.json") == read_card(out / "card.json")
 
 
 def test_other_files_are_no_cards(tmp_path: Path) -> None:
