@@ -4,7 +4,7 @@ In a process of their own: interpreted on the CPU with TRITON_INTERPRET=1, else 
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,22 +84,13 @@ SIZES = [
     (2, 1, 1, 32, 1, 96),
     (1, 1, 1, 40, 70, 256),
 ]
-
-
 KINDS = ("none", "ragged", "each")
 
 
-def in_turn() -> Iterator[Any]:
-    """Yields every size with a kind of mask and a dtype in turn; the other pairs are slow."""
-    for i, sizes in enumerate(SIZES):
-        for j, kind in enumerate(KINDS):
-            for k, dtype in enumerate(DTYPES):
-                is_next = j == i % 3 and k == (i + i // 3) % 3
-                marks = () if is_next else pytest.mark.slow
-                yield pytest.param(sizes, kind, dtype, marks=marks, id=f"{sizes}-{kind}-{dtype}")
-
-
-@pytest.mark.parametrize(("sizes", "kind", "dtype"), [*in_turn()])
+@pytest.mark.exhaustive(7)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_shares_add_up_to_what_torch_computes(
     random: Any, sizes: tuple[int, ...], kind: str, dtype: torch.dtype
 ) -> None:

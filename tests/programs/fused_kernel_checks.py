@@ -164,18 +164,6 @@ def test_a_nan_is_not_taken_for_certainty() -> None:
     assert spread.entropy.isnan().tolist() == [[True, False]]
 
 
-def test_a_position_does_not_depend_on_the_others() -> None:
-    logits = random_logits(2, 2, LANES + 16).to(DEVICE)
-    together = fused.summarise(logits)
-    for row in range(2):
-        for column in range(2):
-            alone = fused.summarise(logits[row : row + 1, column : column + 1].clone())
-            for part, whole in zip(
-                (*alone[0], *alone[1]), (*together[0], *together[1]), strict=True
-            ):
-                assert torch.equal(part[0, 0], whole[row, column])
-
-
 def test_an_empty_batch_finds_nothing() -> None:
     top, spread = fused.summarise(torch.zeros(0, 3, 4, device=DEVICE))
     assert top.tokens.shape == (0, 3, 2)

@@ -24,7 +24,7 @@ from eval.cli import make_eval_parser as make_parser
 from eval.grid import show_grid
 from eval.lm_harness.settings import read_arguments
 from eval.runs.options import FIRST, OPTIONS, OptionsOf, add_options, axes_of, given_of
-from eval.runs.sweep import Sweep, read_sweep
+from eval.runs.sweep import read_sweep
 
 ROOT = Path(__file__).parents[3]
 
@@ -123,11 +123,9 @@ def test_every_option_arrives_in_a_sweep_and_in_the_harness(tmp_path: Path, name
 
 
 def test_several_values_of_an_option_are_compared() -> None:
-    options = make_parser().parse_args(
-        ["run", "lists/copy", "out", "--temperature", "0", "--temperature", "0.5", "--seed", "2"]
-    )
-    sweep = Sweep(("mini",), ("lists/copy",), ("Factor()",), decoding=axes_of(options))
-    assert sweep.decoding == {"temperature": (0.0, 0.5), "seed": (2,)}
+    words = "run lists/copy out --temperature 0 --temperature 0.5 --seed 2"
+    axes = axes_of(make_parser().parse_args(words.split()))
+    assert axes == {"temperature": (0.0, 0.5), "seed": (2,)}
 
 
 def test_an_interrupt_does_not_claim_what_is_not_so(

@@ -1,5 +1,6 @@
 """Calibration end to end: on a sampler whose answers are known, and on the command line."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,13 +82,12 @@ def test_prompts_of_the_training_and_settings_that_were_decoded_before_are_told(
 @pytest.mark.parametrize(
     ("task", "options", "said"),
     [
-        ("word_problems?split=test&limit=1", ["--gen-length", "8", "--block-length", "8"],
-         "gen_length is 8, the card's is 64; block_length is 8, the card's is 32"),
-        ("word_problems?split=test&limit=1", ["--cache", "DualCache()"],
+        ("lists/copy?n=4&limit=1",
+         ["--gen-length", "8", "--block-length", "8", "--cache", "DualCache()"],
+         "the task is lists/copy?n=4, the card's is word_problems; "
          "cache is DualCache(refresh_every=0, before=0, after=0, entry='sampler'), "
-         "the card's is NoCache()"),
-        ("lists/copy?n=4&limit=1", ["--gen-length", "64"],
-         "the task is lists/copy?n=4, the card's is word_problems"),
+         "the card's is NoCache(); "
+         "gen_length is 8, the card's is 64; block_length is 8, the card's is 32"),
         ("word_problems?split=val&limit=12", [], "the prompts are those of the calibration"),
         ("word_problems?split=test&limit=1", [], ""),
     ],
@@ -145,6 +145,16 @@ def test_a_rung_holds_whatever_is_written() -> None:
     assert split_parts("A('x + y') + B(C(1) + 2)") == ["A('x + y')", "B(C(1) + 2)"]
     for ladder in LADDERS.values():
         assert len({repr(parse_sampler(text)) for text in ladder}) == len(ladder)
+
+
+def test_a_card_from_before_there_were_block_schedules_is_read(out: Path, tmp_path: Path) -> None:
+    written = json.loads((out / "card.json").read_text())
+    written["format"] = "dllm-decode calibration card 1"
+    settings = [written["setting"], written["reference"], written["expressions"]]
+    for setting in (*settings, *(rating["setting"] for rating in written["ratings"])):
+        del setting["blocks"]
+    (tmp_path / "card.json").write_text(json.dumps(written))
+    assert read_card(tmp_path / "card.json") == read_card(out / "card.json")
 
 
 def test_other_files_are_no_cards(tmp_path: Path) -> None:

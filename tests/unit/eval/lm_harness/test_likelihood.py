@@ -9,6 +9,7 @@ from itertools import permutations
 import pytest
 import torch
 from tiny_models import FAMILIES, Spied, tiny
+from torch import Tensor
 from toys import HashModel
 
 from dllm_decode import MaskPredictor, StepEvent, decode
@@ -79,27 +80,26 @@ def test_monte_carlo_is_the_mean_over_all_orders_of_a_model_without_a_joint() ->
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_conditionals_are_those_that_samplers_see(family: str) -> None:
     """Shift, padding, block-causal attention and banned tokens, against the engine's views."""
-    model = _with_a_ban(family)
-    prompts, answer = [[5, 9, 4], [7, 3, 8, 6, 2, 5, 10]], [11, 4, 9, 9, 12]
-    scored = Likelihood(model, LeftToRight(), batch_size=4).score([(p, answer) for p in prompts])
-    for prompt, (estimate, _, _) in zip(prompts, scored, strict=True):
+    model = Spied(tiny(family))
+    # A token that the model would give a share.
+    model.banned_ids = (1, *model.banned_ids)
+    pairs, expected = [], []
+    for prompt in ([5, 9, 4], [7, 3, 8, 6, 2, 5, 10]):
         # The engine fills a block-causal model's last block with masks: its end must be here.
         assert not model.causal_block_length or (len(prompt) + 5) % model.causal_block_length == 0
-        assert estimate.log_likelihood == pytest.approx(_decoded(model, prompt, answer)[0])
-        assert estimate.is_greedy is False
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_answer_is_greedy_if_each_token_is_the_most_likely(family: str) -> None:
-    model, prompt = tiny(family), [5, 9, 4]
-    answer: list[int] = []
-    for _ in range(5):
-        draft = [*answer, *[0] * (5 - len(answer))]
-        answer.append(_decoded(model, prompt, draft)[1][len(answer)])
-    other = [*answer[:-1], (answer[-1] + 1) % 20]
-    scored = Likelihood(model, LeftToRight()).score([(prompt, answer), (prompt, other)])
-    assert [s.estimate.is_greedy for s in scored] == [True, False]
-    (unknown,) = Likelihood(model, MonteCarlo(2)).score([(prompt, answer)])
+        for rank_of_last in (1, 2):
+            answer: list[int] = []
+            total = 0.0
+            for rank in (1, 1, 1, 1, rank_of_last):
+                logs = _next_token(model, prompt, answer)
+                answer.append(int(logs.argsort()[-rank]))
+                total += logs[answer[-1]].item()
+            pairs.append((prompt, answer))
+            expected.append(total)
+    scored = Likelihood(model, LeftToRight(), batch_size=4).score(pairs)
+    assert [s.estimate.log_likelihood for s in scored] == pytest.approx(expected)
+    assert [s.estimate.is_greedy for s in scored] == [True, False] * 2
+    (unknown,) = Likelihood(model, MonteCarlo(2)).score(pairs[:1])
     assert unknown.estimate.is_greedy is None
 
 
@@ -155,13 +155,6 @@ def test_impossible_pairs_are_refused(prompt: list[int], answer: list[int], mess
         Likelihood(HashModel(), LeftToRight()).score([([1], [2]), (prompt, answer)])
 
 
-def _with_a_ban(family: str) -> Spied:
-    """Bans a token that the model would give a share."""
-    model = Spied(tiny(family))
-    model.banned_ids = (1, *model.banned_ids)
-    return model
-
-
 def _chain(
     model: HashModel, prompt: tuple[int, ...], answer: tuple[int, ...], order: tuple[int, ...]
 ) -> float:
@@ -176,19 +169,12 @@ def _chain(
     return total
 
 
-def _decoded(model: MaskPredictor, prompt: list[int], answer: list[int]) -> tuple[float, list[int]]:
-    """Returns the chain rule's log-probability and the most likely tokens, as samplers see them."""
-    total, best = 0.0, []
-    for position, token in enumerate(answer):
-        events: list[StepEvent] = []
-        decode(
-            model, [prompt], FixedSchedule(), templates=[answer[:position]],
-            gen_length=len(answer), block_length=model.causal_block_length or len(answer),
-            stop_at_eos=False, observers=[events.append],
-        )  # fmt: skip
-        view = events[0].view
-        at = view.positions[0].tolist().index(position)
-        logs = view.logits[0, at].log_softmax(-1)
-        total += logs[token].item()
-        best.append(int(logs.argmax()))
-    return total, best
+def _next_token(model: MaskPredictor, prompt: list[int], begun: list[int]) -> Tensor:
+    """Returns log-probabilities of the next token of an answer of five, as samplers see them."""
+    events: list[StepEvent] = []
+    decode(
+        model, [prompt], FixedSchedule(), templates=[begun], gen_length=5,
+        block_length=model.causal_block_length or 5, stop_at_eos=False, observers=[events.append],
+    )  # fmt: skip
+    view = events[0].view
+    return view.logits[0, view.positions[0].tolist().index(len(begun))].log_softmax(-1)

@@ -92,30 +92,23 @@ def scored(context: str, continuation: str, doc_id: int = 0, idx: int = 0) -> In
     return Instance("loglikelihood", {}, (context, continuation), idx, ("toy", doc_id, 1))
 
 
-def alone(lm: DecodeLM, tokens: list[int], gen_length: int) -> list[int]:
-    output = decode(
-        HashModel(), [tokens], lm.settings.sampler, gen_length=gen_length, block_length=4
-    )
-    return output.answers()[0]
-
-
 def test_answers_are_those_of_decode_whatever_shares_their_batch() -> None:
     lm = make_lm()
     prompts = [[1], [5, 2, 9], [7, 7], [3, 1, 4, 1, 5], [2], [8, 8, 8], [11]]
-    lengths = [8, 8, 12, 8, 12, 8, 8]
+    longer = {"gen_length": 12}
+    pairs = list(zip(prompts, [{}, {}, longer, {}, longer, {}, {}], strict=True))
     requests = [
-        asked(" ".join(map(str, prompt)), i, gen_length=length)
-        for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+        asked(" ".join(map(str, prompt)), i, **options) for i, (prompt, options) in enumerate(pairs)
     ]
     texts = lm.generate_until(requests, disable_tqdm=True)
-    expected = [alone(lm, *pair) for pair in zip(prompts, lengths, strict=True)]
-    assert [[int(word) for word in text.split()] for text in texts] == expected
     assert len({*texts}) == 7
     records = {record["doc_id"]: record for record in lm.ledger.records()}
-    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        assert records[i]["prompt_length"] == len(prompt)
-        assert records[i]["gen_length"] == length
-        assert records[i]["nfe"] <= length // 4 * 2
+    for i, (prompt, options) in enumerate(pairs):
+        length = options.get("gen_length", 8)
+        alone = decode(HashModel(), [prompt], FixedSchedule(2), gen_length=length, block_length=4)
+        assert [int(word) for word in texts[i].split()] == alone.answers()[0]
+        told = [records[i][name] for name in ("prompt_length", "gen_length", "nfe")]
+        assert told == [len(prompt), length, int(alone.nfe[0])]
     # Five of length 8 in batches of three, two of length 12.
     assert Counter(record["batch_length"] for record in records.values()) == {3: 3, 2: 4}
 
@@ -152,14 +145,6 @@ def test_noise_depends_on_the_seed_and_the_request_alone() -> None:
     )
     assert first == again[::-1]
     assert len({*first, *other}) == 8
-
-
-def test_the_task_s_options_are_followed_or_refused() -> None:
-    lm = make_lm(gen_length="task")
-    lm.generate_until([asked("1", max_gen_toks=5), asked("1", 1, gen_length=13)], True)
-    assert [record["gen_length"] for record in lm.ledger.records()] == [8, 16]
-    with pytest.raises(ValueError, match="got num_beams=4"):
-        lm.generate_until([asked("1", num_beams=4)], disable_tqdm=True)
 
 
 def test_likelihoods_of_an_exact_model_are_exact() -> None:
@@ -220,7 +205,7 @@ def test_it_runs_offline(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     command = [
         "lm", "--tasks", "words_generate,words_choose,words_score", "--include-path", str(folder),
         "--output", str(out), "--sampler", "FixedSchedule(16)", "--gen-length", "64", "--nll",
-        "l2r", "--limit", "3", "--batch-size", "4", "--dtype", "float32",
+        "l2r", "--limit", "2", "--batch-size", "4", "--dtype", "float32",
         "--use-cache", str(tmp_path / "kept"),
     ]  # fmt: skip
     assert main(command) == 0
@@ -229,13 +214,13 @@ def test_it_runs_offline(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "tokens_per_forward" in shown
     results = json.loads((out / "results.json").read_text())
     model, tokenizer = load_model("mini", dtype=torch.float32)
-    docs = lines_of(folder / "problems.jsonl")[:3]
+    docs = lines_of(folder / "problems.jsonl")[:2]
     prompts = [tokenizer.encode(f"{doc['question']} answer :") for doc in docs]
     outputs = [decode(model, [one], FixedSchedule(16), gen_length=64) for one in prompts]
     texts = [tokenizer.decode(one.answers()[0], skip_special_tokens=True) for one in outputs]
     numbers = [re.findall(r"#### (\d+)", text)[:1] for text in texts]
     num_right = sum(found == [doc["number"]] for found, doc in zip(numbers, docs, strict=True))
-    assert results["results"]["words_generate"]["exact_match,strict"] == num_right / 3
+    assert results["results"]["words_generate"]["exact_match,strict"] == num_right / 2
     assert results["results"]["words_choose"]["acc,none"] == 1.0
     # Greedy solutions are found by the chain rule.
     assert results["results"]["words_score"]["acc,none"] > 0.3
@@ -244,9 +229,9 @@ def test_it_runs_offline(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     cost = lines_of(out / "cost.jsonl")
     keys = [(line["task"], line["doc_id"], line["idx"]) for line in cost]
     assert keys == [
-        *[("words_choose", doc, idx) for doc in range(3) for idx in range(2)],
-        *[("words_generate", doc, 0) for doc in range(3)],
-        *[("words_score", doc, 0) for doc in range(3)],
+        *[("words_choose", doc, idx) for doc in range(2) for idx in range(2)],
+        *[("words_generate", doc, 0) for doc in range(2)],
+        *[("words_score", doc, 0) for doc in range(2)],
     ]
     generated = [line for line in cost if line["request"] == "generate_until"]
     nfe = [int(one.nfe[0]) for one in outputs]

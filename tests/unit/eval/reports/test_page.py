@@ -118,9 +118,8 @@ def test_two_folders_are_compared_on_shared_examples(finished: Folder, tmp_path:
     for change in task["changes"]:
         before, later = task["rows"][change["before"]], task["rows"][change["after"]]
         assert before["name"] == later["name"]
-    before, later = (task["rows"][task["changes"][0][which]] for which in ("before", "after"))
-    expected = later["accuracy"][0] - before["accuracy"][0]
-    assert task["changes"][0]["difference"][0] == pytest.approx(expected)
+        expected = later["accuracy"][0] - before["accuracy"][0]
+        assert change["difference"][0] == pytest.approx(expected)
 
 
 def test_folders_with_other_names_are_compared_by_ids(finished: Folder, tmp_path: Path) -> None:
@@ -210,9 +209,9 @@ def test_runners_up_are_those_of_the_step_that_committed(sampler: Any) -> None:
             if told is not None:
                 num_told += 1
                 entropy, tokens = told
-                probabilities = [probability for _, probability in tokens]
-                assert tokens[0][0] == int(out.tokens[row, position])
-                assert probabilities == sorted(probabilities, reverse=True)
+                likely, probabilities = zip(*tokens, strict=True)
+                assert likely[0] == int(out.tokens[row, position])
+                assert list(probabilities) == sorted(probabilities, reverse=True)
                 confidence = float(trace.confidences[row][position])
                 assert probabilities[0] == pytest.approx(confidence, abs=1e-4)
                 assert 0 <= entropy < 6.0

@@ -103,18 +103,6 @@ def test_settings_with_different_seeds_are_told_apart(tmp_path: Path) -> None:
     assert "FixedSchedule(4) + seeds=0`" in table(rows, COSTS["forwards"])
 
 
-def test_a_run_over_seeds_averages_real_decodes(tmp_path: Path) -> None:
-    (run,) = eval_runs.runs(task="lists/shuffle?n=4&limit=4", samplers=(FixedSchedule(4),))
-    runs = [replace(run, decoding=replace(run.decoding, seed=seed)) for seed in (0, 1)]
-    folder = execute(runs, tmp_path)
-    (row,) = measured(folder).summary["rows"]
-    records = folder.records()
-    assert len(records) == row["num_records"] == 8
-    assert row["speed"]["nfe"] == pytest.approx(sum(r["nfe"] for r in records) / 8)
-    answers = {(r["example"], tuple(r["tokens"])) for r in records}
-    assert len(answers) == 8, "two seeds gave the same answers"
-
-
 def test_a_verifiers_numbers_are_sums_over_its_forwards(tmp_path: Path) -> None:
     own = replace(SETTINGS, verifier="ARVerify(CausalTarget('t'))", sampler="")
     records = [record(SETTINGS, e, 1, length=6, nfe=6, gains=[1] * 6) for e in "abc"]
@@ -178,15 +166,6 @@ def test_a_run_that_is_all_warm_up_is_timed_and_says_so(tmp_path: Path) -> None:
         assert sum(record["warm_up"] for record in folder.records()) == num_warm
         timing = measured(folder).summary["rows"][0]["timing"]
         assert (timing["num_timed"], timing["is_warm"]) == (num_timed, limit > 10)
-
-
-def test_the_power_of_a_comparison_is_told(tmp_path: Path) -> None:
-    fast = replace(SETTINGS, sampler="Factor(1.0)")
-    records = [record(SETTINGS, e, s) for e, s in zip("abc", (1, 1, 0), strict=True)]
-    records += [record(fast, e, s) for e, s in zip("abc", (1, 0, 0), strict=True)]
-    _, second = measured(folder_of(tmp_path, [SETTINGS, fast], records)).summary["rows"]
-    # One of three is discordant: 2.802 sqrt(1/3 / 3).
-    assert second["against_reference"]["detectable_difference"] == pytest.approx(2.802 / 3)
 
 
 def test_every_number_of_a_summary_is_documented(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ EXAMPLES = {
     "Numbers": "[number]",
     "Turnless": '[Example([{"role": "user"}], "2", id="first")]',
     "Bare": '["what is 1 + 1 ?"]',
+    "Twins": '[Example("what is 1 + 1 ?", "2"), Example("what is 1 + 1 ?", "2")]',
 }
 SCORES = {
     "Nothing": "1.0", "TooMuch": '{"answer": 2.0}', "Unlike": '{"answer": 0.0}',
@@ -139,44 +140,39 @@ def test_a_scorer_that_is_wrong_about_an_answer_has_an_error(module: str, tmp_pa
     ] * 2
 
 
-def test_examples_of_one_id_are_refused(module: str, tmp_path: Path) -> None:
-    """The run ended without a word and without a report: it waited for records without end."""
-    (tmp_path / "lines.txt").write_text("one\ntwo\none")
-    with pytest.raises(ValueError, match=r"must have distinct ids, got '.*' 2 times"):
-        select(f"{module}:Lines?path=lines.txt")
+@pytest.mark.parametrize(
+    ("options", "declared"),
+    [
+        # A path was said to be no whole number.
+        ("Lines?path=a/b&limit_words=4", f"(path={Path('a/b')!r}, limit_words=4)"),
+        ("Lines?path=a&limit_words=None", "limit_words=None)"),
+        ("Ordered?path=a&order=down&times=2", "order='down', times=2)"),
+        ("Ordered?path=a&times=all", "order='up', times='all')"),
+        ("Ordered?path=a&times=None", "times=None)"),
+    ],
+)
+def test_options_are_read_as_they_are_declared(module: str, options: str, declared: str) -> None:
+    assert repr(parse_task(f"{module}:{options}").task).endswith(declared)
 
 
-def test_what_an_address_or_a_task_lacks_is_asked_for(module: str) -> None:
-    """Both were a TypeError: of __init__, and of an abstract class."""
-    with pytest.raises(ValueError, match=r"the option path, got none; write .*\?path="):
-        parse_task(f"{module}:Lines?limit=3")
-    with pytest.raises(ValueError, match="got none of examples, gen_length, score, version"):
-        parse_task(f"{module}:Incomplete")
+NO_TYPE = r"The option words of .*:Listed must be declared as str, .*, got list\[str\]"
 
 
-def test_options_are_read_as_they_are_declared(module: str) -> None:
-    """A path was said to be no whole number."""
-    found = parse_task(f"{module}:Lines?path=a/b&limit_words=4").task
-    assert repr(found) == f"Lines(path={Path('a/b')!r}, limit_words=4)"
-    assert "limit_words=None" in repr(parse_task(f"{module}:Lines?path=a&limit_words=None").task)
-
-
-def test_an_option_of_no_readable_type_is_refused_even_where_it_is_not_given(module: str) -> None:
-    """A list was accepted until it was used, and a list as default could not be hashed."""
-    message = rf"The option words of {module}:Listed must be declared as str, .*, got list\[str\]"
-    for options in ("path=a&words=b", "path=a"):
-        with pytest.raises(ValueError, match=message):
-            parse_task(f"{module}:Listed?{options}")
-
-
-def test_an_option_of_few_values_takes_no_other(module: str) -> None:
-    """Literal["up", "down"] took every text, and the task ran with it."""
-    found = parse_task(f"{module}:Ordered?path=a&order=down&times=2").task
-    assert repr(found).endswith("order='down', times=2)")
-    found = parse_task(f"{module}:Ordered?path=a&times=all").task
-    assert repr(found).endswith("order='up', times='all')")
-    assert repr(parse_task(f"{module}:Ordered?path=a&times=None").task).endswith("times=None)")
-    with pytest.raises(ValueError, match=r"^order must be one of up, down, got 'left'"):
-        parse_task(f"{module}:Ordered?path=a&order=left")
-    with pytest.raises(ValueError, match=r"^times must be one of 1, 2, all, got '3'"):
-        parse_task(f"{module}:Ordered?path=a&times=3")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("Lines?limit=3", r"the option path, got none; write .*\?path="),
+        ("Incomplete", "got none of examples, gen_length, score, version"),
+        ("Listed?path=a&words=b", NO_TYPE),
+        # A list as default could not be hashed.
+        ("Listed?path=a", NO_TYPE),
+        ("Ordered?path=a&order=left", r"^order must be one of up, down, got 'left'"),
+        ("Ordered?path=a&times=3", r"^times must be one of 1, 2, all, got '3'"),
+        # The run ended without a word: it waited for records without end.
+        ("Twins?path=lines.txt", r"must have distinct ids, got '.*' 2 times"),
+    ],
+)
+def test_wrong_options_and_tasks_are_refused(module: str, options: str, message: str) -> None:
+    """Some were a TypeError, others were accepted until they were used."""
+    with pytest.raises(ValueError, match=message):
+        select(f"{module}:{options}")

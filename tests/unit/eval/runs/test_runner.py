@@ -1,9 +1,7 @@
 import io
-import os
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import eval_runs
 import pytest
 import torch
 from eval_runs import Fussy
+from processes import ROOT, in_two_processes
 from rich.console import Console
 from rich.text import Text
 from toys import tiny_target
@@ -26,8 +25,6 @@ from eval.runs.runner import execute
 from eval.runs.settings import Place
 from eval.runs.sweep import Loaded, Sweep
 from samplers import FixedSchedule, Wino
-
-ROOT = Path(__file__).parents[4]
 
 
 def timeless(value: Any) -> Any:
@@ -98,13 +95,8 @@ def test_a_run_cut_after_any_record_goes_on(whole: Path, tmp_path: Path, num_lin
 
 @pytest.mark.slow
 def test_several_processes_score_every_example_once(whole: Path, tmp_path: Path) -> None:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "eval_runs.py"), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": path, "RANK": "1", "WORLD_SIZE": "2"},
-    )
-    execute(eval_runs.runs(), tmp_path, place=Place(0, 2))
-    assert process.wait(timeout=120) == 0
+    told = in_two_processes(str(ROOT / "tests" / "eval_runs.py"), str(tmp_path))
+    assert [code for code, _ in told] == [0, 0], told
     counts = [(tmp_path / f"part-{rank}.jsonl").read_bytes().count(b"\n") for rank in range(2)]
     assert sum(counts) == 20
     assert min(counts) > 0
@@ -227,11 +219,12 @@ def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
     assert set(loaded) == {"tiny"}
 
 
-def test_rows_of_different_batches_do_not_share_their_noise(tmp_path: Path) -> None:
+def test_rows_of_different_batches_and_seeds_do_not_share_their_noise(tmp_path: Path) -> None:
     """The noise is keyed by the row's place in its batch, so each batch needs its own seed."""
-    runs = eval_runs.runs(samplers=(FixedSchedule(1),), temperature=100.0, batch_size=1)
-    answers = [tuple(record["tokens"]) for record in execute(runs, tmp_path).records()]
-    assert len(set(answers)) == len(answers)
+    (run,) = eval_runs.runs(samplers=(FixedSchedule(1),), temperature=100.0, batch_size=1)
+    runs = [replace(run, decoding=replace(run.decoding, seed=seed)) for seed in (0, 1)]
+    answers = {tuple(record["tokens"]) for record in execute(runs, tmp_path).records()}
+    assert len(answers) == 20
 
 
 def test_progress_tells_setting_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

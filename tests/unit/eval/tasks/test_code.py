@@ -30,22 +30,13 @@ WRONG = {"passed": 0.0, "loads": 1.0, "compiles": 1.0}
 BROKEN = {"passed": 0.0, "loads": 0.0, "compiles": 1.0}
 NONSENSE = {"passed": 0.0, "loads": 0.0, "compiles": 0.0}
 
-PEAKS = {
-    "task_id": "Own/0",
-    "prompt": 'from typing import List\n\n\ndef peaks(heights: List[int]) -> List[int]:\n    """'
-    'Return the greatest height seen so far, for each height.\n    """\n',
-    "canonical_solution": "    seen = []\n    for height in heights:\n"
-    "        seen.append(max([height, *seen[-1:]]))\n    return seen\n",
-    "test": "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate([]) == []\n"
-    "    assert candidate([2, 1, 3]) == [2, 2, 3]\n",
-    "entry_point": "peaks",
-}
 HALVES = {
-    "task_id": "Own/1",
+    "task_id": "Own/0",
     "prompt": "def half(n: int) -> int:\n    return n // 2\n\n\ndef halves(n: int) -> int:\n"
     '    """Count how often half of n can be taken before it is 0.\n    """\n',
     "canonical_solution": "    return 0 if n == 0 else 1 + halves(half(n))\n",
-    "test": "def check(candidate):\n    assert candidate(0) == 0\n    assert candidate(8) == 4\n",
+    "test": "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate(0) == 0\n"
+    "    assert candidate(8) == 4\n",
     "entry_point": "halves",
 }
 
@@ -63,7 +54,7 @@ def chore(number: int, **others: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def humaneval(tmp_path: Path) -> str:
-    return write_lines(tmp_path / "HumanEval.jsonl", PEAKS, HALVES)
+    return write_lines(tmp_path / "HumanEval.jsonl", HALVES)
 
 
 @pytest.fixture
@@ -81,7 +72,7 @@ def test_splits_of_mbpp_go_by_number(mbpp: str) -> None:
 
 
 def test_plain_prompts_are_continued_by_the_answer(humaneval: str, mbpp: str) -> None:
-    assert HumanEval(humaneval).examples()[0].prompt == PEAKS["prompt"]
+    assert HumanEval(humaneval).examples()[0].prompt == HALVES["prompt"]
     prompt = Mbpp(mbpp).examples()[0].prompt
     assert isinstance(prompt, str)
     *shown, asked, rest = prompt.split("[BEGIN]\n")
@@ -100,7 +91,7 @@ def test_plain_prompts_are_continued_by_the_answer(humaneval: str, mbpp: str) ->
 def test_instructions_are_turns_that_end_with_the_users(humaneval: str, mbpp: str) -> None:
     (turn,) = HumanEval(humaneval, protocol="instruct").examples()[0].turns()
     assert turn["role"] == "user"
-    assert f"```python\n{PEAKS['prompt']}```" in turn["content"]
+    assert f"```python\n{HALVES['prompt']}```" in turn["content"]
     turns = Mbpp(mbpp, protocol="instruct").examples()[0].turns()
     assert [turn["role"] for turn in turns] == ["user", "assistant"] * 3 + ["user"]
     assert turns[1]["content"] == "```python\ndef add(x):\n    return x + 2\n```"
@@ -120,20 +111,20 @@ def test_a_problem_is_never_its_own_demonstration(mbpp: str) -> None:
 def test_right_answers_pass_and_wrong_ones_do_not(humaneval: str, mbpp: str, protocol: str) -> None:
     for path, kind in ((humaneval, HumanEval), (mbpp, Mbpp)):
         task = kind(path, protocol, sandbox=QUICK)
-        first, second, *_ = task.examples()
-        require_target_score(task.name, task, first)
-        assert task.score(second, second.target) == RIGHT
-        wrong = second.target.replace("return ", "return 1 if 0 else None and ")
-        assert task.score(second, wrong) == WRONG
-        assert task.score(first, "")["passed"] == 0.0
+        example = task.examples()[0]
+        require_target_score(task.name, task, example)
+        assert task.score(example, example.target) == RIGHT
+        wrong = example.target.replace("return ", "return 1 if 0 else None and ")
+        assert task.score(example, wrong) == WRONG
+        assert task.score(example, "")["passed"] == 0.0
 
 
 def test_a_plain_answer_ends_where_something_new_begins(humaneval: str, mbpp: str) -> None:
     task = HumanEval(humaneval, sandbox=QUICK)
     example = task.examples()[0]
-    for start in ("class Odd:", "def main():", "# Test", "if True:", "print(peaks([1]))"):
+    for start in ("class Odd:", "def main():", "# Test", "if True:", "print(halves(1))"):
         text = f"{example.target}\n{start}\n   1 / 0 ("
-        assert task.program(example, text) == f"{PEAKS['prompt']}{example.target}"
+        assert task.program(example, text) == f"{HALVES['prompt']}{example.target}"
     assert task.score(example, example.target + "\n1 / 0") == BROKEN
     assert task.score(example, "    pass\ncheck = lambda candidate: None\n") == WRONG
     of_mbpp = Mbpp(mbpp, sandbox=QUICK)
@@ -144,7 +135,7 @@ def test_a_plain_answer_ends_where_something_new_begins(humaneval: str, mbpp: st
 
 def test_an_answer_in_a_fence_is_found_among_words(humaneval: str, mbpp: str) -> None:
     task = HumanEval(humaneval, "instruct", sandbox=QUICK)
-    example = task.examples()[1]
+    example = task.examples()[0]
     whole = "def halves(n):\n    return n.bit_length()\n"
     uses_helper = "def halves(n):\n    return 0 if n == 0 else 1 + halves(half(n))\n"
     body = "    return n.bit_length()\n"
@@ -163,7 +154,7 @@ def test_an_answer_in_a_fence_is_found_among_words(humaneval: str, mbpp: str) ->
     assert of_mbpp.score(example, answer) == RIGHT
     # In chat, also around the answer to a plain prompt.
     task = HumanEval(humaneval, "fast_dllm", sandbox=QUICK)
-    example = task.examples()[1]
+    example = task.examples()[0]
     assert task.score(example, example.target) == RIGHT
     assert task.score(example, f"Sure:\n```python\n{whole}```") == RIGHT
 

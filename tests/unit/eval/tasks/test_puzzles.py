@@ -42,9 +42,9 @@ def test_every_latin_square_is_accepted_and_drawn() -> None:
     found = set()
     for _ in range(150):
         example = task.draw(rng)
+        assert task.score(example, example.target)["answer"] == 1.0
         symbols = example.meta["symbols"]
-        cells = [symbols.index(word) for word in example.target.split() if word != "|"]
-        found.add(tuple(cells))
+        found.add(tuple(symbols.index(word) for word in example.target.split() if word != "|"))
     assert len(found) == 12
 
 
