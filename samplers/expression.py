@@ -157,8 +157,8 @@ def _call(node: ast.Call, constructors: Constructors) -> Any:
     name = ast.unparse(node.func)
     if name not in constructors:
         raise ValueError(
-            f"{shown(name)} is not known here; {_suggest(name, constructors)} A class of your own is "
-            "written module:Class()."
+            f"{shown(name)} is not known here; {_suggest(name, constructors)} A class of your own "
+            "is written module:Class()."
         )
     constructor = constructors[name]
     arguments = [_value(argument, constructors) for argument in node.args]

@@ -117,6 +117,28 @@ def with_entropies(*rows: Sequence[float]) -> View:
     return view_of(torch.stack([first, 1.0 - first], -1))
 
 
+def with_gaps(
+    tokens: Sequence[int],
+    gaps: Sequence[float],
+    *,
+    block_length: int = 2,
+    gen_length: int = 6,
+    committed: int | None = None,
+    **options: Any,
+) -> View:
+    """One row in which token i leads by its gap in column i; of twelve tokens 11 is [MASK]."""
+    row, columns = torch.tensor([tokens]), torch.arange(len(tokens))
+    logits = torch.zeros(1, len(tokens), 12, dtype=torch.float64)
+    logits[0, columns, columns] = torch.tensor(gaps, dtype=torch.float64)
+    logits[..., 11] = -torch.inf
+    masked = row == 11
+    return view_with(
+        logits, tokens=row, masked=masked, eligible=masked & (columns < block_length),
+        gen_length=gen_length, block_length=block_length,
+        committed=None if committed is None else torch.tensor([committed]), **options,
+    )  # fmt: skip
+
+
 def _binary(entropy: float) -> float:
     low, high = 0.5, 1.0
     for _ in range(100):

@@ -33,14 +33,23 @@ def test_overwritten_weights_are_not_given_their_old_answers(
     """Once the old records were shown again, without a word: a model was known by its name."""
     model, out = write_model(tmp_path / "model"), tmp_path / "out"
     assert run(model, out) == 0
+    note = out / FILES_NOTE
+    noted = json.loads(note.read_text())
+    (names,) = [list(own) for own in noted.values()]
+    assert {"model/config.json", "model/tokenizer.json", "model/model.safetensors"} <= set(names)
+    assert not (out / CODE_NOTE).exists()
     # Equal files that were written at another time are the same model.
     shutil.copytree(model, tmp_path / "copy")
     shutil.rmtree(model)
     shutil.move(tmp_path / "copy", model)
     os.utime(model / "model.safetensors", (1, 1))
     assert run(model, out) == 0
-    capsys.readouterr()
+    # An old folder without the note goes on and gets it.
+    note.unlink()
+    assert run(model, out) == 0
+    assert json.loads(note.read_text()) == noted
     write_model(model, 10.0)
+    capsys.readouterr()
     assert run(model, out) == 2
     said = capsys.readouterr().err
     assert f"{model / 'model.safetensors'} must be as it was when the records in {out}" in said
@@ -51,24 +60,8 @@ def test_overwritten_weights_are_not_given_their_old_answers(
     assert run(model, out) == 0
     (model / "generation_config.json").unlink(missing_ok=True)
     (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    capsys.readouterr()
     assert run(model, out) == 2
     assert "must be as it was" in capsys.readouterr().err
-
-
-def test_an_old_folder_without_the_note_goes_on_and_gets_it(tmp_path: Path) -> None:
-    model, out = write_model(tmp_path / "model"), tmp_path / "out"
-    assert run(model, out) == 0
-    note = out / FILES_NOTE
-    noted = json.loads(note.read_text())
-    (names,) = [list(own) for own in noted.values()]
-    assert {"model/config.json", "model/tokenizer.json", "model/model.safetensors"} <= set(names)
-    assert not (out / CODE_NOTE).exists()
-    note.unlink()
-    assert run(model, out) == 0
-    assert json.loads(note.read_text()) == noted
-    write_model(model, 10.0)
-    assert run(model, out) == 2
 
 
 def test_a_run_that_names_no_files_goes_on_in_a_folder_that_knows_them(tmp_path: Path) -> None:

@@ -85,46 +85,32 @@ def test_an_input_that_is_no_text_is_refused(
     assert "Standard input must be text in UTF-8, got " in capsys.readouterr().err
 
 
-def talk(
-    lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[list[str], str]:
-    """Returns the answers of a chat, a line each, and what else was said."""
-    given = io.TextIOWrapper(io.BytesIO("\n".join([*lines, ""]).encode()), encoding="utf-8")
-    monkeypatch.setattr(sys, "stdin", given)
-    assert main(["chat", "--gen-length", "64"]) == 0
-    said = capsys.readouterr()
-    return said.out.splitlines(), said.err
-
-
-def test_an_empty_line_does_not_end_a_chat(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    answers, _ = talk([QUESTION, "", "/reset", QUESTION], monkeypatch, capsys)
-    assert len(answers) == 2
-    assert answers[0] == answers[1]
-
-
-def test_commands_change_a_chat(
+def test_commands_change_a_chat_and_an_empty_line_does_not_end_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     saved = tmp_path / "a.json"
     lines = [
-        "/undo", "/sampler FixedSchedule(4)", "/sampler Nothing()", "/nothing", "/help",
+        QUESTION, "", "/reset", QUESTION,
+        "/reset", "/undo", "/sampler FixedSchedule(4)", "/sampler Nothing()", "/nothing", "/help",
         "/sampler Learn2PD('none.safetensors')", QUESTION, "/sampler FixedSchedule(4)",
         "/system emma has apples .", QUESTION, QUESTION, "/undo", f"/save {saved}",
         f"/save {tmp_path / 'none' / 'a'}", "/save", "/exit", QUESTION,
     ]  # fmt: skip
-    answers, said = talk(lines, monkeypatch, capsys)
+    given = io.TextIOWrapper(io.BytesIO("\n".join(lines).encode()), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", given)
+    assert main(["chat", "--gen-length", "64"]) == 0
+    said = capsys.readouterr()
+    first, again, answer, _ = said.out.splitlines()
+    assert first == again
     turns = json.loads(saved.read_text())
     assert [turn["role"] for turn in turns] == ["system", "user", "assistant"]
-    assert turns[2]["content"] == answers[0]
-    assert len(answers) == 2
+    assert turns[2]["content"] == answer
     for sentence in (
         "There is nothing to undo.", "The sampler is FixedSchedule(steps_per_block=4",
         "'Nothing' is not known here", "There is no command /nothing", "/sampler EXPR",
         "begins anew, with a system text", "3 turns are in", "No such file", "must be named",
     ):  # fmt: skip
-        assert sentence in said
+        assert sentence in said.err
 
 
 def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

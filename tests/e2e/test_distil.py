@@ -14,12 +14,6 @@ from eval.cli import main
 from eval.training import distil_command, teacher_answers
 
 
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> None:
-    """Accelerate keeps one precision a process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
 def options(output: Path, *more: str) -> list[str]:
     return [
         "--model", "mini?family=llada", "--task", "word_problems?limit=6", "--output", str(output),
@@ -29,11 +23,17 @@ def options(output: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+def distil(*words: str) -> int:
+    # Accelerate keeps one precision a process.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return main(["distil", *words])
+
+
 def test_a_model_is_distilled_and_a_killed_run_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert main(["distil", *options(whole, "--muon", "0.001")]) == 0
+    assert distil(*options(whole, "--muon", "0.001")) == 0
     shown = capsys.readouterr().out
     assert "the teacher is right on" in shown
     assert "2 held-out prompts" in shown
@@ -53,10 +53,10 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
         return measure(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(distil_command, "measure", measure_twice)
-    assert main(["distil", *options(killed, "--muon", "0.001")]) == 130
+    assert distil(*options(killed, "--muon", "0.001")) == 130
     monkeypatch.setattr(distil_command, "measure", measure)
     monkeypatch.delattr(teacher_answers, "ask")
-    assert main(["distil", *options(killed, "--muon", "0.001")]) == 0
+    assert distil(*options(killed, "--muon", "0.001")) == 0
     (one, _), (other, _), (teacher, _) = (
         load_model(source) for source in (whole / "model", killed / "model", "mini")
     )
@@ -67,7 +67,7 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
         assert torch.equal(first, second)
         changed += not torch.equal(first, before)
     assert changed > 10
-    assert main(["distil", *options(killed, "--method", "d3llm")]) == 2
+    assert distil(*options(killed, "--method", "d3llm")) == 2
     shown = capsys.readouterr().err
     assert "got others: method: dparallel -> d3llm, muon: 0.001 -> unset. Choose" in shown
 
@@ -77,22 +77,20 @@ def test_a_resumed_run_without_its_moments_is_refused_and_one_that_diverges_says
 ) -> None:
     """The first ended with other weights and status 0, the second in a traceback."""
     words = [*options(tmp_path / "run"), "--epochs", "0.7", "--evaluate-every", "100"]
-    assert main(["distil", *words]) == 0
+    assert distil(*words) == 0
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     (checkpoint / "optimizer.bin").unlink()
     capsys.readouterr()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    assert main(["distil", *words]) == 2
+    assert distil(*words) == 2
     said = capsys.readouterr().err
     assert f"{checkpoint / 'optimizer.bin'} must be as it was written, got nothing" in said
     assert f"remove {checkpoint} to begin the training anew" in said
-    AcceleratorState._reset_state(reset_partial_state=True)
     (tmp_path / "wild").mkdir()
     shutil.copy(tmp_path / "run" / "settings.json", tmp_path / "wild")
     shutil.copytree(tmp_path / "run" / "answers", tmp_path / "wild" / "answers")
     shutil.copy(tmp_path / "run" / "before.json", tmp_path / "wild")
     words = [*options(tmp_path / "wild"), "--epochs", "1.4", "--evaluate-every", "100"]
-    assert main(["distil", *words, "--learning-rate", "1e8"]) == 2
+    assert distil(*words, "--learning-rate", "1e8") == 2
     assert "must be finite, got " in capsys.readouterr().err
     assert not (tmp_path / "wild" / "model").exists()
 
@@ -103,17 +101,17 @@ def test_wrong_answers_are_kept_by_the_option_that_the_error_names(
     """The next command was refused: keep_wrong was False and is True."""
     # No answer ends in so few tokens.
     words = options(tmp_path / "run", "--gen-length", "16")
-    assert main(["distil", *words]) == 2
+    assert distil(*words) == 2
     assert "or pass --keep-wrong" in capsys.readouterr().err
     monkeypatch.delattr(teacher_answers, "ask")
-    assert main(["distil", *words, "--keep-wrong", "--epochs", "0.5"]) == 0
+    assert distil(*words, "--keep-wrong", "--epochs", "0.5") == 0
 
 
 @pytest.mark.parametrize("address", ["mini?quantize=int8", "mini?adapter=mini"])
 def test_a_model_that_is_not_as_stored_is_refused(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["distil", *options(tmp_path), "--model", address]) == 2
+    assert distil(*options(tmp_path), "--model", address) == 2
     assert f"must be left out, got '{address}'" in capsys.readouterr().err
 
 
@@ -123,7 +121,7 @@ def test_a_launch_with_deepspeed_is_refused_before_the_model_is_loaded(
     """The model was loaded, and then the package was missing."""
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.delattr(distil_command, "Student")
-    assert main(["distil", *options(tmp_path)]) == 2
+    assert distil(*options(tmp_path)) == 2
     assert "--use_deepspeed must be left out, got it from" in capsys.readouterr().err
 
 
@@ -134,7 +132,7 @@ def test_lora_writes_an_adapter_of_the_model(
     pytest.importorskip("peft")
     folder = tmp_path / "run"
     more = ("--lora-rank", "4", "--method", "d3llm", "--keep-wrong", "--precision", "bf16")
-    assert main(["distil", *options(folder, *more)]) == 0
+    assert distil(*options(folder, *more)) == 0
     model, _ = load_model("mini", adapter=folder / "adapter")
     plain, _ = load_model("mini")
     assert not torch.equal(

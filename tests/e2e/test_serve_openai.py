@@ -176,9 +176,8 @@ def test_a_wrong_start_is_refused_before_a_model_is_loaded(
     assert "no such model" not in said
 
 
-@pytest.mark.parametrize("port", ["65536", "http"])
-def test_a_wrong_port_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A port of 99999999 was taken for another one."""
+def test_a_port_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """99999999 was taken for another one."""
     with pytest.raises(SystemExit):
-        main(["serve", "--port", port])
+        main(["serve", "--port", "65536"])
     assert "argument --port" in capsys.readouterr().err

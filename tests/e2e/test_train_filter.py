@@ -17,7 +17,7 @@ from samplers.learn2pd import load_filter
 def options(output: Path) -> list[str]:
     return [
         *("--task", "word_problems?split=train&limit=12", "--output", str(output)),
-        *("--gen-length", "36", "--block-length", "12", "--steps", "30", "--threshold", "0.6"),
+        *("--gen-length", "24", "--block-length", "12", "--steps", "30", "--threshold", "0.6"),
         *("--truncate-at-eos", "--batch-size", "5"),
     ]
 
@@ -38,8 +38,8 @@ def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
     assert report["against"]["sampler"] == "ConfidenceThreshold(threshold=0.9)"
     model, _ = load_model("mini")
     assert load_filter(str(whole)).fingerprint == model.fingerprint
-    out = decode(model, [[5, 6]], Learn2PD(str(whole)), gen_length=36, block_length=12)
-    assert 0 < out.forwards <= 36
+    out = decode(model, [[5, 6]], Learn2PD(str(whole)), gen_length=24, block_length=12)
+    assert 0 < out.forwards <= 24
 
     collect, calls = filter_command.collect_examples, []
 

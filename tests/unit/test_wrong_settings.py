@@ -55,7 +55,6 @@ Klass(2.0) | threshold must be a probability in [0, 1], got 2.0.
 Klass(0.9, 0.1, 0) | num_stable_steps must be a whole number, at least 1, got 0.
 Klass(steps_per_block=0) | steps_per_block must be a whole number, at least 1, got 0.
 Learn2PD(threshold=2.0) | threshold must be a probability in [0, 1], got 2.0.
-Learn2PD(5) | filter must be a name or a path, got 5.
 Less(2.0) | threshold must be a probability in [0, 1], got 2.0.
 Less(0.9, 0.1, 0) | num_stable_steps must be a whole number, at least 1, got 0.
 Less(steps_per_block=0) | steps_per_block must be a whole number, at least 1, got 0.
@@ -71,7 +70,6 @@ QuotaThreshold(1.5) | threshold must be a probability
 QuotaThreshold(0.5, 0) | steps_per_block must be a whole number, at least 1
 SchED(high=1.0) | high must be at least low=2.5, got 1.0
 SchED(max_changed=2) | max_changed must be
-SchED(0.9) | SchED must wrap a sampler such as
 T2M(threshold=1.5) | threshold must be a probability in [0, 1], got 1.5
 T2M(ratio=2.0) | ratio must be a share
 T2M(eos_early_stop=1) | eos_early_stop must be True or False, got 1
@@ -96,7 +94,6 @@ Sequential(0) | block_length must be a whole number of tokens, at least 1, got 0
 SubBlocks(0) | block_length must be
 SubBlocks(8, 0) | sub_block_length must be
 SelfVerify(draft_steps=0) | draft_steps must be a whole number, at least 1, got 0
-ARVerify('mini-ar') | target of ARVerify must be loaded
 ARVerify(CausalTarget(), drafting=TheClassTree()) | the class Tree
 Guided(CausalTarget(), num_proposals=0) | num_proposals must be a whole number, at least 1, got 0
 Guided(CausalTarget(), top_k=0) | top_k must be a whole number, at least 1, got 0

@@ -23,7 +23,7 @@ def test_rows_that_join_save_calls_and_change_no_text(capsys: pytest.CaptureFixt
 def test_layouts_that_are_equal_give_equal_answers_in_float64(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rounding.main(["--limit", "2", "--temperature", "4", "--sampler", "ConfidenceThreshold(0.3)"])
+    rounding.main(["--limit", "2", "--temperature", "4", "--sampler", "FixedSchedule(8)"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "float" in line]
     assert [row[1] for row in rows] == ["float64", "float32", "bfloat16"]
     assert rows[0][3::2] == ["4", "0", "0", "0", "0"]

@@ -8,7 +8,7 @@ from benchmarks.step import profiled
 from dllm_decode import DualCache
 from dllm_decode.decide import decide
 
-TINY = Setting("tiny", prompt_length=12, gen_length=16, block_length=16, steps_per_block=16)
+TINY = Setting("tiny", prompt_length=12, gen_length=8, block_length=8, steps_per_block=8)
 PARTS = {
     "model: head", "model: products of the layers", "model: attention",
     "model: norms, rotation, copies, Python", "sampler: statistics and decision",

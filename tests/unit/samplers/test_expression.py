@@ -1,22 +1,12 @@
 """The text of a configuration is read, never evaluated; users' own samplers by module and name."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from dllm_decode import CachePolicy, NoCache
-from samplers import (
-    ConfidenceThreshold,
-    CreditDecoding,
-    EntropyBound,
-    FixedSchedule,
-    Frechet,
-    LocalLeap,
-    Sampler,
-    parse,
-)
+from samplers import ConfidenceThreshold, CreditDecoding, Sampler, parse
 from samplers.expression import parse_expression, parse_plugin
 
 
@@ -34,23 +24,8 @@ class Leaf:
 CONSTRUCTORS = {"Pair": Pair, "Leaf": Leaf}
 
 
-@pytest.mark.parametrize(
-    ("text", "sampler"),
-    [
-        ("LocalLeap(radius=6)", LocalLeap(radius=6)),
-        ("LocalLeap", LocalLeap()),
-        ("  LocalLeap ( ) \n", LocalLeap()),
-        ("FixedSchedule(4, order='margin')", FixedSchedule(4, "margin")),
-        ("EntropyBound(inf)", EntropyBound(math.inf)),
-        ("Frechet(-inf)", Frechet(-math.inf)),
-    ],
-)
-def test_the_text_builds_the_sampler(text: str, sampler: Sampler) -> None:
-    assert parse(text) == sampler
-
-
 def test_expressions_nest_in_calls_and_tuples() -> None:
-    built = parse_expression("Pair(Pair(Leaf(), (1, Leaf())), right=(2.5, 'x'))", CONSTRUCTORS)
+    built = parse_expression(" Pair (Pair(Leaf(), (1, Leaf())), right=(2.5, 'x'))\n", CONSTRUCTORS)
     assert built == Pair(Pair(Leaf(), (1, Leaf())), (2.5, "x"))
     assert parse_expression(repr(built), CONSTRUCTORS) == built
 
@@ -66,10 +41,6 @@ SETTING = 3
 class MyRule(Sampler[None]):
     threshold: float = 0.5
     note: str = ""
-
-    def __post_init__(self):
-        if self.threshold > 1:
-            raise ValueError("threshold must be at most 1.")
 
     def step(self, view, state):
         return Decision(view.eligible), None
@@ -106,13 +77,9 @@ def test_a_sampler_of_one_s_own_is_named_by_its_module(module: str) -> None:
         ("LocalLeap(radios=6)", r"LocalLeap has no option 'radios'; did you mean 'radius'\?"),
         ("LocalLeap(", r"Expected an expression such as ConfidenceThreshold\(...\), got"),
         ("0.9", r"Expected an expression such as ConfidenceThreshold\(...\), got '0.9'."),
-        ("", r"Expected an expression such as ConfidenceThreshold\(...\), got ''."),
-        ("ConfidenceThreshold(1.5)", r"threshold must be a probability in \[0, 1\], got 1.5."),
         ("ConfidenceThreshold(0.9, threshold=0.9)", "does not take these arguments"),
         ("ConfidenceThreshold(threshold)", "Arguments are literals or calls of known names"),
-        ("ConfidenceThreshold(1 / 2)", "Arguments are literals or calls of known names"),
         ("ConfidenceThreshold(**{'threshold': 0.9})", r"has no option '\*\*'"),
-        ("samplers.LocalLeap()", "'samplers.LocalLeap' is not known here"),
         # The syntax tree has both, and the last one used to win.
         ("LocalLeap(radius=1, radius=2)", "LocalLeap has an option twice in .*; give it once"),
         ("no_such_module:Rule()", "'no_such_module:Rule' must be importable, got No module named"),
@@ -120,8 +87,6 @@ def test_a_sampler_of_one_s_own_is_named_by_its_module(module: str) -> None:
         ("{module}:NoRule()", "must be a class derived from Sampler, got nothing of this name"),
         ("{module}:SETTING", "must be a class derived from Sampler, got a int"),
         ("{module}:NoCache()", "must be a class derived from Sampler, got a class NoCache"),
-        ("{module}:MyRule(2.0)", "threshold must be at most 1"),
-        ("{module}:MyRule(limit=2)", "has no option 'limit'"),
         ("their_package.rules.MyRule()", "is not known here"),
     ],
 )

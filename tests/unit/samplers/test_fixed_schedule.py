@@ -34,14 +34,6 @@ def test_the_published_schedules(schedule: Any, steps: int, masks: int, counts: 
     assert counts_of(FixedSchedule(steps, schedule=schedule), masks) == counts
 
 
-def test_the_quota_shrinks_to_what_is_left_when_more_was_accepted() -> None:
-    sampler = FixedSchedule(2)
-    view = with_confidences([0.5, 0.6, 0.7, 0.8])
-    _, state = sampler.step(view, sampler.init(view))
-    view = with_confidences([0.5, 0.6, 0.7, 0.8], committed=[1, 2, 3])
-    assert committed(sampler, view, state) == [[0]]
-
-
 def test_the_last_step_takes_what_an_earlier_one_left() -> None:
     sampler = FixedSchedule(2)
     view = with_confidences([0.5, 0.6, 0.7, 0.8])
@@ -49,3 +41,7 @@ def test_the_last_step_takes_what_an_earlier_one_left() -> None:
     # The first step had the first token only, where it should have had two.
     view = with_confidences([0.5, 0.6, 0.7, 0.8], committed=[0])
     assert committed(sampler, view, state) == [[1, 2, 3]]
+    # As many steps as masks are planned, and each of them commits a token.
+    sampler, view = FixedSchedule(4), with_confidences([0.5])
+    _, state = sampler.step(view, sampler.init(view))
+    assert committed(sampler, view, state) == [[0]]

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-import plugins_under_test
 import pytest
 import torch
 from plugins_under_test import Style, Turn, play, settled_by
 from tiny_models import tiny
-from torch import Tensor
 
 from dllm_decode import S2D2, DualCache, FreeCache, PrefixCache, StepEvent, decode
 from samplers import JointThresholdInDel
@@ -140,25 +138,12 @@ def compare(rule: JointThresholdInDel, styles: Sequence[Style], num_seeds: int) 
     return {name for name, number in events.items() if number}
 
 
-def test_a_block_that_keeps_moving_ends_with_its_last_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rule, drawn = JointThresholdInDel(1.0, 1.0, 0, 1, 2), plugins_under_test.logits_of
-
-    def moving(style: Style, seed: int, step: int, shape: tuple[int, int, int]) -> Tensor:
-        """Proposes to delete in one step, and to insert in the next."""
-        logits = drawn(style, seed, step, shape)
-        logits[..., 1 + step % 2] += 30.0
-        return logits
-
-    monkeypatch.setattr(plugins_under_test, "logits_of", moving)
-    assert "last step with original masks" in compare(rule, ["drifting"], 12)
-
-
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_every_step_is_that_of_the_plain_rule(rule: JointThresholdInDel) -> None:
     met = compare(rule, ["drifting", "excluded"], 12)
     assert {"deleted", "inserted", "dropped", "ended by the budget"} <= met
+    if rule.threshold > 0.5:
+        assert "last step with original masks" in met
     if rule.max_edit_steps > 5:
         assert {"seen before", "no move in an empty block", "nothing to change"} <= met
 

@@ -1,51 +1,26 @@
 """Prophet: when a row's answer counts as decided, where it is, and what is filled."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from plugins_under_test import view_with
+from plugins_under_test import with_gaps
 from torch import Tensor
 from toys import HashModel
 
 from dllm_decode import DecodeConfig, ForwardInputs, StepEvent, decode, new_decoder
-from samplers import CreditDecoding, FixedSchedule, LocalLeap, Prophet, View
+from samplers import CreditDecoding, FixedSchedule, LocalLeap, Prophet, View, parse
 
-MASK_ID = 11
-
-
-def view_of(
-    tokens: Sequence[Sequence[int]],
-    gaps: Sequence[Sequence[float]],
-    *,
-    block_length: int = 2,
-    start: int = 0,
-    gen_length: int = 6,
-    committed: int | None = None,
-) -> View:
-    """The highest logit of column i is token i, above all others by its gap."""
-    ids = torch.tensor(tokens)
-    logits = torch.zeros(*ids.shape, 12, dtype=torch.float64)
-    columns = torch.arange(ids.shape[1])
-    logits[:, columns, columns] = torch.tensor(gaps, dtype=torch.float64)
-    logits[..., MASK_ID] = -torch.inf
-    masked = ids == MASK_ID
-    in_block = torch.zeros_like(masked)
-    in_block[:, :block_length] = True
-    return view_with(
-        logits, tokens=ids, masked=masked, eligible=masked & in_block, start=start,
-        gen_length=gen_length, block_length=block_length,
-        committed=None if committed is None else torch.full((len(ids),), committed),
-    )  # fmt: skip
+# [MASK], and a row of masks.
+M = 11
+OPEN = [M] * 6
 
 
-def exits(sampler: Prophet, view: View) -> list[bool]:
-    """Rows in which all masks in view are committed, some of them behind the block."""
+def is_filled(sampler: Prophet, view: View) -> bool:
+    """Returns whether all masks in view are committed, some of them behind the block."""
     decision, _ = sampler.step(view, sampler.init(view))
-    commit = decision.commit
-    assert not (commit & ~view.masked).any()
-    return [bool(row) for row in (commit == view.masked).all(-1)]
+    assert not (decision.commit & ~view.masked).any()
+    return torch.equal(decision.commit, view.masked)
 
 
 @pytest.mark.parametrize(
@@ -56,33 +31,38 @@ def test_the_threshold_falls_with_progress_and_is_reached_at_equality(
 ) -> None:
     sampler = Prophet(answer_start=2, answer_length=2)
     for gap, decided in [(threshold, True), (threshold - 0.125, False)]:
-        view = view_of([[MASK_ID] * 6], [[gap] * 6], gen_length=100, committed=int(100 * progress))
-        assert exits(sampler, view) == [decided]
+        view = with_gaps(OPEN, [gap] * 6, gen_length=100, committed=int(100 * progress))
+        assert is_filled(sampler, view) is decided
 
 
-def test_an_answer_without_masks_or_in_finished_blocks_is_decided() -> None:
-    full = view_of([[MASK_ID, MASK_ID, 2, 3, MASK_ID, MASK_ID]], [[0.0] * 6])
-    assert exits(Prophet(answer_start=2, answer_length=2), full) == [True]
-    assert exits(Prophet(answer_start=2, answer_length=2, gap="all"), full) == [False]
-    later = view_of([[MASK_ID] * 4], [[0.0] * 4], start=2)
-    assert exits(Prophet(answer_start=0, answer_length=2), later) == [True]
-    assert exits(Prophet(answer_start=0, answer_length=3), later) == [False]
+THIRD = [0.0, 0.0, 9.0, 0.0, 0.0, 0.0]
+# A prompt token, two tokens of the answer, and masks that fill up its last block.
+FILLED_UP = with_gaps([7, M, 2, M, M], [0.0, 6.0, 6.0, 0.0, 0.0], start=-1, gen_length=2)
+# The rule, the view, and whether the answer counts as decided.
+CASES: list[tuple[str, View, bool]] = [
+    # No mask is left in the answer.
+    ("answer_start=2, answer_length=2", with_gaps([M, M, 2, 3, M, M], [0.0] * 6), True),
+    ("answer_start=2, answer_length=2, gap='all'", with_gaps([M, M, 2, 3, M, M], [0.0] * 6), False),
+    # The answer is, or is not, in finished blocks.
+    ("answer_start=0, answer_length=2", with_gaps([M] * 4, [0.0] * 4, start=2), True),
+    ("answer_start=0, answer_length=3", with_gaps([M] * 4, [0.0] * 4, start=2), False),
+    # The first marker counts. Otherwise the gap behind it is small, it is not adjacent, or last.
+    *(("marker=(8, 9), answer_length=1", with_gaps(tokens, THIRD, block_length=6), decided)
+      for tokens, decided in (([8, 9, M, M, M, M], True), ([8, 9, M, M, 8, 9], True),
+                              ([M, 8, 9, M, M, M], False), ([8, M, 9, M, M, M], False),
+                              ([M, M, M, M, 8, 9], False))),
+    # A marker in the prompt is none.
+    ("marker=(8,), answer_length=1", with_gaps([8, M, M], [0.0, 9.0, 9.0]), True),
+    ("marker=(8,), answer_length=1", with_gaps([8, M, M], [0.0, 9.0, 9.0], start=-1), False),
+    # Only the answer is averaged.
+    ("gap='all'", FILLED_UP, True),
+    ("", FILLED_UP, True),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("tokens", "decided"),
-    [
-        ([8, 9, MASK_ID, MASK_ID, MASK_ID, MASK_ID], True),
-        ([MASK_ID, 8, 9, MASK_ID, MASK_ID, MASK_ID], False),  # behind it only small gaps
-        ([8, MASK_ID, 9, MASK_ID, MASK_ID, MASK_ID], False),  # not adjacent
-        ([MASK_ID, MASK_ID, MASK_ID, MASK_ID, 8, 9], False),  # nothing behind it
-        ([8, 9, MASK_ID, MASK_ID, 8, 9], True),  # the first one counts
-    ],
-)
-def test_the_answer_is_looked_for_behind_the_marker(tokens: list[int], decided: bool) -> None:
-    sampler = Prophet(marker=(8, 9), answer_length=1)
-    view = view_of([tokens], [[0.0, 0.0, 9.0, 0.0, 0.0, 0.0]], block_length=6)
-    assert exits(sampler, view) == [decided]
+@pytest.mark.parametrize(("rule", "view", "decided"), CASES)
+def test_a_row_is_filled_if_its_answer_is_decided(rule: str, view: View, decided: bool) -> None:
+    assert is_filled(parse(f"Prophet({rule})"), view) is decided
 
 
 def test_a_marker_in_an_earlier_block_is_seen() -> None:
@@ -125,18 +105,3 @@ def test_an_answer_outside_the_generation_or_that_of_a_request_is_refused() -> N
         decoder.request([1], 0, gen_length=5)
     with pytest.raises(ValueError, match="within gen_length=5 tokens, got positions 4 to 5"):
         new_decoder(HashModel(), sampler, config=DecodeConfig(gen_length=5))
-
-
-def test_only_the_answer_is_averaged_whatever_the_window_shows_beside_it() -> None:
-    gaps = [[0.0, 6.0, 6.0, 0.0, 0.0]]
-    for sampler in (Prophet(gap="all"), Prophet()):
-        # A prompt token, two tokens of the answer, and masks that fill up its last block.
-        view = view_of([[7, MASK_ID, 2, MASK_ID, MASK_ID]], gaps, start=-1, gen_length=2)
-        assert exits(sampler, view) == [True]
-
-
-def test_a_marker_in_the_prompt_is_none() -> None:
-    sampler = Prophet(marker=(8,), answer_length=1)
-    tokens, gaps = [[8, MASK_ID, MASK_ID]], [[0.0, 9.0, 9.0]]
-    assert exits(sampler, view_of(tokens, gaps, start=0)) == [True]
-    assert exits(sampler, view_of(tokens, gaps, start=-1)) == [False]

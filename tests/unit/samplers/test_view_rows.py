@@ -21,8 +21,6 @@ TOLD = (
     "tokens", "masked", "eligible", "positions", "in_answer", "after_answer", "progress",
     "num_left", "proposal", "confidence", "margin", "entropy",
 )  # fmt: skip
-# The second starts have blocks that reach beyond the window.
-BLOCKS = pytest.mark.parametrize("block_starts", [(3, 0, 2, 6), (0, 4, 7, 9), (2, 2, 2, 2)])
 
 
 def joined(block_starts: tuple[int, ...]) -> View:
@@ -49,11 +47,12 @@ def alone(view: View, row: int) -> View:
     return replace(part, **numbers)
 
 
-@BLOCKS
+@pytest.mark.parametrize("block_starts", [(3, 0, 2, 6), (0, 4, 7, 9), (2, 2, 2, 2)])
 @pytest.mark.parametrize("scope", SCOPES)
-def test_the_part_of_a_scope_is_that_of_the_row_alone(
+def test_the_part_of_a_scope_is_that_of_the_row_alone_and_is_put_back_where_it_was(
     block_starts: tuple[int, ...], scope: Scope
 ) -> None:
+    """The second starts have blocks that reach beyond the window."""
     view = joined(block_starts)
     part = view.within(scope)
     assert part.tokens.shape[1] == (4 if scope == "block" else 10)
@@ -72,18 +71,7 @@ def test_the_part_of_a_scope_is_that_of_the_row_alone(
         # Columns beyond the window are settled.
         assert not (part.masked | part.eligible)[row, inside:].any()
         assert part.positions[row, 0] == STARTS[row] + first
-
-
-@BLOCKS
-@pytest.mark.parametrize("scope", SCOPES)
-def test_values_of_a_part_are_put_back_where_they_were(
-    block_starts: tuple[int, ...], scope: Scope
-) -> None:
-    view = joined(block_starts)
-    part = view.within(scope)
+        shown = torch.zeros(10, dtype=torch.long)
+        shown[first : first + inside] = view.tokens[row, first : first + inside] + 1
+        assert torch.equal(view.widened(part.tokens + 1, scope)[row], shown)
     assert torch.equal(view.widened(part.eligible, scope), view.eligible)
-    columns, starts = torch.arange(10), torch.tensor(block_starts)[:, None]
-    shown = (columns >= starts) & (columns < starts + (4 if scope == "block" else 10))
-    shown |= torch.tensor(scope == "answer")
-    marked = view.widened(part.tokens + 1, scope)
-    assert torch.equal(marked, torch.where(shown, view.tokens + 1, 0))
