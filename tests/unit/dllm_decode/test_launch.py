@@ -19,14 +19,16 @@ ENTRY_POINTS = (
         )
     ),
 )  # fmt: skip
-# Put on the path of the child as sitecustomize: reports the setting when torch starts to load.
+# Put on the path of the child as sitecustomize: reports the setting when torch starts to load, and
+# ends the child, because loading torch takes seconds.
 SPY = """
 import os, sys
 class Spy:
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
             values = [os.environ.get(n) for n in ("OMP_WAIT_POLICY", "THP_MEM_ALLOC_ENABLE")]
-            print("LOADED", *values, file=sys.stderr)
+            print("LOADED", *values, file=sys.stderr, flush=True)
+            os._exit(0)
 sys.meta_path.insert(0, Spy())
 """
 
