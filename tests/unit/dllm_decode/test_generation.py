@@ -40,9 +40,6 @@ SAMPLER = ConfidenceThreshold(0.9)
 OPTIONS: Any = {"gen_length": 32, "cache": DualCache()}
 
 
-BLANK_AFTER_ZORBLAX: Any = {"templates": "emma zorblax [MASK] apples"}
-
-
 def chat(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
@@ -54,16 +51,6 @@ def ids_of(text: str) -> list[int]:
 def ids_of_chat(text: str) -> list[int]:
     whole = TOKENIZER.apply_chat_template(chat(text), add_generation_prompt=True, tokenize=False)
     return list(TOKENIZER(whole, add_special_tokens=False)["input_ids"])
-
-
-def padded(side: str) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = [ids_of_chat(QUESTION), ids_of_chat(OTHER)]
-    tokens = torch.full((2, max(map(len, rows))), 77)
-    mask = torch.zeros_like(tokens)
-    for row, ids in enumerate(rows):
-        place = slice(0, len(ids)) if side == "right" else slice(tokens.shape[1] - len(ids), None)
-        tokens[row, place], mask[row, place] = torch.tensor(ids), 1
-    return tokens, mask
 
 
 def test_each_form_of_inputs_means_what_it_says() -> None:
@@ -94,10 +81,8 @@ def test_a_text_is_put_through_the_chat_template_unless_it_is_to_be_plain() -> N
     """The question of the README was answered by ''."""
     assert prompt_ids(TOKENIZER, QUESTION, chat=True) == [ids_of_chat(QUESTION)]
     with pytest.warns(UserWarning, match="has a chat template, and the texts are not") as warned:
-        assert prompt_ids(TOKENIZER, [QUESTION, OTHER], chat=False) == [
-            ids_of(QUESTION),
-            ids_of(OTHER),
-        ]
+        plain = prompt_ids(TOKENIZER, [QUESTION, OTHER], chat=False)
+    assert plain == [ids_of(QUESTION), ids_of(OTHER)]
     assert len(warned) == 1
     asked = generate(MODEL, TOKENIZER, chat(OTHER), SAMPLER, **OPTIONS)
     assert generate(MODEL, TOKENIZER, OTHER, SAMPLER, **OPTIONS).texts == asked.texts != [""]
@@ -169,30 +154,31 @@ def test_known_words_and_tokenizers_that_know_every_word_do_not_warn(
     prompt_ids(TOKENIZER, [[TOKENIZER.unk_token_id, 7]])
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_never_read(side: str) -> None:
-    tokens, mask = padded(side)
-    plain = generate(MODEL, TOKENIZER, [chat(QUESTION), chat(OTHER)], SAMPLER, **OPTIONS)
-    given = generate(MODEL, TOKENIZER, tokens, SAMPLER, attention_mask=mask, **OPTIONS)
-    whole = decode(MODEL, {"input_ids": tokens, "attention_mask": mask}, SAMPLER, **OPTIONS)
-    assert given.texts == plain.texts
-    assert torch.equal(whole.tokens, plain.decoded.tokens)
+def test_padding_is_never_read() -> None:
+    rows, mask = torch.tensor([[5, 6, 7], [7, 8, 9]]), torch.tensor([[1, 1, 0], [0, 1, 1]])
+    for given in (rows, rows.tolist()):
+        assert token_lists(given, mask) == [[5, 6], [8, 9]]
+    assert token_lists({"input_ids": rows, "attention_mask": mask}) == [[5, 6], [8, 9]]
+    options: Any = {"sampler": SAMPLER, "gen_length": 4}
+    asked = generate(MODEL, TOKENIZER, rows, attention_mask=mask, **options)
+    plain = generate(MODEL, TOKENIZER, [[5, 6], [8, 9]], **options)
+    assert torch.equal(asked.decoded.tokens, plain.decoded.tokens)
     with pytest.raises(ValueError, match="attention_mask must be given with a tensor of several"):
-        decode(MODEL, tokens, SAMPLER, **OPTIONS)
+        decode(MODEL, rows, **options)
+    with pytest.raises(ValueError, match="attention_mask must be as long as its prompt, 2"):
+        token_lists([[1, 2]], torch.tensor([[1, 1, 0]]))
 
 
 def test_texts_are_those_of_decode_whatever_the_number_of_rows() -> None:
-    chats = [chat(QUESTION), chat(OTHER), chat(QUESTION), chat(OTHER), chat(OTHER)]
-    plain = decode(MODEL, [ids_of_chat(turns[0]["content"]) for turns in chats], SAMPLER, **OPTIONS)
-    for num_rows in (2, 8):
-        out = generate(MODEL, TOKENIZER, chats, SAMPLER, num_rows=num_rows, **OPTIONS)
-        assert torch.equal(out.decoded.tokens, plain.tokens)
-        assert torch.equal(out.decoded.nfe, plain.nfe)
-        assert out.decoded.forwards >= plain.forwards
-        assert out.tokens_per_forward == plain.tokens_per_forward()
-        expected = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in plain.answers()]
+    questions = [QUESTION, OTHER, OTHER]
+    plain = decode(MODEL, [ids_of_chat(text) for text in questions], SAMPLER, **OPTIONS)
+    expected = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in plain.answers()]
+    assert all(expected)
+    for num_rows in (1, 2, 8):
+        out = generate(MODEL, TOKENIZER, questions, SAMPLER, num_rows=num_rows, **OPTIONS)
         assert out.texts == expected
-        assert all(out.texts)
+        assert out.tokens_per_forward == plain.tokens_per_forward()
+        assert out.decoded.forwards >= plain.forwards
 
 
 @pytest.mark.parametrize(
@@ -317,7 +303,6 @@ def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
         (QUESTION, {"templates": ["[MASK]"] * 2}, "one answer per prompt, 1, got 2"),
         (QUESTION, {"templates": "[MASK]", "gen_length": 8}, "must be left out with templates"),
         (f"a {TOKENIZER.mask_token}", {}, "pass the text to generate as templates="),
-        (QUESTION, {"model": (MODEL, TOKENIZER)}, "load_model returns two: model, tokenizer ="),
         (QUESTION, {"model": (MODEL, TOKENIZER), "templates": "[MASK]"}, "load_model returns two"),
         (QUESTION, {"chat": "yes"}, "chat must be \"auto\", True or False, got 'yes'"),
     ],
@@ -343,26 +328,14 @@ def test_a_prompt_longer_than_the_model_s_maximum_is_refused(
         generate(MODEL, TOKENIZER, [[5], [5] * 9], SAMPLER, templates=["[MASK:32]"] * 2)
 
 
-def test_masks_of_lists_say_what_is_padding() -> None:
-    assert token_lists([[1, 2, 3], [4, 5, 6]], torch.tensor([[1, 1, 0], [0, 1, 1]])) == [
-        [1, 2],
-        [5, 6],
-    ]
-    with pytest.raises(ValueError, match="attention_mask must be as long as its prompt, 2"):
-        token_lists([[1, 2]], torch.tensor([[1, 1, 0]]))
-
-
 def test_a_stop_string_stops_and_may_be_a_special_token() -> None:
-    word, special = "34", deepcopy(TOKENIZER)
+    options: Any = {"gen_length": 32, "block_length": 4}
+    whole = generate(MODEL, TOKENIZER, OTHER, SAMPLER, **options)[0]
+    word, special = whole.text.split()[2], deepcopy(TOKENIZER)
     special.add_special_tokens({"additional_special_tokens": [word]})
     assert word not in special.decode(ids_of(word), skip_special_tokens=True)
-    question = "emma has 12 apples . emma finds 30 more apples and then gives 8 apples to ben . "
-    question += "how many apples does emma have now ?"
-    options: Any = {"gen_length": 64, "block_length": 4}
-    whole = generate(MODEL, TOKENIZER, question, SAMPLER, **options)[0]
-    assert word in whole.text
     for tokenizer in (TOKENIZER, special):
-        found = generate(MODEL, tokenizer, question, SAMPLER, stop_strings=word, **options)[0]
+        found = generate(MODEL, tokenizer, OTHER, SAMPLER, stop_strings=word, **options)[0]
         assert found.text.strip() == whole.text[: whole.text.index(word)].strip()
         assert found.finish_reason == "stop"
         assert found.forwards < whole.forwards
@@ -473,6 +446,7 @@ def test_one_space_before_a_blank_is_part_of_it() -> None:
 
 
 def test_unknown_words_of_a_decode_are_named() -> None:
-    for inputs, options in ((chat(f"zorblax {OTHER}"), OPTIONS), (OTHER, BLANK_AFTER_ZORBLAX)):
+    blank: Any = {"templates": "emma zorblax [MASK] apples"}
+    for inputs, options in ((chat(f"zorblax {OTHER}"), OPTIONS), (OTHER, blank)):
         with pytest.warns(UserWarning, match=r"not known to the tokenizer: zorblax\. "):
             generate(MODEL, TOKENIZER, inputs, **options)

@@ -297,7 +297,6 @@ def test_a_verifier_that_decides_alone_is_blamed_for_its_own_number_of_steps() -
         ({"observers": print}, "observers must be a sequence of functions"),
         ({"observers": [3]}, "observers must be a sequence of functions"),
         ({"stop": StopRule}, "stop must be a StopRule"),
-        ({"verifer": NoVerifier()}, "such as verifier, got 'verifer'"),
         ({"sampler": rule(lambda view: ..., needs=[Fact.HAS_MASK])},
          "needs of .* must be a property with a frozenset of Fact"),
         ({"sampler": rule(lambda view: ..., scope="blocks")},

@@ -50,7 +50,7 @@ from dllm_decode import (
 )
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.graphs.runner import GraphRunner
-from samplers import ConfidenceThreshold, FixedSchedule, Learn2PD, Prophet, Sampler, Wino
+from samplers import ConfidenceThreshold, FixedSchedule, Learn2PD, Prophet, Sampler
 from samplers.logits.float64 import has_float64, widest
 from samplers.logits.noise import uniform
 from samplers.logits.statistics import draw, log_probability

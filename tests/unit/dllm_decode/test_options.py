@@ -77,26 +77,11 @@ def test_the_block_length_is_the_model_s_own_or_32_and_never_beyond_the_answer()
         DecodeConfig(block_length=6).resolved_block_length(4, model="m")
 
 
-def test_keywords_override_the_config() -> None:
-    config = DecodeConfig(gen_length=8, temperature=2.0, seed=1, stop_at_eos=False)
-    plain = decode(HashModel(), [[1]], FixedSchedule(8), config=config)
-    same = decode(
-        HashModel(), [[1]], FixedSchedule(8),
-        config=DecodeConfig(gen_length=8, temperature=2.0), seed=1, stop_at_eos=False,
-    )  # fmt: skip
-    other = decode(HashModel(), [[1]], FixedSchedule(8), config=config, seed=2)
-    (one_of_many,) = decode_many(HashModel(), [[1]], FixedSchedule(8), config=config)
-    assert plain.tokens.shape == (1, 8)
-    assert torch.equal(plain.tokens, same.tokens)
-    assert torch.equal(plain.tokens, one_of_many.tokens)
-    assert not torch.equal(plain.tokens, other.tokens)
-
-
 def test_an_unknown_option_is_a_type_error() -> None:
-    """It names options with a similar name, or all of them."""
-    similar = "must be an option of the decode, such as gen_length, got 'genlength'"
+    """It names options and plug-ins with a similar name, or all options."""
+    similar = "must be an option of the decode, such as verifier, got 'verifer'"
     with pytest.raises(TypeError, match=similar):
-        decode(HashModel(), [[1]], FixedSchedule(4), genlength=8)  # type: ignore[call-arg]
+        decode(HashModel(), [[1]], FixedSchedule(4), verifer=8)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"such as gen_length, .*, truncate_at_eos, got 'zzz'"):
         decode_many(HashModel(), [[1]], FixedSchedule(4), zzz=8)  # type: ignore[call-arg]
 
@@ -106,12 +91,6 @@ def test_keywords_are_the_fields_of_the_config_with_their_types() -> None:
     assert get_type_hints(DecodeOptions) == types
     documented = str(DecodeConfig.__doc__).partition("Attributes:")[2].partition("Raises:")[0]
     assert re.findall(r"^        (\w+): ", documented, re.M) == list(types)
-
-
-def test_none_keeps_an_option_as_it_is() -> None:
-    config = DecodeConfig(gen_length=8, block_length=4)
-    given: Any = {"block_length": None, "gen_length": None, "seed": 1}
-    assert config.updated(**given) == DecodeConfig(gen_length=8, block_length=4, seed=1)
 
 
 @pytest.mark.parametrize(
