@@ -93,6 +93,12 @@ def test_keywords_are_the_fields_of_the_config_with_their_types() -> None:
     assert re.findall(r"^        (\w+): ", documented, re.M) == list(types)
 
 
+def test_none_keeps_an_option_as_it_is() -> None:
+    config = DecodeConfig(gen_length=8, block_length=4)
+    given: Any = {"block_length": None, "gen_length": None, "seed": 1}
+    assert config.updated(**given) == DecodeConfig(gen_length=8, block_length=4, seed=1)
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
