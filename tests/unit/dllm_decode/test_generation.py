@@ -197,19 +197,6 @@ def test_a_text_streamer_gets_the_answer_in_order(
     assert capsys.readouterr().out.strip() == out.texts[0].strip() != ""
 
 
-def test_a_whole_canvas_streamer_gets_every_step() -> None:
-    streamer = Streamer()
-    out = generate(
-        MODEL, TOKENIZER, chat(QUESTION), FixedSchedule(4), gen_length=8, streamer=streamer,
-        stop_at_eos=False,
-    )  # fmt: skip
-    assert len(streamer.drafts) == 3
-    prompt, answer = streamer.texts
-    assert prompt.tolist() == ids_of_chat(QUESTION)
-    assert answer.tolist() == out.decoded.answers()[0]
-    assert streamer.ended == 1
-
-
 def test_an_output_is_a_sequence_of_answers_a_file_and_a_frame(tmp_path: Path) -> None:
     questions = [QUESTION, OTHER, OTHER]
     out = generate(MODEL, TOKENIZER, questions, SAMPLER, **OPTIONS)
