@@ -154,20 +154,14 @@ def pair(
     return Pair(here, there, accelerator)
 
 
-@pytest.fixture(scope="module")
-def pairs() -> dict[tuple[str, str], Pair]:
-    return {
-        (kind, family): pair(MODELS / family, kind, **LAW_OPTIONS[family])
-        for kind in KINDS
-        for family in FAMILIES
-    }
+@cache
+def pair_of(kind: str, family: str) -> Pair:
+    return pair(MODELS / family, kind, **LAW_OPTIONS[family])
 
 
-@pytest.fixture(scope="module")
-def played() -> dict[str, Pair]:
-    return {
-        family: pair(MODELS / family, graphs=True, **LAW_OPTIONS[family]) for family in FAMILIES
-    }
+@cache
+def played(family: str) -> Pair:
+    return pair(MODELS / family, graphs=True, **LAW_OPTIONS[family])
 
 
 DRAFTED: dict[str, dict[str, Any]] = {
@@ -177,17 +171,15 @@ DRAFTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("sampler", "kind", "family"), in_turn(INSTANCES))
-def test_every_sampler_decodes_as_on_the_cpu(
-    sampler: Any, kind: str, family: str, pairs: dict[tuple[str, str], Pair]
-) -> None:
+def test_every_sampler_decodes_as_on_the_cpu(sampler: Any, kind: str, family: str) -> None:
     """Noise and a few rules were in float64, which Apple's devices refuse."""
     if sampler.leave_one_out:
         # On a model that cannot see what it verifies, and without a cache.
         for options in ({"temperature": 0.7}, *DRAFTED.values()):
-            pairs[kind, "llada"].decode(sampler, **options)
+            pair_of(kind, "llada").decode(sampler, **options)
         return
     cache = PrefixCache() if sampler.scope == "suffix" else DualCache()
-    pairs[kind, family].decode(sampler, temperature=0.7 * (family != "sdar"), cache=cache)
+    pair_of(kind, family).decode(sampler, temperature=0.7 * (family != "sdar"), cache=cache)
 
 
 MANY: dict[str, Any] = {"prompts": [*PROMPTS, [62, 8, 400, 21]], "num_rows": 2}
@@ -212,10 +204,8 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("way", "kind", "family"), in_turn([*WAYS, *GIVEN]))
-def test_every_way_to_decode_is_that_of_the_cpu(
-    way: str, kind: str, family: str, pairs: dict[tuple[str, str], Pair]
-) -> None:
-    options, model = {**WAYS, **GIVEN}[way], pairs[kind, family]
+def test_every_way_to_decode_is_that_of_the_cpu(way: str, kind: str, family: str) -> None:
+    options, model = {**WAYS, **GIVEN}[way], pair_of(kind, family)
     if way in GIVEN:
         mask, eos = model.here.mask_id, model.here.eos_ids[0]
         # An EOS that is given ends the first answer before its last block.
@@ -227,13 +217,11 @@ def test_every_way_to_decode_is_that_of_the_cpu(
 @pytest.mark.exhaustive(6)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("way", WAYS)
-def test_captured_forwards_decode_as_on_the_cpu(
-    way: str, family: str, played: dict[str, Pair]
-) -> None:
-    recorder = played[family].there._runner.capture
+def test_captured_forwards_decode_as_on_the_cpu(way: str, family: str) -> None:
+    recorder = played(family).there._runner.capture
     before = recorder.num_replayed
     # The first time, forwards run as ever; the second, they are recorded.
-    played[family].decode(FixedSchedule(4), num_times=2, **WAYS[way])
+    played(family).decode(FixedSchedule(4), num_times=2, **WAYS[way])
     cache = WAYS[way].get("cache", NoCache())
     if not cache.needs_kv_cache:
         assert recorder.num_replayed == before
@@ -259,9 +247,9 @@ JUDGES: dict[str, Any] = {
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(("judge", "kind", "family"), in_turn(JUDGES))
 def test_causal_targets_judge_as_on_the_cpu(
-    judge: str, kind: str, family: str, temperature: float, pairs: dict[tuple[str, str], Pair]
+    judge: str, kind: str, family: str, temperature: float
 ) -> None:
-    model, make = pairs[kind, family], JUDGES[judge]
+    model, make = pair_of(kind, family), JUDGES[judge]
     network = copy.deepcopy(tiny_llama(model.here.vocab_size, 4)).to(model.here.dtype)
     options: Any = {
         **OPTIONS, "prompts": PROMPTS, "sampler": FixedSchedule(3), "temperature": temperature,
@@ -349,11 +337,9 @@ def reads(step: Counter[str]) -> dict[str, int]:
 @pytest.mark.exhaustive(18)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("cache", [NoCache(), *CACHES], ids=repr)
-def test_the_host_waits_once_a_step_with_every_cache(
-    cache: CachePolicy, family: str, pairs: dict[tuple[str, str], Pair]
-) -> None:
+def test_the_host_waits_once_a_step_with_every_cache(cache: CachePolicy, family: str) -> None:
     """Once only the device knew which columns some policies compute: the host read twice."""
-    waits = pairs["cuda", family].waits(FixedSchedule(6), cache=cache, gen_length=8)
+    waits = pair_of("cuda", family).waits(FixedSchedule(6), cache=cache, gen_length=8)
     assert len(waits) >= 5
     assert all(reads(step) == READS for step in waits)
     # Where columns change, also at each refresh, the host sends them.
@@ -387,9 +373,9 @@ STEPS: dict[str, tuple[str, dict[str, Any], int, dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("way", STEPS)
-def test_the_host_reads_once_a_step(way: str, pairs: dict[tuple[str, str], Pair]) -> None:
+def test_the_host_reads_once_a_step(way: str) -> None:
     family, options, least, more = STEPS[way]
-    waits = pairs["cuda", family].waits(**options)
+    waits = pair_of("cuda", family).waits(**options)
     assert len(waits) >= least
     assert all(reads(step) == READS | more for step in waits)
     # The host sends the open columns and the numbers of the rows.
@@ -398,10 +384,8 @@ def test_the_host_reads_once_a_step(way: str, pairs: dict[tuple[str, str], Pair]
 
 @pytest.mark.exhaustive(14)
 @pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
-def test_the_host_waits_once_a_step_with_every_sampler(
-    sampler: Any, pairs: dict[tuple[str, str], Pair]
-) -> None:
-    waits = pairs["cuda", "llada"].waits(sampler)
+def test_the_host_waits_once_a_step_with_every_sampler(sampler: Any) -> None:
+    waits = pair_of("cuda", "llada").waits(sampler)
     assert all(reads(step) == READS for step in waits)
     # At thresholds this low, or of infinity, a block is one step.
     in_one_step = ("inf", "0.3)", "quota='least'")
@@ -412,11 +396,11 @@ def test_the_host_waits_once_a_step_with_every_sampler(
     ("evaluate", "prompts"), [("batch", PROMPTS[:1]), ("tree", PROMPTS[:1]), ("batch", PROMPTS)]
 )
 def test_self_verification_waits_at_most_twice_a_step(
-    evaluate: Any, prompts: list[list[int]], pairs: dict[tuple[str, str], Pair]
+    evaluate: Any, prompts: list[list[int]]
 ) -> None:
     """Once it was 14 to 19 times a forward: for every draft, and to tell states apart."""
     options: Any = {"verifier": SelfVerify(4, evaluate), "cache": DualCache(), "prompts": prompts}
-    waits = pairs["cuda", "llada"].waits(FixedSchedule(8), **options)
+    waits = pair_of("cuda", "llada").waits(FixedSchedule(8), **options)
     drafts = READS | {"tolist in self_verify.SelfVerify._draft": 1}
     assert waits
     # Which rows go on is sent to the device, and read nowhere.
