@@ -3,11 +3,11 @@
 import json
 import re
 from copy import deepcopy
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -40,6 +40,7 @@ QUESTION = (
 OTHER = "emma has 5 apples . how many apples does emma have now ?"
 SAMPLER = ConfidenceThreshold(0.9)
 OPTIONS: Any = {"gen_length": 32, "cache": DualCache()}
+ask = partial(generate, MODEL, TOKENIZER)
 
 
 def chat(text: str) -> list[dict[str, str]]:
@@ -86,8 +87,8 @@ def test_a_text_is_put_through_the_chat_template_unless_it_is_to_be_plain() -> N
         plain = prompt_ids(TOKENIZER, [QUESTION, OTHER], chat=False)
     assert plain == [ids_of(QUESTION), ids_of(OTHER)]
     assert len(warned) == 1
-    asked = generate(MODEL, TOKENIZER, chat(OTHER), SAMPLER, **OPTIONS)
-    assert generate(MODEL, TOKENIZER, OTHER, SAMPLER, **OPTIONS).texts == asked.texts != [""]
+    asked = ask(chat(OTHER), SAMPLER, **OPTIONS)
+    assert ask(OTHER, SAMPLER, **OPTIONS).texts == asked.texts != [""]
 
 
 def test_without_a_chat_template_texts_are_plain_and_a_chat_is_refused() -> None:
@@ -162,8 +163,8 @@ def test_padding_is_never_read() -> None:
         assert token_lists(given, mask) == [[5, 6], [8, 9]]
     assert token_lists({"input_ids": rows, "attention_mask": mask}) == [[5, 6], [8, 9]]
     options: Any = {"sampler": SAMPLER, "gen_length": 4}
-    asked = generate(MODEL, TOKENIZER, rows, attention_mask=mask, **options)
-    plain = generate(MODEL, TOKENIZER, [[5, 6], [8, 9]], **options)
+    asked = ask(rows, attention_mask=mask, **options)
+    plain = ask([[5, 6], [8, 9]], **options)
     assert torch.equal(asked.decoded.tokens, plain.decoded.tokens)
     with pytest.raises(ValueError, match="attention_mask must be given with a tensor of several"):
         decode(MODEL, rows, **options)
@@ -177,7 +178,7 @@ def test_texts_are_those_of_decode_whatever_the_number_of_rows() -> None:
     expected = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in plain.answers()]
     assert all(expected)
     for num_rows in (1, 2, 8):
-        out = generate(MODEL, TOKENIZER, questions, SAMPLER, num_rows=num_rows, **OPTIONS)
+        out = ask(questions, SAMPLER, num_rows=num_rows, **OPTIONS)
         assert out.texts == expected
         assert out.tokens_per_forward == plain.tokens_per_forward()
         assert out.decoded.forwards >= plain.forwards
@@ -190,16 +191,14 @@ def test_a_text_streamer_gets_the_answer_in_order(
     sampler: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     streamer = TextStreamer(TOKENIZER, skip_prompt=True)
-    out = generate(
-        MODEL, TOKENIZER, chat(OTHER), sampler, gen_length=32, block_length=16, streamer=streamer
-    )
+    out = ask(chat(OTHER), sampler, gen_length=32, block_length=16, streamer=streamer)
     assert out.decoded.forwards > 1
     assert capsys.readouterr().out.strip() == out.texts[0].strip() != ""
 
 
 def test_an_output_is_a_sequence_of_answers_a_file_and_a_frame(tmp_path: Path) -> None:
     questions = [QUESTION, OTHER, OTHER]
-    out = generate(MODEL, TOKENIZER, questions, SAMPLER, **OPTIONS)
+    out = ask(questions, SAMPLER, **OPTIONS)
     assert len(out) == 3
     assert [answer.text for answer in out] == out.texts
     assert out[1].token_ids == out.decoded.answers()[1]
@@ -215,10 +214,10 @@ def test_an_output_is_a_sequence_of_answers_a_file_and_a_frame(tmp_path: Path) -
 
 
 def test_a_finish_reason_says_whether_an_answer_had_room() -> None:
-    ended = generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=64)[0]
-    full = generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=4)[0]
+    ended = ask(OTHER, SAMPLER, gen_length=64)[0]
+    full = ask(OTHER, SAMPLER, gen_length=4)[0]
     word = full.text.split()[-1]
-    stopped = generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=4, stop_strings=word)[0]
+    stopped = ask(OTHER, SAMPLER, gen_length=4, stop_strings=word)[0]
     assert [one.finish_reason for one in (ended, full, stopped)] == ["stop", "length", "stop"]
     assert len(full.token_ids) == 4
 
@@ -249,11 +248,11 @@ def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
     def note(event: StepEvent) -> None:
         seen.update(TOKENIZER.decode(event.after.answers()[0].tolist()).split())
 
-    whole = generate(MODEL, TOKENIZER, chats, sampler, observers=[note], **options)
+    whole = ask(chats, sampler, observers=[note], **options)
     replaced = sorted(seen - set(whole.texts[0].split()))
     assert replaced
     for word in replaced:
-        out = generate(MODEL, TOKENIZER, chats, sampler, stop_strings=word, **options)
+        out = ask(chats, sampler, stop_strings=word, **options)
         if word not in whole.texts[0]:
             assert out.texts == whole.texts
 
@@ -288,11 +287,10 @@ def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
         (QUESTION, {"chat": "yes"}, "chat must be \"auto\", True or False, got 'yes'"),
     ],
 )
+@pytest.mark.usefixtures("no_checks_of_types")
 def test_what_cannot_be_answered_is_refused_in_one_sentence(
-    inputs: Any, options: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
+    inputs: Any, options: dict[str, Any], sentence: str
 ) -> None:
-    # What is refused may be of no type that is taken.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     asked = {"model": MODEL, "inputs": inputs, **options}
     with pytest.raises((ValueError, TypeError), match=sentence):
         generate(tokenizer=TOKENIZER, sampler=SAMPLER, **asked)
@@ -302,16 +300,16 @@ def test_a_prompt_longer_than_the_model_s_maximum_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(MODEL, "max_length", 40, raising=False)
-    assert generate(MODEL, TOKENIZER, [[5, 6]], SAMPLER, gen_length=32).texts
+    assert ask([[5, 6]], SAMPLER, gen_length=32).texts
     with pytest.raises(ValueError, match="at most 40 tokens together for mini, got 9 and gen_len"):
-        generate(MODEL, TOKENIZER, [[5] * 9], SAMPLER, gen_length=32)
+        ask([[5] * 9], SAMPLER, gen_length=32)
     with pytest.raises(ValueError, match=r"In row 1: .* at most 40 tokens together for mini"):
-        generate(MODEL, TOKENIZER, [[5], [5] * 9], SAMPLER, templates=["[MASK:32]"] * 2)
+        ask([[5], [5] * 9], SAMPLER, templates=["[MASK:32]"] * 2)
 
 
 def test_a_stop_string_stops_and_may_be_a_special_token() -> None:
     options: Any = {"gen_length": 32, "block_length": 4}
-    whole = generate(MODEL, TOKENIZER, OTHER, SAMPLER, **options)[0]
+    whole = ask(OTHER, SAMPLER, **options)[0]
     word, special = whole.text.split()[2], deepcopy(TOKENIZER)
     special.add_special_tokens({"additional_special_tokens": [word]})
     assert word not in special.decode(ids_of(word), skip_special_tokens=True)
@@ -324,29 +322,29 @@ def test_a_stop_string_stops_and_may_be_a_special_token() -> None:
 
 def test_a_batch_of_a_tokenizer_is_taken_as_keywords() -> None:
     batch = TOKENIZER.apply_chat_template(chat(OTHER), tokenize=True, add_generation_prompt=True)
-    named = generate(MODEL, TOKENIZER, **batch, token_type_ids=[0], gen_length=32)
-    assert named.texts == generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=32).texts != [""]
+    named = ask(**batch, token_type_ids=[0], gen_length=32)
+    assert named.texts == ask(OTHER, SAMPLER, gen_length=32).texts != [""]
     with pytest.raises(ValueError, match="input_ids and inputs must not both be given"):
-        generate(MODEL, TOKENIZER, OTHER, **batch)
+        ask(OTHER, **batch)
 
 
 def test_options_of_transformers_are_taken_where_they_mean_the_same() -> None:
     options: Any = {"max_new_tokens": 32}
-    plain = generate(MODEL, TOKENIZER, OTHER, gen_length=32)
-    assert generate(MODEL, TOKENIZER, OTHER, do_sample=False, **options).texts == plain.texts
-    drawn = generate(MODEL, TOKENIZER, OTHER, temperature=1.0, seed=3, **options)
-    same = generate(MODEL, TOKENIZER, OTHER, do_sample=True, seed=3, **options)
+    plain = ask(OTHER, gen_length=32)
+    assert ask(OTHER, do_sample=False, **options).texts == plain.texts
+    drawn = ask(OTHER, temperature=1.0, seed=3, **options)
+    same = ask(OTHER, do_sample=True, seed=3, **options)
     assert torch.equal(same.decoded.tokens, drawn.decoded.tokens)
     word = plain.texts[0].split()[2]
-    stopped = generate(MODEL, TOKENIZER, OTHER, stop=word, **options)
-    assert stopped.texts == generate(MODEL, TOKENIZER, OTHER, stop_strings=[word], **options).texts
+    stopped = ask(OTHER, stop=word, **options)
+    assert stopped.texts == ask(OTHER, stop_strings=[word], **options).texts
     assert stopped.texts != plain.texts
 
 
 def test_answers_to_one_input_are_those_to_so_many_equal_inputs() -> None:
     options: Any = {"gen_length": 32, "temperature": 3.0, "seed": 1}
-    out = generate(MODEL, TOKENIZER, [QUESTION, OTHER], num_return_sequences=3, **options)
-    equal = generate(MODEL, TOKENIZER, [QUESTION] * 3 + [OTHER] * 3, **options)
+    out = ask([QUESTION, OTHER], num_return_sequences=3, **options)
+    equal = ask([QUESTION] * 3 + [OTHER] * 3, **options)
     assert out.texts == equal.texts
     assert len(set(out.texts[:3])) == 3
 
@@ -354,10 +352,10 @@ def test_answers_to_one_input_are_those_to_so_many_equal_inputs() -> None:
 def test_several_answers_at_temperature_0_are_those_of_rules_that_draw() -> None:
     """Random orders were refused too, although their answers differ."""
     options: Any = {"gen_length": 32, "block_length": 32, "num_return_sequences": 3}
-    out = generate(MODEL, TOKENIZER, OTHER, FixedSchedule(4, order="random"), **options)
+    out = ask(OTHER, FixedSchedule(4, order="random"), **options)
     assert len(set(out.texts)) == 3
     with pytest.warns(UserWarning, match="The 3 answers to each input are equal. At temperature=0"):
-        generate(MODEL, TOKENIZER, OTHER, FixedSchedule(4), **options)
+        ask(OTHER, FixedSchedule(4), **options)
 
 
 def test_a_sampler_that_nobody_asks_is_named() -> None:
@@ -365,16 +363,14 @@ def test_a_sampler_that_nobody_asks_is_named() -> None:
     verifier = ARVerify(load_target("mini-ar", TOKENIZER))
     told = r"ConfidenceThreshold\(threshold=0.5\) has no effect: ARVerify\(.* never asks it."
     with pytest.warns(UserWarning, match=told):
-        out = generate(
-            MODEL, TOKENIZER, OTHER, ConfidenceThreshold(0.5), gen_length=32, verifier=verifier
-        )
-    assert out.texts == generate(MODEL, TOKENIZER, OTHER, gen_length=32, verifier=verifier).texts
+        out = ask(OTHER, ConfidenceThreshold(0.5), gen_length=32, verifier=verifier)
+    assert out.texts == ask(OTHER, gen_length=32, verifier=verifier).texts
 
 
 def test_answers_say_when_each_token_was_committed_and_how_likely_it_was() -> None:
     options: Any = {"gen_length": 32, "temperature": 1.2, "top_p": 0.9, "seed": 1}
-    plain = generate(MODEL, TOKENIZER, [QUESTION, OTHER], **options)
-    out = generate(MODEL, TOKENIZER, [QUESTION, OTHER], return_logprobs=True, **options)
+    plain = ask([QUESTION, OTHER], **options)
+    out = ask([QUESTION, OTHER], return_logprobs=True, **options)
     assert out.texts == plain.texts
     assert plain[0].commits is None
     assert "commits" not in plain[0].to_dict()
@@ -384,9 +380,7 @@ def test_answers_say_when_each_token_was_committed_and_how_likely_it_was() -> No
         parts = (part[row, : len(answer.token_ids)].tolist() for part in recorded)
         assert answer.commits == list(zip(*parts, strict=True)) != []
         assert answer.to_dict()["commits"][0] == answer.commits[0]._asdict()
-    filled = generate(
-        MODEL, TOKENIZER, OTHER, templates="emma has [MASK:2] apples", return_logprobs=True
-    )
+    filled = ask(OTHER, templates="emma has [MASK:2] apples", return_logprobs=True)
     commits = filled[0].commits
     assert commits is not None
     assert [commit == (-1, None, None) for commit in commits] == [True, True, False, False, True]
@@ -395,21 +389,21 @@ def test_answers_say_when_each_token_was_committed_and_how_likely_it_was() -> No
 def test_templates_are_filled_between_given_words() -> None:
     questions = [QUESTION, OTHER]
     templates = ["emma has [MASK:1] + [MASK:3] apples", f"#### {TOKENIZER.mask_token} ."]
-    out = generate(MODEL, TOKENIZER, questions, templates=templates)
+    out = ask(questions, templates=templates)
     assert re.fullmatch(r"emma has \S+ \+ \S+( \S+)* apples", out[0].text)
     assert re.fullmatch(r"#### \S+ \.", out[1].text)
     for question, template, answer in zip(questions, templates, out, strict=True):
-        alone = generate(MODEL, TOKENIZER, question, templates=template)
+        alone = ask(question, templates=template)
         assert alone[0] == answer
         assert answer.finish_reason == "length"
-    without = generate(MODEL, TOKENIZER, templates="emma has [MASK] apples .")
+    without = ask(templates="emma has [MASK] apples .")
     assert re.fullmatch(r"emma has \S+ apples \.", without.texts[0])
 
 
 def test_an_end_of_text_in_a_blank_leaves_its_position_empty() -> None:
     """The rest of the text was lost."""
     given = f"emma has 5 {TOKENIZER.eos_token} apples [MASK]"
-    (answer,) = generate(MODEL, TOKENIZER, OTHER, templates=given)
+    (answer,) = ask(OTHER, templates=given)
     assert answer.text.startswith("emma has 5 apples")
 
 
@@ -423,4 +417,4 @@ def test_unknown_words_of_a_decode_are_named() -> None:
     blank: Any = {"templates": "emma zorblax [MASK] apples"}
     for inputs, options in ((chat(f"zorblax {OTHER}"), OPTIONS), (OTHER, blank)):
         with pytest.warns(UserWarning, match=r"not known to the tokenizer: zorblax\. "):
-            generate(MODEL, TOKENIZER, inputs, **options)
+            ask(inputs, **options)

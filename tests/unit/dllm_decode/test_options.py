@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-import jaxtyping
 import pytest
 import torch
 from tiny_models import tiny
@@ -53,11 +52,8 @@ from samplers import ConfidenceThreshold, FixedSchedule, parse
         ({"stop_at_eos": 1}, "stop_at_eos must be True or False, got 1"),
     ],
 )
-def test_every_field_is_checked_at_construction(
-    options: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The checks of types would refuse some of these first.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+@pytest.mark.usefixtures("no_checks_of_types")
+def test_every_field_is_checked_at_construction(options: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         DecodeConfig(**options)
     for run in (decode, decode_many):
@@ -151,11 +147,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "sentence"), REFUSED)
-def test_a_mistake_is_refused_with_the_remedy(
-    call: Callable[[], Any], sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The checks of types would refuse some of these first.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+@pytest.mark.usefixtures("no_checks_of_types")
+def test_a_mistake_is_refused_with_the_remedy(call: Callable[[], Any], sentence: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=sentence):
         call()
 
