@@ -27,6 +27,7 @@ from dllm_decode import (
     load_target,
 )
 from dllm_decode.blanks import template_ids
+from dllm_decode.core.observers import final_tokens
 from dllm_decode.prompts import token_lists
 from dllm_decode.texts import prompt_ids
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Wino
@@ -239,19 +240,19 @@ def test_a_stop_rule_keeps_what_was_committed_after_a_mask() -> None:
     assert not whole.unsettled.any()
 
 
-def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
+def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
     """A stop string stopped an answer that does not contain it."""
-    chats = chat(OTHER)
-    options: Any = {"gen_length": 32, "block_length": 16}
-    sampler, seen = JointThreshold(0.3, 0.0, 4), set[str]()
+    options: Any = {"sampler": Wino(0.6, 0.9), "gen_length": 32, "block_length": 16}
+    seen: set[str] = set()
 
     def note(event: StepEvent) -> None:
-        seen.update(TOKENIZER.decode(event.after.answers()[0].tolist()).split())
+        (settled,) = final_tokens(event.rows, event.after, is_final=True)
+        seen.update(TOKENIZER.decode(settled).split())
 
-    whole = ask(chats, sampler, observers=[note], **options)
+    whole = ask(chat(OTHER), observers=[note], **options)
     replaced = [word for word in seen if word not in whole.texts[0]]
     assert replaced
-    assert ask(chats, sampler, stop_strings=replaced, **options).texts == whole.texts
+    assert ask(chat(OTHER), stop_strings=replaced, **options).texts == whole.texts
 
 
 @pytest.mark.parametrize(

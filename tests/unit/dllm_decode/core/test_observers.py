@@ -1,9 +1,10 @@
+"""Observers of `decode_many` see of each prompt what they see in one batch with all."""
+
 import io
 from typing import Any
 
 import pytest
 import torch
-from plugins_under_test import plugin
 from rich.console import Console
 from served import Streamer
 from tiny_models import (
@@ -14,12 +15,10 @@ from tiny_models import (
     ending,
     templates_for,
 )  # fmt: skip
-from toys import HashModel
 
 from dllm_decode import (
     DualCache,
     FreeCache,
-    Gain,
     Gains,
     NoCache,
     NoVerifier,
@@ -32,60 +31,7 @@ from dllm_decode import (
 )
 from dllm_decode.streaming import draft_observer, stream_to_terminal
 from eval.runs.progress import Reporter
-from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, View
-from samplers.facts import Fact
-
-
-def second_thoughts(self: Any, view: View, state: torch.Tensor) -> tuple[Decision, torch.Tensor]:
-    """Commits everything, takes back position 1 of the block, and commits it again."""
-    first = (state == 0)[:, None]
-    places = torch.arange(view.tokens.shape[1])
-    commit = torch.where(first, view.eligible & (places < 3), view.eligible & (places == 3))
-    commit = torch.where((state > 1)[:, None], view.eligible, commit)
-    return Decision(commit, remask=(state == 1)[:, None] & (places == 1)), state + 1
-
-
-SECOND_THOUGHTS = plugin(
-    Sampler, step=second_thoughts, gives=frozenset(), needs=frozenset({Fact.LOGITS_OF_COMMITTED}),
-    max_steps=lambda self, num_masks: num_masks + 2,
-    init=lambda self, view: torch.zeros(len(view.tokens), dtype=torch.long),
-)  # fmt: skip
-
-
-def test_a_revision_is_kept_with_its_history() -> None:
-    trace, gains, seen = Trace(), Gains(), []
-
-    def keep(event: StepEvent) -> None:
-        seen.append(event.after.answers())
-
-    out = decode(
-        HashModel(), [[1, 2], [3]], SECOND_THOUGHTS, gen_length=4, block_length=4,
-        stop_at_eos=False, observers=[trace, gains, keep],
-    )  # fmt: skip
-    assert len(seen) == 3
-    for row in (0, 1):
-        assert trace.steps[row].tolist() == [0, 2, 0, 1]
-        assert trace.rounds[row] == 3
-        (revision,) = trace.revisions[row]
-        assert (revision.position, revision.committed, revision.removed) == (1, 0, 1)
-        assert revision.token == seen[0][row, 1]
-        assert 0.0 < revision.confidence < 1.0
-        assert not trace.confidences[row].isnan().any()
-    assert (out.tokens[:, 1] == seen[2][:, 1]).all()
-    # Three; one, while position 1 is taken back; position 1 again.
-    assert gains.by_row() == dict.fromkeys((0, 1), Gain([3, 1, 1], 4))
-
-
-@pytest.mark.parametrize("observer", [Trace, Gains])
-def test_an_observer_of_one_decode_refuses_a_second(observer: Any) -> None:
-    seen = observer()
-    options: Any = {"gen_length": 4, "observers": [seen]}
-    decode(HashModel(), [[1]], FixedSchedule(1), **options)
-    with pytest.raises(RuntimeError, match="must serve one decode only, got a second"):
-        decode(HashModel(), [[1]], FixedSchedule(1), **options)
-
-
-# Observers of `decode_many` see of each prompt what they see in one batch with all.
+from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 
 OPTIONS: Any = {"gen_length": 20, "block_length": 8}
 
