@@ -219,6 +219,7 @@ def test_prompts_and_templates_are_taken_when_a_place_is_free() -> None:
 def test_the_settings_are_those_of_decode() -> None:
     one, many = (inspect.signature(call).parameters for call in (decode, decode_many))
     assert list(one) == [name for name in many if name != "num_rows"]
+    assert many["num_rows"].kind is inspect.Parameter.KEYWORD_ONLY
     for name, parameter in one.items():
         assert parameter.default == many[name].default
         # By its text: each mention of a tensor's shape is a type of its own.
