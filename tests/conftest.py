@@ -81,6 +81,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return "pytest.mark.gpu" not in collection_path.read_text(encoding="utf-8") or None
 
 
+@pytest.fixture
+def no_checks_of_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switches off the checks of types, which users do not have and which would refuse first."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+
+
 @pytest.fixture(scope="session")
 def golden_dir() -> Path:
     return Path(__file__).parent / "golden" / "data"

@@ -208,20 +208,6 @@ def notes_of(kv_cache: KVCache) -> tuple[Tensor, Tensor]:
     return notes.keys[0, :, 0, :, 0], notes.values[0, :, 0, :, 0]
 
 
-class Peaked(Spied):
-    """Multiplies all logits, so that answers vary and a small fault shows."""
-
-    def __init__(self, model: MaskedTransformer, factor: float) -> None:
-        super().__init__(model)
-        self.factor = factor
-
-    def predict(self, inputs: ForwardInputs) -> Tensor:
-        return self.model.predict(inputs) * self.factor
-
-    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        return self.model.new_kv_cache(num_rows, num_slots)
-
-
 TINY_PROMPTS = [
     [17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90], [3, 1], [62, 8, 400, 21],
     [200], [45, 46, 47, 48, 49, 50, 51],

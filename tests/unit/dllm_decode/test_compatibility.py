@@ -39,13 +39,11 @@ from dllm_decode.core.columns import columns
 from dllm_decode.views import look
 from samplers import (
     T2M,
-    AcceptAndRenoise,
     ConfidenceThreshold,
     CreditDecoding,
     Decision,
     FixedSchedule,
     JointThreshold,
-    Learn2PD,
     Prophet,
     Sampler,
     View,
@@ -252,12 +250,3 @@ def test_a_sampler_that_changes_tokens_without_their_logits_is_named_at_the_step
     assert not (run(tiny("llada"), sampler).tokens == tiny("llada").mask_id).any()
     with pytest.raises(ValueError, match="computes the committed columns"):
         run(tiny("llada"), sampler, cache=DelayedCache())
-
-
-def test_every_fact_is_needed_by_one_kind_and_given_by_another() -> None:
-    askers = [kind[0] for kind in KINDS] + [kind[1] for kind in KINDS] + [kind[2] for kind in KINDS]
-    plugins = [*askers, *CACHES.values(), Learn2PD(), AcceptAndRenoise()]
-    assert frozenset().union(*(one.needs for one in plugins)) == {*Fact}
-    models = facts_of(tiny("llada")) | {Fact.UNIFORM_STATE, Fact.READS_BELIEF}
-    given = frozenset().union(*(one.gives for one in plugins), models)
-    assert given == {*Fact}

@@ -1,15 +1,12 @@
-"""Forwards of drafts, and of columns of a verifier's own."""
-
-from dataclasses import replace
-from typing import Any
+"""Forwards of columns of a verifier's own."""
 
 import pytest
 import torch
 from tiny_models import tiny
 
-from dllm_decode import CachePolicy, DualCache, NoCache, SelfVerify
+from dllm_decode import CachePolicy, DualCache, NoCache
 from dllm_decode.core.columns import Columns
-from dllm_decode.core.passes import Branches, Pass, Window
+from dllm_decode.core.passes import Pass, Window
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.state import State
 from dllm_decode.decoder import Decoder
@@ -26,7 +23,7 @@ NO_CACHE = NoCache()
 def begun(cache: CachePolicy = NO_CACHE) -> tuple[Decoder, State]:
     config = DecodeConfig(gen_length=8, block_length=4)
     decoder = new_decoder(tiny("llada"), ConfidenceThreshold(), cache=cache, config=config)
-    # All rows end at one column, so that only their windows tell them apart.
+    # All rows end at column 10.
     prompts = ([3, 4], [5, 6], [7, 8, 9, 10, 11, 12])
     requests = [
         decoder.request(prompt, index, gen_length=10 - len(prompt))
@@ -35,24 +32,6 @@ def begun(cache: CachePolicy = NO_CACHE) -> tuple[Decoder, State]:
     taken = RequestQueue(requests).take(3)
     state = join(decoder, State.empty(3, blank(decoder, ())), taken)
     return decoder, open_blocks(decoder, state)
-
-
-def test_drafts_of_other_rows_are_looked_at_in_windows_of_their_own() -> None:
-    """The layout was kept although the drafts, as many as before, were of other rows."""
-    decoder, state = begun()
-    decoder = replace(decoder, verifier=SelfVerify(2))
-    window = Window.of([row.opening.start for row in state.rows], 4, state.canvas)
-    found: dict[tuple[int, ...], list[Any]] = {}
-    for keeps_layout in (True, False):
-        for owners in ((0, 1, 2, 0), (0, 1, 2, 2)):
-            drafts = Branches(state.canvas.tokens[list(owners)], owners, (0, 0, 0, 1))
-            state = state if keeps_layout else state._replace(layout=None)
-            state, logits = forward(decoder, state, Pass(window, branches=drafts))
-            found.setdefault(owners, []).append(logits)
-    for one, other in found.values():
-        assert torch.equal(one, other)
-    # The second state of a row has the tokens of the first.
-    assert torch.allclose(found[0, 1, 2, 2][0][3], found[0, 1, 2, 2][0][2])
 
 
 def of_the_block(state: State, more: int = 0) -> tuple[Window, list[Columns]]:

@@ -3,13 +3,15 @@
 import json
 import re
 from copy import deepcopy
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
+from plugins_under_test import plugin
 from served import Streamer
 from tokenizers.processors import TemplateProcessing
 from transformers import TextStreamer
@@ -25,6 +27,7 @@ from dllm_decode import (
     load_target,
 )
 from dllm_decode.blanks import template_ids
+from dllm_decode.core.observers import final_tokens
 from dllm_decode.prompts import token_lists
 from dllm_decode.texts import prompt_ids
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Wino
@@ -38,9 +41,7 @@ QUESTION = (
 OTHER = "emma has 5 apples . how many apples does emma have now ?"
 SAMPLER = ConfidenceThreshold(0.9)
 OPTIONS: Any = {"gen_length": 32, "cache": DualCache()}
-
-
-BLANK_AFTER_ZORBLAX: Any = {"templates": "emma zorblax [MASK] apples"}
+ask = partial(generate, MODEL, TOKENIZER)
 
 
 def chat(text: str) -> list[dict[str, str]]:
@@ -54,16 +55,6 @@ def ids_of(text: str) -> list[int]:
 def ids_of_chat(text: str) -> list[int]:
     whole = TOKENIZER.apply_chat_template(chat(text), add_generation_prompt=True, tokenize=False)
     return list(TOKENIZER(whole, add_special_tokens=False)["input_ids"])
-
-
-def padded(side: str) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = [ids_of_chat(QUESTION), ids_of_chat(OTHER)]
-    tokens = torch.full((2, max(map(len, rows))), 77)
-    mask = torch.zeros_like(tokens)
-    for row, ids in enumerate(rows):
-        place = slice(0, len(ids)) if side == "right" else slice(tokens.shape[1] - len(ids), None)
-        tokens[row, place], mask[row, place] = torch.tensor(ids), 1
-    return tokens, mask
 
 
 def test_each_form_of_inputs_means_what_it_says() -> None:
@@ -94,13 +85,11 @@ def test_a_text_is_put_through_the_chat_template_unless_it_is_to_be_plain() -> N
     """The question of the README was answered by ''."""
     assert prompt_ids(TOKENIZER, QUESTION, chat=True) == [ids_of_chat(QUESTION)]
     with pytest.warns(UserWarning, match="has a chat template, and the texts are not") as warned:
-        assert prompt_ids(TOKENIZER, [QUESTION, OTHER], chat=False) == [
-            ids_of(QUESTION),
-            ids_of(OTHER),
-        ]
+        plain = prompt_ids(TOKENIZER, [QUESTION, OTHER], chat=False)
+    assert plain == [ids_of(QUESTION), ids_of(OTHER)]
     assert len(warned) == 1
-    asked = generate(MODEL, TOKENIZER, chat(OTHER), SAMPLER, **OPTIONS)
-    assert generate(MODEL, TOKENIZER, OTHER, SAMPLER, **OPTIONS).texts == asked.texts != [""]
+    asked = ask(chat(OTHER), SAMPLER, **OPTIONS)
+    assert ask(OTHER, SAMPLER, **OPTIONS).texts == asked.texts != [""]
 
 
 def test_without_a_chat_template_texts_are_plain_and_a_chat_is_refused() -> None:
@@ -169,30 +158,31 @@ def test_known_words_and_tokenizers_that_know_every_word_do_not_warn(
     prompt_ids(TOKENIZER, [[TOKENIZER.unk_token_id, 7]])
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_never_read(side: str) -> None:
-    tokens, mask = padded(side)
-    plain = generate(MODEL, TOKENIZER, [chat(QUESTION), chat(OTHER)], SAMPLER, **OPTIONS)
-    given = generate(MODEL, TOKENIZER, tokens, SAMPLER, attention_mask=mask, **OPTIONS)
-    whole = decode(MODEL, {"input_ids": tokens, "attention_mask": mask}, SAMPLER, **OPTIONS)
-    assert given.texts == plain.texts
-    assert torch.equal(whole.tokens, plain.decoded.tokens)
+def test_padding_is_never_read() -> None:
+    rows, mask = torch.tensor([[5, 6, 7], [7, 8, 9]]), torch.tensor([[1, 1, 0], [0, 1, 1]])
+    for given in (rows, rows.tolist()):
+        assert token_lists(given, mask) == [[5, 6], [8, 9]]
+    assert token_lists({"input_ids": rows, "attention_mask": mask}) == [[5, 6], [8, 9]]
+    options: Any = {"sampler": SAMPLER, "gen_length": 4}
+    asked = ask(rows, attention_mask=mask, **options)
+    plain = ask([[5, 6], [8, 9]], **options)
+    assert torch.equal(asked.decoded.tokens, plain.decoded.tokens)
     with pytest.raises(ValueError, match="attention_mask must be given with a tensor of several"):
-        decode(MODEL, tokens, SAMPLER, **OPTIONS)
+        decode(MODEL, rows, **options)
+    with pytest.raises(ValueError, match="attention_mask must be as long as its prompt, 2"):
+        token_lists([[1, 2]], torch.tensor([[1, 1, 0]]))
 
 
 def test_texts_are_those_of_decode_whatever_the_number_of_rows() -> None:
-    chats = [chat(QUESTION), chat(OTHER), chat(QUESTION), chat(OTHER), chat(OTHER)]
-    plain = decode(MODEL, [ids_of_chat(turns[0]["content"]) for turns in chats], SAMPLER, **OPTIONS)
-    for num_rows in (2, 8):
-        out = generate(MODEL, TOKENIZER, chats, SAMPLER, num_rows=num_rows, **OPTIONS)
-        assert torch.equal(out.decoded.tokens, plain.tokens)
-        assert torch.equal(out.decoded.nfe, plain.nfe)
-        assert out.decoded.forwards >= plain.forwards
-        assert out.tokens_per_forward == plain.tokens_per_forward()
-        expected = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in plain.answers()]
+    questions = [QUESTION, OTHER, OTHER]
+    plain = decode(MODEL, [ids_of_chat(text) for text in questions], SAMPLER, **OPTIONS)
+    expected = [TOKENIZER.decode(ids, skip_special_tokens=True) for ids in plain.answers()]
+    assert all(expected)
+    for num_rows in (1, 2, 8):
+        out = ask(questions, SAMPLER, num_rows=num_rows, **OPTIONS)
         assert out.texts == expected
-        assert all(out.texts)
+        assert out.tokens_per_forward == plain.tokens_per_forward()
+        assert out.decoded.forwards >= plain.forwards
 
 
 @pytest.mark.parametrize(
@@ -202,29 +192,14 @@ def test_a_text_streamer_gets_the_answer_in_order(
     sampler: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     streamer = TextStreamer(TOKENIZER, skip_prompt=True)
-    out = generate(
-        MODEL, TOKENIZER, chat(OTHER), sampler, gen_length=32, block_length=16, streamer=streamer
-    )
+    out = ask(chat(OTHER), sampler, gen_length=32, block_length=16, streamer=streamer)
     assert out.decoded.forwards > 1
     assert capsys.readouterr().out.strip() == out.texts[0].strip() != ""
 
 
-def test_a_whole_canvas_streamer_gets_every_step() -> None:
-    streamer = Streamer()
-    out = generate(
-        MODEL, TOKENIZER, chat(QUESTION), FixedSchedule(4), gen_length=8, streamer=streamer,
-        stop_at_eos=False,
-    )  # fmt: skip
-    assert len(streamer.drafts) == 3
-    prompt, answer = streamer.texts
-    assert prompt.tolist() == ids_of_chat(QUESTION)
-    assert answer.tolist() == out.decoded.answers()[0]
-    assert streamer.ended == 1
-
-
 def test_an_output_is_a_sequence_of_answers_a_file_and_a_frame(tmp_path: Path) -> None:
     questions = [QUESTION, OTHER, OTHER]
-    out = generate(MODEL, TOKENIZER, questions, SAMPLER, **OPTIONS)
+    out = ask(questions, SAMPLER, **OPTIONS)
     assert len(out) == 3
     assert [answer.text for answer in out] == out.texts
     assert out[1].token_ids == out.decoded.answers()[1]
@@ -240,10 +215,10 @@ def test_an_output_is_a_sequence_of_answers_a_file_and_a_frame(tmp_path: Path) -
 
 
 def test_a_finish_reason_says_whether_an_answer_had_room() -> None:
-    ended = generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=64)[0]
-    full = generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=4)[0]
+    ended = ask(OTHER, SAMPLER, gen_length=64)[0]
+    full = ask(OTHER, SAMPLER, gen_length=4)[0]
     word = full.text.split()[-1]
-    stopped = generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=4, stop_strings=word)[0]
+    stopped = ask(OTHER, SAMPLER, gen_length=4, stop_strings=word)[0]
     assert [one.finish_reason for one in (ended, full, stopped)] == ["stop", "length", "stop"]
     assert len(full.token_ids) == 4
 
@@ -251,20 +226,12 @@ def test_a_finish_reason_says_whether_an_answer_had_room() -> None:
 def test_a_stop_rule_keeps_what_was_committed_after_a_mask() -> None:
     """Masks were filled with EOS, and answers cut there: all texts were ''."""
 
-    class AfterRounds(StopRule):
-        def __init__(self) -> None:
-            self.num_rounds = 0
-
-        def stops(self, tokens: list[int]) -> bool:
-            self.num_rounds += 1
-            return self.num_rounds == 8
-
-    prompt = ids_of_chat(QUESTION)
-    options: Any = {"gen_length": 32, "block_length": 32}
-    whole = decode(MODEL, [prompt], FixedSchedule(32), **options)
-    out = decode(MODEL, [prompt], FixedSchedule(32), stop=AfterRounds(), **options)
+    rounds = count(1)
+    stop = plugin(StopRule, stops=lambda self, tokens: next(rounds) == 8)
+    asked: Any = {"prompts": [ids_of_chat(QUESTION)], "gen_length": 32, "block_length": 32}
+    whole = decode(MODEL, sampler=FixedSchedule(32), **asked)
+    out = decode(MODEL, sampler=FixedSchedule(32), stop=stop, **asked)
     assert int(out.nfe[0]) == 8
-    assert int(out.unsettled.sum()) > 0
     assert bool(out.unsettled[0, 0])
     settled = out.tokens[0][~out.unsettled[0]]
     assert out.answers() == [[token for token in settled.tolist() if token not in out.eos_ids]]
@@ -273,22 +240,19 @@ def test_a_stop_rule_keeps_what_was_committed_after_a_mask() -> None:
     assert not whole.unsettled.any()
 
 
-def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
+def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
     """A stop string stopped an answer that does not contain it."""
-    chats = chat(OTHER)
-    options: Any = {"gen_length": 32, "block_length": 16}
-    sampler, seen = JointThreshold(0.3, 0.0, 4), set[str]()
+    options: Any = {"sampler": Wino(0.6, 0.9), "gen_length": 32, "block_length": 16}
+    seen: set[str] = set()
 
     def note(event: StepEvent) -> None:
-        seen.update(TOKENIZER.decode(event.after.answers()[0].tolist()).split())
+        (settled,) = final_tokens(event.rows, event.after, is_final=True)
+        seen.update(TOKENIZER.decode(settled).split())
 
-    whole = generate(MODEL, TOKENIZER, chats, sampler, observers=[note], **options)
-    replaced = sorted(seen - set(whole.texts[0].split()))
+    whole = ask(chat(OTHER), observers=[note], **options)
+    replaced = [word for word in seen if word not in whole.texts[0]]
     assert replaced
-    for word in replaced:
-        out = generate(MODEL, TOKENIZER, chats, sampler, stop_strings=word, **options)
-        if word not in whole.texts[0]:
-            assert out.texts == whole.texts
+    assert ask(chat(OTHER), stop_strings=replaced, **options).texts == whole.texts
 
 
 @pytest.mark.parametrize(
@@ -317,16 +281,14 @@ def test_stop_strings_wait_for_tokens_that_may_be_edited() -> None:
         (QUESTION, {"templates": ["[MASK]"] * 2}, "one answer per prompt, 1, got 2"),
         (QUESTION, {"templates": "[MASK]", "gen_length": 8}, "must be left out with templates"),
         (f"a {TOKENIZER.mask_token}", {}, "pass the text to generate as templates="),
-        (QUESTION, {"model": (MODEL, TOKENIZER)}, "load_model returns two: model, tokenizer ="),
         (QUESTION, {"model": (MODEL, TOKENIZER), "templates": "[MASK]"}, "load_model returns two"),
         (QUESTION, {"chat": "yes"}, "chat must be \"auto\", True or False, got 'yes'"),
     ],
 )
+@pytest.mark.usefixtures("no_checks_of_types")
 def test_what_cannot_be_answered_is_refused_in_one_sentence(
-    inputs: Any, options: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
+    inputs: Any, options: dict[str, Any], sentence: str
 ) -> None:
-    # What is refused may be of no type that is taken.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     asked = {"model": MODEL, "inputs": inputs, **options}
     with pytest.raises((ValueError, TypeError), match=sentence):
         generate(tokenizer=TOKENIZER, sampler=SAMPLER, **asked)
@@ -336,33 +298,21 @@ def test_a_prompt_longer_than_the_model_s_maximum_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(MODEL, "max_length", 40, raising=False)
-    assert generate(MODEL, TOKENIZER, [[5, 6]], SAMPLER, gen_length=32).texts
+    assert ask([[5, 6]], SAMPLER, gen_length=32).texts
     with pytest.raises(ValueError, match="at most 40 tokens together for mini, got 9 and gen_len"):
-        generate(MODEL, TOKENIZER, [[5] * 9], SAMPLER, gen_length=32)
+        ask([[5] * 9], SAMPLER, gen_length=32)
     with pytest.raises(ValueError, match=r"In row 1: .* at most 40 tokens together for mini"):
-        generate(MODEL, TOKENIZER, [[5], [5] * 9], SAMPLER, templates=["[MASK:32]"] * 2)
-
-
-def test_masks_of_lists_say_what_is_padding() -> None:
-    assert token_lists([[1, 2, 3], [4, 5, 6]], torch.tensor([[1, 1, 0], [0, 1, 1]])) == [
-        [1, 2],
-        [5, 6],
-    ]
-    with pytest.raises(ValueError, match="attention_mask must be as long as its prompt, 2"):
-        token_lists([[1, 2]], torch.tensor([[1, 1, 0]]))
+        ask([[5], [5] * 9], SAMPLER, templates=["[MASK:32]"] * 2)
 
 
 def test_a_stop_string_stops_and_may_be_a_special_token() -> None:
-    word, special = "34", deepcopy(TOKENIZER)
+    options: Any = {"gen_length": 32, "block_length": 4}
+    whole = ask(OTHER, SAMPLER, **options)[0]
+    word, special = whole.text.split()[2], deepcopy(TOKENIZER)
     special.add_special_tokens({"additional_special_tokens": [word]})
     assert word not in special.decode(ids_of(word), skip_special_tokens=True)
-    question = "emma has 12 apples . emma finds 30 more apples and then gives 8 apples to ben . "
-    question += "how many apples does emma have now ?"
-    options: Any = {"gen_length": 64, "block_length": 4}
-    whole = generate(MODEL, TOKENIZER, question, SAMPLER, **options)[0]
-    assert word in whole.text
     for tokenizer in (TOKENIZER, special):
-        found = generate(MODEL, tokenizer, question, SAMPLER, stop_strings=word, **options)[0]
+        found = generate(MODEL, tokenizer, OTHER, SAMPLER, stop_strings=word, **options)[0]
         assert found.text.strip() == whole.text[: whole.text.index(word)].strip()
         assert found.finish_reason == "stop"
         assert found.forwards < whole.forwards
@@ -370,29 +320,29 @@ def test_a_stop_string_stops_and_may_be_a_special_token() -> None:
 
 def test_a_batch_of_a_tokenizer_is_taken_as_keywords() -> None:
     batch = TOKENIZER.apply_chat_template(chat(OTHER), tokenize=True, add_generation_prompt=True)
-    named = generate(MODEL, TOKENIZER, **batch, token_type_ids=[0], gen_length=32)
-    assert named.texts == generate(MODEL, TOKENIZER, OTHER, SAMPLER, gen_length=32).texts != [""]
+    named = ask(**batch, token_type_ids=[0], gen_length=32)
+    assert named.texts == ask(OTHER, SAMPLER, gen_length=32).texts != [""]
     with pytest.raises(ValueError, match="input_ids and inputs must not both be given"):
-        generate(MODEL, TOKENIZER, OTHER, **batch)
+        ask(OTHER, **batch)
 
 
 def test_options_of_transformers_are_taken_where_they_mean_the_same() -> None:
     options: Any = {"max_new_tokens": 32}
-    plain = generate(MODEL, TOKENIZER, OTHER, gen_length=32)
-    assert generate(MODEL, TOKENIZER, OTHER, do_sample=False, **options).texts == plain.texts
-    drawn = generate(MODEL, TOKENIZER, OTHER, temperature=1.0, seed=3, **options)
-    same = generate(MODEL, TOKENIZER, OTHER, do_sample=True, seed=3, **options)
+    plain = ask(OTHER, gen_length=32)
+    assert ask(OTHER, do_sample=False, **options).texts == plain.texts
+    drawn = ask(OTHER, temperature=1.0, seed=3, **options)
+    same = ask(OTHER, do_sample=True, seed=3, **options)
     assert torch.equal(same.decoded.tokens, drawn.decoded.tokens)
     word = plain.texts[0].split()[2]
-    stopped = generate(MODEL, TOKENIZER, OTHER, stop=word, **options)
-    assert stopped.texts == generate(MODEL, TOKENIZER, OTHER, stop_strings=[word], **options).texts
+    stopped = ask(OTHER, stop=word, **options)
+    assert stopped.texts == ask(OTHER, stop_strings=[word], **options).texts
     assert stopped.texts != plain.texts
 
 
 def test_answers_to_one_input_are_those_to_so_many_equal_inputs() -> None:
     options: Any = {"gen_length": 32, "temperature": 3.0, "seed": 1}
-    out = generate(MODEL, TOKENIZER, [QUESTION, OTHER], num_return_sequences=3, **options)
-    equal = generate(MODEL, TOKENIZER, [QUESTION] * 3 + [OTHER] * 3, **options)
+    out = ask([QUESTION, OTHER], num_return_sequences=3, **options)
+    equal = ask([QUESTION] * 3 + [OTHER] * 3, **options)
     assert out.texts == equal.texts
     assert len(set(out.texts[:3])) == 3
 
@@ -400,10 +350,10 @@ def test_answers_to_one_input_are_those_to_so_many_equal_inputs() -> None:
 def test_several_answers_at_temperature_0_are_those_of_rules_that_draw() -> None:
     """Random orders were refused too, although their answers differ."""
     options: Any = {"gen_length": 32, "block_length": 32, "num_return_sequences": 3}
-    out = generate(MODEL, TOKENIZER, OTHER, FixedSchedule(4, order="random"), **options)
+    out = ask(OTHER, FixedSchedule(4, order="random"), **options)
     assert len(set(out.texts)) == 3
     with pytest.warns(UserWarning, match="The 3 answers to each input are equal. At temperature=0"):
-        generate(MODEL, TOKENIZER, OTHER, FixedSchedule(4), **options)
+        ask(OTHER, FixedSchedule(4), **options)
 
 
 def test_a_sampler_that_nobody_asks_is_named() -> None:
@@ -411,58 +361,47 @@ def test_a_sampler_that_nobody_asks_is_named() -> None:
     verifier = ARVerify(load_target("mini-ar", TOKENIZER))
     told = r"ConfidenceThreshold\(threshold=0.5\) has no effect: ARVerify\(.* never asks it."
     with pytest.warns(UserWarning, match=told):
-        out = generate(
-            MODEL, TOKENIZER, OTHER, ConfidenceThreshold(0.5), gen_length=32, verifier=verifier
-        )
-    assert out.texts == generate(MODEL, TOKENIZER, OTHER, gen_length=32, verifier=verifier).texts
+        out = ask(OTHER, ConfidenceThreshold(0.5), gen_length=8, verifier=verifier)
+    assert out.texts == ask(OTHER, gen_length=8, verifier=verifier).texts
 
 
 def test_answers_say_when_each_token_was_committed_and_how_likely_it_was() -> None:
     options: Any = {"gen_length": 32, "temperature": 1.2, "top_p": 0.9, "seed": 1}
-    plain = generate(MODEL, TOKENIZER, [QUESTION, OTHER], **options)
-    out = generate(MODEL, TOKENIZER, [QUESTION, OTHER], return_logprobs=True, **options)
+    plain = ask([QUESTION, OTHER], **options)
+    out = ask([QUESTION, OTHER], return_logprobs=True, **options)
     assert out.texts == plain.texts
     assert plain[0].commits is None
     assert "commits" not in plain[0].to_dict()
     recorded = out.decoded.commits
     assert recorded is not None
     for row, answer in enumerate(out):
-        assert answer.commits is not None
-        assert len(answer.commits) == len(answer.token_ids) > 0
-        for position, commit in enumerate(answer.commits):
-            assert commit.step == recorded.steps[row, position] >= 0
-            assert commit.logprob == recorded.logprobs[row, position] <= 0.0
-            assert commit.model_logprob == recorded.model_logprobs[row, position] <= 0.0
-        assert {commit.step for commit in answer.commits} <= set(range(answer.forwards))
+        parts = (part[row, : len(answer.token_ids)].tolist() for part in recorded)
+        assert answer.commits == list(zip(*parts, strict=True)) != []
         assert answer.to_dict()["commits"][0] == answer.commits[0]._asdict()
-    template = "emma has [MASK:2] apples"
-    filled = generate(
-        MODEL, TOKENIZER, [QUESTION, OTHER], templates=[template, "[MASK]"], return_logprobs=True
-    )
+    filled = ask(OTHER, templates="emma has [MASK:2] apples", return_logprobs=True)
     commits = filled[0].commits
     assert commits is not None
-    assert [commit.step < 0 for commit in commits] == [True, True, False, False, True]
-    assert commits[0] == (-1, None, None)
+    assert [commit == (-1, None, None) for commit in commits] == [True, True, False, False, True]
 
 
 def test_templates_are_filled_between_given_words() -> None:
     questions = [QUESTION, OTHER]
     templates = ["emma has [MASK:1] + [MASK:3] apples", f"#### {TOKENIZER.mask_token} ."]
-    out = generate(MODEL, TOKENIZER, questions, templates=templates)
+    out = ask(questions, templates=templates)
     assert re.fullmatch(r"emma has \S+ \+ \S+( \S+)* apples", out[0].text)
     assert re.fullmatch(r"#### \S+ \.", out[1].text)
     for question, template, answer in zip(questions, templates, out, strict=True):
-        alone = generate(MODEL, TOKENIZER, question, templates=template)
+        alone = ask(question, templates=template)
         assert alone[0] == answer
         assert answer.finish_reason == "length"
-    without = generate(MODEL, TOKENIZER, templates="emma has [MASK] apples .")
+    without = ask(templates="emma has [MASK] apples .")
     assert re.fullmatch(r"emma has \S+ apples \.", without.texts[0])
 
 
 def test_an_end_of_text_in_a_blank_leaves_its_position_empty() -> None:
     """The rest of the text was lost."""
     given = f"emma has 5 {TOKENIZER.eos_token} apples [MASK]"
-    (answer,) = generate(MODEL, TOKENIZER, OTHER, templates=given)
+    (answer,) = ask(OTHER, templates=given)
     assert answer.text.startswith("emma has 5 apples")
 
 
@@ -473,6 +412,7 @@ def test_one_space_before_a_blank_is_part_of_it() -> None:
 
 
 def test_unknown_words_of_a_decode_are_named() -> None:
-    for inputs, options in ((chat(f"zorblax {OTHER}"), OPTIONS), (OTHER, BLANK_AFTER_ZORBLAX)):
+    blank: Any = {"templates": "emma zorblax [MASK] apples"}
+    for inputs, options in ((chat(f"zorblax {OTHER}"), OPTIONS), (OTHER, blank)):
         with pytest.warns(UserWarning, match=r"not known to the tokenizer: zorblax\. "):
-            generate(MODEL, TOKENIZER, inputs, **options)
+            ask(inputs, **options)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from plugins_under_test import plugin
@@ -35,10 +34,7 @@ THRESHOLD = ConfidenceThreshold(0.9)
 REVISES: Any = {"gives": frozenset(), "needs": frozenset({Fact.LOGITS_OF_COMMITTED})}
 
 
-@pytest.fixture(autouse=True)
-def no_checks_of_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switches off the checks of types, which users do not have and which would be first."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+pytestmark = pytest.mark.usefixtures("no_checks_of_types")
 
 
 def run(sampler: Sampler = THRESHOLD, model: Any = None, **options: Any) -> DecodeOutput:
@@ -297,7 +293,6 @@ def test_a_verifier_that_decides_alone_is_blamed_for_its_own_number_of_steps() -
         ({"observers": print}, "observers must be a sequence of functions"),
         ({"observers": [3]}, "observers must be a sequence of functions"),
         ({"stop": StopRule}, "stop must be a StopRule"),
-        ({"verifer": NoVerifier()}, "such as verifier, got 'verifer'"),
         ({"sampler": rule(lambda view: ..., needs=[Fact.HAS_MASK])},
          "needs of .* must be a property with a frozenset of Fact"),
         ({"sampler": rule(lambda view: ..., scope="blocks")},

@@ -162,14 +162,13 @@ def test_a_sampler_that_breaks_its_contract_in_one_row_ends_that_row(
 
 def test_a_cancel_that_comes_too_late_ends_no_later_request_of_the_same_index() -> None:
     decoder = new_decoder(tiny("llada"), FixedSchedule(2), config=DecodeConfig(**OPTIONS))
-    queue = RequestQueue([decoder.request([3], 0)])
-    first = [answer.output.tokens.tolist() for answer in run(decoder, queue, 1)]
+    request = decoder.request([3], 0)
+    queue = RequestQueue([request])
+    assert len(list(run(decoder, queue, 1))) == 1
     queue.cancel(0)
-    queue.put(decoder.request([3], 0))
-    assert [answer.output.tokens.tolist() for answer in run(decoder, queue, 1)] == first
-    queue.put(decoder.request([3], 0))
-    queue.cancel(0)
-    assert not list(run(decoder, queue, 1))
+    queue.put(request)
+    assert len(list(run(decoder, queue, 1))) == 1
+    queue.put(request)
     for index in range(5):
         queue.cancel(index)
     assert not list(run(decoder, queue, 1))
@@ -188,52 +187,45 @@ def test_requests_with_what_is_no_token_or_no_option_of_a_request_are_refused() 
 
 
 def test_rows_that_join_save_forwards_of_the_whole() -> None:
-    model = ending("llada")
+    batched, joined = ending("llada"), ending("llada")
     options: Any = {"gen_length": 24, "block_length": 4, "cache": DualCache()}
-    lengths = decode(model, TINY_PROMPTS, FixedSchedule(4), **options).lengths().tolist()
-    assert len({-(-length // 4) for length in lengths}) > 2
-    model.calls.clear()
     for start in range(0, len(TINY_PROMPTS), 2):
-        decode(model, TINY_PROMPTS[start : start + 2], FixedSchedule(4), **options)
-    in_batches = len(model.calls)
-    model.calls.clear()
-    list(decode_many(model, TINY_PROMPTS, FixedSchedule(4), num_rows=2, **options))
-    assert len(model.calls) < in_batches
-    assert max(len(call.tokens) for call in model.calls) == 2
+        decode(batched, TINY_PROMPTS[start : start + 2], FixedSchedule(4), **options)
+    list(decode_many(joined, TINY_PROMPTS, FixedSchedule(4), num_rows=2, **options))
+    assert len(joined.calls) < len(batched.calls)
     # A row that has just joined is open where the other is already further.
-    depths = [call.positions[:, -1] for call in model.calls if len(call.tokens) == 2]
-    assert any(len(set(ends.tolist())) == 2 for ends in depths)
+    ends = [set(call.positions[:, -1].tolist()) for call in joined.calls]
+    assert max(map(len, ends)) == max(len(call.tokens) for call in joined.calls) == 2
 
 
-def test_prompts_are_taken_when_a_place_is_free_and_answers_given_when_it_is_their_turn() -> None:
-    """Prompts are made outside of inference mode, too."""
+def test_prompts_and_templates_are_taken_when_a_place_is_free() -> None:
+    """They are made outside of inference mode, too."""
     taken: list[int] = []
 
     def source() -> Iterator[list[int]]:
-        for index in range(50):
+        for index in count():
             assert not torch.is_inference_mode_enabled()
             taken.append(index)
             yield [index % 20 + 1]
 
-    outputs = many(source(), num_rows=4)
+    outputs = many(source(), num_rows=4, templates=([index % 20 + 1] for index in count()))
     assert not taken
-    next(outputs)
+    assert int(next(outputs).tokens[0, 0]) == 1
     assert len(taken) == 4
-    assert sum(1 for _ in outputs) == 49
+    for index in range(1, 25):
+        assert int(next(outputs).tokens[0, 0]) == index % 20 + 1
 
 
 def test_the_settings_are_those_of_decode() -> None:
-    one = inspect.signature(decode).parameters
-    many = dict(inspect.signature(decode_many).parameters)
-    assert many.pop("num_rows").kind is inspect.Parameter.KEYWORD_ONLY
-    assert list(many) == list(one)
-    assert [p.default for p in many.values()] == [p.default for p in one.values()]
-    taken = {"prompts": "", "templates": ""}
-    # By their text: each mention of a tensor's shape is a type of its own.
-    assert {n: str(p.annotation) for n, p in many.items()} | taken == {
-        n: str(p.annotation) for n, p in one.items()
-    } | taken
-    assert many["options"].annotation == Unpack[DecodeOptions]
+    one, many = (inspect.signature(call).parameters for call in (decode, decode_many))
+    assert list(one) == [name for name in many if name != "num_rows"]
+    assert many["num_rows"].kind is inspect.Parameter.KEYWORD_ONLY
+    for name, parameter in one.items():
+        assert parameter.default == many[name].default
+        # By its text: each mention of a tensor's shape is a type of its own.
+        is_same = str(parameter.annotation) == str(many[name].annotation)
+        assert is_same or name in ("prompts", "templates")
+    assert one["options"].annotation == Unpack[DecodeOptions]
 
 
 def test_with_a_reserve_keys_and_values_are_allocated_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,13 +258,6 @@ SHORT: Any = {"gen_length": 4, "block_length": 4}
 
 def many(prompts: Any = PROMPTS, **options: Any) -> Iterator[DecodeOutput]:
     return decode_many(DriftingModel(), prompts, FixedSchedule(4), **SHORT | options)
-
-
-def test_templates_are_taken_in_step_with_the_prompts() -> None:
-    given = ([index % 20 + 1, DriftingModel().mask_id] for index in count())
-    outputs = many(([index % 20 + 1] for index in count()), num_rows=3, templates=given)
-    for index in range(10):
-        assert int(next(outputs).tokens[0, 0]) == index % 20 + 1
 
 
 @pytest.mark.parametrize(
@@ -308,8 +293,3 @@ def test_what_does_not_fit_is_refused_in_its_turn(
     with pytest.raises(ValueError, match=sentence):
         answered.extend(many(num_rows=1, **options))
     assert len(answered) == num_answered
-
-
-def test_an_empty_collection_leaves_everything_open() -> None:
-    plain, without = list(many()), list(many(templates=[]))
-    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(plain, without, strict=True))

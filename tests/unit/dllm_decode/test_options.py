@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-import jaxtyping
 import pytest
 import torch
 from tiny_models import tiny
@@ -53,11 +52,8 @@ from samplers import ConfidenceThreshold, FixedSchedule, parse
         ({"stop_at_eos": 1}, "stop_at_eos must be True or False, got 1"),
     ],
 )
-def test_every_field_is_checked_at_construction(
-    options: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The checks of types would refuse some of these first.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+@pytest.mark.usefixtures("no_checks_of_types")
+def test_every_field_is_checked_at_construction(options: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         DecodeConfig(**options)
     for run in (decode, decode_many):
@@ -77,26 +73,11 @@ def test_the_block_length_is_the_model_s_own_or_32_and_never_beyond_the_answer()
         DecodeConfig(block_length=6).resolved_block_length(4, model="m")
 
 
-def test_keywords_override_the_config() -> None:
-    config = DecodeConfig(gen_length=8, temperature=2.0, seed=1, stop_at_eos=False)
-    plain = decode(HashModel(), [[1]], FixedSchedule(8), config=config)
-    same = decode(
-        HashModel(), [[1]], FixedSchedule(8),
-        config=DecodeConfig(gen_length=8, temperature=2.0), seed=1, stop_at_eos=False,
-    )  # fmt: skip
-    other = decode(HashModel(), [[1]], FixedSchedule(8), config=config, seed=2)
-    (one_of_many,) = decode_many(HashModel(), [[1]], FixedSchedule(8), config=config)
-    assert plain.tokens.shape == (1, 8)
-    assert torch.equal(plain.tokens, same.tokens)
-    assert torch.equal(plain.tokens, one_of_many.tokens)
-    assert not torch.equal(plain.tokens, other.tokens)
-
-
 def test_an_unknown_option_is_a_type_error() -> None:
-    """It names options with a similar name, or all of them."""
-    similar = "must be an option of the decode, such as gen_length, got 'genlength'"
+    """It names options and plug-ins with a similar name, or all options."""
+    similar = "must be an option of the decode, such as verifier, got 'verifer'"
     with pytest.raises(TypeError, match=similar):
-        decode(HashModel(), [[1]], FixedSchedule(4), genlength=8)  # type: ignore[call-arg]
+        decode(HashModel(), [[1]], FixedSchedule(4), verifer=8)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"such as gen_length, .*, truncate_at_eos, got 'zzz'"):
         decode_many(HashModel(), [[1]], FixedSchedule(4), zzz=8)  # type: ignore[call-arg]
 
@@ -166,11 +147,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "sentence"), REFUSED)
-def test_a_mistake_is_refused_with_the_remedy(
-    call: Callable[[], Any], sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The checks of types would refuse some of these first.
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+@pytest.mark.usefixtures("no_checks_of_types")
+def test_a_mistake_is_refused_with_the_remedy(call: Callable[[], Any], sentence: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=sentence):
         call()
 

@@ -114,6 +114,9 @@ def test_blocks_of_several_lengths_are_whole_blocks(cache: CachePolicy) -> None:
     assert set(seen) == {0, 2, 6, 14}
     for row, prompt in enumerate(PROMPTS):
         assert torch.equal(answer([prompt], cache=cache, blocks=GrowingBlocks())[0], together[row])
+
+
+def test_drafts_of_blocks_of_several_lengths_change_no_token() -> None:
     verified = answer(PROMPTS, blocks=GrowingBlocks(), verifier=SelfVerify(2))
     assert torch.equal(verified, answer(PROMPTS, blocks=GrowingBlocks()))
 
@@ -139,13 +142,13 @@ def test_whole_blocks_that_end_inside_a_block_of_the_model_are_refused() -> None
 )  # fmt: skip
 def test_a_draft_without_the_canvas_leaves_no_trace(cache: CachePolicy) -> None:
     """Once history caches failed, and slots of a draft alone were taken for the row's."""
-    together = answer(PROMPTS, cache=cache, verifier=TwoLooks())
+    options: Any = {"cache": cache, "gen_length": 8, "block_length": 4}
+    together = answer(PROMPTS, verifier=TwoLooks(), **options)
     for row, prompt in enumerate(PROMPTS):
-        assert torch.equal(answer([prompt], cache=cache, verifier=TwoLooks())[0], together[row])
+        assert torch.equal(answer([prompt], verifier=TwoLooks(), **options)[0], together[row])
     if isinstance(cache, NoCache | DualCache | SuffixWindow):
         # With the canvas beside the draft the row's slots are written anew, from the same tokens.
-        both = answer(PROMPTS, cache=cache, verifier=TwoLooks(both=True))
-        assert torch.equal(both, together)
+        assert torch.equal(answer(PROMPTS, verifier=TwoLooks(both=True), **options), together)
 
 
 def test_a_sampler_that_edits_is_refused_by_name_where_a_cache_wraps_it() -> None:

@@ -39,7 +39,7 @@ def several(decoder: Any) -> list[Request]:
     """Returns requests that differ in all options of a row."""
     return [
         decoder.request(
-            prompt, n, gen_length=8 + 4 * (n % 4), temperature=1.3 * (n % 2), seed=n % 3
+            prompt, n, gen_length=4 + 4 * (n % 3), temperature=1.3 * (n % 2), seed=n % 3
         )
         for n, prompt in enumerate(PROMPTS)
     ]
@@ -68,7 +68,7 @@ def saved_columns(
 )  # fmt: skip
 def test_equal_prompts_are_computed_once(cache: CachePolicy, family: str) -> None:
     model = tiny(family)
-    config = DecodeConfig(gen_length=20, block_length=4, stop_at_eos=False)
+    config = DecodeConfig(gen_length=12, block_length=4, stop_at_eos=False)
     decoder = new_decoder(model, ConfidenceThreshold(0.3), cache=cache, config=config)
     all_rows, few_rows, one_row = saved_columns(decoder, 8, 3, 1)
     # The column before the first block predicts it on a model whose logits are shifted.
@@ -91,14 +91,14 @@ def test_equal_prompts_are_computed_once(cache: CachePolicy, family: str) -> Non
     ids=range(6),
 )
 def test_models_and_plug_ins_share_prompts_or_not(options: dict[str, Any], is_saved: bool) -> None:
-    config = DecodeConfig(gen_length=20, block_length=4, stop_at_eos=False)
+    config = DecodeConfig(gen_length=12, block_length=4, stop_at_eos=False)
     parts = {"model": tiny("sdar"), "cache": FreeCache(), **options}
     decoder = new_decoder(sampler=ConfidenceThreshold(0.3), config=config, **parts)
     assert all((sum(saved) > 0) == is_saved for saved in saved_columns(decoder, 8, 3))
 
 
 def test_prompts_of_a_uniform_state_model_are_computed_once() -> None:
-    config = DecodeConfig(gen_length=32)
+    config = DecodeConfig(gen_length=16)
     rule = AcceptAndRenoise(num_steps=4, confidence_threshold=0.05)
     decoder = new_decoder(tiny_gemma(), rule, cache=FreeCache(), config=config)
     requests = [decoder.request(prompt, n) for n, prompt in enumerate((ONE, ONE, OTHER, ONE))]
@@ -116,7 +116,7 @@ def test_a_request_waits_for_one_round_at_most() -> None:
 
 
 def test_copies_go_on_if_the_first_is_cancelled() -> None:
-    config = DecodeConfig(gen_length=20, block_length=4, stop_at_eos=False)
+    config = DecodeConfig(gen_length=12, block_length=4, stop_at_eos=False)
     decoder = new_decoder(tiny("sdar"), FixedSchedule(2), cache=FreeCache(), config=config)
     requests = [decoder.request(ONE, n, seed=3, noise_index=0) for n in range(3)]
     queue = RequestQueue(requests)

@@ -12,10 +12,8 @@ from tiny_models import (
     BLOCK_CAUSAL,
     FAMILIES,
     TINY_PROMPTS,
-    Peaked,
     ending,
     templates_for,
-    tiny,
 )  # fmt: skip
 
 from dllm_decode import (
@@ -31,10 +29,9 @@ from dllm_decode import (
     decode,
     decode_many,
 )
-from dllm_decode.core.observers import final_tokens
 from dllm_decode.streaming import draft_observer, stream_to_terminal
 from eval.runs.progress import Reporter
-from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Sampler
+from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 
 OPTIONS: Any = {"gen_length": 20, "block_length": 8}
 
@@ -98,29 +95,6 @@ def test_a_trace_begins_with_the_answer_where_a_prompt_fills_part_of_a_block() -
     for row in range(2):
         assert trace.steps[row].shape == out.tokens[row].shape
         assert (trace.steps[row] >= 0).all()
-
-
-def test_tokens_that_are_called_final_never_change() -> None:
-    """A streamer was given tokens that an editing sampler replaced, and stop strings saw them."""
-    shown: list[list[int]] = []
-    changed = 0
-
-    def watch(event: StepEvent) -> None:
-        nonlocal changed
-        shown.extend(final_tokens(event.rows, event.after, is_final=event.is_final))
-        held = ~event.before.masked & event.before.answer
-        changed += int((held & (event.before.tokens != event.after.tokens)).sum())
-
-    sampler = JointThreshold(0.5, 0.0, 16)
-    for first in (10, 30):
-        shown.clear()
-        out = decode(
-            Peaked(tiny("llada"), 8.0), [[*range(first, first + 7)]], sampler, gen_length=24,
-            block_length=8, stop_at_eos=False, observers=[watch],
-        )  # fmt: skip
-        (answer,) = out.answers()
-        assert all(tokens == list(answer)[: len(tokens)] for tokens in shown)
-    assert changed
 
 
 class Words:
