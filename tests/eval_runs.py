@@ -75,9 +75,7 @@ def write_lines(path: Path, *rows: object) -> str:
 def write_model(folder: Path, scale: float = 20.0) -> Path:
     """Writes a tiny random model with the embedded models' tokenizer.
 
-    Args:
-        folder: Where to.
-        scale: Of its matrices; fresh ones, 1, answer one token everywhere.
+    Its matrices are scaled: fresh ones answer one token everywhere.
     """
     torch.manual_seed(0)
     model = new_llada(

@@ -1,7 +1,7 @@
 """Decodes random cases alone, together and with too few rows; compares tokens, steps and costs."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -11,8 +11,8 @@ from dllm_decode import DecodeOutput, MultiBlock, StepEvent, SuffixWindow, decod
 from dllm_decode.core.rows import Request, RequestQueue, Row
 from dllm_decode.decoder import Decoder
 from dllm_decode.join import Ended
-from dllm_decode.loop import new_decoder, run
-from dllm_decode.verify import S2D2, ARVerify, NoVerifier, SelfVerify
+from dllm_decode.loop import run
+from dllm_decode.verify import ARVerify, NoVerifier, SelfVerify
 from samplers import JointThreshold
 
 COSTS = ("nfe", "query_positions", "target_nfe", "drafted", "accepted")
@@ -94,7 +94,7 @@ def check(case: Case, events: Counter[str]) -> list[str]:
         faults += _as_the_target(case, request, whole[index], events)
         if plain:
             faults += _as_plainly(case, whole[index], plain[index], f"row {index} verified")
-    _note_case(case, whole, events)
+    note_case(case, whole, events)
     return faults
 
 
@@ -110,27 +110,20 @@ def _together(case: Case) -> dict[int, Found]:
         answers = list(run(case.decoder, RequestQueue(iter(case.requests)), len(case.requests),
                            [watch]))  # fmt: skip
         forwards = max(answer.forwards for answer in answers)
-        found = _answered(answers, watch)
+        found = answered(answers, watch)
     assert model.num_calls - calls == forwards, "calls of the model are miscounted"
     return found
 
 
-def _public(case: Case, watch: Watch) -> DecodeOutput:
-    return decode(*_positional(case), **_named(case, watch))
-
-
-def _positional(case: Case) -> tuple[Any, ...]:
-    prompts = [request.prompt for request in case.requests]
-    return case.decoder.model, prompts, case.decoder.sampler
-
-
-def _named(case: Case, watch: Watch) -> dict[str, Any]:
+def _public(case: Case, watch: Watch, way: Callable[..., Any] = decode, **options: Any) -> Any:
+    """Decodes a case by a public function, which gives all rows the same options."""
     decoder, requests = case.decoder, case.requests
-    return {
-        "cache": decoder.cache, "verifier": decoder.verifier, "blocks": decoder.schedule,
-        "templates": [request.template for request in requests], "observers": [watch],
-        "stop": requests[0].stop, "config": decoder.config,
-    }  # fmt: skip
+    return way(
+        decoder.model, [request.prompt for request in requests], decoder.sampler,
+        cache=decoder.cache, verifier=decoder.verifier, blocks=decoder.schedule,
+        templates=[request.template for request in requests], observers=[watch],
+        stop=requests[0].stop, config=decoder.config, **options,
+    )  # fmt: skip
 
 
 def _found(out: DecodeOutput, row: int, steps: list[tuple[list[int], list[bool]]] | None) -> Found:
@@ -138,7 +131,7 @@ def _found(out: DecodeOutput, row: int, steps: list[tuple[list[int], list[bool]]
     return Found(out.tokens[row].tolist(), steps or [], costs)
 
 
-def _answered(answers: Iterable[Ended], watch: Watch) -> dict[int, Found]:
+def answered(answers: Iterable[Ended], watch: Watch) -> dict[int, Found]:
     listed = list(answers)
     assert not any(answer.error for answer in listed), [answer.error for answer in listed]
     return {
@@ -152,10 +145,10 @@ def _with_few_rows(case: Case, events: Counter[str]) -> dict[int, Found]:
     watch, decoder = Watch(case, events), case.decoder
     grouped = decoder.model.num_grouped
     if case.is_uniform:
-        outs = decode_many(*_positional(case), num_rows=case.num_rows, **_named(case, watch))
+        outs = _public(case, watch, decode_many, num_rows=case.num_rows)
         found = {row: _found(out, 0, watch.steps.get(row)) for row, out in enumerate(outs)}
     else:
-        found = _answered(_joining(case, watch), watch)
+        found = answered(_joining(case, watch), watch)
         for index in {request.index for request in case.requests} - set(found):
             assert index in case.cancels, f"row {index} has no answer"
             is_decoded = index in watch.steps
@@ -182,31 +175,13 @@ def _joining(case: Case, watch: Watch) -> Iterator[Ended]:
 
 
 def _alone(case: Case, request: Request) -> Found:
-    """Decodes one request, by the public function if its answer does not depend on its index."""
-    watch, decoder = Watch(case), case.decoder
-    is_noisy = request.config.temperature > 0.0 or "random" in repr(decoder.sampler)
-    is_noisy |= isinstance(decoder.verifier, S2D2)
-    if case.seed % 2 and (request.index == 0 or not is_noisy) and _is_allowed_alone(case, request):
-        config = decoder.config.updated(**case.options[request.index])
-        alone = replace(decoder, config=config)
-        one = case._replace(decoder=alone, requests=[request])
-        return _found(_public(one, watch), 0, watch.steps.get(0))
-    answers = run(decoder, RequestQueue(iter([request])), 1, [watch])
-    return _answered(answers, watch)[request.index]
-
-
-def _is_allowed_alone(case: Case, request: Request) -> bool:
-    """Whether `decode` takes a request; a request of `run` may be shorter than a block.
-
-    It may also be shorter than what `Prophet` watches, which `Decoder.request` does not refuse.
-    """
-    decoder = case.decoder
-    config = decoder.config.updated(**case.options[request.index])
-    try:
-        new_decoder(decoder.model, decoder.sampler, config=config)
-    except ValueError:
-        return False
-    return True
+    """Decodes one request, at times by the public function."""
+    watch = Watch(case)
+    # There it would be request 0, whose noise is another request's.
+    if case.seed % 2 and case.is_uniform and not request.index:
+        return _found(_public(case._replace(requests=[request]), watch), 0, watch.steps.get(0))
+    answers = run(case.decoder, RequestQueue(iter([request])), 1, [watch])
+    return answered(answers, watch)[request.index]
 
 
 def _plainly(case: Case) -> dict[int, Found]:
@@ -276,7 +251,9 @@ def _faults(case: Case, whole: dict[int, Found]) -> list[str]:
     return faults
 
 
-def _note_case(case: Case, whole: dict[int, Found], events: Counter[str]) -> None:
+def note_case(case: Case, whole: dict[int, Found], events: Counter[str]) -> None:
+    """Counts the parts of a case, and what its rows have met."""
+    events.update(kinds(case))
     decoder, size = case.decoder, case.decoder.block_length
     config, ends, longest = decoder.config, decoder.verifier.eos_ids(decoder.model), 0
     events["guidance"] += config.cfg_scale > 0.0
@@ -334,8 +311,6 @@ def checked(seed: int, events: Counter[str]) -> list[str]:
         events["refused"] += 1
         return []
     events["decoded"] += 1
-    events["rows"] += len(case.requests)
-    events.update(kinds(case))
     try:
         return check(case, events)
     # Any error is a fault of the case, and is reported with its seed.

@@ -383,11 +383,7 @@ class Replayed:
         return self.runner(self.model.predict, inputs)
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        return self.runner.pool.new_kv_cache(
-            cache_size(self.model, num_rows, num_slots),
-            dtype=self.model.dtype,
-            device=torch.device("cpu"),
-        )
+        return pooled(self.model, num_rows, num_slots, self.runner.pool)
 
 
 def cache_size(model: Any, num_rows: int, num_slots: int) -> tuple[int, int, int, int, int]:

@@ -66,12 +66,7 @@ GPUS_THAT_ARE_NOT_HERE = pytest.mark.parametrize(
 def run_checks(*modules: str, interpret: bool, marked: str = "not slow") -> str:
     """Runs modules of tests in a process of their own, on the CPU or on CUDA.
 
-    Triton decides when it is imported whether kernels are compiled or interpreted.
-
-    Args:
-        modules: Their names.
-        interpret: On the CPU.
-        marked: Which of the tests.
+    Triton decides when it is imported whether kernels are compiled, or interpreted on the CPU.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(
@@ -99,12 +94,9 @@ def compile_for(
 
     Args:
         capability: Of the GPU, such as 90.
-        kernel: The kernel.
-        types: Of its arguments; what has none is a 32-bit integer.
+        types: Of the kernel's arguments; what has none is a 32-bit integer.
         constants: Arguments that it is compiled for.
-        num_warps: Of a program.
         aligned: Arguments that sixteen divides, as launches find out.
-        options: Of the compiler.
     """
     import triton
     from triton.backends.compiler import GPUTarget

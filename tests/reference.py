@@ -1,7 +1,7 @@
 """Decoding as papers and documentation describe it, sharing nothing with the engine.
 
 One row at a time, one column after the other, in Python's own numbers: slow and obvious. Of the
-package it uses only what a model is asked (`ForwardInputs`).
+package it uses only a model with its `ForwardInputs`, and the names of options in `DecodeConfig`.
 """
 
 import math
@@ -11,62 +11,25 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from dllm_decode.models.base import ForwardInputs
+from dllm_decode import DecodeConfig, ForwardInputs
 
 
 class Reference(NamedTuple):
-    """The result of a decode.
-
-    Attributes:
-        tokens: The answer.
-        steps: The answer after each forward.
-    """
+    """An answer, and what it was after each forward."""
 
     tokens: list[int]
     steps: list[list[int]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Row:
-    """A prompt, and the options that may differ from row to row."""
+    """A prompt, the beginning of its answer, its number in the batch, and its options."""
 
     prompt: Sequence[int]
-    gen_length: int
+    template: Sequence[int]
+    index: int
     block_length: int
-    template: Sequence[int] = ()
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    index: int = 0
-    stop_at_eos: bool = False
-    truncate_at_eos: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The calls of the model, and the options of all rows.
-
-    Attributes:
-        look: Given the canvas, the open block, and the number of forwards since it was opened:
-            logits of each column of the canvas, `None` where they are not computed.
-        alone: Given the canvas and a block: logits of each of its columns that do not see it.
-        mask_id: The [MASK] token.
-        eos_ids: Tokens that end an answer.
-        banned: Tokens that are never proposed.
-        align: Tokens per block of a block-causal model, else 1.
-        is_tempered: Confidences are those of the distribution that is drawn from.
-        deferred: Tokens that are committed last.
-    """
-
-    look: Callable[[list[int], range, int], list[list[float] | None]]
-    alone: Callable[[list[int], range], list[list[float]]] | None = None
-    mask_id: int
-    eos_ids: tuple[int, ...] = ()
-    banned: frozenset[int] = frozenset()
-    align: int = 1
-    is_tempered: bool = False
-    deferred: tuple[int, ...] = ()
+    config: DecodeConfig
 
 
 @dataclass
@@ -101,12 +64,9 @@ class Block:
 
 
 class Choice(NamedTuple):
-    """Columns that take the model's token, columns that become [MASK] again, and the rest.
+    """Columns that take the model's token, and columns that become [MASK] again.
 
-    Attributes:
-        write: Columns.
-        remask: Columns.
-        stays_open: The columns may still be edited in later steps.
+    With `stays_open`, the columns may still be edited in later steps.
     """
 
     write: list[int]
@@ -207,22 +167,28 @@ def wino_rule(low: float, high: float, share: float, least: int, most: int) -> R
     return choose
 
 
-def decode(asked: Asked, row: Row, rule: Rule, *, edits: bool = False) -> Reference:
-    """Decodes one row, block after block."""
-    return _Decode(asked, row, rule, edits).run()
+def decode(
+    looks: "Looks", row: Row, rule: Rule, *, edits: bool = False, leaves_out: bool = False
+) -> Reference:
+    """Decodes one row, block after block; `leaves_out` if the rule reads `Block.alone`."""
+    return _Decode(looks, row, rule, edits, leaves_out).run()
 
 
 class _Decode:
-    def __init__(self, asked: Asked, row: Row, rule: Rule, edits: bool) -> None:
-        self.asked, self.row, self.rule, self.edits = asked, row, rule, edits
+    def __init__(self, looks: "Looks", row: Row, rule: Rule, edits: bool, leaves_out: bool) -> None:
+        self.looks, self.rule, self.edits, self.leaves_out = looks, rule, edits, leaves_out
+        self.row, self.config = row, row.config
+        model, align = looks.model, looks.model.causal_block_length or 1
+        self.mask_id, self.eos_ids = model.mask_id, model.eos_ids
+        self.banned = {model.mask_id, *model.banned_ids, *row.config.banned_ids}
         self.start = len(row.prompt)
-        self.stop = self.start + row.gen_length
+        self.stop = self.start + row.config.gen_length
         # On a block-causal model, blocks begin and end where those of the model do.
-        self.first = self.start - self.start % asked.align
-        self.end = self.first + -(-(self.stop - self.first) // asked.align) * asked.align
+        self.first = self.start - self.start % align
+        self.end = self.first + -(-(self.stop - self.first) // align) * align
         self.canvas = [*row.prompt, *row.template]
-        self.canvas += [asked.mask_id] * (self.end - len(self.canvas))
-        self.open = {n for n, token in enumerate(self.canvas) if token == asked.mask_id}
+        self.canvas += [self.mask_id] * (self.end - len(self.canvas))
+        self.open = {n for n, token in enumerate(self.canvas) if token == self.mask_id}
         self.given = set(range(self.end)) - self.open
         self.result = Reference([], [])
 
@@ -235,52 +201,48 @@ class _Decode:
 
     def _finish(self, block: range) -> None:
         """Decodes the open block, unless the answer ends inside it."""
-        known = {n for n in block if self.canvas[n] != self.asked.mask_id}
+        known = {n for n in block if self.canvas[n] != self.mask_id}
         step, memory = 0, dict[str, Any]()
         while self.open & set(block) and not (step and self._has_ended()):
             seen = self._seen(block, known, step)
             seen.memory = memory
             self._apply(seen, self.rule(seen), block)
-            if self.row.truncate_at_eos:
+            if self.config.truncate_at_eos:
                 self._truncate()
             self._note()
             step += 1
 
     def _seen(self, block: range, known: set[int], step: int) -> Block:
-        mask = self.asked.mask_id
+        mask = self.mask_id
         held = [n for n in block if self.canvas[n] != mask and n not in known]
         # A truncated token is no longer edited, but may be re-masked.
         held = [n for n in held if n in self.open] if self.edits else held
         seen = Block([n for n in block if self.canvas[n] == mask], held, self.canvas, step=step)
-        logits = self.asked.look(self.canvas, block, step)
+        logits = self.looks(self.canvas, block, step)
         num_held = sum(token != mask for token in self.canvas[self.start :])
+        num_held = min(num_held, self.config.gen_length)
         for column in seen.masks + seen.filled:
             found = logits[column]
             assert found is not None
-            key = _position_key(self.row, min(num_held, self.row.gen_length), column - self.start)
+            key = _position_key(
+                self.row, min(num_held, self.config.gen_length), column - self.start
+            )
             self._judge(seen, column, found, key)
-        if self.asked.alone is not None:
-            for column, found in zip(block, self.asked.alone(self.canvas, block), strict=True):
-                allowed = [
-                    -math.inf if token in self.asked.banned else value
-                    for token, value in enumerate(found)
-                ]
-                seen.alone[column] = _softmax(self._tempered(allowed))[self.canvas[column]]
+        if self.leaves_out:
+            for column, found in zip(block, self.looks.alone(self.canvas, block), strict=True):
+                # As `View.leave_one_out` says: the model's own probability, of a row cut to few
+                # tokens too.
+                seen.alone[column] = _softmax(self._allowed(found))[self.canvas[column]]
         return seen
 
     def _judge(self, seen: Block, column: int, logits: list[float], key: int) -> None:
         """Notes what the model says of one column."""
-        asked, row = self.asked, self.row
-        logits = [
-            -math.inf if token in asked.banned else value for token, value in enumerate(logits)
-        ]
-        logits = self._tempered(logits)
-        is_cut = asked.is_tempered or row.top_p < 1.0 or row.top_k > 0
-        temperature = 1.0 if is_cut and row.temperature > 0.0 else row.temperature
+        config, logits = self.config, self._tempered(self._allowed(logits))
+        temperature = 1.0 if self._is_cut and config.temperature else config.temperature
         shares = _softmax(logits)
         token = _draw(logits, temperature, key) if temperature else logits.index(max(logits))
         likely = sorted(shares, reverse=True)
-        is_last = token in asked.deferred and self.canvas[column] == asked.mask_id
+        is_last = token in config.deferred_ids and self.canvas[column] == self.mask_id
         scale = 2.0**-100 if is_last else 1.0
         seen.token[column] = token
         seen.confidence[column] = shares[token] * scale
@@ -289,10 +251,19 @@ class _Decode:
         seen.entropy[column] += math.log(len(shares)) if is_last else 0.0
         seen.random[column] = _uniform(key - 1)
 
+    def _allowed(self, logits: list[float]) -> list[float]:
+        return [-math.inf if n in self.banned else value for n, value in enumerate(logits)]
+
+    @property
+    def _is_cut(self) -> bool:
+        """True if confidences are those of the distribution that is drawn from."""
+        config = self.config
+        return config.confidence_from == "tempered" or config.top_p < 1.0 or config.top_k > 0
+
     def _tempered(self, logits: list[float]) -> list[float]:
         """Divides by the temperature and cuts to the likeliest tokens, if the row asks for it."""
-        row = self.row
-        if not (self.asked.is_tempered or row.top_p < 1.0 or row.top_k > 0):
+        row = self.config
+        if not self._is_cut:
             return logits
         logits = [value / (row.temperature or 1.0) for value in logits]
         order = sorted(range(len(logits)), key=lambda token: -logits[token])
@@ -315,30 +286,30 @@ class _Decode:
         elif not choice.stays_open:
             self.open -= set(block)
         for column in choice.remask:
-            self.canvas[column] = self.asked.mask_id
+            self.canvas[column] = self.mask_id
             self.open.add(column)
 
     def _truncate(self) -> None:
         """Writes EOS over all that follows an EOS, but for given tokens."""
-        ends = [n for n in range(self.start, self.end) if self.canvas[n] in self.asked.eos_ids]
+        ends = [n for n in range(self.start, self.end) if self.canvas[n] in self.eos_ids]
         for column in range(ends[0] + 1, self.end) if ends else ():
-            stays = self.edits and self.canvas[column] != self.asked.mask_id
+            stays = self.edits and self.canvas[column] != self.mask_id
             if column not in self.given and not stays:
-                self.canvas[column] = self.asked.eos_ids[0]
+                self.canvas[column] = self.eos_ids[0]
                 self.open.discard(column)
 
     def _has_ended(self) -> bool:
         """Returns True if an EOS is settled with nothing open before it."""
         settled = self.canvas[self.start : min(self.open, default=self.end)]
-        return self.row.stop_at_eos and any(token in self.asked.eos_ids for token in settled)
+        return self.config.stop_at_eos and any(token in self.eos_ids for token in settled)
 
     def _answer(self, *, fills: bool = False) -> list[int]:
-        mask, answer = self.asked.mask_id, self.canvas[self.start : self.stop]
-        return [self.asked.eos_ids[0] if fills and t == mask else t for t in answer]
+        mask, answer = self.mask_id, self.canvas[self.start : self.stop]
+        return [self.eos_ids[0] if fills and t == mask else t for t in answer]
 
     def _note(self) -> None:
         has_ended = self._has_ended() or not any(column < self.stop for column in self.open)
-        self.result.steps.append(self._answer(fills=has_ended and self.row.stop_at_eos))
+        self.result.steps.append(self._answer(fills=has_ended and self.config.stop_at_eos))
 
 
 # Counter-based noise: SplitMix64 of the seed, the number of the prompt, the number of tokens that
@@ -354,7 +325,7 @@ def _mix(value: int) -> int:
 
 
 def _position_key(row: Row, num_held: int, position: int) -> int:
-    own = _mix(_mix(row.seed & _BITS) ^ row.index)
+    own = _mix(_mix(row.config.seed & _BITS) ^ row.index)
     return _mix(_mix(own ^ num_held) ^ _mix(position & _BITS))
 
 

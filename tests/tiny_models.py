@@ -136,15 +136,11 @@ class Spied:
     memories: list[KVCache] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.name = self.model.name
-        self.vocab_size = self.model.vocab_size
-        self.mask_id = self.model.mask_id
-        self.eos_ids = self.model.eos_ids
-        self.banned_ids = self.model.banned_ids
-        self.logit_shift = self.model.logit_shift
-        self.causal_block_length = self.model.causal_block_length
-        self.max_length = self.model.max_length
-        self.device = self.model.device
+        for name in (
+            "name", "vocab_size", "mask_id", "eos_ids", "banned_ids", "logit_shift",
+            "causal_block_length", "max_length", "device",
+        ):  # fmt: skip
+            setattr(self, name, getattr(self.model, name))
 
     @property
     def held(self) -> Tensor:

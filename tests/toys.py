@@ -152,16 +152,8 @@ def written_alone(
 ) -> list[int]:
     """Writes a target's answer after given tokens, one token and one whole forward at a time.
 
-    Args:
-        model: The target.
-        prompt: What it reads.
-        given: The beginning of its answer.
-        gen_length: Length of the answer.
-        stops: Tokens that end the answer; the first fills up the rest.
-        banned: Tokens that are never written.
-        temperature: At which tokens are drawn.
-        key: The row's noise, where the temperature is not 0.
-        ends: Whether `stops` end the answer.
+    The first of `stops` fills up the rest of an answer, which they end only if `ends`. Tokens are
+    drawn by `key`, the row's noise; without a key they are the likeliest.
     """
     answer = list(given)
     while len(answer) < gen_length and not (ends and answer and answer[-1] in stops):

@@ -90,11 +90,6 @@ def test_llada_s_guidance_and_banned_eos(case: dict[str, Any], verifier: Verifie
         assert out.nfe.tolist() == [out.forwards]
 
 
-def test_the_sound_vectors_ban_and_guide() -> None:
-    assert {bool(case["cfg_scale"]) for case in SOUND} == {True, False}
-    assert {case["logits_eos_inf"] for case in SOUND} == {True, False}
-
-
 def test_what_options_cannot_combine_with_is_refused() -> None:
     model = HashModel()
     with pytest.raises(ValueError, match=r"cfg_scale must be 0 with DualCache\("):

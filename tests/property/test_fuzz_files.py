@@ -44,13 +44,13 @@ STRANGE: tuple[Any, ...] = (
 
 
 class Damage(NamedTuple):
-    """A damaged text, and what was done.
+    """A damaged text.
 
     Attributes:
         content: What is written.
         keys: On the way to the place.
         is_typed: The value is of the type that it had: the file may mean something else now.
-        what: In words.
+        what: What was done, in words.
     """
 
     content: bytes
@@ -63,10 +63,11 @@ def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
     """Yields the way to each value in a document, at most three of a list."""
     if path:
         yield path
-    listed = value.items() if isinstance(value, dict) else ()
-    listed = list(enumerate(value))[:3] if isinstance(value, list) else listed
-    for key, part in listed:
-        yield from paths_of(part, (*path, key))
+    if not isinstance(value, (dict, list)):
+        return
+    keys = value if isinstance(value, dict) else range(3)[: len(value)]
+    for key in keys:
+        yield from paths_of(value[key], (*path, key))
 
 
 DROPPED = object()
@@ -179,18 +180,13 @@ SIZES = pytest.mark.parametrize(
 # Models
 
 
-def copied(source: Path, folder: Path) -> Path:
-    folder.mkdir()
-    for name in ("config.json", "generation_config.json", "model.safetensors"):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-    return folder
+def copied(family: str, folder: Path) -> Path:
+    source = MODELS / family
+    return Path(shutil.copytree(source, folder / family, ignore=shutil.ignore_patterns("golden*")))
 
 
-def logits_of(model: Any) -> torch.Tensor:
-    """Decodes a little; returns what decides everything."""
-    out = decode(model, [[1, 2, 3]], FixedSchedule(2), gen_length=4, stop_at_eos=False)
-    return out.tokens
+def answer_of(model: Any) -> torch.Tensor:
+    return decode(model, [[1, 2, 3]], FixedSchedule(2), gen_length=4, stop_at_eos=False).tokens
 
 
 @pytest.mark.parametrize(
@@ -203,13 +199,13 @@ def logits_of(model: Any) -> torch.Tensor:
 def test_a_damaged_config_is_refused_or_the_model_is_the_same(
     family: str, share: int, tmp_path: Path
 ) -> None:
-    folder, options = copied(MODELS / family, tmp_path / family), OPTIONS.get(family, {})
-    whole, file = logits_of(load_tiny(family)), folder / "config.json"
+    folder, options = copied(family, tmp_path), OPTIONS.get(family, {})
+    whole, file = answer_of(load_tiny(family)), folder / "config.json"
 
     def check(found: Any, damage: Damage) -> None:
         # A value of its type, or a key that was dropped, may make another model of the file.
         if not damage.is_typed or may_answer(found):
-            answer = logits_of(found)
+            answer = answer_of(found)
             assert damage.is_typed or torch.equal(answer, whole), damage.what
 
     # A refusal names the key, or says that values do not fit each other or the weights.
@@ -229,7 +225,7 @@ def may_answer(model: Any) -> bool:
 
 @SIZES
 def test_a_damaged_generation_config_is_refused_or_read(share: int, tmp_path: Path) -> None:
-    folder = copied(MODELS / "llada", tmp_path / "llada")
+    folder = copied("llada", tmp_path)
     file = folder / "generation_config.json"
     reader = Reader(file, (file.name,), lambda: load_without_tokenizer(folder))
     reader.fuzz(damages({"eos_token_id": [500, 501], "other": {"a": 1}}), 40 * share)
@@ -243,12 +239,12 @@ def test_a_damaged_weight_header_is_refused_or_the_model_is_the_same(
     small, folder = new_tiny(), tmp_path / "small"
     save_model(small, folder)
     path = folder / "model.safetensors"
-    whole, expected = path.read_bytes(), logits_of(small.eval())
+    whole, expected = path.read_bytes(), answer_of(small.eval())
     length = int.from_bytes(whole[:8], "little")
     header, data = whole[8 : 8 + length], whole[8 + length :]
 
     def check(found: Any, damage: Damage) -> None:
-        assert torch.equal(logits_of(found[0]), expected), damage.what
+        assert torch.equal(answer_of(found[0]), expected), damage.what
 
     names = ("model.safetensors", "The weight files must", "Weights must be stored")
     reader = Reader(path, names, lambda: load_without_tokenizer(folder), check,

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,12 +13,22 @@ from dllm_decode import CausalTarget, Guided, decode
 from samplers import FixedSchedule
 
 
+class Answer(NamedTuple):
+    """A row's answer, and what it cost."""
+
+    tokens: list[int]
+    nfe: int
+    drafted: int
+    accepted: int
+
+
 def guided_alone(
     causal: PreTrainedModel, model: DriftingModel, prompt: list[int], length: int, guided: Guided
-) -> tuple[list[int], int]:
-    """Follows the rule in words: one row, everything from scratch; also counts rounds."""
+) -> Answer:
+    """Follows the rule in words: one row, everything from scratch."""
     answer: list[int] = []
-    rounds, stops, banned = 0, model.eos_ids, [model.mask_id, *model.banned_ids]
+    rounds = drafted = accepted = 0
+    stops, banned = model.eos_ids, [model.mask_id, *model.banned_ids]
     while len(answer) < length and not any(token in stops for token in answer):
         canvas = [*prompt, *answer] + [model.mask_id] * (length - len(answer))
         logits = model.logits_of(torch.tensor([canvas]))[0, len(prompt) + len(answer) :]
@@ -32,11 +43,11 @@ def guided_alone(
             if rank >= guided.top_k or not is_likely:
                 break
             kept += 1
+            if token in stops:
+                break
         answer += proposal[: max(kept, 1)]
-        ended = [at for at, token in enumerate(answer) if token in stops]
-        answer = answer[: ended[0] + 1] if ended else answer
-        rounds += 1
-    return answer + [stops[0]] * (length - len(answer)), rounds
+        rounds, drafted, accepted = rounds + 1, drafted + len(proposal), accepted + kept
+    return Answer(answer + [stops[0]] * (length - len(answer)), rounds, drafted, accepted)
 
 
 def check(number: int) -> Counter[str]:
@@ -62,9 +73,10 @@ def check(number: int) -> Counter[str]:
         block_length=chance.randint(1, gen_length),
     )  # fmt: skip
     case = f"case {number}: {guided!r}, {model}"
-    expected = [guided_alone(causal, model, prompt, gen_length, guided) for prompt in prompts]
-    assert out.tokens.tolist() == [answer for answer, _ in expected], case
-    assert out.nfe.tolist() == [rounds for _, rounds in expected], case
+    for row, prompt in enumerate(prompts):
+        costs = (int(part[row]) for part in (out.nfe, out.drafted, out.accepted))
+        expected = guided_alone(causal, model, prompt, gen_length, guided)
+        assert Answer(out.tokens[row].tolist(), *costs) == expected, case
     accepted = int(out.accepted.sum())
     return Counter(accepted=accepted, rejected=int(out.drafted.sum()) - accepted)
 

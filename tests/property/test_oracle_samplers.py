@@ -7,11 +7,10 @@ probability exactly is moved by `NUDGE` to the side that the test means.
 import itertools
 import math
 from fractions import Fraction
-from typing import NamedTuple
 
 import pytest
 
-from dllm_decode import decode
+from dllm_decode import DecodeOutput, decode
 from eval.metrics.statistics import wilson
 from eval.oracle.joint import Joint, even_sizes
 from eval.oracle.oracle import OracleModel
@@ -35,29 +34,22 @@ def shuffle(n: int) -> Joint:
     return Joint.uniform(itertools.permutations(range(n)))
 
 
-class Counts(NamedTuple):
-    """The number of right answers, of all answers, and the forwards of each row."""
-
-    right: int
-    rows: int
-    nfe: list[int]
-
-
 def run(
     joint: Joint, sampler: Sampler, *, temperature: float = 0.0, num_rows: int = NUM_ROWS
-) -> Counts:
+) -> DecodeOutput:
     model = OracleModel(joint)
-    out = decode(
+    return decode(
         model, [model.prompt(i) for i in range(num_rows)], sampler, gen_length=joint.length,
         block_length=joint.length, temperature=temperature, stop_at_eos=False,
     )  # fmt: skip
-    return Counts(sum(map(model.is_right, out.tokens.tolist())), num_rows, out.nfe.tolist())
 
 
-def assert_accuracy(counts: Counts, expected: float | Fraction) -> None:
-    low, high = wilson(counts.right, counts.rows, z=Z)
+def assert_accuracy(out: DecodeOutput, joint: Joint, expected: float | Fraction) -> None:
+    answers = out.tokens.tolist()
+    right = sum(map(OracleModel(joint).is_right, answers))
+    low, high = wilson(right, len(answers), z=Z)
     if expected in (0, 1):
-        low = high = counts.right / counts.rows
+        low = high = right / len(answers)
     assert low <= expected <= high
 
 
@@ -89,15 +81,15 @@ KNOWN: list[tuple[Sampler, Joint, float | Fraction, int]] = [
 def test_accuracy_and_forwards_are_those_of_the_closed_form(
     sampler: Sampler, joint: Joint, accuracy: float | Fraction, nfe: int
 ) -> None:
-    counts = run(joint, sampler, num_rows=100 if accuracy in (0, 1) else NUM_ROWS)
-    assert_accuracy(counts, accuracy)
-    assert set(counts.nfe) == {nfe}
+    out = run(joint, sampler, num_rows=100 if accuracy in (0, 1) else NUM_ROWS)
+    assert_accuracy(out, joint, accuracy)
+    assert set(out.nfe.tolist()) == {nfe}
 
 
 @pytest.mark.parametrize("joint", [replace_random(4), insert_random(3), shuffle(4)])
 def test_random_orders_at_temperature_1_have_the_exact_accuracy(joint: Joint) -> None:
-    counts = run(joint, FixedSchedule(2, "random"), temperature=1.0)
-    assert_accuracy(counts, joint.random_order_accuracy(even_sizes(joint.length, 2)))
+    out = run(joint, FixedSchedule(2, "random"), temperature=1.0)
+    assert_accuracy(out, joint, joint.random_order_accuracy(even_sizes(joint.length, 2)))
 
 
 def test_random_order_draws_from_the_distribution_and_confidence_order_does_not() -> None:
@@ -109,11 +101,7 @@ def test_random_order_draws_from_the_distribution_and_confidence_order_does_not(
     joint = insert_random(3)
     chi_square = {}
     for order in ("random", "confidence"):
-        model = OracleModel(joint)
-        out = decode(
-            model, [model.prompt(i) for i in range(NUM_ROWS)], FixedSchedule(4, order),
-            gen_length=4, block_length=4, temperature=1.0, stop_at_eos=False,
-        )  # fmt: skip
+        out = run(joint, FixedSchedule(4, order), temperature=1.0)
         rows = [tuple(row) for row in out.tokens.tolist()]
         counts = [rows.count(answer) for answer in joint.answers]
         assert sum(counts) == NUM_ROWS

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import fields, replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -66,6 +67,17 @@ def assert_same_state(one: State, other: State) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
+def assert_same_decision(decision: Any, view: View, turn: Turn, rows: Any = ...) -> None:
+    """Compares with a turn's decision about all rows, or about some of them."""
+    commit = turn.decision.commit[rows]
+    assert torch.equal(decision.commit, commit)
+    tokens = view.proposal if decision.tokens is None else decision.tokens
+    assert torch.equal(tokens[commit], written(turn)[rows][commit])
+    for name in ("remask", "settle"):
+        ours, theirs = getattr(decision, name), getattr(turn.decision, name)
+        assert ours is theirs is None or torch.equal(ours, theirs[rows])
+
+
 def test_every_sampler_is_under_test() -> None:
     under_test = {type(sampler) for sampler in (*INSTANCES, *OF_NOISE, *OF_ONE_BLOCK_LENGTH)}
     assert under_test == {*ALL_SAMPLERS}
@@ -98,12 +110,7 @@ def test_a_row_is_decided_without_looking_at_its_batch_mates(sampler: Sampler) -
             for row in torch.arange(3)[:, None]:
                 view, state = turn.view.take(row), take_state(turn.state, row)
                 alone, next_state = sampler.step(view, state)
-                tokens = view.proposal if alone.tokens is None else alone.tokens
-                assert torch.equal(alone.commit, turn.decision.commit[row])
-                assert torch.equal(tokens[alone.commit], written(turn)[row][alone.commit])
-                for name in ("remask", "settle"):
-                    ours, theirs = getattr(alone, name), getattr(turn.decision, name)
-                    assert ours is theirs is None or torch.equal(ours, theirs[row])
+                assert_same_decision(alone, view, turn, row)
                 after = tensors_in(take_state(turn.next_state, row))
                 for one, other in zip(tensors_in(next_state), after, strict=True):
                     # A power in float32 depends on the shape in its last bit.
@@ -163,13 +170,7 @@ def test_what_is_committed_is_read_only_by_those_who_say_so(sampler: Sampler) ->
             for number, view in enumerate((other_logits(turn.view), only_masked(turn.view))):
                 state = sampler.init(view) if step == 0 else states[number]
                 decision, states[number] = sampler.step(view, state)
-                commit = turn.decision.commit
-                assert torch.equal(decision.commit, commit)
-                tokens = view.proposal if decision.tokens is None else decision.tokens
-                assert torch.equal(tokens[commit], written(turn)[commit])
-                if decision.remask is not None:
-                    assert turn.decision.remask is not None
-                    assert torch.equal(decision.remask, turn.decision.remask)
+                assert_same_decision(decision, view, turn)
 
 
 @every_rule
@@ -184,7 +185,7 @@ def test_a_step_changes_nothing_it_was_given_and_says_the_same_again(sampler: Sa
                     assert torch.equal(getattr(view, name), value), name
             assert torch.equal(view.computed.logits, given["computed"].logits)
             assert_same_state(state, turn.state)
-            assert torch.equal(decision.commit, turn.decision.commit)
+            assert_same_decision(decision, view, turn)
             assert_same_state(next_state, turn.next_state)
 
 
@@ -235,8 +236,6 @@ def test_the_repr_is_the_configuration(sampler: Sampler) -> None:
 def test_a_vanishing_temperature_decides_as_temperature_zero(sampler: Sampler) -> None:
     cold = turns(sampler, "drifting", 1e-9)
     for one, other in zip(turns(sampler, "drifting"), cold, strict=True):
-        commit = one.decision.commit
-        assert torch.equal(commit, other.decision.commit)
-        assert torch.equal(written(one)[commit], written(other)[commit])
+        assert_same_decision(other.decision, other.view, one)
     noisy = turns(sampler, "drifting", 1.3)
     assert any(not torch.equal(turn.view.proposal, turn.view.logits.argmax(-1)) for turn in noisy)

@@ -1,4 +1,4 @@
-"""One call of a model for several groups of rows; the laws are in `property/test_group_laws.py`."""
+"""One call of a model for several groups of rows; `property/test_fuzz_engine.py` has the law."""
 
 from collections import Counter
 from typing import Any
