@@ -12,6 +12,7 @@ from plugins_under_test import view_with
 from safetensors.torch import load_file, save_file
 from tiny_models import BLOCK_CAUSAL, MODELS, load_tiny, load_without_tokenizer
 from torch import Tensor, nn
+from torch.nn import functional as F
 from toys import HashModel
 
 from dllm_decode import DecodeConfig, PrefixCache, decode
@@ -339,7 +340,7 @@ def toy_examples(num_prompts: int = 60) -> FilterExamples:
 
 def test_a_filter_learns_what_no_threshold_on_the_confidence_can() -> None:
     splits = split(toy_examples(), seed=0)
-    settings = FilterSettings(num_steps=100, learning_rate=0.05)
+    settings = FilterSettings(num_steps=40, learning_rate=0.2)
     reports: list[Report] = []
     network = train_filter(splits.train, splits.val, settings, observe=reports.append)
     scores = network(splits.test.confidences).sigmoid()
@@ -348,9 +349,12 @@ def test_a_filter_learns_what_no_threshold_on_the_confidence_can() -> None:
     assert learned.precision > 0.9
     assert learned.recall > 0.6
     assert plain.precision < 0.65
-    progress = reports[-1].progress
-    assert progress.step == 100
-    assert progress.history[-1]["loss"] < progress.history[0]["loss"]
+    assert reports[-1].progress.step == 40
+    losses = [past["loss"] for past in reports[-1].progress.history]
+    val = splits.val
+    kept = F.binary_cross_entropy_with_logits(network(val.confidences), val.final.float())
+    assert kept.item() == pytest.approx(min(losses))
+    assert losses[0] > losses[-1] > min(losses), "the last weights were the best"
 
 
 def test_no_prompt_is_in_two_splits() -> None:

@@ -322,8 +322,8 @@ PAST = {"step": 1, "samples": 16, "elapsed_s": 0.0, "loss": 1.0}
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ("", "be as this version writes it, got Input data was truncated"),
-        ("[" * 100_000, "be as this version writes it, got"),
+        (b"", "be as this version writes it, got Input data was truncated"),
+        (b'{"\xff": 1}', "be as this version writes it, got 'utf-8' codec can't decode byte 0xff"),
         ({"format": 2}, "be as this version writes it, got Invalid enum value 2 - at `$.format`"),
         ({"elapsed_s": -1}, "got Expected `float` >= 0.0 - at `$.elapsed_s`"),
         ({"more": 1}, "got Object contains unknown field `more`"),
@@ -336,14 +336,14 @@ PAST = {"step": 1, "samples": 16, "elapsed_s": 0.0, "loss": 1.0}
     ],
 )  # fmt: skip
 def test_a_damaged_record_is_refused_with_file_and_field(
-    change: str | dict[str, Any], sentence: str, tmp_path: Path
+    change: bytes | dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     """It ended in a traceback, also after the training, or began at step 0 with trained weights."""
     short_run(tmp_path, measures=["loss"])
     file = tmp_path / "step-00000001" / "progress.json"
-    if not isinstance(change, str):
-        change = json.dumps(json.loads(file.read_text()) | change)
-    file.write_text(change)
+    if not isinstance(change, bytes):
+        change = json.dumps(json.loads(file.read_text()) | change).encode()
+    file.write_bytes(change)
     with pytest.raises(ValueError, match=r"progress\.json must ") as told:
         short_run(tmp_path, measures=["loss"])
     assert sentence in str(told.value)
