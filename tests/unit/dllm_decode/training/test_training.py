@@ -366,7 +366,11 @@ def test_a_checkpoint_with_a_changed_or_a_missing_file_is_refused(
         short_run(tmp_path)
 
 
-def test_training_learns_and_the_weights_are_written_in_half_precision(tmp_path: Path) -> None:
+def test_training_learns_and_the_weights_are_written_in_half_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(MaskedDiffusion, "advance", lambda _, spent: told.append(spent))
     model = tiny_model()
     objective = MaskedDiffusion(model, MaskSampler(block_length=4))
     batch = batch_of(KIND, 64)
@@ -379,6 +383,7 @@ def test_training_learns_and_the_weights_are_written_in_half_precision(tmp_path:
     )  # fmt: skip
     after = objective.loss(batch, torch.Generator().manual_seed(0)).item()
     assert after < 0.6 * before
+    assert told == [step / 60 for step in range(60)]
     save_model(model, tmp_path, dtype=torch.bfloat16)
     written, _ = load_without_tokenizer(tmp_path)
     for found, expected in zip(written.parameters(), model.bfloat16().parameters(), strict=True):
