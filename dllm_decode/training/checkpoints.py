@@ -143,7 +143,7 @@ def _read(checkpoint: Path, measures: Collection[str]) -> _Written:
     )
     try:
         written = msgspec.json.decode(file.read_bytes(), type=_Written)
-    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{file} must be as this version writes it, got {error}. {remedy}"
         ) from None

@@ -127,7 +127,7 @@ def answers(sampler: Sampler, loop: str, options: list[dict[str, Any]]) -> list[
     "sampler",
     [
         FixedSchedule(2), Klass(0.3, 0.1), JointThreshold(0.3, 0.1, 4),
-        T2M(0.3, tau=0.2, eos_early_stop=False),
+        T2M(0.3, tau=0.2, max_post_steps=4, eos_early_stop=False),
         JointThresholdInDel(0.3, 0.1, 4, delete_id=133, split_id=178),
     ],
     ids=repr,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from served import QUESTIONS, Told, chat_of, decoder_of, engine_of, wait_until
+from tiny_models import Counted
 from torch import Tensor
 
 from dllm_decode import (
@@ -192,10 +193,10 @@ def test_a_model_that_always_fails_is_said_to_be_broken() -> None:
 
 
 def test_lanes_take_turns_round_by_round() -> None:
-    decoders = [decoder_of(MODEL, FixedSchedule(32)) for _ in range(3)]
+    decoders = [decoder_of(MODEL, FixedSchedule(8)) for _ in range(3)]
     order: list[int] = []
     jobs = [
-        Told(decoder, PROMPTS[number], gen_length=32, stop_at_eos=False)
+        Told(decoder, PROMPTS[number], gen_length=8, stop_at_eos=False)
         for number, decoder in enumerate(decoders)
     ]
     for number, told in enumerate(jobs):
@@ -205,26 +206,14 @@ def test_lanes_take_turns_round_by_round() -> None:
             for told, lane in zip(jobs, lanes, strict=True):
                 lane.submit([told.job])
         assert all(isinstance(told.next(), Finished) for told in jobs)
-    assert order == [0, 1, 2] * 32
+    assert order == [0, 1, 2] * 8
 
 
 def test_a_lane_keeps_its_memory_until_another_lane_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request after a pause waited for a cache of `max_length` for all rows to be zeroed."""
-    model, _ = load_model("mini")
-    allocated: list[int] = []
-    seen: list[int] = []
-    new_kv_cache, predict = model.new_kv_cache, model.predict
-
-    def allocate(num_rows: int, num_slots: int) -> Any:
-        allocated.append(num_slots)
-        return new_kv_cache(num_rows, num_slots)
-
-    def watch(inputs: Any) -> Any:
-        seen.append(inputs.kv_cache.num_slots)
-        return predict(inputs)
-
-    monkeypatch.setattr(model, "new_kv_cache", allocate)
-    monkeypatch.setattr(model, "predict", watch)
+    # A cache without room for a longer row would be copied.
+    monkeypatch.setattr("dllm_decode.models.base.pad", None)
+    model = Counted(MODEL)
     decoders = [new_decoder(model, FixedSchedule(4), cache=PrefixCache()) for _ in range(2)]
     with engine_of(*decoders, limits=LIMITS) as (_, (lane, other)):
 
@@ -234,14 +223,15 @@ def test_a_lane_keeps_its_memory_until_another_lane_works(monkeypatch: pytest.Mo
             assert isinstance(told.next(), Finished)
             wait_until(lambda: lane.num_running == 0)
 
-        answer(lane, 64)
-        answer(lane, 32)
-        assert len(allocated) == 1
+        for gen_length in (32, 64, 32):
+            answer(lane, gen_length)
+        assert len(model.memories) == 1
         # Short rows do not attend to the slots of a longer one that has left.
-        assert seen[-1] == seen[0] - 32
+        first, *_, last = (call.kv_cache.num_slots for call in model.calls)
+        assert last == first
         answer(other, 32)
         answer(lane, 32)
-        assert len(allocated) == 3
+        assert len(model.memories) == 3
 
 
 def test_closing_a_lane_ends_its_jobs_with_503() -> None:

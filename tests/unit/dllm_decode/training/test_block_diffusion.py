@@ -108,14 +108,3 @@ def test_the_loss_reads_no_token_behind_the_block_of_the_end() -> None:
     assert torch.equal(objective.loss(given, torch.Generator().manual_seed(0)), found)
     given.tokens[0, max(LENGTHS) + 6] = 7
     assert not torch.equal(objective.loss(given, torch.Generator().manual_seed(0)), found)
-
-
-def test_models_and_settings_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="must attend in blocks"):
-        BlockDiffusion(load_tiny("llada", dtype=torch.float32))
-    with pytest.raises(ValueError, match="block_lengths must be"):
-        BlockDiffusion(load_tiny("sdar", dtype=torch.float32), (4, 0))
-    with pytest.raises(ValueError, match="confident_share must be"):
-        BlockDiffusion(load_tiny("sdar", dtype=torch.float32), confident_share=-0.5)
-    with pytest.raises(ValueError, match="ordered_share must be"):
-        BlockDiffusion(load_tiny("sdar", dtype=torch.float32), ordered_share=1.5)

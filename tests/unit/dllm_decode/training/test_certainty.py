@@ -149,17 +149,3 @@ def test_the_curricula_rise_to_their_ends() -> None:
     assert (lengths[0], lengths[19], lengths[30], lengths[60]) == (16, 16, 24, 32)
     assert lengths == sorted(lengths)
     assert 16 < lengths[25] < 24
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: CertaintyLoss("dparallel", 0.0), "temperature must be a number above 0, got 0.0"),
-        (lambda: CertaintyLoss("d3llm", 0.5, -1.0), "must be a number of at least 0, got -1"),
-        (lambda: Curriculum(greatest_share=0.0), "greatest_share must be in"),
-        (lambda: Curriculum(block_lengths=(4, 2)), "that do not fall, got"),
-    ],
-)
-def test_settings_out_of_range_are_refused(make: Any, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        make()

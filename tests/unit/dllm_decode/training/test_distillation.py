@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from dllm_decode import StepEvent, decode
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import FAMILIES
-from dllm_decode.training import Progress, Report, Settings, train
+from dllm_decode.training import Progress, Settings, train
 from dllm_decode.training.answer_blocks import BlockMasks, logits_of_both
 from dllm_decode.training.certainty import (
     CertaintyForcing,
@@ -57,22 +57,29 @@ def reversals(count: int = 24) -> list[Demonstration]:
 
 
 def run(
-    model: MaskedTransformer, folder: Path, *, num_samples: int = 64, method: str = "dparallel",
-    evaluate: Any = lambda progress: {}, observe: Any = lambda report: None,
-    num_rows: int = 4, num_forwards: int = 2, evaluate_every: int = 3, optimiser: Any = None,
+    model: MaskedTransformer, folder: Path, *, num_samples: int = 64, num_forwards: int = 2,
+    method: str = "dparallel", evaluate: Any = lambda progress: {}, optimiser: Any = None,
 ) -> Progress:  # fmt: skip
-    demonstrations = reversals()
-    objective = objective_of(model, method)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     source = Lessons(
-        demonstrations, gen_length=GEN_LENGTH, eos_id=EOS, num_rows=num_rows,
-        num_forwards=num_forwards,
-    )  # fmt: skip
+        reversals(), gen_length=GEN_LENGTH, eos_id=EOS, num_rows=4, num_forwards=num_forwards
+    )
     return train(
-        objective, [optimiser or AdamW(weights, lr=0.01)], source,
-        Settings(num_samples=num_samples, folder=folder, evaluate_every=evaluate_every),
-        accelerator=Accelerator(cpu=True), evaluate=evaluate, observe=observe,
+        objective_of(model, method), [optimiser or AdamW(weights, lr=0.01)], source,
+        Settings(num_samples=num_samples, folder=folder, evaluate_every=3),
+        accelerator=Accelerator(cpu=True), evaluate=evaluate,
     )  # fmt: skip
+
+
+class Killed(BaseException):
+    """Ends a run, and not pytest as a KeyboardInterrupt would."""
+
+
+def interrupt(progress: Progress) -> dict[str, float]:
+    """Evaluates after three steps, but not later."""
+    if progress.step > 3:
+        raise Killed
+    return {}
 
 
 def objective_of(model: MaskedTransformer, method: str) -> Any:
@@ -87,19 +94,11 @@ def weights_of(model: MaskedTransformer) -> dict[str, Tensor]:
 
 
 def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
-    """Its curriculum goes on too; the other method is in e2e/test_distil.py."""
-    whole, killed, calls = tiny_model(), tiny_model(), []
+    """The other method is in e2e/test_distil.py."""
+    whole, killed, again = (tiny_model() for _ in range(3))
     expected = run(whole, tmp_path / "whole", method="d3llm")
-
-    def evaluate(progress: Progress) -> dict[str, float]:
-        calls.append(progress.step)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return {}
-
-    with pytest.raises(KeyboardInterrupt):
-        run(killed, tmp_path / "killed", method="d3llm", evaluate=evaluate)
-    again = tiny_model()
+    with pytest.raises(Killed):
+        run(killed, tmp_path / "killed", method="d3llm", evaluate=interrupt)
     found = run(again, tmp_path / "killed", method="d3llm")
     assert (found.step, found.samples) == (expected.step, expected.samples) == (8, 64)
     assert [past["step"] for past in found.history] == [3.0, 6.0, 8.0]
@@ -107,9 +106,8 @@ def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) 
         assert_same(weights_of(killed), weights_of(whole))
     for _ in range(2):
         assert_same(weights_of(again), weights_of(whole))
-        # A finished run is not trained again.
-        run(again, tmp_path / "killed", method="d3llm", evaluate=evaluate)
-    assert len(calls) == 2
+        # A finished run is neither trained nor evaluated again.
+        run(again, tmp_path / "killed", method="d3llm", evaluate=interrupt)
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], **tolerance: float) -> None:
@@ -222,14 +220,14 @@ def test_every_family_is_trained_and_written_in_its_own_format(family: str, tmp_
 @pytest.mark.parametrize("family", ["llada", "dream", "sdar", "llada2_moe"])
 def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    model = load_tiny(family, dtype="float32")
-    frozen = weights_of(model)
+    model, plain = (load_tiny(family, dtype="float32") for _ in range(2))
     lora = LoRA(model, FAMILIES[family], rank=3, alpha=6)
     torch.rand(1)
     again = LoRA(load_tiny(family, dtype="float32"), FAMILIES[family], rank=3, alpha=6)
     for first, second in zip(lora.weights, again.weights, strict=True):
         assert torch.equal(first, second), "a run that is started again begins as before"
-    assert 0 < sum(w.numel() for w in lora.weights) < 0.5 * sum(w.numel() for w in frozen.values())
+    trained, everything = (sum(w.numel() for w in ws) for ws in (lora.weights, plain.parameters()))
+    assert 0 < trained < 0.5 * everything
     own = max(4, model.causal_block_length)
     batch = lay_out([((5, 6, 7), (20, 21, 22, 23))], own, model.eos_ids[0])
     objective = CertaintyForcing(model.train(), own, loss=CertaintyLoss("dparallel"))
@@ -241,59 +239,30 @@ def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path
     model.eval()
     lora.save(tmp_path / "adapter", base=str(MODELS / family))
     merged = load_tiny(family, dtype="float32", adapter=tmp_path / "adapter")
-    plain = load_tiny(family, dtype="float32")
     masks = BlockMasks(*(torch.ones(1, own, dtype=torch.bool),) * 2)
     found, expected, before = (
         logits_of_both(one, batch, masks, own)[0] for one in (merged, model, plain)
     )
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     assert (found - before).abs().max() > 0.1
-    current = weights_of(model)
-    for name, value in frozen.items():
-        kept = current.get(name, current.get(with_base(name)))
-        assert kept is not None
-        assert torch.equal(kept, value), name
-
-
-def with_base(name: str) -> str:
-    module, _, kind = name.rpartition(".")
-    return f"{module}.base_layer.{kind}"
 
 
 def test_checkpoints_of_lora_hold_what_is_trained_only(tmp_path: Path) -> None:
     pytest.importorskip("peft")
 
     def student() -> MaskedTransformer:
-        torch.manual_seed(0)
-        model = tiny_model().requires_grad_(False)
+        model = tiny_model()
         LoRA(model, FAMILIES["llada"], rank=2, alpha=2)
         return model
 
     whole, again = student(), student()
     run(whole, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        run(student(), tmp_path / "killed", observe=_interrupt)
+    with pytest.raises(Killed):
+        run(student(), tmp_path / "killed", evaluate=interrupt)
     run(again, tmp_path / "killed")
     assert_same(weights_of(again), weights_of(whole))
     size = sum(f.stat().st_size for f in (tmp_path / "whole").rglob("*.safetensors"))
     assert size < 0.75 * 4 * sum(w.numel() for w in whole.parameters())
-
-
-def _interrupt(report: Report) -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"num_rows": 0}, "num_rows must be a whole number, at least 1"),
-        ({"num_forwards": 0}, "num_forwards must be a whole number, at least 1"),
-        ({"evaluate_every": -1}, "evaluate_every must be at least 1, got -1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(change: Any, sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        run(tiny_model(), tmp_path, **change)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
@@ -302,7 +271,3 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="The loss must be finite, got nan at step"):
         run(model, tmp_path)
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ValueError, match="rank and alpha must be at least 1, got 0"):
-        LoRA(model, FAMILIES["llada"], rank=0)
-    with pytest.raises(ValueError, match="rank must be at most 32, the hidden size of"):
-        LoRA(model, FAMILIES["llada"], rank=33)

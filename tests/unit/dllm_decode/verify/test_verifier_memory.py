@@ -15,7 +15,7 @@ from samplers import FixedSchedule
 from samplers.logits import statistics
 
 # Large enough that no list of candidates is a large part of it.
-V, DRAFTED = 32_768, 8
+V, DRAFTED = 8_192, 8
 LENGTH = DraftLength(DRAFTED, DRAFTED)
 
 

@@ -47,7 +47,6 @@ from samplers.logits.noise import row_keys
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 SAMPLER = FixedSchedule(4)
-Law = dict[tuple[int, ...], float]
 ARGMAX = PathSearch(width=1, weight=1.0)
 TWICE = PathSearch(width=1, weight=1.0, num_forwards=2)
 SHORT = DraftLength(2, 6, growth=2)
@@ -73,12 +72,17 @@ def test_the_target_reads_every_token_once() -> None:
         assert max(counts) <= 1 + 4, "something was read again"
 
 
-def law_of(model: Any, prompt: list[int], temperature: float, length: int) -> Law:
+def law_of(
+    model: Any, prompt: list[int], temperature: float, length: int, *, eos: int
+) -> dict[tuple[int, ...], float]:
     """The target's own distribution over answers, by enumeration; id 4 is [MASK]."""
-    law = {(): 1.0}
+    law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         longer = {}
         for answer, share in law.items():
+            if eos in answer:
+                longer[(*answer, eos)] = share
+                continue
             logits = logits_of(model, [*prompt, *answer])[-1].clone()
             logits[4] = -torch.inf
             for token, p in enumerate((logits / temperature).softmax(-1).tolist()[:4]):
@@ -87,34 +91,25 @@ def law_of(model: Any, prompt: list[int], temperature: float, length: int) -> La
     return law
 
 
-def ended(law: Law, eos: int) -> Law:
-    """Computes the law of answers in which all tokens after an EOS are EOS."""
-    ends = Counter[tuple[int, ...]]()
-    for answer, share in law.items():
-        length = answer.index(eos) if eos in answer else len(answer)
-        ends[answer[:length] + (eos,) * (len(answer) - length)] += share  # type: ignore[assignment]
-    return ends
-
-
-@pytest.mark.parametrize("stop_at_eos", [True, False])
-def test_answers_with_drawn_drafts_follow_the_targets_law(stop_at_eos: bool) -> None:
+def test_answers_with_drawn_drafts_follow_the_targets_law() -> None:
     """Other drafts leave the target's own sample as it is: property/test_fuzz_engine.py."""
     target = tiny_target(vocab_size=5, seed=3, scale=2.0)
     target.eos_ids = (3,)
     model = HashModel(vocab_size=5, mask_id=4, eos_ids=(3,), peak=2.0)
     prompts = [[1, 2], [0], [2, 2, 1]]
     out = decode(
-        model, prompts * 1200, SAMPLER, gen_length=3, block_length=3, temperature=2.0,
-        verifier=ARVerify(target, DraftLength(2, 2), Sampled()), stop_at_eos=stop_at_eos,
+        model, prompts * 600, SAMPLER, gen_length=3, block_length=3, temperature=0.8,
+        verifier=ARVerify(target, DraftLength(2, 2), Sampled()),
     )  # fmt: skip
     accepted, drafted = int(out.accepted.sum()), int(out.drafted.sum())
-    assert min(accepted, drafted - accepted) > 300
+    assert min(accepted, drafted - accepted) > 150
     # An answer as a number: its three tokens are digits in base 4.
     drawn = out.tokens @ torch.tensor([16, 4, 1])
     for row, prompt in enumerate(prompts):
-        law = law_of(tiny_llama(5, 3, 2.0), prompt, 2.0, 3)
-        law = ended(law, 3) if stop_at_eos else law
-        shares = torch.tensor([law[answer] for answer in itertools.product(range(4), repeat=3)])
+        law = law_of(tiny_llama(5, 3, 2.0), prompt, 0.8, 3, eos=3)
+        shares = torch.tensor(
+            [law.get(answer, 0.0) for answer in itertools.product(range(4), repeat=3)]
+        )
         # At most 63 degrees of freedom: 112 at the level 0.0001.
         assert misfit(drawn[row::3], shares) < 112.0
 
@@ -358,7 +353,7 @@ def test_rows_under_a_target_may_differ_in_temperature_unless_drafts_are_drawn()
 
 
 def test_drafts_are_drawn_at_the_temperature_and_judged_with_other_noise() -> None:
-    num, temperature = 40_000, 0.7
+    num, temperature = 10_000, 0.7
     rows = [Row.of(Request(0, [1], DecodeConfig(gen_length=3)), 1, mask_id=4)] * num
     canvas = Canvas.blank(rows, width=4, mask_id=4, eos_ids=(3,))
     keys = row_keys(0, torch.arange(num))

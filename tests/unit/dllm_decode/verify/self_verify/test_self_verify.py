@@ -80,7 +80,7 @@ def by_reach(
     drafting = (SelfVerify(6, evaluate, "block"), SelfVerify(6, evaluate, "next"))
     return [
         decode(
-            tiny(family), prompts, sampler, verifier=verifier, cache=cache, gen_length=24,
+            tiny(family), prompts, sampler, verifier=verifier, cache=cache, gen_length=16,
             block_length=4, stop_at_eos=False,
         )
         for verifier in (NoVerifier(), *drafting)

@@ -24,6 +24,7 @@ from dllm_decode import (
     decode,
     measure_column_cost,
 )
+from dllm_decode.models.targets.causal import Reading
 from dllm_decode.models.targets.trees import ancestors
 from dllm_decode.verify.acceptance import accept_tree
 from dllm_decode.verify.drafts import Beginning
@@ -68,14 +69,16 @@ def test_a_tree_is_the_authors_node_by_node(case: dict[str, Any]) -> None:
     assert [0, *visible.tolist()] == case["visible"]
 
 
+def share(logs: Tensor, path: Path_) -> float:
+    """The probability of a beginning."""
+    return float(logs[range(len(path)), path].sum().exp())
+
+
 @pytest.mark.parametrize("case", [c for c in CASES if not c["stable"]], ids=lambda c: c["id"])
 def test_a_tree_with_near_ties_is_worth_as_much_as_the_authors(case: dict[str, Any]) -> None:
     logits, budget = torch.tensor(case["log_probs"], dtype=torch.double), case["budget"]
     draft, logs = tree_of(Tree(budget, max_candidates=budget), logits), logits.log_softmax(-1)
-    own = sum(
-        float(sum(logs[depth, token] for depth, token in enumerate(path)).exp())  # type: ignore[union-attr]
-        for path in paths_of(draft)
-    )
+    own = sum(share(logs, path) for path in paths_of(draft))
     assert own == pytest.approx(case["sum_prob"], abs=1e-4)
 
 
@@ -96,24 +99,18 @@ def best_first(logits: Tensor, budget: int, ends: tuple[int, ...]) -> list[Path_
     """The authors' way, by a heap; ties as `Tree` breaks them."""
     logs = logits.double().log_softmax(-1).clamp(max=0.0)
     order = [row.sort(descending=True, stable=True) for row in logs]
-
-    def entry(ranks: Path_, above: float) -> tuple[float, int, Path_, float]:
-        depth = len(ranks) - 1
-        score = above + float(order[depth].values[ranks[-1]])
-        return -score, len(ranks), ranks, above
-
-    heap, found = [entry((0,), 0.0)], list[Path_]()
-    while heap and len(found) < budget:
-        score, _, ranks, above = heapq.heappop(heap)
-        if score == float("inf"):
-            break
-        tokens = tuple(int(order[depth].indices[rank]) for depth, rank in enumerate(ranks))
+    heap: list[tuple[float, int, Path_]] = [(0.0, 0, ())]
+    found: list[Path_] = []
+    while heap and len(found) <= budget:
+        cost, depth, ranks = heapq.heappop(heap)
+        tokens = tuple(int(order[at].indices[rank]) for at, rank in enumerate(ranks))
         found.append(tokens)
-        if ranks[-1] + 1 < logits.shape[1]:
-            heapq.heappush(heap, entry((*ranks[:-1], ranks[-1] + 1), above))
-        if len(ranks) < len(logits) and tokens[-1] not in ends:
-            heapq.heappush(heap, entry((*ranks, 0), -score))
-    return found
+        if depth < len(logits) and tokens[-1:] not in [(end,) for end in ends]:
+            for rank, log in enumerate(order[depth].values.tolist()):
+                if log > -torch.inf:
+                    heapq.heappush(heap, (cost - log, depth + 1, (*ranks, rank)))
+    # The first one is the root.
+    return found[1:]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -146,10 +143,7 @@ def test_a_node_is_added_as_long_as_it_raises_the_tokens_per_unit_of_cost() -> N
     logits = torch.randn(6, 12, generator=torch.Generator().manual_seed(3), dtype=torch.double) * 3
     logs, sizes = logits.log_softmax(-1), set()
     every = paths_of(tree_of(Tree(64), logits))
-    shares = [
-        float(sum(logs[depth, token] for depth, token in enumerate(path)).exp())  # type: ignore[union-attr]
-        for path in every
-    ]
+    shares = [share(logs, path) for path in every]
     for cost in (0.0, 0.002, 0.01, 0.03, 0.1, 1.0):
         rates = [(1 + sum(shares[:n])) / (1 + cost * n) for n in range(1, 65)]
         best = 1 + max(range(64), key=rates.__getitem__)
@@ -200,10 +194,7 @@ def test_a_draft_that_is_no_tree_is_refused(drafting: Drafting, num_broken: int)
         )  # fmt: skip
 
 
-TOKENS = torch.tensor([
-    [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5],
-    [1, 4, 1, 4, 2, 1, 3, 5, 6, 2, 3, 7],
-])  # fmt: skip
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8], [1, 4, 1, 4, 2, 1]]).repeat(1, 2)
 # Three nodes that follow the root, one of them with a path below it; a path; one node.
 PARENTS = torch.tensor([[-1, -1, 0, 2, 0, -1], [-1, 0, 1, 2, -1, -1], [-1, -1, -1, -1, -1, -1]])
 COUNTS = torch.tensor([6, 4, 1])
@@ -213,22 +204,27 @@ def climb(parents: list[int], node: int) -> list[int]:
     return [] if node < 0 else [*climb(parents, parents[node]), node]
 
 
-def check_nodes(target: CausalTarget, read: list[list[int]], past: Any, unread: list[int]) -> Any:
+def read_trees(target: CausalTarget, past: Any, unread: list[int]) -> Reading:
+    """Reads some text and a tree after it, in each of three rows."""
+    lengths = torch.tensor(unread)
+    return target.read(
+        past, TOKENS, lengths + COUNTS, num_logits=7, first_logits=lengths - 1, parents=PARENTS
+    )
+
+
+def check_nodes(
+    target: CausalTarget, read: list[list[int]], past: Any, unread: list[int]
+) -> Reading:
     """Reads a tree behind some text; each node's logits must be those of its path alone."""
-    first = torch.tensor(unread) - 1
-    fed = torch.stack([torch.cat([TOKENS[row, :6]] * 2) for row in range(3)])
-    counts = torch.tensor(unread) + COUNTS
-    reading = target.read(
-        past, fed, counts, num_logits=7, first_logits=first, parents=PARENTS
-    )  # fmt: skip
+    reading = read_trees(target, past, unread)
     for row in range(3):
-        text = read[row] + fed[row, : unread[row]].tolist()
-        nodes = fed[row, unread[row] :].tolist()
+        text = read[row] + TOKENS[row, : unread[row]].tolist()
+        nodes = TOKENS[row, unread[row] :].tolist()
         for node in range(-1, int(COUNTS[row])):
             path = [nodes[place] for place in climb(PARENTS[row].tolist(), node)]
             fresh = logits_of(target.network.model, text + path)[-1]
             torch.testing.assert_close(reading.logits[row, node + 1], fresh)
-    return reading, fed
+    return reading
 
 
 def tiny_gpt2() -> PreTrainedModel:
@@ -253,10 +249,10 @@ def test_a_node_is_predicted_as_its_path_alone_and_only_the_accepted_path_is_kep
     past, unread = target.start(3), [5, 2, 6]
     paths = [[0, 2, 3], [0, 1], []]
     for _ in range(2):
-        reading, fed = check_nodes(target, read, past, unread)
+        reading = check_nodes(target, read, past, unread)
         kept = [list(range(count)) + [count + node for node in path]
                 for count, path in zip(unread, paths, strict=True)]  # fmt: skip
-        read = [text + fed[row, columns].tolist()
+        read = [text + TOKENS[row, columns].tolist()
                 for row, (text, columns) in enumerate(zip(read, kept, strict=True))]  # fmt: skip
         columns = torch.tensor([row + [0] * (9 - len(row)) for row in kept])
         past = reading.keep(torch.tensor([len(row) for row in kept]), columns)
@@ -271,7 +267,7 @@ def test_a_target_that_counts_columns_is_refused() -> None:
     )
     target = CausalTarget(BloomForCausalLM(config).eval(), name="bloom")
     with pytest.raises(ValueError, match="must take position_ids to read a draft tree, got bloom"):
-        check_nodes(target, [[], [], []], target.start(3), [5, 2, 6])
+        read_trees(target, target.start(3), [5, 2, 6])
 
 
 def test_a_target_that_ignores_its_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +281,7 @@ def test_a_target_that_ignores_its_mask_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(model, "forward", deaf)
     target = CausalTarget(model, name="deaf")
     with pytest.raises(ValueError, match="must heed a mask and positions"):
-        check_nodes(target, [[], [], []], target.start(3), [5, 2, 6])
+        read_trees(target, target.start(3), [5, 2, 6])
 
 
 def test_what_a_column_costs_is_a_share_of_a_round() -> None:
