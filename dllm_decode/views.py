@@ -47,7 +47,9 @@ def look(
     state, logits = forward(decoder, state, spec)
     leave_one_out = None
     if sampler.leave_one_out:
-        leave_one_out = leave_one_out_of(logits[:, window.width :], state.canvas, window)
+        leave_one_out = leave_one_out_of(
+            logits[:, window.width :], state.canvas, window, state.rows
+        )
         logits = logits[:, : window.width]
     view = view_of(
         decoder, state, state.canvas, window, logits, asked=asked, leave_one_out=leave_one_out
@@ -223,10 +225,12 @@ def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[T
 
 
 def leave_one_out_of(
-    logits: Float[Tensor, "B W V"], canvas: Canvas, window: Window
+    logits: Float[Tensor, "B W V"], canvas: Canvas, window: Window, rows: Sequence[Row]
 ) -> Float[Tensor, "B W"]:
-    """Returns the probability of each token of the window, 0 at masks."""
+    """Returns the probability of each token of the window as its row asks, 0 at masks."""
     tokens, masked = window.part(canvas.tokens), window.part(canvas.masked)
+    truncation = truncation_of(rows, logits.device)
+    logits = logits if truncation is None else truncation(logits)
     return probability(logits, tokens.masked_fill(masked, 0)).masked_fill(masked, 0.0)
 
 

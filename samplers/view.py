@@ -91,8 +91,9 @@ class View:
             window, see `within`.
         reads_committed: True if statistics at committed positions are the model's, as for samplers
             that need `Fact.LOGITS_OF_COMMITTED`; then `computed` has all columns.
-        leave_one_out: Probability of each token if the model does not see the token; 0 at masks.
-            `None` unless the sampler needs it.
+        leave_one_out: Probability of each token if the model does not see the token, in the
+            distribution that confidences are read from; 0 at masks. `None` unless the sampler needs
+            it.
         logit_bias: Numbers that a wrapper adds to a few logits of each position, see
             `with_logit_bias`.
         deferred_ids: Tokens that are to be committed last. Source: `confidence_eos_eot_inf` of

@@ -230,9 +230,8 @@ class _Decode:
             self._judge(seen, column, found, key)
         if self.leaves_out:
             for column, found in zip(block, self.looks.alone(self.canvas, block), strict=True):
-                # As `View.leave_one_out` says: the model's own probability, of a row cut to few
-                # tokens too.
-                seen.alone[column] = _softmax(self._allowed(found))[self.canvas[column]]
+                shares = _softmax(self._tempered(self._allowed(found)))
+                seen.alone[column] = shares[self.canvas[column]]
         return seen
 
     def _judge(self, seen: Block, column: int, logits: list[float], key: int) -> None:

@@ -215,7 +215,9 @@ class SelfVerify(Verifier):
             canvas = state.canvas.take(torch.tensor(rows, device=tokens.device))
             own = Window.of([starts[row] for row in rows], width, canvas)
             canvas = replace(canvas, tokens=tokens)
-            leave_one_out = leave_one_out_of(logits[:, width:], canvas, own)
+            leave_one_out = leave_one_out_of(
+                logits[:, width:], canvas, own, [state.rows[row] for row in rows]
+            )
             logits = logits[:, :width]
         size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.noise_keys)
         known = EvaluatedStates(
