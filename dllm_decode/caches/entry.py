@@ -1,7 +1,7 @@
 """A block's first token from the block's first forward (Fast-dLLM and FreeDave on Dream)."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool
@@ -21,20 +21,8 @@ def require_entry(entry: object) -> None:
         raise ValueError(f'entry must be "sampler" or "official", got {entry!r}.')
 
 
-class Entered(NamedTuple):
-    """Which rows have taken a step in the block, and the state of the base.
-
-    Attributes:
-        entered: True for rows that have taken a step in the block.
-        base: The state of the base.
-    """
-
-    entered: Bool[Tensor, " B"]
-    base: Any
-
-
 @dataclass(frozen=True)
-class EntryToken(Wrapper[Entered]):
+class EntryToken(Wrapper[Any]):
     """Commits the open block's first token, and no other, in the block's first step.
 
     The confidence of that token does not matter. The base is asked in this step too, so that it
@@ -49,15 +37,15 @@ class EntryToken(Wrapper[Entered]):
     def max_steps(self, num_masks: int) -> int:
         return self.base.max_steps(num_masks) + 1
 
-    def init(self, view: View) -> Entered:
-        return Entered(torch.zeros_like(view.eligible[:, 0]), self.base.init(view))
+    def init(self, view: View) -> Any:
+        return self.base.init(view)
 
-    def step(self, view: View, state: Entered) -> tuple[Decision, Entered]:
-        decision, after = self.base.step(view, state.base)
+    def step(self, view: View, state: Any) -> tuple[Decision, Any]:
+        decision, after = self.base.step(view, state)
+        # Only the first step finds it masked, because no base re-masks.
         alone = entry_alone(view)
-        enters = alone.any(-1) & ~state.entered
-        commit = torch.where(enters[:, None], alone, decision.commit)
-        return replace(decision, commit=commit), Entered(torch.ones_like(enters), after)
+        commit = torch.where(alone.any(-1, keepdim=True), alone, decision.commit)
+        return replace(decision, commit=commit), after
 
 
 def entry_alone(view: View) -> Bool[Tensor, "B W"]:

@@ -196,13 +196,13 @@ class SelfVerify(Verifier):
         rows = tuple(row for level in levels for row in level.rows)
         depths = tuple(depth for depth, level in enumerate(levels) for _ in level.rows)
         tokens = torch.cat([level.tokens for level in levels])
-        spec = Pass(
-            Window.of(starts, width, state.canvas),
-            policy_rows=None
-            if width == decoder.window_length
-            else _two_blocks(state, starts, width),
-            leave_one_out=decoder.sampler.leave_one_out,
-        )
+        assert state.window is not None
+        spec = Pass(state.window, leave_one_out=decoder.sampler.leave_one_out)
+        if width > decoder.window_length:
+            spec = spec._replace(
+                window=Window.of(starts, width, state.canvas),
+                policy_rows=_two_blocks(state, starts, width),
+            )
         if len(levels) == 1:
             state, logits = forward(decoder, state, spec)
         elif self.evaluate == "sequential":
