@@ -32,15 +32,15 @@ def run(options: Namespace) -> int:
         samplers = {"default": speaker.sampler, **others}
         decoders = {name: speaker.decoder(one, speaker.config) for name, one in samplers.items()}
         name = options.served_name or Path(parse_model(options.model).source).name
+        service = Service.start(name, speaker.tokenizer, decoders, limits)
         _say(
             f"{name} with {speaker.sampler!r}, {limits.num_rows} rows of at most "
-            f"{limits.max_length} tokens, {limits.max_columns} tokens together."
+            f"{service.max_length} tokens, {limits.max_columns} tokens together."
         )
         if options.host not in LOCAL and options.api_key is None:
             _say(
                 "Everyone who can reach this machine may use the server; --api-key asks for a key."
             )
-        service = Service.start(name, speaker.tokenizer, decoders, limits)
         serve(service, bound, options.host, api_key=options.api_key, say=_say)
     return 0
 

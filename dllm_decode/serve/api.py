@@ -118,7 +118,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
             "object": "model",
             "created": service.created,
             "owned_by": "dllm_decode",
-            "max_model_len": service.limits.max_length,
+            "max_model_len": service.max_length,
             "samplers": service.samplers,
         }
         return {"object": "list", "data": [model]}

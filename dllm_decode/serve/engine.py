@@ -105,9 +105,8 @@ class Lane:
     def _begin(self) -> None:
         """Begins with an empty batch, which takes memory in its first round."""
         self._queue = RequestQueue()
-        most, own = self._limits.max_length, self.decoder.model.max_length
         # A last block may end after the longest answer.
-        longest = (most if own is None else min(most, own)) + self.decoder.align
+        longest = self._limits.length_for(self.decoder.model) + self.decoder.align
         self._rounds = rounds(
             self.decoder, self._queue, self._limits.num_rows, [self._watch], reserve=longest
         )

@@ -63,6 +63,11 @@ class Service:
         return self.engine.limits
 
     @property
+    def max_length(self) -> int:
+        """Tokens of a prompt and its answer together, at most."""
+        return self.limits.length_for(self.lane(None).decoder.model)
+
+    @property
     def samplers(self) -> list[str]:
         """Names of the samplers that requests may name; the first is the default."""
         return [name for name in self.engine.lanes if name != READS]
@@ -101,16 +106,13 @@ class Service:
 
         `field` says how long the answer is.
         """
-        limits = self.limits
-        if gen_length > limits.max_tokens:
-            message = (
-                f"{field!r} must be at most {limits.max_tokens} tokens on this server, got "
-                f"{gen_length}."
-            )
+        most = self.limits.max_tokens
+        if gen_length > most:
+            message = f"{field!r} must be at most {most} tokens on this server, got {gen_length}."
             raise RefusedError(400, message, param=field)
-        if prompt_length + gen_length > limits.max_length:
+        if prompt_length + gen_length > self.max_length:
             message = (
-                f"Prompt and answer must have at most {limits.max_length} tokens together on this "
+                f"Prompt and answer must have at most {self.max_length} tokens together on this "
                 f"server, got {prompt_length} and {gen_length}."
             )
             raise RefusedError(400, message, code="context_length_exceeded")

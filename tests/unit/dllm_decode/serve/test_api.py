@@ -440,3 +440,16 @@ def test_clients_that_hang_up_give_their_rows_back(
                 pass
     wait_until(lambda: lane.num_running == 0 and lane.num_waiting == 0, 2.0)
     wait_until(lambda: num_hang_ups() == before + 10, 2.0)
+
+
+def test_a_model_that_takes_less_than_the_server_says_so() -> None:
+    """`max_model_len` was the server's 4096, and too long a request had no code for programs."""
+    model, words = load_model("mini-long")
+    decoders = {"default": decoder_of(model)}
+    with served(decoders, limits=Limits(), tokenizer=words) as (url, _):
+        (said,) = httpx.get(f"{url}/v1/models").json()["data"]
+        asked = {"prompt": [5] * 500, "max_tokens": 13}
+        refused = httpx.post(f"{url}/v1/completions", json=asked).json()["error"]
+    assert said["max_model_len"] == 512
+    assert refused["code"] == "context_length_exceeded"
+    assert "at most 512 tokens together on this server, got 500 and 13" in refused["message"]
