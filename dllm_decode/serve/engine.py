@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 # This many failures in a row, without an answer of any lane, are taken for a broken model.
 _MAX_FAULTS = 3
 _CLOSE_S = 5.0
-_FAULT = "The model failed while it decoded this request. The server's log says why."
+_FAULT = "The decode failed. The server's log says why."
 _ENDING = "The server is being stopped."
 
 
@@ -91,7 +91,9 @@ class Lane:
                 num_faults = 0
         # The server must outlive any fault of a model or plug-in.
         except Exception:
-            _LOG.exception("The model failed; requests that were running are answered.")
+            _LOG.exception(
+                "The decode failed; all requests that had a row in its batch get an error."
+            )
             num_faults += 1
             self._end_running(Failed(500, _FAULT))
             self._begin()
