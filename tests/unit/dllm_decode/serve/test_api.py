@@ -453,3 +453,11 @@ def test_a_model_that_takes_less_than_the_server_says_so() -> None:
     assert said["max_model_len"] == 512
     assert refused["code"] == "context_length_exceeded"
     assert "at most 512 tokens together on this server, got 500 and 13" in refused["message"]
+
+
+def test_options_of_a_stream_need_one(client: Any) -> None:
+    """They were ignored, although no field is."""
+    options: Any = {"stream_options": {"include_usage": True}}
+    error = answer_of(client, **options)["error"]
+    assert error["message"] == "'stream_options' needs \"stream\": true."
+    assert "error" not in answer_of(client, stream_options=None)
