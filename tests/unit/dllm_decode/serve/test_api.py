@@ -200,6 +200,8 @@ def test_health_models_and_metrics(client: Any) -> None:
     (model,) = client.get("/v1/models").json()["data"]
     assert model["id"] == "mini"
     assert model["samplers"] == ["default", "slow"]
+    # All of them are the default.
+    assert not {"verifier", "cache", "blocks"} & set(model)
     answer_of(client)
     metrics = client.get("/metrics").text
     assert 'dllm_responses_total{path="/v1/chat/completions",status="200"}' in metrics
