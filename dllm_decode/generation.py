@@ -122,12 +122,12 @@ def generate(
     if blanks:
         check_config(model, config, blanks)
         config = _as_long_as(blanks, config, given)
+    sampler = default_sampler(model) if sampler is None else sampler
     decoder = new_decoder(
-        model, default_sampler(model) if sampler is None else sampler, cache=cache,
-        verifier=verifier, blocks=blocks, config=config, return_logprobs=return_logprobs,
+        model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config,
+        return_logprobs=return_logprobs,
     )  # fmt: skip
-    if sampler not in (None, default_sampler(model)) and not verifier.asks_sampler:
-        warnings.warn(f"{sampler!r} has no effect: {verifier!r} never asks it.", stacklevel=2)
+    warn_if_never_asked(model, sampler, verifier)
     if inputs is None and blanks:
         prompts: list[Prompt] = [start_ids(tokenizer)] * len(blanks)
     else:
@@ -156,6 +156,12 @@ def generate(
 def default_sampler(model: MaskPredictor) -> Sampler:
     """Returns the sampler that a model is decoded with unless another one is chosen."""
     return AcceptAndRenoise() if isinstance(model, UniformState) else ConfidenceThreshold(0.9)
+
+
+def warn_if_never_asked(model: MaskPredictor, sampler: Sampler, verifier: Verifier) -> None:
+    """Warns of a sampler that is not the model's default if the verifier never asks it."""
+    if sampler != default_sampler(model) and not verifier.asks_sampler:
+        warnings.warn(f"{sampler!r} has no effect: {verifier!r} never asks it.", stacklevel=3)
 
 
 def _as_long_as(

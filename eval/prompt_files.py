@@ -12,6 +12,7 @@ from dllm_decode.answers import answer_of
 from dllm_decode.blanks import start_ids, template_ids
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.decoder import Decoder
+from dllm_decode.generation import warn_if_never_asked
 from dllm_decode.loop import raise_errors
 from dllm_decode.models.base import fingerprint_of
 from dllm_decode.options import RequestOptions
@@ -96,6 +97,7 @@ def answer_file(
     file = require_file("--output", target)
     with only_writer(Path(f"{file}.lock"), f"Another process writes {file}; wait until it ends."):
         lines = read_prompts(Path(source))
+        warn_if_never_asked(speaker.model, speaker.sampler, speaker.verifier)
         templates = {
             number: _template(speaker, one.template, _place(source, number))
             for number, one in lines.items()

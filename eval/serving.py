@@ -6,6 +6,7 @@ from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 
+from dllm_decode.generation import warn_if_never_asked
 from dllm_decode.serve.limits import Limits
 from eval.conversation import load_speaker
 from eval.runs.plugins import parse_model, parse_sampler
@@ -29,18 +30,26 @@ def run(options: Namespace) -> int:
     others = _other_samplers(options)
     with bind(options.host, options.port) as bound:
         speaker = load_speaker(options, gen_length=limits.max_tokens)
+        if others and not speaker.verifier.asks_sampler:
+            raise ValueError(
+                "--allow-sampler must be left out with a verifier that never asks a sampler, got "
+                f"{', '.join(others)} and {options.verifier}."
+            )
+        warn_if_never_asked(speaker.model, speaker.sampler, speaker.verifier)
         samplers = {"default": speaker.sampler, **others}
         decoders = {name: speaker.decoder(one, speaker.config) for name, one in samplers.items()}
         name = options.served_name or Path(parse_model(options.model).source).name
+        service = Service.start(name, speaker.tokenizer, decoders, limits)
+        deciding = [speaker.sampler] if speaker.verifier.asks_sampler else []
+        plugins = ", ".join(map(repr, [*deciding, *service.plugins.values()]))
         _say(
-            f"{name} with {speaker.sampler!r}, {limits.num_rows} rows of at most "
-            f"{limits.max_length} tokens, {limits.max_columns} tokens together."
+            f"{name} with {plugins}, {limits.num_rows} rows of at most "
+            f"{service.max_length} tokens, {limits.max_columns} tokens together."
         )
         if options.host not in LOCAL and options.api_key is None:
             _say(
                 "Everyone who can reach this machine may use the server; --api-key asks for a key."
             )
-        service = Service.start(name, speaker.tokenizer, decoders, limits)
         serve(service, bound, options.host, api_key=options.api_key, say=_say)
     return 0
 

@@ -118,8 +118,10 @@ def _add_state(app: FastAPI, service: Service) -> None:
             "object": "model",
             "created": service.created,
             "owned_by": "dllm_decode",
-            "max_model_len": service.limits.max_length,
+            "max_model_len": service.max_length,
             "samplers": service.samplers,
+            # Without their arguments, which may be paths of this machine.
+            **{name: type(plugin).__name__ for name, plugin in service.plugins.items()},
         }
         return {"object": "list", "data": [model]}
 

@@ -16,10 +16,10 @@ from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEve
 from dllm_decode.serve.limits import Limits
 
 _LOG = logging.getLogger(__name__)
-# A model that fails this many times without one answer in between is taken for broken.
+# This many failures in a row, without an answer of any lane, are taken for a broken model.
 _MAX_FAULTS = 3
 _CLOSE_S = 5.0
-_FAULT = "The model failed while it decoded this request. The server's log says why."
+_FAULT = "The decode failed. The server's log says why."
 _ENDING = "The server is being stopped."
 
 
@@ -37,7 +37,6 @@ class Lane:
         """Begins without jobs; `changed` is notified when some come, and guards shared state."""
         self.decoder = decoder
         self.is_closed = False
-        self.num_faults = 0
         self._limits = limits
         self._changed = changed
         self._waiting: deque[Job] = deque()
@@ -76,22 +75,37 @@ class Lane:
             else:
                 self._cancelled.append(job)
 
-    def round(self) -> None:
-        """Runs one round; without jobs, it gives the memory of the last batch back."""
+    def round(self, num_faults: int) -> int:
+        """Runs one round; without jobs, it gives the memory of the last batch back.
+
+        Returns:
+            The number of failures since the last answer of any lane, `num_faults` before the round.
+        """
         self._exchange()
         if not self._running:
             self._begin()
-            return
+            return num_faults
         try:
             for answer in next(self._rounds, ()):
                 self._finish(answer)
+                num_faults = 0
         # The server must outlive any fault of a model or plug-in.
         except Exception:
-            _LOG.exception("The model failed; requests that were running are answered.")
-            self.num_faults += 1
+            _LOG.exception(
+                "The decode failed; all requests that had a row in its batch get an error."
+            )
+            num_faults += 1
             self._end_running(Failed(500, _FAULT))
             self._begin()
-        self._deliver()
+        return num_faults
+
+    def deliver(self) -> None:
+        """Tells the jobs what the round has brought: one call for all that have equal ways."""
+        told, self._told = self._told, []
+        for post in dict.fromkeys(job.post for job, _ in told):
+            # An event loop is closed if the server has been told to end.
+            with suppress(RuntimeError):
+                post(_emit, [pair for pair in told if pair[0].post == post])
 
     def close(self) -> None:
         """Ends all jobs, and takes no more."""
@@ -100,14 +114,13 @@ class Lane:
             self._end_running(Failed(503, _ENDING))
             self._told += [(job, Failed(503, _ENDING)) for job in self._waiting]
             self._waiting.clear()
-        self._deliver()
+        self.deliver()
 
     def _begin(self) -> None:
         """Begins with an empty batch, which takes memory in its first round."""
         self._queue = RequestQueue()
-        most, own = self._limits.max_length, self.decoder.model.max_length
         # A last block may end after the longest answer.
-        longest = (most if own is None else min(most, own)) + self.decoder.align
+        longest = self._limits.length_for(self.decoder.model) + self.decoder.align
         self._rounds = rounds(
             self.decoder, self._queue, self._limits.num_rows, [self._watch], reserve=longest
         )
@@ -123,7 +136,6 @@ class Lane:
         self._told += _shown(event, jobs)
 
     def _finish(self, answer: Ended) -> None:
-        self.num_faults = 0
         job = self._running.pop(answer.request, None)
         if answer.error:
             _LOG.error("One request ended with an error: %s", answer.error)
@@ -153,14 +165,6 @@ class Lane:
         self._told += [(job, event) for job in self._running.values()]
         self._running.clear()
 
-    def _deliver(self) -> None:
-        """Tells the jobs what the round has brought: one call for all that have equal ways."""
-        told, self._told = self._told, []
-        for post in dict.fromkeys(job.post for job, _ in told):
-            # An event loop is closed if the server has been told to end.
-            with suppress(RuntimeError):
-                post(_emit, [pair for pair in told if pair[0].post == post])
-
 
 class Engine:
     """Lanes by name, the first of which serves requests that name none.
@@ -177,15 +181,15 @@ class Engine:
             name: Lane(decoder, limits, self._changed) for name, decoder in decoders.items()
         }
         self._is_closed = False
+        self._num_faults = 0
         self._round_began_s: float | None = None
         self._thread = Thread(target=self._work, name="dllm-decode engine", daemon=True)
         self._thread.start()
 
     @property
     def is_broken(self) -> bool:
-        """True if the thread has ended, or the model of a lane failed several times in a row."""
-        has_faults = any(lane.num_faults >= _MAX_FAULTS for lane in self.lanes.values())
-        return has_faults or not self._thread.is_alive()
+        """True if the thread has ended, or decodes failed several times without an answer."""
+        return self._num_faults >= _MAX_FAULTS or not self._thread.is_alive()
 
     def round_s(self) -> float:
         """Returns for how long the present round has been running; 0 if none is."""
@@ -203,7 +207,9 @@ class Engine:
         while self._has_work():
             for lane in self.lanes.values():
                 self._round_began_s = time.monotonic()
-                lane.round()
+                # Known before the jobs are told, whose owners may ask at once.
+                self._num_faults = lane.round(self._num_faults)
+                lane.deliver()
             self._round_began_s = None
         for lane in self.lanes.values():
             lane.close()

@@ -137,8 +137,13 @@ class CompletionFields(_Strict):
 
     @model_validator(mode="after")
     def _with_stream(self) -> "CompletionFields":
-        if self.stream_mode == "denoise" and not self.stream:
-            raise RefusedError(400, "'stream_mode' needs \"stream\": true.", param="stream_mode")
+        asked = {
+            "stream_mode": self.stream_mode == "denoise",
+            "stream_options": self.stream_options is not None,
+        }
+        for name, is_asked in asked.items():
+            if is_asked and not self.stream:
+                raise RefusedError(400, f'{name!r} needs "stream": true.', param=name)
         return self
 
     @property

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
+from dllm_decode.models.base import MaskPredictor
 from dllm_decode.options import require_integer, require_not_negative
 
 
@@ -49,3 +50,8 @@ class Limits:
                     f"{less} must be at most {more}={getattr(self, more)}, "
                     f"got {getattr(self, less)}."
                 )
+
+    def length_for(self, model: MaskPredictor) -> int:
+        """Returns the most tokens that a prompt and its answer may have together for a model."""
+        own = model.max_length
+        return self.max_length if own is None else min(self.max_length, own)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from dllm_decode.blocks import Sequential
+from dllm_decode.caches import NoCache
 from dllm_decode.decoder import Decoder
 from dllm_decode.reading import reading_decoder
 from dllm_decode.serve.engine import Engine, FullError, Lane
@@ -16,6 +18,8 @@ from dllm_decode.serve.jobs import Failed, Job, JobEvent, Told
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.metrics import Metrics
 from dllm_decode.texts import Tokenizer
+from dllm_decode.verify import NoVerifier
+from samplers.facts import PlugIn
 
 _RETRY_AFTER_S = 1
 
@@ -63,6 +67,19 @@ class Service:
         return self.engine.limits
 
     @property
+    def max_length(self) -> int:
+        """Tokens of a prompt and its answer together, at most."""
+        return self.limits.length_for(self.lane(None).decoder.model)
+
+    @property
+    def plugins(self) -> dict[str, PlugIn]:
+        """The verifier, cache and blocks by name, without those that are the default."""
+        first = self.lane(None).decoder
+        found = {"verifier": first.verifier, "cache": first.cache, "blocks": first.schedule}
+        usual = (NoVerifier(), NoCache(), Sequential())
+        return {name: plugin for name, plugin in found.items() if plugin not in usual}
+
+    @property
     def samplers(self) -> list[str]:
         """Names of the samplers that requests may name; the first is the default."""
         return [name for name in self.engine.lanes if name != READS]
@@ -101,16 +118,13 @@ class Service:
 
         `field` says how long the answer is.
         """
-        limits = self.limits
-        if gen_length > limits.max_tokens:
-            message = (
-                f"{field!r} must be at most {limits.max_tokens} tokens on this server, got "
-                f"{gen_length}."
-            )
+        most = self.limits.max_tokens
+        if gen_length > most:
+            message = f"{field!r} must be at most {most} tokens on this server, got {gen_length}."
             raise RefusedError(400, message, param=field)
-        if prompt_length + gen_length > limits.max_length:
+        if prompt_length + gen_length > self.max_length:
             message = (
-                f"Prompt and answer must have at most {limits.max_length} tokens together on this "
+                f"Prompt and answer must have at most {self.max_length} tokens together on this "
                 f"server, got {prompt_length} and {gen_length}."
             )
             raise RefusedError(400, message, code="context_length_exceeded")

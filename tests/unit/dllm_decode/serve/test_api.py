@@ -207,6 +207,8 @@ def test_health_models_and_metrics(client: Any) -> None:
     (model,) = client.get("/v1/models").json()["data"]
     assert model["id"] == "mini"
     assert model["samplers"] == ["default", "slow"]
+    # All of them are the default.
+    assert not {"verifier", "cache", "blocks"} & set(model)
     answer_of(client)
     metrics = client.get("/metrics").text
     assert 'dllm_responses_total{path="/v1/chat/completions",status="200"}' in metrics
@@ -428,3 +430,24 @@ def test_clients_that_hang_up_give_their_rows_back(server: tuple[str, Any]) -> N
                 pass
     wait_until(lambda: lane.num_running == 0 and lane.num_waiting == 0, 2.0)
     wait_until(lambda: num_hang_ups() == before + 4, 2.0)
+
+
+def test_a_model_that_takes_less_than_the_server_says_so() -> None:
+    """`max_model_len` was the server's 4096, and too long a request had no code for programs."""
+    model, words = load_model("mini-long")
+    decoders = {"default": decoder_of(model)}
+    with served(decoders, limits=Limits(), tokenizer=words) as (url, _):
+        (said,) = httpx.get(f"{url}/v1/models").json()["data"]
+        asked = {"prompt": [5] * 500, "max_tokens": 13}
+        refused = httpx.post(f"{url}/v1/completions", json=asked).json()["error"]
+    assert said["max_model_len"] == 512
+    assert refused["code"] == "context_length_exceeded"
+    assert "at most 512 tokens together on this server, got 500 and 13" in refused["message"]
+
+
+def test_options_of_a_stream_need_one(client: Any) -> None:
+    """They were ignored, although no field is."""
+    options: Any = {"stream_options": {"include_usage": True}}
+    error = answer_of(client, **options)["error"]
+    assert error["message"] == "'stream_options' needs \"stream\": true."
+    assert "error" not in answer_of(client, stream_options=None)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -29,7 +29,8 @@ from dllm_decode.serve.jobs import Failed, Finished, Grown
 from dllm_decode.serve.limits import Limits
 from dllm_decode.texts import prompt_ids
 from eval.tasks import Ledgers, WordProblems
-from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold
+from samplers import ConfidenceThreshold, Decision, FixedSchedule, JointThreshold, Sampler
+from samplers.view import View
 
 LIMITS = Limits(num_rows=4, max_tokens=128, gen_length=64, max_length=512, max_columns=2048)
 MODEL, TOKENIZER = load_model("mini")
@@ -252,3 +253,27 @@ def test_an_idle_lane_does_not_use_the_processor(lane: Lane) -> None:
     before = time.process_time()
     time.sleep(0.4)
     assert time.process_time() - before < 0.1
+
+
+@dataclass(frozen=True)
+class Faulty(Sampler[None]):
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
+        raise KeyError("a mistake of its author")
+
+
+def test_an_answer_of_any_lane_shows_that_the_server_works() -> None:
+    """Three faults of one `--allow-sampler` made the server unwell for ever."""
+    decoders = decoder_of(MODEL), decoder_of(MODEL, Faulty())
+    with engine_of(*decoders, limits=LIMITS) as (engine, (default, faulty)):
+        for _ in range(3):
+            told = Told(faulty.decoder, PROMPTS[0])
+            faulty.submit([told.job])
+            failed = told.next()
+            assert isinstance(failed, Failed)
+            # It is no fault of the model.
+            assert failed.message.startswith("The decode failed.")
+        assert engine.is_broken
+        told = Told(default.decoder, PROMPTS[0])
+        default.submit([told.job])
+        text_of(told.next())
+        assert not engine.is_broken
