@@ -261,3 +261,25 @@ def test_every_fact_is_needed_by_one_kind_and_given_by_another() -> None:
     models = facts_of(tiny("llada")) | {Fact.UNIFORM_STATE, Fact.READS_BELIEF}
     given = frozenset().union(*(one.gives for one in plugins), models)
     assert given == {*Fact}
+
+
+class Undecorated(Sampler[None]):
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
+        return Decision(commit=view.eligible), None
+
+
+class WithAField(ConfidenceThreshold):
+    margin: float = 0.1
+
+
+class Renamed(ConfidenceThreshold):
+    pass
+
+
+def test_a_plug_in_whose_repr_does_not_name_it_is_refused() -> None:
+    """Records of a sampler without the decorator had its address, and were never found again."""
+    for sampler in (Undecorated(), WithAField()):
+        name = type(sampler).__name__
+        with pytest.raises(ValueError, match=rf"^{name} must be a frozen dataclass, whose repr"):
+            run(tiny("llada"), sampler)
+    assert run(tiny("llada"), Renamed()).nfe.min() > 0
