@@ -1,5 +1,6 @@
 """Refuses samplers, caches, verifiers, block schedules and models that do not fit together."""
 
+import inspect
 from typing import get_args
 
 from dllm_decode.blocks import BlockSchedule, Sequential
@@ -49,8 +50,9 @@ def _require(name: str, given: object, kind: type, example: str) -> None:
 
 
 def require_declared(sampler: Sampler, *others: PlugIn) -> None:
-    """Raises ValueError unless plug-ins declare facts, and the sampler a scope that exists."""
+    """Raises ValueError unless plug-ins are dataclasses that declare facts and a known scope."""
     for plugin in (sampler, *others):
+        _require_dataclass(type(plugin))
         for name, facts in (("needs", plugin.needs), ("gives", plugin.gives)):
             if not isinstance(facts, frozenset) or not all(isinstance(one, Fact) for one in facts):
                 raise ValueError(
@@ -61,6 +63,17 @@ def require_declared(sampler: Sampler, *others: PlugIn) -> None:
         raise ValueError(
             f"scope of {sampler!r} must be one of {', '.join(get_args(Scope))}, got "
             f"{shown(sampler.scope)}."
+        )
+
+
+def _require_dataclass(kind: type[PlugIn]) -> None:
+    """Raises ValueError unless the repr of a plug-in's class shows the fields of the class."""
+    is_decorated = "__dataclass_params__" in vars(kind)
+    has_fields = bool(inspect.get_annotations(kind))
+    if kind.__repr__ is object.__repr__ or (has_fields and not is_decorated):
+        raise ValueError(
+            f"{kind.__name__} must be a frozen dataclass, whose repr names it in records: write "
+            "@dataclass(frozen=True) above the class."
         )
 
 

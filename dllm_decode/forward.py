@@ -138,12 +138,8 @@ def _counted(decoder: Decoder, state: State, call: _Call) -> State:
     further = spec.window.width if spec.leave_one_out else 0
     num_columns: Counter[int] = Counter()
     for group in layout.groups:
-        took_part, numbers = branches.rows_and_numbers(group.members)
-        depth = 1
-        if branches.in_columns:
-            took_part, depth = list(dict.fromkeys(took_part)), 1 + max(numbers)
-        for n in took_part:
-            num_columns[n] += depth * (plans[n].width + further)
+        for n in branches.rows_and_numbers(group.members)[0]:
+            num_columns[n] += plans[n].width + further
     written, rows = branches.writers, list(state.rows)
     for n, computed in num_columns.items():
         row, plan = rows[n], plans[n]

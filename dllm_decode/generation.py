@@ -19,7 +19,7 @@ from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.decoder import Verifier, requests_of
 from dllm_decode.join import Ended
-from dllm_decode.loop import gathered, new_decoder, raise_errors, run
+from dllm_decode.loop import gathered, new_decoder, raise_errors, require_observers, run
 from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.other_names import GenerateOptions, by_our_names
@@ -86,7 +86,7 @@ def generate(
             `[MASK]`, or the tokenizer's own mask token, is one. The answer is as long as the
             template. An EOS in a blank leaves that position empty, so that a blank is filled with
             as many tokens as it has, at most.
-        attention_mask: For token ids: 0 at padding.
+        attention_mask: For token ids: 0 at padding, 1 elsewhere.
         config: The options of the decode.
         cache: Which columns to recompute at each forward.
         verifier: Runs the forwards of a round, and may decide in the sampler's place.
@@ -116,6 +116,7 @@ def generate(
     require_tokenizer(tokenizer)
     require_integer("num_return_sequences", num_return_sequences, least=1)
     require_model(model)
+    require_observers(observers)
     texts = [templates] if isinstance(templates, str) else templates
     blanks = [template_ids(tokenizer, text, model) for text in texts]
     config = config.updated(**given)

@@ -60,7 +60,7 @@ def decode(
         prompts: Token ids, one sequence per row; lengths may differ. Also a tensor with its
             `attention_mask`, or the output of a tokenizer of transformers.
         sampler: Which positions to commit, and with which token.
-        attention_mask: For prompts in a tensor: 0 at padding.
+        attention_mask: For prompts in a tensor: 0 at padding, 1 elsewhere.
         cache: Which columns to recompute at each forward. Every choice but `NoCache` approximates.
         verifier: Runs the forwards of a round, and may decide in the sampler's place. `NoVerifier`
             runs one.

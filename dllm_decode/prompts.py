@@ -31,7 +31,7 @@ def token_lists(
 
     Args:
         prompts: In any form.
-        attention_mask: 0 at padding, on either side; in the form of the prompts.
+        attention_mask: 0 at padding, on either side, 1 elsewhere; in the form of the prompts.
 
     Raises:
         ValueError: If padding cannot be told from tokens, or `prompts` is not a batch.
@@ -86,7 +86,9 @@ def _hint(found: object) -> str:
 def _without_padding(
     prompts: Sequence[Prompt], attention_mask: Sequence[Any] | Array
 ) -> list[Prompt]:
-    """Returns the tokens of each row where its mask is not 0."""
+    """Returns the tokens of each row where its mask is 1."""
+    if isinstance(attention_mask, Array):
+        attention_mask = attention_mask.tolist()
     if len(prompts) != len(attention_mask):
         raise ValueError(
             f"attention_mask must have one row per prompt, {len(prompts)}, "
@@ -98,6 +100,12 @@ def _without_padding(
             raise ValueError(
                 f"attention_mask must be as long as its prompt, {len(prompt)} tokens, "
                 f"got {len(mask)} in row {row}."
+            )
+        odd = [value for value in mask if value not in (0, 1)]
+        if odd:
+            raise ValueError(
+                f"attention_mask must be 0 at padding and 1 elsewhere, got {shown(odd[0])} in row "
+                f"{row}."
             )
         kept.append([token for token, is_read in zip(prompt, mask, strict=True) if is_read])
     return kept
@@ -116,8 +124,7 @@ def _rows_of(
         raise ValueError(f"Token ids must be integers, got a tensor of {ids.dtype}.")
     rows: list[Prompt] = ids.tolist()
     if attention_mask is not None:
-        masks = attention_mask.tolist() if isinstance(attention_mask, Array) else attention_mask
-        return _without_padding(rows, masks)
+        return _without_padding(rows, attention_mask)
     if len(rows) > 1:
         raise ValueError(
             "attention_mask must be given with a tensor of several prompts, so that padding is "
@@ -170,6 +177,8 @@ def read_template(template: Sequence[int], model: MaskPredictor, gen_length: int
 
 def token_ids(given: Iterable[Any], model: MaskPredictor) -> list[int]:
     """Returns token ids as integers; raises ValueError if one is no token of the model."""
+    if isinstance(given, bytes | bytearray):
+        raise ValueError(f"Token ids must be integers, got {shown(given)}.")
     tokens = []
     for token in given.tolist() if isinstance(given, Tensor) else given:
         try:

@@ -111,7 +111,7 @@ def warn_of_unknown_words(
 
 def _listed(inputs: Any) -> list[Any]:
     """Returns inputs as a list; a generator is read to its end."""
-    if not isinstance(inputs, Iterable):
+    if isinstance(inputs, bytes | bytearray) or not isinstance(inputs, Iterable):
         raise ValueError(f"inputs must be texts, chats or token ids, got {inputs!r}.")
     listed = list(inputs)
     if not listed:

@@ -53,6 +53,7 @@ class Sampler(PlugIn, ABC, Generic[State]):
 
     A rule without a state is a `Sampler[None]`:
 
+        @dataclass(frozen=True)
         class MostConfident(Sampler[None]):
             def step(self, view: View, state: None) -> tuple[Decision, None]:
                 return Decision(commit=highest_one(view.confidence, view.eligible)), None

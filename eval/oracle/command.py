@@ -6,6 +6,7 @@ from functools import partial
 from rich.console import Console
 
 from dllm_decode import DecodeConfig, decode
+from dllm_decode.loop import new_decoder
 from eval.metrics.statistics import wilson
 from eval.oracle.exact import joint_of
 from eval.oracle.joint import left_to_right
@@ -29,6 +30,15 @@ def run(options: argparse.Namespace) -> int:
     selection = parse_task(options.task)
     example = selection.task.examples(selection.split, 1, selection.examples_seed)[0]
     joint = joint_of(selection.task, example)
+    config = DecodeConfig(
+        gen_length=joint.length, block_length=joint.length, temperature=options.temperature,
+        stop_at_eos=False,
+    )  # fmt: skip
+    model, texts = OracleModel(joint), options.sampler or _SAMPLERS
+    samplers = [parse(text) for text in texts]
+    for sampler in samplers:
+        # A sampler that does not fit is refused before anything is printed.
+        new_decoder(model, sampler, config=config)
     write = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
     write(f"{example.prompt}\n{len(joint.answers)} right answers of {joint.length} items; "
           f"total correlation {joint.total_correlation:.3f} bits\n")  # fmt: skip
@@ -39,14 +49,9 @@ def run(options: argparse.Namespace) -> int:
         write(f"  {size} a step: accuracy {float(exact):.4f} = {exact}, "
               f"lost bits {abs(joint.lost_bits(partition)):.3f}")  # fmt: skip
     write(f"\nsamplers at temperature {options.temperature:g}, n = {options.rows}, 95 % interval:")
-    config = DecodeConfig(
-        gen_length=joint.length, block_length=joint.length, temperature=options.temperature,
-        stop_at_eos=False,
-    )  # fmt: skip
-    for text in options.sampler or _SAMPLERS:
-        model = OracleModel(joint)
+    for text, sampler in zip(texts, samplers, strict=True):
         prompts = [model.prompt(i) for i in range(options.rows)]
-        out = decode(model, prompts, parse(text), config=config)
+        out = decode(model, prompts, sampler, config=config)
         num_right = sum(model.is_right(row) for row in out.tokens.tolist())
         low, high = wilson(num_right, options.rows)
         write(f"  {text}: accuracy {num_right / options.rows:.3f} [{low:.3f}, {high:.3f}], "

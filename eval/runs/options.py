@@ -33,7 +33,10 @@ FIRST = (
 
 
 _METAVARS: Mapping[Any, str] = {int: "N", float: "N", tuple[int, ...]: "N,..."}
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number"}
+_WORDS: Mapping[Any, str] = {
+    bool: "true or false", int: "a whole number", float: "a number",
+    tuple[int, ...]: "whole numbers with commas between them",
+}  # fmt: skip
 _BOUNDS = {">=": "at least", "<=": "at most", ">": "above"}
 
 

@@ -84,7 +84,8 @@ class Reporter:
             TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
             console=console, expand=True, disable=not console.is_terminal,
         )  # fmt: skip
-        self._all = self._bar.add_task("", words="", visible=False)
+        # Until `expect` is called, nobody knows how many examples there are; the default is 100.
+        self._all = self._bar.add_task("", total=None, words="", visible=False)
         self._task: TaskID | None = None
         self._label, self._sums = "", Sums(0)
         self._num_settings = self._num_begun = 0

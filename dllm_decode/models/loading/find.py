@@ -27,19 +27,26 @@ def find_model(source: str | Path, hub: Hub = Hub()) -> Path:
     Raises:
         FileNotFoundError: If there is none.
         OSError: If it cannot be downloaded.
-        ValueError: If it is a file in GGUF.
+        ValueError: If it is a file in GGUF, or a revision is given and it is no hub id.
     """
     embedded = sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
-    if str(source) in embedded:
-        return ASSETS / str(source)
     # An empty text would be the folder that Python runs in.
     is_path = isinstance(source, str | os.PathLike) and source != ""
+    is_embedded, is_folder = str(source) in embedded, is_path and Path(source).is_dir()
+    if hub.revision is not None and (is_embedded or is_folder):
+        raise ValueError(
+            f"revision must be left out with {str(source)!r}, which is "
+            f"{'an embedded model' if is_embedded else 'a folder'}; only a hub id has revisions, "
+            f"got {hub.revision!r}."
+        )
+    if is_embedded:
+        return ASSETS / str(source)
     if is_path and (str(source).lower().endswith("gguf") or _has_gguf_alone(Path(source))):
         raise ValueError(
             f"Weights must be safetensors files, got GGUF in {str(source)!r}, which cannot be "
             "read. Pass the checkpoint that it was made from; quantize='int4' loads that in 4 bits."
         )
-    if is_path and Path(source).is_dir():
+    if is_folder:
         return Path(source)
     if isinstance(source, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
         return _download(source, hub)

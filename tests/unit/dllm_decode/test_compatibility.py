@@ -250,3 +250,25 @@ def test_a_sampler_that_changes_tokens_without_their_logits_is_named_at_the_step
     assert not (run(tiny("llada"), sampler).tokens == tiny("llada").mask_id).any()
     with pytest.raises(ValueError, match="computes the committed columns"):
         run(tiny("llada"), sampler, cache=DelayedCache())
+
+
+class Undecorated(Sampler[None]):
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
+        return Decision(commit=view.eligible), None
+
+
+class WithAField(ConfidenceThreshold):
+    margin: float = 0.1
+
+
+class Renamed(ConfidenceThreshold):
+    pass
+
+
+def test_a_plug_in_whose_repr_does_not_name_it_is_refused() -> None:
+    """Records of a sampler without the decorator had its address, and were never found again."""
+    for sampler in (Undecorated(), WithAField()):
+        name = type(sampler).__name__
+        with pytest.raises(ValueError, match=rf"^{name} must be a frozen dataclass, whose repr"):
+            run(tiny("llada"), sampler)
+    assert run(tiny("llada"), Renamed()).nfe.min() > 0

@@ -22,6 +22,7 @@ from dllm_decode import (
     StepEvent,
     StopRule,
     decode,
+    decode_many,
     generate,
     load_model,
     load_target,
@@ -416,3 +417,28 @@ def test_unknown_words_of_a_decode_are_named() -> None:
     for inputs, options in ((chat(f"zorblax {OTHER}"), OPTIONS), (OTHER, blank)):
         with pytest.warns(UserWarning, match=r"not known to the tokenizer: zorblax\. "):
             ask(inputs, **options)
+
+
+@pytest.mark.parametrize("given", [b"abc", bytearray(b"abc"), [b"abc"], {"input_ids": b"abc"}])
+def test_bytes_are_no_token_ids(given: Any) -> None:
+    """They were decoded as the token ids 97, 98 and 99, since entries of bytes are integers."""
+    with pytest.raises(ValueError, match=r"token ids|Token ids must be integers, got b'abc'"):
+        generate(MODEL, TOKENIZER, given, SAMPLER, **OPTIONS)
+    with pytest.raises(ValueError, match="Token ids must be integers, got b'abc'"):
+        list(decode_many(MODEL, [b"abc"], SAMPLER, gen_length=8))
+
+
+@pytest.mark.parametrize("mask", [[[1, 0.5]], torch.tensor([[1.0, 0.5]]), [[1, 2]], [[1, None]]])
+def test_a_mask_of_padding_is_0_or_1(mask: Any) -> None:
+    """Every value but 0 counted as 1."""
+    for prompts in ([[5, 6]], torch.tensor([[5, 6]])):
+        with pytest.raises(ValueError, match="attention_mask must be 0 at padding and 1 elsewhere"):
+            token_lists(prompts, mask)
+        assert token_lists(prompts, [[True, False]]) == [[5]]
+
+
+def test_a_function_in_place_of_a_list_of_observers_is_refused_in_one_sentence() -> None:
+    """The message was Python's own: "Value after * must be an iterable, not function"."""
+    watch: Any = [].append
+    with pytest.raises(ValueError, match="observers must be a sequence of functions"):
+        generate(MODEL, TOKENIZER, QUESTION, SAMPLER, observers=watch, **OPTIONS)

@@ -23,7 +23,7 @@ from eval.cli import evaluate as main
 from eval.cli import make_eval_parser as make_parser
 from eval.grid import show_grid
 from eval.lm_harness.settings import read_arguments
-from eval.runs.options import FIRST, OPTIONS, OptionsOf, add_options, axes_of, given_of
+from eval.runs.options import FIRST, OPTIONS, OptionsOf, add_options, axes_of, given_of, value_of
 from eval.runs.sweep import read_sweep
 
 ROOT = Path(__file__).parents[3]
@@ -253,3 +253,10 @@ def test_a_table_fits_a_small_terminal() -> None:
     assert name == f"1. {long}"
     assert max(map(len, table)) <= 80
     assert table[-1].split() == ["1.", *" ".join(row[1:]).split()]
+
+
+def test_token_ids_with_a_mistake_are_told_what_they_must_be() -> None:
+    """The message had no words: "must be , got '5,6,x'"."""
+    wanted = "must be whole numbers with commas between them, got '5,6,x'"
+    with pytest.raises(argparse.ArgumentTypeError, match=wanted):
+        value_of("5,6,x", DecodeConfig.__annotations__["banned_ids"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dllm_decode import ForwardInputs, StepEvent, decode
+from eval.cli import evaluate as main
 from eval.oracle.exact import accuracy
 from eval.oracle.joint import Joint, even_sizes, left_to_right
 from eval.oracle.oracle import OracleModel
@@ -144,3 +145,14 @@ def test_the_model_refuses_what_it_cannot_answer() -> None:
         model.new_kv_cache(1, 1)
     with pytest.raises(ValueError, match="at least 3"):
         model.prompt(0, length=2)
+
+
+def test_samplers_that_do_not_fit_are_refused_before_anything_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The exact accuracies had been printed already, and samplers before the wrong one decoded."""
+    samplers = ["--sampler", "FixedSchedule(1)", "--sampler", "AcceptAndRenoise()"]
+    assert main(["oracle", "lists/shuffle?n=3", "--rows", "2", *samplers]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "needs a uniform-state model" in told.err

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from dllm_decode.models import MaskedTransformer, save_model
+from dllm_decode.models import MaskedTransformer, load_target, save_model
 from dllm_decode.models import load_model as load_required
 from dllm_decode.models.loading import find, load, placement, weights
 
@@ -451,3 +451,13 @@ def test_ids_with_a_meaning_are_not_banned(golden_dir, tmp_path) -> None:
     write_tokenizer(tmp_path / "llada", 490)
     model, _ = load_model(tmp_path / "llada")
     assert set(model.banned_ids) == set(range(490, 512)) - {500, 508}
+
+
+def test_a_revision_of_anything_but_a_hub_id_is_refused(folder) -> None:
+    """It was ignored, and records of an evaluation named a revision that was never read."""
+    for source, what in (("mini", "an embedded model"), (folder, "a folder")):
+        with pytest.raises(ValueError, match=f"which is {what}; only a hub id has revisions, got "):
+            load_model(source, revision="v2")
+    _, tokenizer = load_model("mini")
+    with pytest.raises(ValueError, match="revision must be left out with 'mini-ar'"):
+        load_target("mini-ar", tokenizer, revision="v2")

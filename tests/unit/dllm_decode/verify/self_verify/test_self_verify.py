@@ -18,7 +18,7 @@ from dllm_decode import (
     decode,
 )
 from dllm_decode.models import MaskedTransformer
-from samplers import FixedSchedule, Prophet
+from samplers import FixedSchedule, Hierarchy, Prophet
 
 SEQUENTIAL = SelfVerify(4, "sequential")
 
@@ -122,3 +122,15 @@ def test_drafts_end_with_the_block_where_the_next_depends_on_when_it_is_opened(
     _, near, far = by_reach(family, cache, PROMPTS[:1], sampler=sampler)
     assert torch.equal(near.tokens, far.tokens)
     assert torch.equal(near.query_positions, far.query_positions)
+
+
+@pytest.mark.parametrize("evaluate", ["batch", "tree"])
+def test_a_row_is_billed_for_its_own_drafts_and_not_for_those_of_its_batch(evaluate: Any) -> None:
+    """A row of a tree was billed for as many drafts as the row of the batch that had the most."""
+    model, options = tiny("llada"), {"gen_length": 16, "block_length": 8}
+    verifier = SelfVerify(4, evaluate)
+    together = decode(model, PROMPTS, Hierarchy(), verifier=verifier, **options)
+    alone = [decode(model, [one], Hierarchy(), verifier=verifier, **options) for one in PROMPTS]
+    assert together.nfe.unique().numel() > 1
+    assert together.query_positions.tolist() == [int(out.query_positions) for out in alone]
+    assert torch.equal(together.tokens, torch.cat([out.tokens for out in alone]))
