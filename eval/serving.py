@@ -6,7 +6,6 @@ from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 
-from dllm_decode.generation import warn_if_never_asked
 from dllm_decode.serve.limits import Limits
 from eval.conversation import load_speaker
 from eval.runs.plugins import parse_model, parse_sampler
@@ -22,7 +21,8 @@ def run(options: Namespace) -> int:
         raise ValueError(
             f"serve needs {', '.join(missing)}, which are not installed: pip install '.[serve]'."
         )
-    # They need the extra.
+    # They need the extra, and load torch.
+    from dllm_decode.generation import warn_if_never_asked
     from dllm_decode.serve.server import LOCAL, bind, serve
     from dllm_decode.serve.service import Service
 

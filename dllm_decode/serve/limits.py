@@ -3,7 +3,6 @@
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
-from dllm_decode.models.base import MaskPredictor
 from dllm_decode.options import require_integer, require_not_negative
 
 
@@ -51,7 +50,6 @@ class Limits:
                     f"got {getattr(self, less)}."
                 )
 
-    def length_for(self, model: MaskPredictor) -> int:
-        """Returns the most tokens that a prompt and its answer may have together for a model."""
-        own = model.max_length
+    def length_for(self, own: int | None) -> int:
+        """Returns the most tokens of a prompt with its answer; `own` is the model's number."""
         return self.max_length if own is None else min(self.max_length, own)

@@ -69,7 +69,7 @@ class Service:
     @property
     def max_length(self) -> int:
         """Tokens of a prompt and its answer together, at most."""
-        return self.limits.length_for(self.lane(None).decoder.model)
+        return self.limits.length_for(self.lane(None).decoder.model.max_length)
 
     @property
     def plugins(self) -> dict[str, PlugIn]:

@@ -419,6 +419,7 @@ def test_unknown_words_of_a_decode_are_named() -> None:
             ask(inputs, **options)
 
 
+@pytest.mark.usefixtures("no_checks_of_types")
 @pytest.mark.parametrize("given", [b"abc", bytearray(b"abc"), [b"abc"], {"input_ids": b"abc"}])
 def test_bytes_are_no_token_ids(given: Any) -> None:
     """They were decoded as the token ids 97, 98 and 99, since entries of bytes are integers."""
@@ -428,6 +429,7 @@ def test_bytes_are_no_token_ids(given: Any) -> None:
         list(decode_many(MODEL, [b"abc"], SAMPLER, gen_length=8))
 
 
+@pytest.mark.usefixtures("no_checks_of_types")
 @pytest.mark.parametrize("mask", [[[1, 0.5]], torch.tensor([[1.0, 0.5]]), [[1, 2]], [[1, None]]])
 def test_a_mask_of_padding_is_0_or_1(mask: Any) -> None:
     """Every value but 0 counted as 1."""
@@ -437,6 +439,7 @@ def test_a_mask_of_padding_is_0_or_1(mask: Any) -> None:
         assert token_lists(prompts, [[True, False]]) == [[5]]
 
 
+@pytest.mark.usefixtures("no_checks_of_types")
 def test_a_function_in_place_of_a_list_of_observers_is_refused_in_one_sentence() -> None:
     """The message was Python's own: "Value after * must be an iterable, not function"."""
     watch: Any = [].append
