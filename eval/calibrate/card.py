@@ -115,7 +115,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         said += [
             "",
             f"task: {own['task']} ({own['num_examples']} prompts, {own['examples']})",
-            f"model: {own['model']} {own['revision'] or ''}, {own['dtype']}, "
+            f"model: {' '.join(filter(None, (own['model'], own['revision'])))}, {own['dtype']}, "
             f"gen_length {own['gen_length']}, block_length {own['block_length']}, "
             f"seed {own['seed']}",
             f"machine: {self.machine.get('device_name')}, {self.machine.get('threads')} threads, "

@@ -64,7 +64,8 @@ def run(options: argparse.Namespace) -> int:
         machine=machine_of(checked[0].run.model.device),
     )  # fmt: skip
     card.write(card_file)
-    Console().print(card.text(), markup=False, highlight=False, soft_wrap=True, end="")
+    console = Console(highlight=False)
+    console.print(card.text(), markup=False, soft_wrap=not console.is_terminal, end="")
     return 0 if card.is_certified else 1
 
 
