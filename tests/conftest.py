@@ -7,6 +7,8 @@ import hook that checks tensor shapes is in place, and what is imported by then 
 import importlib
 import importlib.util
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
         return None
     return "pytest.mark.gpu" not in collection_path.read_text(encoding="utf-8") or None
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> Iterator[None]:
+    """Accelerate keeps one precision a process, also that of a test that ran before."""
+    yield
+    if "accelerate.state" in sys.modules:
+        state = sys.modules["accelerate.state"].AcceleratorState
+        state._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture

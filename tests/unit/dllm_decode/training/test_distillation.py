@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from processes import in_two_processes
 from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny, new_tiny
 from tiny_models import load_without_tokenizer as load_model
@@ -32,12 +31,6 @@ from samplers import FixedSchedule
 
 EOS, MASK, VOCAB = 0, 1, 24
 GEN_LENGTH = 8
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> None:
-    """Accelerate keeps one precision a process, also that of a test that ran before."""
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def tiny_model() -> MaskedTransformer:
