@@ -79,7 +79,7 @@ def expression_of(plugin: object) -> str:
 
 
 def is_ours(kind: type) -> bool:
-    """Returns whether a class is one of this distribution's packages."""
+    """Returns whether this distribution defines a class."""
     return kind.__module__.partition(".")[0] in _PACKAGES
 
 

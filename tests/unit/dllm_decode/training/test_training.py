@@ -394,8 +394,8 @@ def test_workers_draw_the_rows_of_this_process_in_order() -> None:
     here, ahead = (
         KindRows([KIND, SOMETIMES], eos_id=EOS, num_workers=workers) for workers in (0, 1)
     )
-    # Of several workers, none draws all steps. One is enough here: after a backward in this
-    # process, a worker takes five seconds to end.
+    # One worker, which draws all steps: each takes five seconds to end if this process has run a
+    # backward before.
     alone = {step: here[step, step] for step in reversed(range(2, 7))}
     for step in range(2, 7):
         mine, theirs = here.parts(step, 0, 1), ahead.parts(step, 0, 1)

@@ -60,7 +60,7 @@ def random_forward(
     kv_cache = pooled(model, limit, K + 70, pool).first(K)
     whole = pool.whole_of(kv_cache)
     assert whole is not None
-    # What is hidden is anything but zero.
+    # Hidden columns hold numbers, so that a read of them shows.
     for part in whole.buffers:
         part.copy_(torch.randn(part.shape, generator=random, dtype=part.dtype))
     inputs = ForwardInputs(
