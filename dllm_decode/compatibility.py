@@ -1,7 +1,7 @@
 """Refuses samplers, caches, verifiers, block schedules and models that do not fit together."""
 
 import inspect
-from typing import get_args
+from typing import Any, get_args
 
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy
@@ -11,6 +11,7 @@ from dllm_decode.options import DecodeConfig
 from dllm_decode.uniform_state import check_config
 from samplers.base import Sampler
 from samplers.checks import shown
+from samplers.expression import parts_of
 from samplers.facts import Fact, Giver, PlugIn
 from samplers.view import Scope
 
@@ -50,9 +51,11 @@ def _require(name: str, given: object, kind: type, example: str) -> None:
 
 
 def require_declared(sampler: Sampler, *others: PlugIn) -> None:
-    """Raises ValueError unless plug-ins are dataclasses that declare facts and a known scope."""
+    """Raises ValueError unless plug-ins are frozen dataclasses that declare facts and scope."""
+    for part in parts_of((sampler, *others)):
+        if isinstance(part, PlugIn):
+            _require_dataclass(type(part))
     for plugin in (sampler, *others):
-        _require_dataclass(type(plugin))
         for name, facts in (("needs", plugin.needs), ("gives", plugin.gives)):
             if not isinstance(facts, frozenset) or not all(isinstance(one, Fact) for one in facts):
                 raise ValueError(
@@ -67,12 +70,12 @@ def require_declared(sampler: Sampler, *others: PlugIn) -> None:
 
 
 def _require_dataclass(kind: type[PlugIn]) -> None:
-    """Raises ValueError unless the repr of a plug-in's class shows the fields of the class."""
-    is_decorated = "__dataclass_params__" in vars(kind)
-    has_fields = bool(inspect.get_annotations(kind))
-    if kind.__repr__ is object.__repr__ or (has_fields and not is_decorated):
+    """Raises ValueError unless a plug-in's class is a frozen dataclass with all of its fields."""
+    params: Any = getattr(kind, "__dataclass_params__", None)
+    has_lost_fields = "__dataclass_params__" not in vars(kind) and inspect.get_annotations(kind)
+    if params is None or not params.frozen or has_lost_fields:
         raise ValueError(
-            f"{kind.__name__} must be a frozen dataclass, whose repr names it in records: write "
+            f"{kind.__name__} must be a frozen dataclass, whose fields name it in records: write "
             "@dataclass(frozen=True) above the class."
         )
 

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -63,9 +63,13 @@ def parse_plugin(
 def expression_of(plugin: object) -> str:
     """Returns the expression that `parse_plugin` reads as this plug-in: its repr, for our own.
 
-    A class of the user's own is written with its module, also where it is an argument. Two classes
-    of one name are told apart by it.
+    A class of the user's own is written with its module, also where it is an argument or in a tuple
+    of arguments, so that classes of one name in two modules differ. A class that is defined within
+    another, or within a function, is written in the same way, but cannot be read again.
     """
+    if type(plugin) is tuple:
+        items = [expression_of(item) for item in plugin]
+        return f"({', '.join(items)}{',' * (len(items) == 1)})"
     if not is_dataclass(plugin):
         return repr(plugin)
     kind = type(plugin)
@@ -76,6 +80,16 @@ def expression_of(plugin: object) -> str:
     )
     own = "" if is_ours(kind) else f"{kind.__module__}:"
     return f"{own}{kind.__qualname__}({', '.join(written)})"
+
+
+def parts_of(plugin: object) -> Iterator[object]:
+    """Yields a plug-in and all that it holds, as arguments or in tuples of them."""
+    yield plugin
+    held: Iterable[object] = plugin if isinstance(plugin, tuple) else ()
+    if is_dataclass(plugin):
+        held = (getattr(plugin, field.name) for field in fields(plugin))
+    for part in held:
+        yield from parts_of(part)
 
 
 def is_ours(kind: type) -> bool:

@@ -1,6 +1,7 @@
 """Plug-ins and models by text, as the command line, sweep files and records name them.
 
-A plug-in is an expression as its repr shows it, or "@card.json": the part of a card of `calibrate`.
+A plug-in is an expression such as "LocalLeap(radius=6)", or "@card.json": the part of a card of
+`calibrate`.
 """
 
 import json

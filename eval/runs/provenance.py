@@ -12,7 +12,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from hashlib import blake2b
@@ -25,7 +24,7 @@ import torch
 from eval.files import read_object, write_json
 from eval.runs.plugins import parse_model
 from eval.runs.settings import Run
-from samplers.expression import is_ours
+from samplers.expression import is_ours, parts_of
 
 PACKAGE = "dllm-decode"
 CODE_NOTE = "own_code.json"
@@ -168,8 +167,8 @@ def write_notes(folder: Path, notes: Notes) -> None:
 def sources_of(plugins: Iterable[object], model: str) -> dict[str, str]:
     """Returns, by module, digests of the files that define the user's own classes.
 
-    These are those of plug-ins, a task and the family that a model's address names. The imports of
-    their files do not count, nor does a class that no file defines.
+    Own classes are looked for among plug-ins, the task, and the model family that an address names.
+    The imports of their files do not count, nor does a class that no file defines.
     """
     modules = {module for plugin in plugins for module in _own_modules(plugin)}
     family, is_own, _ = (parse_model(model).family or "").partition(":")
@@ -221,13 +220,11 @@ def digest_of(file: Path) -> str:
 
 
 def _own_modules(plugin: object) -> Iterator[str]:
-    """Yields the modules of a plug-in's own classes, and of those that it holds."""
-    for kind in type(plugin).__mro__:
-        if not is_ours(kind) and any(is_ours(base) for base in kind.__mro__):
-            yield kind.__module__
-    if is_dataclass(plugin):
-        for field in fields(plugin):
-            yield from _own_modules(getattr(plugin, field.name))
+    """Yields the modules of the user's own classes, of a plug-in and of all that it holds."""
+    for part in parts_of(plugin):
+        for kind in type(part).__mro__:
+            if not is_ours(kind) and any(is_ours(base) for base in kind.__mro__):
+                yield kind.__module__
 
 
 def _changes(before: Digests, now: Digests) -> dict[str, str]:

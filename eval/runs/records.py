@@ -27,7 +27,7 @@ _NOTHING = ("", "NoCache()", "NoVerifier()", repr(Sequential()))
 class RunSettings:
     """Everything that decides an answer, except for the machine: one row of a table.
 
-    Plug-ins are reprs.
+    Plug-ins are expressions, as `samplers.expression.expression_of` writes them.
 
     Attributes:
         dtype: Of the parameters.
@@ -100,7 +100,7 @@ _WrittenSettings = msgspec.defstruct(
 
 
 def named_parts(*parts: str) -> list[str]:
-    """Returns those of the reprs that a setting is named by: not those that change nothing."""
+    """Returns those of the expressions that name a setting: not those that change nothing."""
     return [text for text in parts if text not in _NOTHING]
 
 

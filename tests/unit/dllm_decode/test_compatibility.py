@@ -1,5 +1,6 @@
 """Plug-ins that fit together decode; others are refused by name, before any forward."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -265,10 +266,22 @@ class Renamed(ConfidenceThreshold):
     pass
 
 
-def test_a_plug_in_whose_repr_does_not_name_it_is_refused() -> None:
+@dataclass
+class Mutable(Sampler[None]):
+    threshold: float = 0.5
+
+    def step(self, view: View, state: None) -> tuple[Decision, None]:
+        return Decision(commit=view.eligible), None
+
+
+@pytest.mark.parametrize("plugin", [Undecorated(), WithAField(), Mutable()], ids=type)
+def test_a_plug_in_that_its_fields_do_not_name_is_refused(plugin: Sampler) -> None:
     """Records of a sampler without the decorator had its address, and were never found again."""
-    for sampler in (Undecorated(), WithAField()):
-        name = type(sampler).__name__
-        with pytest.raises(ValueError, match=rf"^{name} must be a frozen dataclass, whose repr"):
+    for sampler in (plugin, CreditDecoding(plugin)):
+        name = type(plugin).__name__
+        with pytest.raises(ValueError, match=rf"^{name} must be a frozen dataclass, whose fields"):
             run(tiny("llada"), sampler)
+
+
+def test_a_subclass_without_fields_of_its_own_needs_no_decorator() -> None:
     assert run(tiny("llada"), Renamed()).nfe.min() > 0

@@ -26,6 +26,13 @@ class Mine(Sampler):
         return Decision(commit=view.eligible{end}), state
 """
 
+STAGES = """
+@dataclass(frozen=True)
+class Stages(Mine):
+    parts: tuple = ()
+    steps: tuple = ()
+"""
+
 
 class Module:
     """A module of the user's own that is edited."""
@@ -82,6 +89,17 @@ def test_what_is_written_of_a_sampler_is_read_as_it(module: Module) -> None:
     sampler = parse("CreditDecoding(edited_rule:Mine(), beta=0.5)")
     assert "base=edited_rule:Mine(), " in expression_of(sampler)
     assert parse(expression_of(sampler)) == sampler
+
+
+def test_classes_in_a_tuple_of_arguments_are_found(module: Module) -> None:
+    """`Stages((ConfidenceThreshold(),))` had one key with this package's class and with others."""
+    module.write(RULE.format(end="") + STAGES)
+    (module.file.parent / "other_rule.py").write_text(RULE.format(end=""))
+    sampler = parse("edited_rule:Stages((other_rule:Mine(),), (2, 3))")
+    written = "edited_rule:Stages(parts=(other_rule:Mine(),), steps=(2, 3))"
+    assert expression_of(sampler) == written
+    assert parse(written) == sampler
+    assert list(sources_of([sampler], "")) == ["edited_rule", "other_rule"]
 
 
 def test_errors_of_a_mended_sampler_are_tried_again_when_asked(
