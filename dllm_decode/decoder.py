@@ -22,7 +22,7 @@ from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig, DecodeOptions, RequestOptions
-from dllm_decode.prompts import Prompt, read_prompt, read_template
+from dllm_decode.prompts import Prompt, filling_options, read_prompt, read_template
 from dllm_decode.sizes import round_up
 from dllm_decode.uniform_state import canvas_length_of, check_request
 from samplers.base import Decision, Sampler
@@ -205,7 +205,7 @@ def requests_of(
         given = () if template is None else template
         own: RequestOptions = {}
         if fills_blanks and template is not None:
-            own = {"gen_length": len(given), "stop_at_eos": False}
+            own = filling_options(given, own)
         with _named(row):
             request = decoder.request(prompt, row, template=given, stop=stop, **own)
         yield request

@@ -24,8 +24,8 @@ from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.other_names import GenerateOptions, by_our_names
 from dllm_decode.progress import AnswerProgress
-from dllm_decode.prompts import Array, Prompt, check_one_template_each
-from dllm_decode.streaming import AnswerStream, DraftStreamer, PrefixStreamer
+from dllm_decode.prompts import Array, Prompt, check_one_template_each, filling_options
+from dllm_decode.streaming import DraftStreamer, PrefixStreamer, answer_stream
 from dllm_decode.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from dllm_decode.uniform_state import check_config
 from dllm_decode.verify import NoVerifier
@@ -138,16 +138,15 @@ def generate(
     prompts = [prompt for prompt in prompts for _ in range(num_return_sequences)]
     blanks = [template for template in blanks for _ in range(num_return_sequences)]
     requests = list(requests_of(decoder, prompts, blanks, stop, fills_blanks=True))
-    streams = [] if streamer is None else [AnswerStream(streamer, requests)]
+    stream = None if streamer is None else answer_stream(streamer, requests)
     with AnswerProgress(len(requests)) if progress else nullcontext() as bar:
-        watching: list[Observer] = [*observers, *streams]
-        watching += [] if bar is None else [bar]
+        watching = [one for one in (*observers, stream, bar) if one is not None]
         found = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
         decoded = gathered(_of_one_length(found, config.gen_length))
     answers = [
         answer_of(tokenizer, request, decoded, row, strings) for row, request in enumerate(requests)
     ]
-    for stream in streams:
+    if stream is not None:
         stream.close(answers[0].token_ids)
     if num_return_sequences > 1 and config.temperature == 0.0 and not decoder.starts_as_noise:
         _warn_of_copies(decoded, num_return_sequences)
@@ -169,17 +168,9 @@ def _as_long_as(
     blanks: Sequence[Sequence[int]], config: DecodeConfig, options: DecodeOptions
 ) -> DecodeConfig:
     """Returns the config with the length of the longest template."""
-    length = config.gen_length
-    if options.get("gen_length") is not None or length != DecodeConfig.gen_length:
-        raise ValueError(
-            "gen_length must be left out with templates, whose answers are as long as they are, "
-            f"got {length}. End a template with [MASK:{length}] to let the model go on."
-        )
-    if options.get("stop_at_eos"):
-        raise ValueError(
-            "stop_at_eos must be left out with templates, which are filled as a whole."
-        )
-    return replace(config, gen_length=max(map(len, blanks)))
+    if config.gen_length != DecodeConfig.gen_length:
+        options = {**options, "gen_length": config.gen_length}
+    return config.updated(**filling_options(max(blanks, key=len), options))
 
 
 def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:

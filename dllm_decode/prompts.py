@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.models.base import MaskPredictor
+from dllm_decode.options import RequestOptions
 from samplers.checks import shown
 
 Array: TypeAlias = Tensor | np.ndarray
@@ -72,7 +73,7 @@ def _require_rows(prompts: object) -> None:
     if isinstance(prompts, str) or not isinstance(prompts, Sequence):
         raise ValueError(f"{wanted}, got {shown(prompts)}.{_hint(prompts)}")
     for row, prompt in enumerate(prompts):
-        if isinstance(prompt, str) or not isinstance(prompt, Sequence | Array):
+        if isinstance(prompt, str | bytes | bytearray) or not isinstance(prompt, Sequence | Array):
             raise ValueError(f"{wanted}, got {shown(prompt)} in row {row}.{_hint(prompt)}")
 
 
@@ -173,6 +174,20 @@ def read_template(template: Sequence[int], model: MaskPredictor, gen_length: int
             f"A template must have at most gen_length={gen_length} tokens, got {len(tokens)}."
         )
     return tokens
+
+
+def filling_options(template: Sequence[int], given: RequestOptions) -> RequestOptions:
+    """Returns the options of a request that fills a template as a whole, with others given.
+
+    Raises:
+        ValueError: If the answer's length or `stop_at_eos` is given.
+    """
+    if given.get("gen_length") is not None or given.get("stop_at_eos"):
+        raise ValueError(
+            "gen_length and stop_at_eos must be left out with a template, which is filled as a "
+            "whole. End it with blanks such as [MASK:32] to let the model go on."
+        )
+    return {**given, "gen_length": len(template), "stop_at_eos": False}
 
 
 def token_ids(given: Iterable[Any], model: MaskPredictor) -> list[int]:

@@ -6,9 +6,11 @@ from itertools import groupby
 from typing import Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Int
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
+from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.observers import Observer, StepEvent, final_tokens
@@ -167,23 +169,33 @@ def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
         streamer: Such as `TextDiffusionStreamer(tokenizer)`; it shows one row.
         row: Index of the prompt whose answer is shown.
     """
+    stream = DraftStream(streamer, row=row)
 
     def observe(event: StepEvent) -> None:
+        stream(event)
         index = event.index_of(row)
-        if index is None:
-            return
-        after = event.after.take(index)
-        answer = after.answers()[0].cpu()
-        # Later blocks of a uniform-state model hold no token.
-        answer = answer[answer < event.view.vocab_size]
-        if not event.ended[index].any():
-            streamer.put_draft(answer)
-        else:
-            text = before_end(answer.tolist(), after.eos_ids)
-            streamer.put(torch.tensor(text, dtype=torch.long))
-            streamer.end()
+        if index is not None and event.ended[index].any():
+            stream.close(before_end(_answer_of(event, index).tolist(), event.after.eos_ids))
 
     return observe
+
+
+class DraftStream:
+    """An observer that feeds a streamer with the whole answer as a draft, until it has ended."""
+
+    def __init__(self, streamer: DraftStreamer, *, row: int = 0) -> None:
+        self._streamer = streamer
+        self._row = row
+
+    def __call__(self, event: StepEvent) -> None:
+        index = event.index_of(self._row)
+        if index is not None and not event.ended[index].any():
+            self._streamer.put_draft(_answer_of(event, index))
+
+    def close(self, answer: list[int]) -> None:
+        """Puts the final answer, and ends the stream."""
+        self._streamer.put(torch.tensor(answer, dtype=torch.long))
+        self._streamer.end()
 
 
 class PrefixStream:
@@ -220,38 +232,26 @@ class PrefixStream:
         self._num_put = max(self._num_put, len(tokens))
 
 
-class AnswerStream:
-    """An observer that feeds a streamer of either kind."""
+def answer_stream(
+    streamer: PrefixStreamer | DraftStreamer, requests: Sequence[Request]
+) -> PrefixStream | DraftStream:
+    """Returns an observer that feeds a streamer of either kind, which is given the prompt.
 
-    def __init__(
-        self,
-        streamer: PrefixStreamer | DraftStreamer,
-        requests: Sequence[Request],
-    ) -> None:
-        if len(requests) != 1:
-            raise ValueError(f"streamer must be given with a single input, got {len(requests)}.")
-        # As transformers does; its streamers have an option to skip the prompt.
-        streamer.put(torch.as_tensor(requests[0].prompt))
-        self._is_ended = False
-        self._streamer = streamer
-        self._prefix: PrefixStream | None = None
-        if isinstance(streamer, DraftStreamer):
-            self._observe = draft_observer(streamer)
-        else:
-            self._prefix = PrefixStream(streamer)
-            self._observe = self._prefix
+    Raises:
+        ValueError: If there is more than one request.
+    """
+    if len(requests) != 1:
+        raise ValueError(f"streamer must be given with a single input, got {len(requests)}.")
+    # As transformers does; its streamers have an option to skip the prompt.
+    streamer.put(torch.as_tensor(requests[0].prompt))
+    return DraftStream(streamer) if isinstance(streamer, DraftStreamer) else PrefixStream(streamer)
 
-    def __call__(self, event: StepEvent) -> None:
-        self._observe(event)
-        self._is_ended = bool(event.ended.any())
 
-    def close(self, answer: list[int]) -> None:
-        """Ends the stream."""
-        if self._prefix is not None:
-            self._prefix.close(answer)
-        elif not self._is_ended:
-            self._streamer.put(torch.tensor(answer, dtype=torch.long))
-            self._streamer.end()
+def _answer_of(event: StepEvent, index: Int[Tensor, " 1"]) -> Int[Tensor, " A"]:
+    """Returns the answer of a row after the round, on the host."""
+    answer = event.after.take(index).answers()[0].cpu()
+    # Later blocks of a uniform-state model hold no token.
+    return answer[answer < event.view.vocab_size]
 
 
 def _separator_of(tokenizer: Detokenizer, token: int) -> str:

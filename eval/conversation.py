@@ -36,12 +36,13 @@ Chat = Sequence[Mapping[str, str]]
 
 
 class Speaker(NamedTuple):
-    """A model with its address and dtype, and the plug-ins and options that it answers with."""
+    """A model with its address, dtype and files, and what it answers with."""
 
     model: MaskPredictor
     tokenizer: Any
     source: str
     dtype: str
+    files: tuple[Path, ...]
     sampler: Sampler[Any]
     cache: CachePolicy
     verifier: Verifier
@@ -118,9 +119,10 @@ def _check_generate(options: Namespace) -> None:
         raise ValueError("--input must be given without a text, --template and --live.")
     if not options.input and options.text is None and not options.template:
         raise ValueError("A question must be given, or --template, or --input with --output.")
-    if options.template and options.gen_length is not None:
+    if options.template and (options.gen_length is not None or options.stop_at_eos):
         raise ValueError(
-            "--gen-length must be left out with --template, whose answer is as long as it is."
+            "--gen-length and --stop-at-eos must be left out with --template, which is filled as "
+            "a whole."
         )
 
 
@@ -157,7 +159,8 @@ def load_speaker(options: Namespace, **given: Unpack[DecodeOptions]) -> Speaker:
     sampler = options.sampler or repr(default_sampler(loaded.model))
     plugins = built({**vars(options), "sampler": sampler}, loaded.target)
     return Speaker(
-        loaded.model, loaded.tokenizer, loaded.source, loaded.dtype, config=config, **plugins
+        loaded.model, loaded.tokenizer, loaded.source, loaded.dtype, loaded.files, config=config,
+        **plugins,
     )  # fmt: skip
 
 

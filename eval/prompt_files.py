@@ -17,7 +17,7 @@ from dllm_decode.loop import raise_errors
 from dllm_decode.models.base import fingerprint_of
 from dllm_decode.options import RequestOptions
 from dllm_decode.progress import AnswerProgress
-from dllm_decode.prompts import Prompt
+from dllm_decode.prompts import Prompt, filling_options
 from dllm_decode.texts import UseTemplate, prompt_ids
 from eval.conversation import Speaker
 from eval.files import decoded, only_writer, require_file
@@ -177,21 +177,16 @@ def _request(
             stop = StopStrings(tokenizer, asked.stop_strings)
         options: RequestOptions = {"gen_length": speaker.config.gen_length, **asked.options()}
         if template:
-            if asked.gen_length is not None or asked.stop_at_eos:
-                raise ValueError(
-                    "gen_length and stop_at_eos must be left out with a template, which is filled "
-                    "as a whole."
-                )
-            options = {**options, "gen_length": len(template), "stop_at_eos": False}
+            options = filling_options(template, asked.options())
         return decoder.request(prompts[0], number, template=template, stop=stop, **options)
     except ValueError as error:
         raise ValueError(f"{_place(source, number)}: {error}") from None
 
 
 def _settings(speaker: Speaker, chat: UseTemplate) -> list[object]:
-    """Returns what decides all answers: weights and options, and code and files of plug-ins."""
+    """Returns what decides all answers: options, files of the model and of plug-ins, and code."""
     plugins = (speaker.sampler, speaker.cache, speaker.verifier, speaker.blocks)
-    files = (*speaker.sampler.files, *speaker.verifier.files)
+    files = (*speaker.files, *speaker.sampler.files, *speaker.verifier.files)
     return [
         fingerprint_of(speaker.model), speaker.dtype, parse_model(speaker.source).quantize, chat,
         *map(expression_of, (*plugins, speaker.config)),

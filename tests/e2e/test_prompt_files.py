@@ -1,6 +1,7 @@
 """`dllm-decode generate --input --output`, `--template` and `dllm-decode read`."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,21 @@ def test_answers_of_an_edited_plug_in_are_kept(
     assert "settings differ" in capsys.readouterr().err
 
 
+def test_answers_of_another_chat_template_are_kept(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The weights alone told models apart."""
+    model, _ = load_model("mini")
+    folder = shutil.copytree(model.files[0].parent, tmp_path / "copied")
+    Path(files[2]).write_text(json.dumps(LINES[0]))
+    command = [*files, "--model", str(folder)]
+    assert main(command) == main(command) == 0
+    template = folder / "chat_template.jinja"
+    template.write_text(f"{template.read_text()}.")
+    assert main(command) == 2
+    assert "settings differ" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -120,7 +136,8 @@ def test_a_line_that_cannot_be_answered_is_named_before_anything_is_decoded(
         ([], "A question must be given, or --template, or --input with --output"),
         (["--input", "a"], "--input and --output must be given together"),
         (["a", "--input", "a", "--output", "b"], "must be given without a text, --template"),
-        (["--template", "[MASK]", "--gen-length", "8"], "--gen-length must be left out"),
+        (["--template", "[MASK]", "--gen-length", "8"], "must be left out with --template"),
+        (["--template", "[MASK]", "--stop-at-eos"], "must be left out with --template"),
         (["--input", "absent", "--output", "b"], "must be a file of JSON lines, got 'absent'"),
     ],
 )

@@ -280,7 +280,7 @@ def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
         (QUESTION, {"templates": "emma has"}, r"must have a blank, such as \[MASK:5\]"),
         (QUESTION, {"templates": "[MASK:0]"}, "between 1 and 1048576 tokens, got"),
         (QUESTION, {"templates": ["[MASK]"] * 2}, "one answer per prompt, 1, got 2"),
-        (QUESTION, {"templates": "[MASK]", "gen_length": 8}, "must be left out with templates"),
+        (QUESTION, {"templates": "[MASK]", "gen_length": 8}, "must be left out with a template"),
         (f"a {TOKENIZER.mask_token}", {}, "pass the text to generate as templates="),
         (QUESTION, {"model": (MODEL, TOKENIZER), "templates": "[MASK]"}, "load_model returns two"),
         (QUESTION, {"chat": "yes"}, "chat must be \"auto\", True or False, got 'yes'"),
@@ -406,6 +406,17 @@ def test_an_end_of_text_in_a_blank_leaves_its_position_empty() -> None:
     assert answer.text.startswith("emma has 5 apples")
 
 
+def test_a_streamer_of_drafts_gets_what_follows_an_eos_in_a_blank() -> None:
+    """Its text ended there, while the answer that was returned went on."""
+    streamer = Streamer()
+    given = "emma has [MASK:12] apples"
+    text = ask(QUESTION, templates=given, streamer=streamer).texts[0]
+    assert text.endswith(" apples")
+    assert TOKENIZER.decode(streamer.texts[-1], skip_special_tokens=True) == text
+    assert len(streamer.drafts) > 0
+    assert streamer.ended == 1
+
+
 def test_one_space_before_a_blank_is_part_of_it() -> None:
     one, many = (template_ids(TOKENIZER, text, MODEL) for text in ("a [MASK] .", "a[MASK:2] ."))
     assert one == [*ids_of("a"), MODEL.mask_id, *ids_of(" .")]
@@ -425,8 +436,11 @@ def test_bytes_are_no_token_ids(given: Any) -> None:
     """They were decoded as the token ids 97, 98 and 99, since entries of bytes are integers."""
     with pytest.raises(ValueError, match=r"token ids|Token ids must be integers, got b'abc'"):
         generate(MODEL, TOKENIZER, given, SAMPLER, **OPTIONS)
+    for mask in (None, [[1, 1, 1]]):
+        with pytest.raises(ValueError, match=r"must be lists of token ids .*, got b'abc' in row 0"):
+            decode(MODEL, [b"abc"], SAMPLER, attention_mask=mask, gen_length=8)
     with pytest.raises(ValueError, match="Token ids must be integers, got b'abc'"):
-        list(decode_many(MODEL, [b"abc"], SAMPLER, gen_length=8))
+        list(decode_many(MODEL, iter([b"abc"]), SAMPLER, gen_length=8))
 
 
 @pytest.mark.usefixtures("no_checks_of_types")
