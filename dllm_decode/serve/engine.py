@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Condition, Thread
+from typing import Literal, TypeAlias
 
 from dllm_decode.core.observers import StepEvent, final_tokens
 from dllm_decode.core.rows import RequestQueue
@@ -16,11 +17,15 @@ from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEve
 from dllm_decode.serve.limits import Limits
 
 _LOG = logging.getLogger(__name__)
-# This many failures in a row, without an answer of any lane, are taken for a broken model.
+# So many rounds that failed, without an answer of any lane between, are taken for a broken model.
 _MAX_FAULTS = 3
 _CLOSE_S = 5.0
 _FAULT = "The decode failed. The server's log says why."
 _ENDING = "The server is being stopped."
+
+
+Outcome: TypeAlias = Literal["answered", "failed", "nothing"]
+"""Whether answers ended in a round, only errors, or neither."""
 
 
 class FullError(Exception):
@@ -75,32 +80,30 @@ class Lane:
             else:
                 self._cancelled.append(job)
 
-    def round(self, num_faults: int) -> int:
-        """Runs one round; without jobs, it gives the memory of the last batch back.
-
-        Returns:
-            The number of failures since the last answer of any lane, `num_faults` before the round.
-        """
+    def round(self) -> Outcome:
+        """Runs one round; without jobs, it gives the memory of the last batch back."""
         self._exchange()
         if not self._running:
             self._begin()
-            return num_faults
+            return "nothing"
         try:
-            for answer in next(self._rounds, ()):
-                self._finish(answer)
-                num_faults = 0
+            ended = next(self._rounds, ())
         # The server must outlive any fault of a model or plug-in.
         except Exception:
             _LOG.exception(
                 "The decode failed; all requests that had a row in its batch get an error."
             )
-            num_faults += 1
             self._end_running(Failed(500, _FAULT))
             self._begin()
-        return num_faults
+            return "failed"
+        for answer in ended:
+            self._finish(answer)
+        if not ended:
+            return "nothing"
+        return "failed" if all(answer.error for answer in ended) else "answered"
 
     def deliver(self) -> None:
-        """Tells the jobs what the round has brought: one call for all that have equal ways."""
+        """Tells the jobs what the round has brought: one call of `post` for all that share it."""
         told, self._told = self._told, []
         for post in dict.fromkeys(job.post for job, _ in told):
             # An event loop is closed if the server has been told to end.
@@ -188,7 +191,7 @@ class Engine:
 
     @property
     def is_broken(self) -> bool:
-        """True if the thread has ended, or decodes failed several times without an answer."""
+        """True if the thread has ended, or rounds failed several times without an answer."""
         return self._num_faults >= _MAX_FAULTS or not self._thread.is_alive()
 
     def round_s(self) -> float:
@@ -207,8 +210,10 @@ class Engine:
         while self._has_work():
             for lane in self.lanes.values():
                 self._round_began_s = time.monotonic()
-                # Known before the jobs are told, whose owners may ask at once.
-                self._num_faults = lane.round(self._num_faults)
+                outcome = lane.round()
+                # Counted before the jobs are told, whose owners may ask at once.
+                if outcome != "nothing":
+                    self._num_faults = self._num_faults + 1 if outcome == "failed" else 0
                 lane.deliver()
             self._round_began_s = None
         for lane in self.lanes.values():

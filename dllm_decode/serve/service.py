@@ -1,4 +1,4 @@
-"""The model that is served, and the way of events from the lanes' threads to a request."""
+"""The model that is served, and the way of events from the engine's thread to a request."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ class Service:
     Attributes:
         name: The model's name for clients.
         tokenizer: The tokenizer of the thread that reads requests.
-        stop_tokenizer: A copy for the lanes' threads: tokenizers are not made for several threads.
+        stop_tokenizer: A copy for the engine's thread: tokenizers are not made for several.
         engine: Lanes by name of their sampler, and one for typed reads if the model has a [MASK].
         metrics: Counters.
         created: When the server was started, in seconds since 1970.

@@ -183,8 +183,10 @@ def test_nan_in_one_row_ends_that_request_alone() -> None:
         assert text_of(events[2]) == alone.texts[0]
 
 
-def test_a_model_that_always_fails_is_said_to_be_broken() -> None:
-    model = failing(run_out_of_memory, *range(9))
+@pytest.mark.parametrize("change", [run_out_of_memory, lambda logits: logits + torch.nan])
+def test_a_model_that_always_fails_is_said_to_be_broken(change: Any) -> None:
+    """Rows that ended with an error counted as answers."""
+    model = failing(change, *range(9))
     with engine_of(decoder_of(model), limits=LIMITS) as (engine, (lane,)):
         for _ in range(3):
             told = Told(lane.decoder, PROMPTS[0])
