@@ -20,7 +20,8 @@ class Decision:
     """A sampler's decision in one step.
 
     Attributes:
-        commit: Open positions that get a token, or any masked ones in view, see `Sampler.step`.
+        commit: Positions that get a token: open ones, or with another scope than "block" any
+            masked one of the view.
         tokens: The tokens to write where `commit`; `None`: the view's proposal.
         settle: Positions that are settled: each of them holds a token, and keeps it from now on.
             `None`: the positions of `commit`. A position that gets a token and is not settled stays

@@ -67,7 +67,7 @@ class Fact(Enum):
     )
     ONE_STEP_A_FORWARD = (
         "verifier",
-        "a verifier that takes no two steps on one forward",
+        "a verifier that runs a forward before every step",
         "NoVerifier()",
     )
     PASSES_BELIEF = (

@@ -47,7 +47,7 @@ class SelfVerify(Verifier):
     holds at any temperature, seed by seed.
 
     No row takes part in more forwards than in plain decoding, but one computes up to `draft_steps`
-    times as many columns, all of which count as query positions. This pays if the time of a forward
+    times as many columns, which count as query positions. This pays if the time of a forward
     hardly depends on its columns: on a GPU, with a cache that leaves few columns, for few rows.
 
     With a cache, drafts need keys and values of their own. As rows of a batch, each draft has a
