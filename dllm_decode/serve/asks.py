@@ -133,14 +133,23 @@ def choices_of(
 
 
 def _template_ids(service: Service, channel: Channel, parts: Sequence[str | int]) -> list[int]:
-    """Returns the token ids of texts that are given and counts of tokens that are open."""
+    """Returns the token ids of texts that are given and counts of tokens that are open.
+
+    Raises:
+        RefusedError: If they are more than an answer may have.
+    """
     found: list[int] = []
+    most = service.limits.max_tokens
     for part in parts:
         if isinstance(part, str):
             found += service.ids(part)
         else:
-            # A count can be any number; the lengths are checked afterwards.
-            found += [channel.lane.decoder.model.mask_id] * min(part, service.limits.max_length)
+            # A count can be any number.
+            found += [channel.lane.decoder.model.mask_id] * min(part, most + 1)
+        # There may be many parts.
+        if len(found) > most:
+            message = f"'template' must be at most {most} tokens on this server."
+            raise RefusedError(400, message, param="template")
     return found
 
 

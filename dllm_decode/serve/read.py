@@ -21,6 +21,7 @@ async def read(service: Service, asked: Read, channel: Channel) -> Json:
         RefusedError: If something does not fit.
     """
     prompt, (names, pieces) = _prompt(service, asked), _pieces(service, asked)
+    _check_sizes(service, prompt, pieces)
     plan = ReadPlan.of(pieces, channel.lane.decoder.model.mask_id)
     looks = plan.looks
     channel.submit(_jobs(service, channel, prompt, looks))
@@ -74,16 +75,29 @@ def _pieces(service: Service, asked: Read) -> tuple[list[str], list[Piece]]:
     return parts[1::2], found
 
 
+def _check_sizes(service: Service, prompt: list[int], pieces: Sequence[Piece]) -> None:
+    """Raises a refusal if the rows are too many or too long, before they are written."""
+    longest = [max(map(len, piece.token_ids)) for piece in pieces if isinstance(piece, Choice)]
+    given = sum(len(piece) for piece in pieces if not isinstance(piece, Choice))
+    # Each token after the first of a slot's longest answer needs a row of its own.
+    _check_rows(service, 1 + sum(longest) - len(longest))
+    service.check_lengths(len(prompt), given + sum(longest), field="text")
+
+
+def _check_rows(service: Service, num_rows: int) -> None:
+    most = service.limits.max_choices
+    if num_rows > most:
+        message = f"The answers need {num_rows} rows, at most {most} are allowed."
+        raise RefusedError(400, message, param="slots")
+
+
 def _jobs(
     service: Service, channel: Channel, prompt: list[int], looks: Sequence[ReadRow]
 ) -> list[Job]:  # fmt: skip
-    most, jobs = service.limits.max_choices, []
-    if len(looks) > most:
-        message = f"The answers need {len(looks)} rows, at most {most} are allowed."
-        raise RefusedError(400, message, param="slots")
+    _check_rows(service, len(looks))
+    jobs = []
     for number, look in enumerate(looks):
         length, index = len(look.template), next(service.indices)
-        service.check_lengths(len(prompt), length, field="text")
         with refusing():
             request = channel.lane.decoder.request(
                 prompt, index, template=look.template, gen_length=length

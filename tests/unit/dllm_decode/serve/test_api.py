@@ -2,6 +2,7 @@
 
 import json
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -260,7 +261,7 @@ MALFORMED: list[tuple[dict[str, Any], str | None]] = [
     ({"logit_bias": {"5": 1}}, "logit_bias"), ({"best_of": True}, "best_of"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"logprobs": 1}, "logprobs"), ({"top_logprobs": 5}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"template": [999]}, None),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"template": [999]}, "template"),
     ({"stream_mode": "denoise"}, "stream_mode"), ({"ignore_eos": 1}, "ignore_eos"),
     ({"block_length": 8}, "block_length"),
 ]  # fmt: skip
@@ -337,6 +338,28 @@ def test_other_bodies_paths_methods_and_hosts_are_refused_in_the_same_shape(
     response = client.request(method, path, **{"headers": JSON} | options)
     assert response.status_code == status, response.text
     require_shape(response)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "a", "template": [512] * 3000}),
+        ("/v1/read", {"text": "{a}", "slots": {"a": ["42 " * 4000, "41"]}}),
+    ],
+)
+def test_a_small_body_that_asks_for_too_much_is_refused_before_it_is_laid_out(
+    client: Any, path: str, asked: dict[str, Any]
+) -> None:
+    """Up to 1.3 GB of memory were taken before the 400."""
+    tracemalloc.start()
+    try:
+        response = client.post(path, json=asked)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert response.status_code == 400
+    require_shape(response)
+    assert peak < 5e6
 
 
 def test_values_that_ask_for_nothing_are_taken(client: Any) -> None:
