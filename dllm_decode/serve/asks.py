@@ -53,7 +53,8 @@ def prompts_of(service: Service, asked: Completion | Chat) -> list[list[int]]:
         RefusedError: If a prompt cannot be tokenized.
     """
     if isinstance(asked, Chat):
-        tools = [tool.model_dump() for tool in asked.tools or []]
+        listed = [] if asked.tool_choice == "none" else asked.tools or []
+        tools = [tool.model_dump() for tool in listed]
         return [chat_ids(service, asked.messages, tools)]
     tokenizer = service.tokenizer
     return [
@@ -82,9 +83,10 @@ def chat_ids(
 
 
 def _rendered(service: Service, messages: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> str:
-    # Templates know the older name.
-    roles = {"developer": "system"}
-    chat = [{"role": roles.get(turn.role, turn.role), "content": turn.content} for turn in messages]
+    chat = [turn.model_dump(exclude_none=True) for turn in messages]
+    for turn in chat:
+        # Templates know the older name.
+        turn["role"] = "system" if turn["role"] == "developer" else turn["role"]
     try:
         text: str = service.tokenizer.apply_chat_template(
             chat, tools=list(tools) or None, add_generation_prompt=True, tokenize=False

@@ -203,6 +203,7 @@ class Chat(CompletionFields):
     is_chat: ClassVar[bool] = True
     messages: Annotated[list[Turn], Field(min_length=1)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

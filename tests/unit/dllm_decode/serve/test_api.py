@@ -222,19 +222,23 @@ def test_tools_are_written_by_the_template_of_the_model(server: Any, client: Any
     before = tokenizer.chat_template
     tokenizer.chat_template = (
         "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
-        "{% for turn in messages %}{{ turn.content }} {% endfor %}"
+        "{% for turn in messages %}{{ turn.tool_call_id }} {{ turn.content }} {% endfor %}"
     )
+    asked: list[tuple[str, str, str]] = [
+        ("apples", "a", "auto"), ("emma has apples", "a", "auto"), ("apples", "a b c", "auto"),
+        ("apples", "a", "none"), ("emma has apples", "a", "none"),
+    ]  # fmt: skip
     try:
-        for name in ("apples", "emma has apples"):
+        for name, call, choice in asked:
             tools = [{"type": "function", "function": {"name": name, "strict": True}}]
-            messages = [*CHAT["messages"], {"role": "tool", "content": "12", "tool_call_id": "a"}]
-            body = answer_of(client, messages=messages, tools=tools, tool_choice="auto")
+            messages = [*CHAT["messages"], {"role": "tool", "content": "12", "tool_call_id": call}]
+            body = answer_of(client, messages=messages, tools=tools, tool_choice=choice)
             prompts.append(body["usage"]["prompt_tokens"])
         tools[0]["function"]["name"] = "\ud800"
         refused = post(client, tools=tools)
     finally:
         tokenizer.chat_template = before
-    assert prompts[1] == prompts[0] + 2
+    assert [length - prompts[0] for length in prompts] == [0, 2, 2, -1, -1]
     assert refused.status_code == 400
     require_shape(refused)
 
