@@ -11,10 +11,11 @@ from prometheus_client import Histogram
 
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.serve.asks import ResponseChoice
-from dllm_decode.serve.errors import RefusedError, writable
+from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.fields import Chat, Completion, StreamOptions
 from dllm_decode.serve.jobs import Drafted, Finished, Scored, Told
 from dllm_decode.serve.service import Channel, Service
+from dllm_decode.serve.token_text import text_and_bytes
 
 Json: TypeAlias = dict[str, Any]
 DONE = "data: [DONE]\n\n"
@@ -183,8 +184,8 @@ class Exchange:
         }
 
     def _scored(self, token: int, logprob: float) -> Json:
-        text = self._text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        text, content = text_and_bytes(self.service.tokenizer, token)
+        return {"token": text, "logprob": logprob, "bytes": list(content)}
 
     def _text(self, token: int) -> str:
-        return writable(self.service.tokenizer.decode([token]))
+        return text_and_bytes(self.service.tokenizer, token)[0]

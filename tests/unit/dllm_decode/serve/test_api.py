@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 from served import QUESTIONS, chat_of, decoder_of, served, wait_until
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
 
 from dllm_decode import generate, load_model, read
 from dllm_decode.serve.limits import Limits
@@ -158,6 +163,30 @@ def test_a_completion_has_logprobs_of_its_own_shape(client: Any) -> None:
     lengths = {len(logprobs[name]) for name in logprobs}
     assert set(logprobs) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
     assert len(lengths) == 1
+
+
+def test_a_token_that_is_a_part_of_a_character_has_its_own_name_and_bytes() -> None:
+    """Each was U+FFFD, so that the likeliest tokens of a position became one."""
+    # GPT-2 writes the bytes of " €" and "\ufffd" so.
+    pieces = ["<eos>", "[MASK]", "Ġ", "â", "Ĥ", "¬", "Ġâ", "ï", "¿", "½", "ï¿", "ï¿½", "x"]
+    rules = [("Ġ", "â"), ("ï", "¿"), ("ï¿", "½")]
+    words = Tokenizer(BPE({piece: number for number, piece in enumerate(pieces)}, rules))
+    words.pre_tokenizer, words.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    tokenizer.chat_template = "x"
+    asked: Any = {"template": [" €\ufffdx"], "max_tokens": 6}
+    with (
+        served(limits=LIMITS, tokenizer=tokenizer) as (url, _),
+        httpx.Client(base_url=url, timeout=30.0) as client,
+    ):
+        chat = answer_of(client, **asked, logprobs=True)["choices"][0]["logprobs"]["content"]
+        body = {**asked, "prompt": "x", "logprobs": 1}
+        text = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    names = [r"bytes: \xe2", r"bytes:\x82", r"bytes:\xac", "\ufffd", "x"]
+    assert [score["token"] for score in chat][:5] == text["tokens"][:5] == names
+    assert text["top_logprobs"][:5] == [{name: 0.0} for name in names]
+    said = [score["bytes"] for score in chat][:5]
+    assert said == [[32, 0xE2], [0x82], [0xAC], [0xEF, 0xBF, 0xBD], [120]]
 
 
 def test_a_trace_says_at_which_step_each_token_was_committed(client: Any) -> None:
