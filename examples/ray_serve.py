@@ -11,14 +11,17 @@ ports are open on all interfaces, so that it belongs on a network of its own.
 import argparse
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import ray
 from ray import serve
 from starlette.types import ASGIApp
 
 from dllm_decode import DecodeConfig, load_model, new_decoder
+from dllm_decode.models.base import UniformState
 from dllm_decode.serve.api import create_app
 from dllm_decode.serve.limits import Limits
+from dllm_decode.serve.server import LOCAL
 from dllm_decode.serve.service import Service
 from samplers import parse
 
@@ -28,10 +31,14 @@ def build(options: argparse.Namespace) -> ASGIApp:
     model, tokenizer = load_model(options.model, device=options.device)
     limits = Limits(num_rows=options.num_rows)
     config = DecodeConfig(gen_length=limits.max_tokens)
-    decoder = new_decoder(model, parse(options.sampler), config=config)
-    name = options.model.rpartition("/")[2]
+    decoder = new_decoder(
+        model, parse(options.sampler), config=config,
+        # Log-probabilities are those of a verifier, too. A uniform-state model has no commits.
+        return_logprobs=not isinstance(model, UniformState),
+    )  # fmt: skip
+    name = Path(options.model).name
     service = Service.start(name, tokenizer, {"default": decoder}, limits)
-    return create_app(service, is_local=options.host == "127.0.0.1")
+    return create_app(service, is_local=options.host in LOCAL)
 
 
 def deployment(options: argparse.Namespace) -> serve.Application:

@@ -1,13 +1,16 @@
 """Two replicas of the server under Ray, on two cores."""
 
+import asyncio
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import ray_environment
@@ -74,6 +77,28 @@ def url() -> Iterator[str]:
 def num_running(url: str) -> int:
     """Answers that have a row, of whichever replica responds, at most."""
     return max(int(httpx.get(f"{url}/health").json()["running"]) for _ in range(8))
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("localhost", 400), ("::1", 400), ("127.0.0.1", 400), ("0.0.0.0", 200)]
+)
+def test_a_replica_checks_hosts_and_names_its_model_as_the_server_does(
+    host: str, status: int
+) -> None:
+    """The check was off at localhost, and the name of a folder with a slash was empty."""
+    from examples.ray_serve import build
+
+    folder = f"{ROOT}/dllm_decode/assets/mini/"
+    options = Namespace(model=folder, device="cpu", sampler="Wino()", num_rows=2, host=host)
+
+    async def ask(asked_host: str) -> Any:
+        transport = httpx.ASGITransport(app=build(options))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get("/v1/models", headers={"host": asked_host})
+
+    assert asyncio.run(ask("example.com")).status_code == status
+    (model,) = asyncio.run(ask("localhost")).json()["data"]
+    assert model["id"] == "mini"
 
 
 @pytest.mark.slow
