@@ -25,15 +25,17 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         OSError: If the address cannot be used.
     """
-    kind, _, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    # asyncio lets connections send at once only if the protocol is named; each first chunk would
-    # wait 40 ms for the client to acknowledge the header.
-    found = socket.socket(kind, socket.SOCK_STREAM, protocol)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found: socket.socket | None = None
     try:
+        kind, _, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # asyncio lets connections send at once only if the protocol is named; each first chunk
+        # would wait 40 ms for the client to acknowledge the header.
+        found = socket.socket(kind, socket.SOCK_STREAM, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
     except OSError as error:
-        found.close()
+        if found is not None:
+            found.close()
         reason = error.strerror or "it cannot be used"
         raise OSError(f"The server cannot listen at {host}:{port}: {reason}.") from None
     return found

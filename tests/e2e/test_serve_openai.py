@@ -165,6 +165,7 @@ def test_running_requests_are_finished_when_the_server_is_told_to_end(
         (["--allow-sampler", "default=Wino()"], "a name of its own"),
         (["--max-tokens", "8"], "gen_length must be at most"),
         (["--host", "192.0.2.1"], "cannot listen at 192.0.2.1"),
+        (["--host", "nosuch.invalid"], "cannot listen at nosuch.invalid"),
     ],
 )
 def test_a_wrong_start_is_refused_before_a_model_is_loaded(
