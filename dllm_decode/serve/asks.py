@@ -111,6 +111,9 @@ def choices_of(
     if len(prompts) * copies > most:
         message = f"A request may ask for at most {most} answers, got {len(prompts) * copies}."
         raise RefusedError(400, message, param="n")
+    if decoder.starts_as_noise and asked.num_top is not None:
+        message = "This model draws all tokens anew in each step; leave out log-probabilities."
+        raise RefusedError(400, message, param="logprobs", code="unsupported_parameter")
     options = _options(service, asked, channel)
     template = _template_ids(service, channel, asked.template or [])
     stop: StopRule = NeverStop()

@@ -1,10 +1,12 @@
 """The process: a socket, the app and an orderly end."""
 
+import asyncio
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import ceil
 
 import uvicorn
 
@@ -14,6 +16,8 @@ from dllm_decode.serve.service import Service
 # The engine's thread asks for Python's lock after each operation of torch. By default it waits 5 ms
 # for it whenever the thread of the connections is busy: 16 clients then had 8 % fewer tokens/s.
 _SWITCH_S = 0.0005
+# After the grace: for the present round, and to tell clients that the server ends.
+_LAST_S = 10
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Names by which only this machine reaches the server."""
@@ -55,12 +59,30 @@ def make_server(
     Requests that run then have `Limits.grace_s` seconds to finish.
     """
     app = create_app(service, api_key=api_key, is_local=host in LOCAL)
-    grace_s = max(1, round(service.limits.grace_s))
+    most_s = ceil(service.limits.grace_s) + _LAST_S
     config = uvicorn.Config(
         app, loop="asyncio", http="h11", ws="none", log_level=log_level, access_log=False,
-        server_header=False, timeout_graceful_shutdown=grace_s, lifespan="on",
+        server_header=False, timeout_graceful_shutdown=most_s, lifespan="on",
     )  # fmt: skip
-    return uvicorn.Server(config)
+    return _Server(config, service)
+
+
+class _Server(uvicorn.Server):
+    """Ends requests that take longer than the grace with an error of the API."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends the server."""
+        ending = asyncio.create_task(self._end_jobs())
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end_jobs(self) -> None:
+        await asyncio.sleep(self._service.limits.grace_s)
+        await asyncio.to_thread(self._service.engine.close)
 
 
 def serve(

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -19,7 +19,7 @@ from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.metrics import Metrics
 from dllm_decode.texts import Tokenizer
 from dllm_decode.verify import NoVerifier
-from samplers.facts import PlugIn
+from samplers.facts import Fact, PlugIn
 
 _RETRY_AFTER_S = 1
 
@@ -55,7 +55,7 @@ class Service:
     ) -> "Service":
         """Starts the lanes of a model, by name of their sampler; the first is the default."""
         first = next(iter(decoders.values()))
-        lanes = dict(decoders)
+        lanes = {name: _with_logprobs(decoder) for name, decoder in decoders.items()}
         if not first.starts_as_noise:
             lanes[READS] = reading_decoder(first.model, limits.max_tokens)
         engine = Engine(lanes, limits)
@@ -134,6 +134,16 @@ class Service:
         if name not in (None, self.name):
             message = f"The model of this server is {self.name!r}, got {str(name)[:80]!r}."
             raise RefusedError(404, message, param="model", code="model_not_found")
+
+
+def _with_logprobs(decoder: Decoder) -> Decoder:
+    """Returns a decoder whose views have the logits that its tokens were drawn from.
+
+    Verifiers that decide in the sampler's place write them there if commits are recorded. A
+    uniform-state model records none.
+    """
+    is_written = Fact.SAMPLER_DECIDES in decoder.verifier.gives or decoder.starts_as_noise
+    return decoder if is_written else replace(decoder, return_logprobs=True)
 
 
 class Channel:

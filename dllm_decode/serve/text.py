@@ -26,11 +26,17 @@ class Prose:
 
     def whole(self, tokens: list[int]) -> str:
         """Returns the text of tokens up to the first stop string."""
-        return cut_at(self._decoded(tokens), self.stop_strings)
+        return cut_at(self._decoded(self.kept(tokens)), self.stop_strings)
 
     def stops(self, tokens: list[int]) -> bool:
-        """Returns whether the text of tokens contains a stop string."""
-        return bool(self.stop_strings) and self._has_stop(self._decoded(tokens))
+        """Returns whether the text of tokens contains a stop string.
+
+        It may be a special token, which the text that is sent does not show.
+        """
+        if not self.stop_strings:
+            return False
+        texts = (self.tokenizer.decode(tokens), self._decoded(tokens))
+        return any(string in text for text in texts for string in self.stop_strings)
 
     def more(self, tokens: list[int]) -> str:
         """Returns the text that can be sent now, of an answer that begins with these tokens.
@@ -38,10 +44,9 @@ class Prose:
         Characters that are not whole, and those that may be the beginning of a stop string, are
         held back.
         """
-        text = self._decoded(tokens)
-        if self._has_stop(text):
-            return self._send(cut_at(text, self.stop_strings))
-        text = text.rstrip(_UNFINISHED)
+        if self.stops(tokens):
+            return self.rest(tokens)
+        text = self._decoded(tokens).rstrip(_UNFINISHED)
         return self._send(text[: len(text) - self._num_held(text)])
 
     def rest(self, tokens: list[int]) -> str:
@@ -50,16 +55,13 @@ class Prose:
 
     def kept(self, tokens: list[int]) -> list[int]:
         """Returns the tokens up to the one with which the first stop string is complete."""
-        if not self.stop_strings:
+        if not self.stops(tokens):
             return tokens
         first = bisect_left(range(len(tokens)), True, key=lambda n: self.stops(tokens[:n]))
         return tokens[:first]
 
     def _decoded(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
-
-    def _has_stop(self, text: str) -> bool:
-        return any(string in text for string in self.stop_strings)
 
     def _send(self, text: str) -> str:
         # Some tokenizers change a space before the end once more text follows.

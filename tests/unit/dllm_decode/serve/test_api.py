@@ -16,9 +16,11 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from dllm_decode import generate, load_model, read
+from dllm_decode import S2D2, DecodeConfig, generate, load_model, new_decoder, read
 from dllm_decode.serve.limits import Limits
-from samplers import ConfidenceThreshold, FixedSchedule
+from dllm_decode.texts import prompt_ids
+from eval.tasks import Ledgers
+from samplers import AcceptAndRenoise, ConfidenceThreshold, FixedSchedule
 
 httpx = pytest.importorskip("httpx2", reason="needs the client of OpenAI")
 pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -153,6 +155,41 @@ def test_logprobs_are_those_of_the_step_that_committed_the_token(
     assert all(score["top_logprobs"][0]["token"] == score["token"] for score in scores)
     assert all(score["top_logprobs"][1]["logprob"] < score["logprob"] <= 0 for score in scores)
     assert scores[0]["logprob"] < 0
+
+
+def test_logprobs_under_a_verifier_are_those_that_decided() -> None:
+    """They were those of the first look, up to 17 nats away."""
+    model, tokenizer = load_model("mini-long")
+    decoder = new_decoder(model, FixedSchedule(8), verifier=S2D2(), config=DecodeConfig())
+    (example,) = Ledgers().examples("test", 1, 0)
+    prompt = prompt_ids(tokenizer, chat_of(example.prompt))[0]
+    with (
+        served({"default": decoder}, limits=LIMITS, tokenizer=tokenizer) as (url, _),
+        httpx.Client(base_url=url, timeout=30.0) as client,
+    ):
+        asked = {"prompt": prompt, "max_tokens": 64, "logprobs": 0}
+        found = client.post("/v1/completions", json=asked).json()["choices"][0]["logprobs"]
+    out = generate(
+        model, tokenizer, [prompt], FixedSchedule(8), verifier=S2D2(), gen_length=64,
+        return_logprobs=True,
+    )  # fmt: skip
+    commits = out[0].commits
+    assert commits is not None
+    wanted = [commit.model_logprob for commit in commits]
+    assert found["token_logprobs"] == pytest.approx(wanted, abs=1e-6)
+
+
+def test_logprobs_of_a_uniform_state_model_are_refused() -> None:
+    """It answered with numbers that Python refuses to give."""
+    model, tokenizer = load_model("mini-uniform")
+    decoder = decoder_of(model, AcceptAndRenoise())
+    with (
+        served({"default": decoder}, limits=LIMITS, tokenizer=tokenizer) as (url, _),
+        httpx.Client(base_url=url, timeout=30.0) as client,
+    ):
+        response = post(client, logprobs=True)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "logprobs"
 
 
 def test_a_completion_has_logprobs_of_its_own_shape(client: Any) -> None:
@@ -463,6 +500,23 @@ def test_a_request_that_takes_too_long_is_given_up() -> None:
         response = client.post("/v1/completions", content=slowly(), headers=JSON)
         assert response.status_code == 408
         require_shape(response)
+
+
+def test_requests_that_outlive_the_grace_are_told_that_the_server_ends() -> None:
+    """A whole answer became "Internal Server Error", and a stream was cut."""
+    limits = Limits(grace_s=0.1, max_tokens=1024)
+    decoder = decoder_of(MODEL, FixedSchedule(32), gen_length=1024)
+    asked: Any = {"max_tokens": 1024, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as pool, httpx.Client(timeout=30.0) as client:
+        with served({"default": decoder}, limits=limits) as (url, service):
+            client.base_url = url
+            whole = pool.submit(post, client, **asked)
+            chunks = pool.submit(events_of, client, **asked)
+            wait_until(lambda: service.engine.lanes["default"].num_running == 2)
+        # The server has been told to end.
+        assert whole.result().status_code == 503
+        require_shape(whole.result())
+        assert chunks.result()[-1]["error"]["message"] == "The server is being stopped."
 
 
 def test_clients_that_hang_up_give_their_rows_back(server: tuple[str, Any]) -> None:

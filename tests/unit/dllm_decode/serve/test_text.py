@@ -6,13 +6,15 @@ from dllm_decode.serve.text import Prose
 
 
 class Bytes:
-    """A byte-level tokenizer: token n is byte n."""
+    """A byte-level tokenizer: token n is byte n, and token 256 is special."""
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": list(text.encode())}
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        return bytes(token_ids).decode("utf-8", "replace")
+        special = "" if skip_special_tokens else "<s>"
+        runs = "".join(chr(token) for token in token_ids).split(chr(256))
+        return special.join(run.encode("latin-1").decode("utf-8", "replace") for run in runs)
 
     def apply_chat_template(
         self, conversation: object, *, add_generation_prompt: bool, tokenize: bool
@@ -37,3 +39,12 @@ def test_the_tokens_that_are_kept_end_with_the_stop_string() -> None:
     prose = Prose(Bytes(), ["st"])
     assert prose.kept(list(b"a stop st")) == list(b"a st")
     assert prose.kept(list(b"a s")) == list(b"a s")
+
+
+def test_a_stop_string_may_be_a_special_token() -> None:
+    """The row ended there, but the text that was sent went on."""
+    prose, tokens = Prose(Bytes(), ["<s>"]), [*b"ab", 256, *b"cd"]
+    assert prose.stops(tokens)
+    assert prose.kept(tokens) == tokens[:3]
+    assert [prose.more(tokens[:2]), prose.more(tokens), prose.rest(tokens)] == ["ab", "", ""]
+    assert prose.whole(tokens) == "ab"
