@@ -18,7 +18,6 @@ from ray import serve
 from starlette.types import ASGIApp
 
 from dllm_decode import DecodeConfig, load_model, new_decoder
-from dllm_decode.models.base import UniformState
 from dllm_decode.serve.api import create_app
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.server import LOCAL
@@ -31,11 +30,7 @@ def build(options: argparse.Namespace) -> ASGIApp:
     model, tokenizer = load_model(options.model, device=options.device)
     limits = Limits(num_rows=options.num_rows)
     config = DecodeConfig(gen_length=limits.max_tokens)
-    decoder = new_decoder(
-        model, parse(options.sampler), config=config,
-        # Log-probabilities are those of a verifier, too. A uniform-state model has no commits.
-        return_logprobs=not isinstance(model, UniformState),
-    )  # fmt: skip
+    decoder = new_decoder(model, parse(options.sampler), config=config)
     name = Path(options.model).name
     service = Service.start(name, tokenizer, {"default": decoder}, limits)
     return create_app(service, is_local=options.host in LOCAL)
