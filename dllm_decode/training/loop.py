@@ -61,7 +61,8 @@ class Settings:
         num_samples: Rows after which the run ends, at least 1.
         minutes: Wall-clock time after which it ends, evaluations and earlier sessions included.
         folder: For checkpoints, one after each evaluation; `None`: there are none.
-        schedule: Factor of the learning rate, given the share of the run that is over.
+        schedule: Factor of the learning rate, given the share of the run that is over before a
+            step, or in the middle of the step if the factor is 0 before it.
         evaluate_every: Steps between evaluations, at least 1.
         evaluate_every_s: Seconds between evaluations.
         max_gradient_norm: Longer gradients are shortened to this.
@@ -88,7 +89,9 @@ class Settings:
 
     def spent(self, progress: Progress) -> float:
         """Returns the share of the run that is over, 1 at its end."""
-        return max(progress.samples / self.num_samples, progress.elapsed_s / (60 * self.minutes))
+        minutes = progress.elapsed_s / 60
+        # The last step may go past the end.
+        return min(1.0, max(progress.samples / self.num_samples, minutes / self.minutes))
 
 
 def train(
@@ -232,11 +235,11 @@ class _Run(Generic[BatchT]):
 
     def step(self, spent: float) -> Float[Tensor, ""]:
         """Takes one optimiser step and returns this process' loss."""
-        self._set_learning_rates(spent)
         self._model.train()
         accelerator = self._accelerator
         rank, world_size = accelerator.process_index, accelerator.num_processes
         parts = self._source.parts(self.progress.step, rank, world_size)
+        self._set_learning_rates(spent, world_size * sum(part.num_rows for part in parts))
         total = torch.zeros((), device=accelerator.device)
         for i, part in enumerate(parts, start=1):
             seed = random.Random(f"{self._settings.seed};{part.key}").getrandbits(62)
@@ -272,8 +275,11 @@ class _Run(Generic[BatchT]):
     def log(self, values: Mapping[str, float]) -> None:
         self._accelerator.log(dict(values), step=self.progress.step)
 
-    def _set_learning_rates(self, spent: float) -> None:
-        factor = self._settings.schedule(spent)
+    def _set_learning_rates(self, spent: float, num_rows: int) -> None:
+        settings = self._settings
+        end = min(1.0, spent + num_rows / settings.num_samples)
+        # At a rate of 0, as that before the first step, a run of one step would train nothing.
+        factor = settings.schedule(spent) or settings.schedule((spent + end) / 2)
         for optimiser, peaks in zip(self._optimisers, self._peaks, strict=True):
             for group, peak in zip(optimiser.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor

@@ -83,6 +83,9 @@ def test_runs_end_by_samples_or_by_time() -> None:
     assert Settings(num_samples=200).spent(progress) == 0.25
     assert Settings(minutes=2.0).spent(progress) == 0.25
     assert Settings(num_samples=100, minutes=2.0).spent(progress) == 0.5
+    # The progress line said "133.3 %, ... -0.0 min left".
+    assert Settings(num_samples=40).spent(progress) == 1.0
+    assert Settings(minutes=0.1).spent(progress) == 1.0
 
 
 def lessons(**options: int) -> Lessons:
@@ -272,17 +275,27 @@ def test_the_causal_loss_is_that_of_transformers_over_the_answer_and_one_eos() -
 
 
 def short_run(
-    folder: Path, *, others: Any = None, measures: Any = (), **sizes: int
-) -> tuple[MaskedTransformer, Progress]:
+    folder: Path | None, *, num_samples: int = 16, others: Any = None, measures: Any = (),
+    **sizes: int,
+) -> tuple[MaskedTransformer, Progress]:  # fmt: skip
     """Trains a tiny model for one step, or goes on with it."""
     model = tiny_model(**sizes)
     optimisers = make_optimisers(model, matrix_lr=0.02, other_lr=0.003)
     progress = train(
         MaskedDiffusion(model, MaskSampler()), others(model) if others else optimisers,
-        KindRows([KIND], eos_id=EOS), Settings(num_samples=16, folder=folder),
+        KindRows([KIND], eos_id=EOS), Settings(num_samples=num_samples, folder=folder),
         accelerator=Accelerator(cpu=True), evaluate=lambda _: {"loss": 1.0}, measures=measures,
     )  # fmt: skip
     return model, progress
+
+
+@pytest.mark.parametrize("num_samples", [16, 12, 1])
+def test_a_run_of_one_step_trains(num_samples: int) -> None:
+    """Its rate was 0, that of a run's first moment."""
+    model, progress = short_run(None, num_samples=num_samples)
+    assert progress.step == 1
+    for one, before in zip(model.parameters(), tiny_model().parameters(), strict=True):
+        assert not torch.equal(one, before)
 
 
 def test_a_partial_checkpoint_is_ignored(tmp_path: Path) -> None:
