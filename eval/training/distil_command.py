@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
 
+from dllm_decode.models.base import fingerprint_of
 from dllm_decode.training import Progress, ProgressBar, Settings, train
 from dllm_decode.training.fsdp import require_launch
 from dllm_decode.training.teacher import Demonstration, Lessons
@@ -31,7 +32,7 @@ from eval.training.held_out import (
     table_of,
 )
 from eval.training.questions import Questions, read_questions
-from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, on_first, writing
+from eval.training.run_folder import DIGEST, claim, claim_training, on_first, writing
 from eval.training.student import Student
 from eval.training.teacher_answers import answer_all, read_answers
 from samplers import FixedSchedule
@@ -138,9 +139,9 @@ class Distillation:
         """Goes through the parts; each goes on where it stopped."""
         console = Console(quiet=not self.accelerator.is_main_process)
         of_answers, settings = self.settings_of_answers(), self.settings_of_training()
-        on_first(self.accelerator, lambda: claim(self.folder / SETTINGS_FILE, of_answers))
+        on_first(self.accelerator, lambda: claim(self.folder, of_answers, settings))
         demonstrations = self.demonstrations(console)
-        on_first(self.accelerator, lambda: claim(self.folder / TRAINING_FILE, settings))
+        on_first(self.accelerator, lambda: claim_training(self.folder, settings))
         self.accelerator.init_trackers("distil", {k: str(v) for k, v in settings.items()})
         file = self.folder / "before.json"
         before = read_measured(file, self.judged) if file.exists() else self.judge(file)
@@ -239,6 +240,7 @@ class Distillation:
         return {
             "model": options.model,
             "revision": options.revision,
+            f"model {DIGEST}": fingerprint_of(teaching.model),
             "dtype": teaching.dtype,
             "task": self.asked.settings(),
             **asdict(teaching.decoding),

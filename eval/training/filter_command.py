@@ -39,7 +39,7 @@ from eval.training.held_out import (
     table_of,
 )
 from eval.training.questions import Questions, config_of, read_questions
-from eval.training.run_folder import SETTINGS_FILE, TRAINING_FILE, claim, writing
+from eval.training.run_folder import DIGEST, SETTINGS_FILE, claim, claim_training, writing
 from samplers import FixedSchedule, Learn2PD, Sampler
 from samplers.expression import expression_of
 
@@ -120,14 +120,16 @@ class FilterTraining:
     def run(self, console: Console) -> None:
         """Goes through the parts; each goes on where it stopped."""
         options, judging, settings = self.options, self.judging, self.settings
-        claim(self.work / SETTINGS_FILE, {
-            "model": options.model, "revision": options.revision, "dtype": judging.dtype,
-            "task": self.asked.settings(), **asdict(judging.decoding),
+        fingerprint = fingerprint_of(judging.model)
+        collecting = {
+            "model": options.model, "revision": options.revision, f"model {DIGEST}": fingerprint,
+            "dtype": judging.dtype, "task": self.asked.settings(), **asdict(judging.decoding),
             "cache": expression_of(judging.cache), "batch_size": options.batch_size,
-        })  # fmt: skip
+        }  # fmt: skip
+        of_training = {"held_out": self.judged.settings()} | asdict(settings)
+        claim(self.work, collecting, of_training)
         examples = self.collect(console)
-        held_out = {"held_out": self.judged.settings()}
-        claim(self.work / TRAINING_FILE, held_out | asdict(settings))
+        claim_training(self.work, of_training)
         splits = split(examples, settings.seed)
         with ProgressBar(console, "training") as bar:
             network = train_filter(
@@ -137,7 +139,7 @@ class FilterTraining:
         console.print(_table_of_blocks(network, splits.test, thresholds))
         save_filter(
             network, Path(options.output), model=judging.model.name, settings=settings,
-            threshold=options.threshold[0], fingerprint=fingerprint_of(judging.model),
+            threshold=options.threshold[0], fingerprint=fingerprint,
         )  # fmt: skip
         self.judge(console)
 

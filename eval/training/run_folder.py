@@ -50,29 +50,38 @@ def writing(folder: Path) -> Iterator[None]:
         yield
 
 
-def claim(file: Path, settings: Mapping[str, Any]) -> None:
+def claim(folder: Path, collecting: Mapping[str, Any], training: Mapping[str, Any]) -> None:
     """Keeps the settings of a run that begins, or checks that they are those of the run.
 
-    `SETTINGS_FILE` has those of the answers that are collected first, `TRAINING_FILE` all others,
-    which may change until the training begins. Raises ValueError if the folder holds a run with
-    other settings.
+    `collecting` has those of what is collected first, `training` all others, which may change until
+    `claim_training` is called. Raises ValueError if the folder holds a run with other settings.
     """
-    wanted = json.loads(json.dumps(settings))
+    file = folder / SETTINGS_FILE
+    changed = _changes(file, collecting) + _changes(folder / TRAINING_FILE, training)
+    if changed:
+        raise ValueError(
+            f"The run in {folder} must have the settings of this command to go on, got others: "
+            f"{', '.join(changed)}. Choose another --output, or remove the folder."
+        )
+    write_json(file, collecting)
+
+
+def claim_training(folder: Path, training: Mapping[str, Any]) -> None:
+    """Keeps the settings of the training, which begins; `claim` has compared them."""
+    write_json(folder / TRAINING_FILE, training)
+
+
+def _changes(file: Path, settings: Mapping[str, Any]) -> list[str]:
+    """Says which settings are others than in the file, if it is there."""
     if not file.exists():
-        write_json(file, wanted)
-        return
+        return []
     kept = read_object(file, remedy="remove the folder")
-    was, now = dict(_leaves(kept)), dict(_leaves(wanted))
+    was, now = (dict(_leaves(each)) for each in (kept, json.loads(json.dumps(settings))))
     pairs = [(name, was.get(name, _UNSET), now.get(name, _UNSET)) for name in {**was, **now}]
     changed = [one for one in pairs if one[1] != one[2]]
     # A digest that differs says something only where nothing else does.
     told = [one for one in changed if not one[0].endswith(DIGEST)]
-    if changed:
-        listed = ", ".join(f"{name}: {old} -> {new}" for name, old, new in told or changed)
-        raise ValueError(
-            f"The run in {file.parent} must have the settings of this command to go on, got "
-            f"others: {listed}. Choose another --output, or remove the folder."
-        )
+    return [f"{name}: {old} -> {new}" for name, old, new in told or changed]
 
 
 def _leaves(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, object]]:

@@ -70,6 +70,10 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     assert distil(*options(killed, "--method", "d3llm")) == 2
     shown = capsys.readouterr().err
     assert "got others: method: dparallel -> d3llm, muon: 0.001 -> unset. Choose" in shown
+    # The weights behind the address have changed: the run went on with both models.
+    monkeypatch.setattr(distil_command, "fingerprint_of", lambda model: "another")
+    assert distil(*options(killed, "--muon", "0.001")) == 2
+    assert f"model digest: {teacher.fingerprint} -> another. Choose" in capsys.readouterr().err
 
 
 def test_a_resumed_run_without_its_moments_is_refused_and_one_that_diverges_says_so(

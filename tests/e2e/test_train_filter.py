@@ -60,6 +60,10 @@ def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
     others = [*options(killed), "--hidden", "5"]
     assert main(["train-filter", *others]) == 2
     assert "got others: hidden_sizes: [32] -> [5]. Choose" in capsys.readouterr().err
+    # The weights behind the address have changed: the filter was stamped with the new model.
+    monkeypatch.setattr(filter_command, "fingerprint_of", lambda model: "another")
+    assert main(["train-filter", *options(killed)]) == 2
+    assert f"model digest: {model.fingerprint} -> another. Choose" in capsys.readouterr().err
 
 
 def test_a_filter_that_diverges_is_not_written(

@@ -24,7 +24,7 @@ from eval.runs.settings import Place, Run
 from eval.training.filter_command import read_examples
 from eval.training.held_out import HeldOutScores, compared, measure, read_measured
 from eval.training.questions import Questions, read_questions
-from eval.training.run_folder import claim, writing
+from eval.training.run_folder import claim, claim_training, writing
 from eval.training.teacher_answers import ask, read_batch
 from samplers import FixedSchedule
 
@@ -79,26 +79,32 @@ def test_as_many_prompts_as_the_error_asks_for_are_enough(least: int, tmp_path: 
 
 
 def test_a_setting_that_differs_is_named_alone(tmp_path: Path) -> None:
-    """Whole dictionaries were printed twice, with the digests of all examples."""
+    """Whole dictionaries were printed twice, later the differences of the first file alone."""
     asked, more, plain = (
         read_questions(f"word_problems{limit}", "")[0].settings()
         for limit in ("?limit=20", "?limit=25", "")
     )
-    file = tmp_path / "run" / "settings.json"
-    before = {"task": asked, "steps": 5000, "cache": None, "sizes": (1, 2)}
-    claim(file, before)
-    claim(file, before | {"cache": ""})
-    for changes, told in (
-        ({"task": more, "steps": 100}, "task limit: 20 -> 25, steps: 5000 -> 100"),
-        ({"task": plain}, "task limit: 20 -> unset"),
-        ({"task": asked | {"examples digest": "0"}}, "task examples digest: [^:]* -> 0"),
+    folder = tmp_path / "run"
+    before = {"task": asked, "model digest": "a", "cache": None, "sizes": (1, 2)}
+    claim(folder, before, {"steps": 100})
+    # Until the training begins, its settings may change.
+    training = {"steps": 5000}
+    claim(folder, before | {"cache": ""}, training)
+    claim_training(folder, training)
+    claim(folder, before, training)
+    for changes, steps, told in (
+        ({"task": more}, 100, "task limit: 20 -> 25, steps: 5000 -> 100"),
+        ({"task": plain}, 5000, "task limit: 20 -> unset"),
+        ({"task": asked | {"examples digest": "0"}}, 5000, "task examples digest: [^:]* -> 0"),
+        ({"model digest": "b"}, 100, "model digest: a -> b, steps: 5000 -> 100"),
     ):
         with pytest.raises(ValueError, match=rf"of this command.*, got others: {told}\. Choose"):
-            claim(file, before | changes)
-    for text in ("{", "[1]"):
-        file.write_text(text)
-        with pytest.raises(ValueError, match=r"settings\.json must be .* remove the fold"):
-            claim(file, {})
+            claim(folder, before | changes, {"steps": steps})
+    for name in ("training_settings.json", "settings.json"):
+        for text in ("{", "[1]"):
+            (folder / name).write_text(text)
+            with pytest.raises(ValueError, match=rf"{name} must be .* remove the fold"):
+                claim(folder, before, training)
 
 
 class Digits(TokenIds):
