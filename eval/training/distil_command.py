@@ -143,11 +143,10 @@ class Distillation:
         demonstrations = self.demonstrations(console)
         on_first(self.accelerator, lambda: claim_training(self.folder, settings))
         self.accelerator.init_trackers("distil", {k: str(v) for k, v in settings.items()})
-        file = self.folder / "before.json"
-        before = read_measured(file, self.judged) if file.exists() else self.judge(file)
+        before = self.scores(self.folder / "before.json")
         console.print(before.said("before"), highlight=False)
         history = self.train(demonstrations, console)
-        after = read_measured(self.folder / "after.json", self.judged)
+        after = self.scores(self.folder / "after.json")
         points = [{"samples": 0.0} | before.point, *history]
         on_first(self.accelerator, lambda: self.report(points, before, after, console))
         self.accelerator.end_training()
@@ -163,6 +162,10 @@ class Distillation:
         said = f"the teacher is right on {num_right} of {len(prompts)} prompts"
         console.print(said, highlight=False)
         return learned
+
+    def scores(self, file: Path) -> HeldOutScores:
+        """Reads what was measured, or measures it if the file is not there."""
+        return read_measured(file, self.judged) if file.exists() else self.judge(file)
 
     def judge(self, file: Path) -> HeldOutScores:
         """Measures the model as it is on the held-out prompts, and keeps that in a file."""

@@ -70,7 +70,14 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     assert distil(*options(killed, "--method", "d3llm")) == 2
     shown = capsys.readouterr().err
     assert "got others: method: dparallel -> d3llm, muon: 0.001 -> unset. Choose" in shown
+    # A finished run whose last measurement was removed, as the error on a damaged one says.
+    last = killed / "after.json"
+    measured = last.read_text()
+    last.unlink()
+    assert distil(*options(killed, "--muon", "0.001")) == 0
+    assert last.read_text() == measured
     # The weights behind the address have changed: the run went on with both models.
+    capsys.readouterr()
     monkeypatch.setattr(distil_command, "fingerprint_of", lambda model: "another")
     assert distil(*options(killed, "--muon", "0.001")) == 2
     assert f"model digest: {teacher.fingerprint} -> another. Choose" in capsys.readouterr().err
