@@ -44,6 +44,8 @@ class FilterOptions:
         learning_rate: Learning rate of AdamW.
         threshold: Thresholds at which the filter is judged; the file names the first.
         against: The sampler that the filter is compared with.
+        allow_code: Run programs that the model wrote, in a sandbox, to judge the filter.
+        code_runner: The sandbox, as in dllm-decode eval run.
         seed: Seed of weights and splits.
     """
 
@@ -57,6 +59,8 @@ class FilterOptions:
         default_factory=lambda: [0.96, 0.9, 0.99], metadata={"nargs": "+"}
     )
     against: Expression = "ConfidenceThreshold(0.9)"
+    allow_code: bool = False
+    code_runner: Annotated[str, "RUNNER"] = "auto"
     seed: int = 0
 
 

@@ -24,7 +24,7 @@ from dllm_decode.training.learn2pd import (
     train_filter,
 )
 from eval.files import ANEW, write_json
-from eval.runs.command import open_model
+from eval.runs.command import code_for, open_model
 from eval.runs.options import given_of
 from eval.runs.plugins import parse_cache, parse_sampler
 from eval.runs.records import digest
@@ -60,8 +60,9 @@ def run(options: argparse.Namespace) -> int:
     options.threshold = list(dict.fromkeys(options.threshold))
     against, cache = parse_sampler(options.against), parse_cache(options.cache)
     asked, judged = read_questions(
-        options.task, options.held_out, prompts=options.prompts or "", least=LEAST_PROMPTS
-    )
+        options.task, options.held_out, prompts=options.prompts or "", code=code_for(options),
+        least=LEAST_PROMPTS,
+    )  # fmt: skip
     settings = FilterSettings(
         hidden_sizes=tuple(options.hidden), activation=options.activation, num_steps=options.steps,
         learning_rate=options.learning_rate, counted=options.counted, seed=options.seed,

@@ -10,7 +10,7 @@ import eval_runs
 import pytest
 from eval_runs import write_lines
 
-from eval.cli import evaluate
+from eval.cli import evaluate, main
 from eval.runs import command as runs_command
 from eval.runs.names import parse_task
 from eval.runs.records import Folder
@@ -61,6 +61,29 @@ def humaneval(tmp_path: Path) -> str:
 def mbpp(tmp_path: Path) -> str:
     numbers = (1, 2, 3, 4, 10, 11, 12, 510, 511, 600, 601, 974)
     return write_lines(tmp_path / "mbpp.jsonl", *map(chore, numbers))
+
+
+@pytest.mark.parametrize("command", ["train-filter", "distil"])
+@pytest.mark.parametrize(
+    ("allowed", "sentence"),
+    [
+        ([], "give --allow-code"),
+        (["--allow-code", "--code-runner", PYTHON], "block_length must be"),
+    ],
+)
+def test_training_asks_for_the_permission_that_it_can_be_given(
+    command: str, allowed: list[str], sentence: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """train-filter had no --allow-code."""
+    problems = (
+        HALVES | {"task_id": f"Own/{i}", "prompt": f"# {i}\n{HALVES['prompt']}"} for i in range(12)
+    )
+    file = write_lines(tmp_path / "HumanEval.jsonl", *problems)
+    words = [command, "--task", f"humaneval?path={file}", "--output", str(tmp_path / "run" / "out")]
+    # The block length is refused when the model is loaded, which is after the asking.
+    assert main([*words, "--block-length", "7000", *allowed]) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_splits_of_mbpp_go_by_number(mbpp: str) -> None:
