@@ -122,13 +122,19 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> dict[str, SpeculativeResult]:
     """Decodes all examples in every way."""
+    for name in ("batch_size", "gen_length", "block_length"):
+        given = getattr(options, name)
+        if given is not None and given < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {given}.")
     place: dict[str, Any] = {"device": options.device, "dtype": getattr(torch, options.dtype)}
     model, tokenizer = load_model(options.model, **place)
     target = load_target(options.target, tokenizer, **place)
     selection = parse_task(options.task)
     task, examples = selection.task, selection.examples()
-    options.gen_length = options.gen_length or task.gen_length
-    options.block_length = options.block_length or model.causal_block_length or BLOCK_LENGTH
+    if options.gen_length is None:
+        options.gen_length = task.gen_length
+    if options.block_length is None:
+        options.block_length = model.causal_block_length or BLOCK_LENGTH
     prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
     proxy = NGram(model.vocab_size).fit([
         encode_prompt(tokenizer, example, chat=True) + tokenizer.encode(example.target)
