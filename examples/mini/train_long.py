@@ -17,6 +17,9 @@ the next two, had two to four steps; the last run has the stories of `STORIES`. 
 on with `--resume`.
 """
 
+import dllm_decode.launch  # noqa: F401 - before torch is loaded
+
+# isort: split
 import argparse
 from functools import partial
 from pathlib import Path

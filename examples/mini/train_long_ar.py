@@ -13,6 +13,9 @@ The folder `runs/mini-long-ar` then loads with transformers' `AutoModelForCausal
 run goes on with `--resume`.
 """
 
+import dllm_decode.launch  # noqa: F401 - before torch is loaded
+
+# isort: split
 import argparse
 from functools import partial
 

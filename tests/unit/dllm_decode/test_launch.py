@@ -17,6 +17,9 @@ ENTRY_POINTS = (
             ["-m", "eval"], ["-m", "benchmarks"], ["-m", "benchmarks.calibration"],
             ["-m", "benchmarks.many"], ["examples/llada_gsm8k.py"], ["examples/my_sampler.py"],
             ["examples/speculative.py"],
+            *([f"examples/mini/train_{name}.py"] for name in (
+                "long", "long_ar", "mini", "mini_ar", "mini_uniform",
+            )),
         )
     ),
 )  # fmt: skip
