@@ -131,8 +131,8 @@ def check_task(task: str, options: Any, guarantee: Guarantee, reporter: Reporter
     calibrated, checked = plans_of(task, options)
     folder = Folder(options.out / task.partition("?")[0].replace("/", "-"))
     everything = [one for plan in (*calibrated, checked) for one in plan]
-    folder.claim([one.settings for one in everything])
     with part_of(folder, everything, retry_errors=True) as part:
+        folder.claim([one.settings for one in everything])
         records = [list(records_of(one, part, reporter)) for one in checked]
         scores = np.array([[one["scores"][one["primary"]] for one in own] for own in records])
         nfe = np.array([[one["nfe"] for one in own] for own in records])

@@ -43,19 +43,17 @@ def run(options: argparse.Namespace) -> int:
     selection = _selection(options)
     checked = _checked(options, rungs, selection)
     settings = [one.settings for one in checked]
-    folder.claim(settings)
-    warnings = _warnings(folder, selection, settings, options, guarantee)
-    for warning in warnings:
-        sys.stderr.write(f"WARNING: {warning}\n")
-    warn_of_unknown_words(checked)
-    with (
-        part_of(folder, checked, retry_errors=options.retry_errors) as part,
-        Reporter(Console(stderr=True)) as reporter,
-    ):
-        card = calibrate(
-            checked[0], checked[1:], guarantee, part, reporter,
-            agreement=options.agreement, order_on=options.order_on,
-        )  # fmt: skip
+    with part_of(folder, checked, retry_errors=options.retry_errors) as part:
+        folder.claim(settings)
+        warnings = _warnings(folder, selection, settings, options, guarantee)
+        for warning in warnings:
+            sys.stderr.write(f"WARNING: {warning}\n")
+        warn_of_unknown_words(checked)
+        with Reporter(Console(stderr=True)) as reporter:
+            card = calibrate(
+                checked[0], checked[1:], guarantee, part, reporter,
+                agreement=options.agreement, order_on=options.order_on,
+            )  # fmt: skip
     given = {one.settings.key(""): rung for one, rung in zip(checked, rungs, strict=True)}
     chosen = asdict(given[RunSettings.of(card.setting).key("")])
     expressions = {name: text for name, text in chosen.items() if name != "model"}

@@ -157,8 +157,9 @@ class Folder:
         A run that an earlier command asked for stays if it has records, so that a corrected
         sweep, or one more sampler, needs no new folder. The first run of the folder stays first.
         `skipped` were asked for and are not run. With `alone` these runs only are shown; records of
-        others stay on the disk, and a later command that asks for them finds them again. Raises
-        ValueError if the folder is none, or is in another format.
+        others stay on the disk, and a later command that asks for them finds them again. Whoever
+        shares the folder calls this while `writing`: runs of a process that has just begun have no
+        records yet. Raises ValueError if the folder is none, or is in another format.
         """
         self.require_usable()
         runs = list(dict.fromkeys(runs))
@@ -242,8 +243,11 @@ class Folder:
     def writing(self, rank: int) -> Iterator[Path]:
         """Gives the file of a process, a torn last line removed, to this process alone.
 
-        Raises ValueError if another process writes it.
+        Makes the folder if need be. Raises ValueError if another process writes the file, or the
+        folder is not usable.
         """
+        self.require_usable()
+        self.path.mkdir(parents=True, exist_ok=True)
         refusal = (
             f"A results folder must have one writer, got {self.path} while another process "
             f"writes part-{rank}.jsonl; wait for it, or choose another folder."

@@ -220,14 +220,15 @@ def execute(
     plan = plan_of(runs, skip_impossible=skip_impossible)
     settings = [one.settings for one in plan.runs]
     results = Folder(folder)
-    others = results.claim(settings, skipped=plan.skipped, alone=drop_others)
-    on_plan(plan, others)
-    with part_of(results, plan.runs, place, retry_errors=retry_errors) as part, reporter:
+    with part_of(results, plan.runs, place, retry_errors=retry_errors) as part:
+        others = results.claim(settings, skipped=plan.skipped, alone=drop_others)
+        on_plan(plan, others)
         workers = [Worker(one, part, reporter, place) for one in plan.runs]
         missing = [key for worker in workers for key in worker.keys if key not in part.done]
-        reporter.expect(len(workers), len(missing))
-        for worker in workers:
-            worker.work(decoded)
+        with reporter:
+            reporter.expect(len(workers), len(missing))
+            for worker in workers:
+                worker.work(decoded)
     return results
 
 

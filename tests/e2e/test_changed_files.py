@@ -15,7 +15,6 @@ from dllm_decode.verify import ARVerify, Guided
 from eval.cli import evaluate as main
 from eval.runs import provenance
 from eval.runs.provenance import CODE_NOTE, FILES_NOTE, digest_of, files_of
-from eval.runs.records import Folder
 from eval.runs.runner import execute
 from samplers import CreditDecoding, Learn2PD
 
@@ -75,9 +74,11 @@ def test_a_run_that_names_no_files_goes_on_in_a_folder_that_knows_them(tmp_path:
     assert execute([plain], out).records() == records
     # The note was kept.
     (tmp_path / "config.json").write_text("{1}")
+    other = execute(eval_runs.runs()[1:], out)
     with pytest.raises(ValueError, match=r"config\.json must be as it was .*another folder\."):
-        execute([replace(plain, files=named.files)], out)
-    assert len(Folder(out).records()) == len(records)
+        execute([replace(plain, files=named.files)], out, drop_others=True)
+    # The refused command left the other setting out.
+    assert [len(own) for own in other.results().values()] == [len(records)] * 2
 
 
 def test_models_targets_and_wrapped_filters_say_what_they_were_read_from() -> None:

@@ -10,6 +10,7 @@ from eval_runs import runs, write_lines
 import eval as evaluation
 from dllm_decode import DualCache
 from eval.calibrate.card import Card, read_card
+from eval.calibrate.command import CHOICES_FILE
 from eval.calibrate.ladders import LADDERS, rung_of, split_parts
 from eval.cli import evaluate as main
 from eval.runs.plugins import parse_cache, parse_sampler
@@ -208,5 +209,8 @@ def test_a_sampler_of_ones_own_stays_one_on_its_card_until_it_is_edited(
     # Once an edited rule was certified by the records of the old one.
     with (tmp_path / "my_rule.py").open("a") as file:
         file.write("# edited\n")
-    assert main(command) == 2
+    choices = (tmp_path / "out" / CHOICES_FILE).read_bytes()
+    assert main([*command, "--max-drop", "0.98"]) == 2
     assert "my_rule must be as it was when the records" in capsys.readouterr().err
+    # A refused choice counted as one that was looked at.
+    assert (tmp_path / "out" / CHOICES_FILE).read_bytes() == choices

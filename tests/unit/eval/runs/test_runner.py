@@ -152,8 +152,11 @@ def test_a_second_writer_and_a_setting_that_is_named_twice_are_refused(tmp_path:
     with pytest.raises(ValueError, match="named once"):
         execute(eval_runs.runs(samplers=(FixedSchedule(2), FixedSchedule(2))), tmp_path)
     folder = execute(eval_runs.runs(samplers=(FixedSchedule(2),)), tmp_path)
+    before = (tmp_path / "settings.json").read_bytes()
     with folder.writing(0), pytest.raises(ValueError, match="must have one writer"):
-        execute(eval_runs.runs(), tmp_path)
+        execute(eval_runs.runs(), tmp_path, drop_others=True)
+    # The first writer's settings were dropped, and its records belonged to none.
+    assert (tmp_path / "settings.json").read_bytes() == before
     execute(eval_runs.runs(), tmp_path)
 
 
