@@ -17,18 +17,18 @@ from eval.reports.replay import parts_of, picture_of, replay_page
 from eval.reports.report import PAGE, write_report
 from eval.reports.summary import measured
 from eval.reports.table import bold, commits, show_settings, table
-from eval.runs.command import run, run_sweep
+from eval.runs.command import Measured, run, run_sweep
 from eval.runs.lines import Record
 from eval.runs.records import Folder, RunSettings
 
 
 def run_and_report(options: argparse.Namespace) -> int:
-    """Runs settings; the process that finds the folder complete writes the report."""
+    """Runs settings; the process that finds all of them complete writes the report."""
     return _finish(run(options, warn_of_misfits))
 
 
 def sweep_and_report(options: argparse.Namespace) -> int:
-    """Runs a sweep; the process that finds the folder complete writes the report."""
+    """Runs a sweep; the process that finds all of it complete writes the report."""
     return _finish(run_sweep(options, warn_of_misfits))
 
 
@@ -104,10 +104,14 @@ def _say(console: Console, text: str, *, folds: bool = False) -> None:
     console.print(text, markup=False, soft_wrap=not folds)
 
 
-def _finish(folder: Folder) -> int:
-    """Shows the report if all records are there; the last of several processes finds it so."""
-    is_done = all(len(own) == run.num_examples for run, own in folder.results().items())
-    return show(folder) if is_done else 0
+def _finish(found: Measured) -> int:
+    """Shows the report if the command's records are all there.
+
+    The last of several processes finds it so. Other settings of the folder may be unfinished.
+    """
+    results = found.folder.results()
+    is_done = all(len(results.get(one, ())) == one.num_examples for one in found.settings)
+    return show(found.folder) if is_done else 0
 
 
 def _examples_of(folder: Folder, example: str) -> list[tuple[RunSettings, Record]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from rich.console import Console
@@ -31,7 +31,14 @@ Warn: TypeAlias = Callable[[Sequence[str], Sequence[RunSettings]], None]
 """Warns the user, given samplers as they were named and the settings that are run."""
 
 
-def run(options: argparse.Namespace, warn: Warn) -> Folder:
+class Measured(NamedTuple):
+    """A results folder, and those of its settings that the command decoded."""
+
+    folder: Folder
+    settings: list[RunSettings]
+
+
+def run(options: argparse.Namespace, warn: Warn) -> Measured:
     """Runs the settings that the options name."""
     sweep = Sweep(
         models=(options.model,),
@@ -48,7 +55,7 @@ def run(options: argparse.Namespace, warn: Warn) -> Folder:
     return measure(sweep, options, warn)
 
 
-def run_sweep(options: argparse.Namespace, warn: Warn) -> Folder:
+def run_sweep(options: argparse.Namespace, warn: Warn) -> Measured:
     """Runs the settings that a file names; options that are given take the place of the file's."""
     sweep = read_sweep(options.config)
     sweep = replace(sweep, decoding={**sweep.decoding, **axes_of(options)})
@@ -56,12 +63,16 @@ def run_sweep(options: argparse.Namespace, warn: Warn) -> Folder:
     return measure(sweep, options, warn)
 
 
-def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Folder:
+def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
     """Decodes what the results folder lacks, all of it checked before the first forward."""
     place = Place.of_launch()
     Folder(options.out).require_usable()
+    own: list[RunSettings] = []
 
     def tell(plan: RunPlan, others: list[RunSettings]) -> None:
+        own.extend(one.settings for one in plan.runs)
+        if place.rank > 0:
+            return
         for one in plan.skipped:
             sys.stderr.write(f"Skipped {one.setting}: {one.reason}\n")
         if others:
@@ -70,7 +81,7 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Folder:
                 "(--drop-others leaves them out).\n"
             )
         warn_of_unknown_words(plan.runs)
-        warn(sweep.samplers, [one.settings for one in plan.runs])
+        warn(sweep.samplers, own)
 
     decoding: AbstractContextManager[Decoding] = nullcontext(in_turn)
     here = options
@@ -80,7 +91,7 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Folder:
         # This process decodes nothing: it checks the runs and keeps the records.
         here = argparse.Namespace(**{**vars(options), "device": "cpu"})
     with decoding as decoded:
-        return execute(
+        folder = execute(
             open_runs(sweep, here),
             options.out,
             place=place,
@@ -89,8 +100,9 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Folder:
             retry_errors=options.retry_errors,
             skip_impossible=options.skip_impossible,
             drop_others=options.drop_others,
-            on_plan=tell if place.rank == 0 else lambda plan, others: None,
+            on_plan=tell,
         )
+    return Measured(folder, own)
 
 
 def open_runs(sweep: Sweep, options: argparse.Namespace) -> list[Run]:

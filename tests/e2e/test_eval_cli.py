@@ -45,6 +45,12 @@ def test_run_report_and_trace(
     assert "holds 2 settings besides" in shown.err
     assert "temperature=0.7" in shown.out
     assert len(Folder(out).settings()) == 4
+    # Another setting that is unfinished kept the report back.
+    part = Path(out) / "part-0.jsonl"
+    part.write_text("".join(part.read_text().splitlines(keepends=True)[:-1]))
+    assert main(command) == 0
+    assert "Report: " in capsys.readouterr().out
+    assert "**Unfinished: 1 of 16 " in (Path(out) / "report.md").read_text()
     assert main([*command, "--drop-others"]) == 0
     assert len(Folder(out).settings()) == 2
 
