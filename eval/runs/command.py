@@ -67,6 +67,10 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
     """Decodes what the results folder lacks, all of it checked before the first forward."""
     place = Place.of_launch()
     Folder(options.out).require_usable()
+    if options.ray_actors and not options.ray:
+        raise ValueError(
+            f"--ray-actors must be given with --ray, got --ray-actors {options.ray_actors} alone."
+        )
     own: list[RunSettings] = []
 
     def tell(plan: RunPlan, others: list[RunSettings]) -> None:
