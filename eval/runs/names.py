@@ -220,6 +220,11 @@ def _own(name: str) -> Callable[..., Task]:
             f"{shown(name)} must define all that a task has, got none of {lacking}. A value that "
             "is always the same is a class attribute, such as: version = 1"
         )
+    if found.__hash__ is None:
+        raise ValueError(
+            f"{shown(name)} must be a frozen dataclass, got one that can be changed; write "
+            "@dataclass(frozen=True)."
+        )
     return found
 
 

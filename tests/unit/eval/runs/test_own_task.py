@@ -39,6 +39,12 @@ class Lines(Task):
 number = Example("what is 1 + 1 ?", "2", id="first")
 object.__setattr__(number, "target", 2)
 
+@dataclass
+class Changeable(Task):
+    version = gen_length = 1
+    name = primary = "answer"
+    examples, score = Lines.examples, Lines.score
+
 class Misnamed(Lines):
     primary = "right"
 
@@ -163,6 +169,7 @@ NO_TYPE = r"The option words of .*:Listed must be declared as str, .*, got list\
     [
         ("Lines?limit=3", r"the option path, got none; write .*\?path="),
         ("Incomplete", "got none of examples, gen_length, score, version"),
+        ("Changeable", r"must be a frozen dataclass, .*; write @dataclass\(frozen=True\)\."),
         ("Listed?path=a&words=b", NO_TYPE),
         # A list as default could not be hashed.
         ("Listed?path=a", NO_TYPE),
