@@ -182,12 +182,17 @@ def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
     name, options = split_address(address, _EXAMPLE)
     own = {key: text for key, text in options.items() if key not in SELECTION}
     task = construct(name, _maker(name), own, others=SELECTION).allowing(code)
-    query = "&".join(f"{key}={text}" for key, text in options.items())
+    query = "&".join(f"{key}={_escaped(text)}" for key, text in options.items())
     return Selection(
         address=f"{name}?{query}" if query else name,
         task=task,
         **{key: read(key, options[key], kind) for key, kind in SELECTION.items() if key in options},
     )
+
+
+def _escaped(text: str) -> str:
+    """Returns an option as `split_address` reads it."""
+    return text.replace("%", "%25").replace("&", "%26")
 
 
 def _maker(name: str) -> Callable[..., Task]:

@@ -8,7 +8,7 @@ from eval.runs.command import load
 from eval.runs.names import parse_task
 from eval.runs.plugins import ModelAddress, parse_model
 from eval.runs.sweep import read_sweep
-from eval.tasks import ListTask, WordProblems
+from eval.tasks import Gsm8k, ListTask, WordProblems
 from eval.tasks.jsonl import JsonLines
 from eval.tasks.lists import FIXED_LENGTH
 
@@ -24,7 +24,10 @@ def test_addresses_name_tasks_splits_and_options() -> None:
     chosen = parse_task("word_problems?templates=gain_lose,boxes_extra").task
     assert chosen == WordProblems(templates=("gain_lose", "boxes_extra"))
     # It became a space, and the file was not found.
-    assert parse_task("gsm8k?path=/data/a+b c%26d").task.path == "/data/a+b c&d"
+    odd = parse_task("gsm8k?path=/data/a+b c%26d%2541")
+    assert odd.task == Gsm8k(path="/data/a+b c&d%41")
+    # The address of a record could not be read again.
+    assert parse_task(odd.address) == odd
     assert parse_task("gsm8k?path=x").task.prompts == "plain"
     assert parse_task("gsm8k?path=x&protocol=llada").task.prompts == "chat"
 
