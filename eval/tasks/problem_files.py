@@ -162,19 +162,22 @@ def read_objects(file: Path) -> list[Found]:
     try:
         raw = file.read_bytes()
         text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8")
-        if text.lstrip().startswith("["):
-            entries = msgspec.json.decode(text, type=list[dict[str, Any]])
-            return [Found(one, f"Entry {i} of {file}") for i, one in enumerate(entries, start=1)]
+        is_list = text.lstrip().startswith("[")
+        entries = msgspec.json.decode(text, type=list[dict[str, Any]]) if is_list else []
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise ValueError(
             f"{file} must be JSON lines or a JSON list in UTF-8, with .gz compressed, got: "
             f"{error}; {remedy}."
         ) from error
-    # U+2028 is allowed in JSON and must not end a line.
-    lines = enumerate(text.split("\n"), start=1)
-    found = [_found(line, f"Line {n} of {file}") for n, line in lines if line.strip()]
+    found = [Found(one, f"Entry {i} of {file}") for i, one in enumerate(entries, start=1)]
+    if not is_list:
+        # U+2028 is allowed in JSON and must not end a line.
+        lines = enumerate(text.split("\n"), start=1)
+        found = [_found(line, f"Line {n} of {file}") for n, line in lines if line.strip()]
     if not found:
-        raise ValueError(f"{file} must hold one JSON object a line, got no line; {remedy}.")
+        raise ValueError(
+            f"{file} must hold JSON objects, one a line or a JSON list of them, got none; {remedy}."
+        )
     return found
 
 

@@ -141,7 +141,8 @@ def test_a_file_of_ones_own_is_a_task(tmp_path: Path) -> None:
         (['{"prompt": "a"}'], "Line 1 .* 'answer'"),
         (['{"prompt": ["a"], "answer": "b"}'], "Line 1 .* chat turns"),
         (["[1]"], "be JSON lines or a JSON list .* got `int`"),
-        ([""], "got no line"),
+        ([""], "a JSON list of them, got none; repair it"),
+        (["[]"], "a JSON list of them, got none; repair it"),
         (['{"prompt": "a", "answer": "b"}'] * 2, "distinct ids"),
     ],
 )

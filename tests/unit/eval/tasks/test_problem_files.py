@@ -91,7 +91,7 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(ValueError, match=r"with \.gz compressed, got: .*; repair it or downl"):
             HumanEval(str(file)).examples()
-    for text, message in (("", "got no line; repair"), ("[{", "trunc"), ("[1]", "got `int` - at")):
+    for text, message in (("", "got none; repair"), ("[{", "trunc"), ("[1]", "got `int` - at")):
         with pytest.raises(ValueError, match=message):
             Mbpp(write_lines(tmp_path / "mbpp.jsonl", text)).examples()
 
