@@ -12,6 +12,7 @@ from eval.metrics.statistics import (
     mean,
     paired_bootstrap,
     paired_score_interval,
+    wilson,
 )
 from eval.reports.pooling import Pool, pools, primary_scores
 from eval.runs.records import Folder
@@ -27,7 +28,8 @@ class Comparison:
     Attributes:
         num_shared: Number of these examples.
         difference: Second less first; `low` and `high` are its 95 per cent interval.
-        interval: "score": Tango's, for scores of 0 and 1. "bootstrap" over examples otherwise.
+        interval: "score": Tango's, for scores of 0 and 1. "bootstrap" over examples otherwise;
+            "wilson" where all differences are equal.
         gained: Examples that only the second gets right; None unless scores are 0 or 1.
         lost: Examples that only the first gets right; None as `gained`.
         p_value: McNemar's exact test, two-sided; None as `gained`.
@@ -49,12 +51,12 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Row:
     """Compares the scores of two settings on the same examples.
 
     The interval of the difference is Tango's score interval where every score is 0 or 1, and the
-    bootstrap's over examples otherwise.
+    bootstrap's over examples otherwise, or Wilson's if all differences are equal.
     """
     if not first:
         return {}
     if any(score not in (0, 1) for score in (*first, *second)):
-        return {"accuracy": paired_bootstrap(first, second)._asdict() | {"interval": "bootstrap"}}
+        return {"accuracy": _partly_right(first, second)}
     test = mcnemar(first, second)
     low, high = paired_score_interval(first, second)
     value = (test.gained - test.lost) / len(first)
@@ -64,6 +66,19 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Row:
         "mcnemar": test._asdict(),
         "detectable_difference": detectable_difference(discordant_share, len(first)),
     }
+
+
+def _partly_right(first: Sequence[float], second: Sequence[float]) -> Row:
+    differences = [after - before for before, after in zip(first, second, strict=True)]
+    value = mean(differences)
+    if max(differences) - min(differences) > 1e-9:
+        return paired_bootstrap(first, second)._asdict() | {"interval": "bootstrap"}
+    # The bootstrap's interval of equal differences is a point. 0 of n differ from `value`: of all
+    # there are, Wilson's bound for the share that do is `most`, and theirs are within -1 and 1.
+    # Where nothing differs, this is Tango's interval.
+    most = wilson(0, len(differences)).high
+    low, high = value - most * (1 + value), value + most * (1 - value)
+    return {"value": value, "low": low, "high": high, "interval": "wilson"}
 
 
 def paired(

@@ -8,6 +8,7 @@ from eval_runs import SETTINGS, folder_of, record
 
 from eval.cli import evaluate
 from eval.metrics.costs import COSTS, usual_cost
+from eval.metrics.statistics import Z_95
 from eval.reports.advice import advice
 from eval.reports.summary import measured
 from eval.runs.records import Folder
@@ -46,6 +47,26 @@ def test_the_advice_says_how_many_examples_would_be_enough(tmp_path: Path) -> No
     said = advice(measured(compared(tmp_path, 40)).summary["rows"], COSTS["columns"])
     assert "FixedSchedule(4) + DualCache() may be (difference +0.000 [-0.088, +0.088] on 40" in said
     assert said.endswith("if its difference stays, about 770 examples would show it.")
+
+
+@pytest.mark.parametrize(("num_examples", "said"), [(1, "Keep FixedSchedule(4): "), (200, "Take")])
+def test_equal_answers_that_are_partly_right_need_examples_too(
+    tmp_path: Path, num_examples: int, said: str
+) -> None:
+    """The interval of equal differences was a point, so that one example was enough."""
+    whole = replace(SETTINGS, num_examples=num_examples)
+    cached = replace(whole, cache="DualCache()")
+    folder = folder_of(tmp_path, [whole, cached], [
+        record(own, f"e{number}", 0.5, query_positions=columns)
+        for own, columns in ((whole, 160), (cached, 64))
+        for number in range(num_examples)
+    ])  # fmt: skip
+    rows = measured(folder).summary["rows"]
+    accuracy = rows[1]["against_reference"]["accuracy"]
+    # As Tango's without a discordant pair: z^2 / (n + z^2).
+    most = pytest.approx(Z_95**2 / (num_examples + Z_95**2))
+    assert (-accuracy["low"], accuracy["high"], accuracy["interval"]) == (most, most, "wilson")
+    assert advice(rows, COSTS["columns"]).startswith(said)
 
 
 @pytest.mark.parametrize(
