@@ -2,9 +2,9 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from eval.files import write_json, write_text
 from eval.grid import markdown_of
@@ -30,10 +30,15 @@ from eval.reports.table import accepted_lengths, bold, commits, other_scores, pa
 from eval.reports.templates import asset
 from eval.runs.lines import Record
 from eval.runs.names import parse_task
-from eval.runs.records import RunSettings
+from eval.runs.records import RunSettings, digest
 from eval.tasks import ListTask
 
 PAGE = "report.html"
+
+# Characters of a file's name before a digest and a suffix; systems take 255 bytes.
+_LONGEST = 200
+
+Key = TypeVar("Key")
 
 
 def write_report(
@@ -54,6 +59,7 @@ def write_report(
     groups = groups_of(row for row in summary["rows"] if row["num_records"])
     titles = titles_of(group.asked for group in groups)
     exact = {asked: _exact(asked.task) for asked in titles}
+    pictures = _file_names({group: f"{group.model}\n{titles[group.asked]}" for group in groups})
     page = page_of([found], replays=replays, exact=exact, cost=cost)
     write_text(folder.path / PAGE, page)
     parts = [_opening(summary)]
@@ -67,7 +73,7 @@ def write_report(
         parts += [pass_at(rows), other_scores(rows), accepted_lengths(rows)]
         parts.append(_methods(summary, group))
         parts += _pictures(
-            rows, folder.path / _slug(f"{group.model}-{title}"),
+            rows, folder.path / pictures[group],
             title=f"{title}, model {group.model}", exact=exact[group.asked], cost=chosen,
         )  # fmt: skip
     links = [
@@ -172,12 +178,13 @@ def _replays(
                 examples[asked[settings], record["example"]].append((settings, record))
     # Stable: within both kinds in the order in which they were decoded.
     ordered = sorted(examples.items(), key=lambda item: not _disagree(item[1]))
+    names = _file_names({(one, example): f"{titles[one]}\n{example}" for one, example in examples})
     written: dict[tuple[ExampleSet, str], str] = {}
     count: Counter[ExampleSet] = Counter()
     for (one, example), own in ordered:
         count[one] += 1
         if count[one] <= num_replays:
-            name = f"replay-{_slug(f'{titles[one]}-{example}')}.html"
+            name = f"replay-{names[one, example]}.html"
             write_text(found.folder.path / name, replay_page(own, report=PAGE, notice=notice))
             written[one, example] = name
     return written
@@ -187,5 +194,17 @@ def _disagree(found: Sequence[tuple[RunSettings, Record]]) -> bool:
     return len({record["scores"][record["primary"]] for _, record in found}) > 1
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+def _file_names(texts: Mapping[Key, str]) -> dict[Key, str]:
+    """Returns names of files, made of the texts' letters and digits.
+
+    Texts that would share a name, and long ones, have a digest in it.
+    """
+    slugs = {
+        key: re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") for key, text in texts.items()
+    }
+    count = Counter(slugs.values())
+    return {
+        key: slug if count[slug] == 1 and len(slug) <= _LONGEST
+        else f"{slug[:_LONGEST]}-{digest(texts[key])[:8]}"
+        for key, slug in slugs.items()
+    }  # fmt: skip

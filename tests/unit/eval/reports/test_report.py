@@ -89,7 +89,7 @@ def test_the_report_is_whole_and_offline(folder: Folder) -> None:
     assert "| **`FixedSchedule(4)`** | 0.750 [0.301, 0.954] |" in text
     files = {file.name for file in folder.path.iterdir()}
     assert {"toy-lists-shuffle-n-3.png", "toy-lists-shuffle-n-3.svg", "summary.json"} <= files
-    assert sum(name.startswith("replay-") for name in files) == 1
+    assert [n for n in files if n[:7] == "replay-"] == ["replay-lists-shuffle-n-3-b.html"]
     assert json.loads((folder.path / "summary.json").read_text())["git"] == ["abc"]
     for file in folder.path.glob("*.html"):
         page = file.read_text()
@@ -98,6 +98,25 @@ def test_the_report_is_whole_and_offline(folder: Folder) -> None:
     first = {file.name: file.read_bytes() for file in folder.path.iterdir()}
     write_report(measured(folder), num_replays=1)
     assert {file.name: file.read_bytes() for file in folder.path.iterdir()} == first
+
+
+@pytest.mark.parametrize(
+    ("tasks", "examples"),
+    [
+        (["lists/copy"], ["问题一", "问题二", "A b", "a-b"]),
+        (["jsonl:ä.jsonl", "jsonl:ö.jsonl"], ["a", "b" * 300]),
+    ],
+)
+def test_tasks_and_examples_have_files_of_their_own(
+    tmp_path: Path, tasks: list[str], examples: list[str]
+) -> None:
+    """The later overwrote the earlier, and a long id ended the report after all was decoded."""
+    settings = [replace(SETTINGS, task=task, num_examples=len(examples)) for task in tasks]
+    records = [record(own, example, 1, nfe=5) for own in settings for example in examples]
+    path = write_report(measured(folder_of(tmp_path, settings, records)))
+    linked = set(re.findall(r"\]\((.*)\)", path.read_text()))
+    assert len(linked - {"report.html"}) == len(tasks) * (1 + len(examples))
+    assert linked <= {file.name for file in tmp_path.iterdir()}
 
 
 def test_the_means_of_other_scores_have_a_table_of_their_own(folder: Folder) -> None:
