@@ -14,7 +14,7 @@ from eval.metrics.statistics import (
     paired_score_interval,
     wilson,
 )
-from eval.reports.pooling import Pool, pools, primary_scores
+from eval.reports.pooling import Key, Pool, pools, primary_scores
 from eval.runs.records import Folder
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _partly_right(first: Sequence[float], second: Sequence[float]) -> Row:
 
 
 def paired(
-    first: Mapping[str, float], second: Mapping[str, float]
+    first: Mapping[Key, float], second: Mapping[Key, float]
 ) -> tuple[list[float], list[float]]:
     """Returns the values of two settings on the examples that both have, in one order."""
     shared = sorted(first.keys() & second.keys())
@@ -98,7 +98,7 @@ def results(folder: str | Path) -> Sequence[Pool]:
 
 
 def compare(first: Pool | str | Path, second: Pool | str | Path) -> Comparison:
-    """Compares the accuracy of two settings on the examples that both have.
+    """Compares the accuracy of two settings on the examples that both have: id, prompt and target.
 
     Args:
         first: The reference: a results folder of one setting, or one of `results(folder)`.

@@ -10,7 +10,7 @@ from eval.metrics.statistics import mean
 from eval.reports.advice import advice
 from eval.reports.comparison import difference
 from eval.reports.names import names_of, seeds_of
-from eval.reports.pooling import Pool
+from eval.reports.pooling import Pool, identity
 from eval.reports.summary import MeasuredFolder, measured
 from eval.reports.table import commits_of
 from eval.reports.templates import fill
@@ -107,13 +107,8 @@ def _grouped(found: Sequence[MeasuredFolder]) -> dict[RowGroup, list[_Setting]]:
     return groups
 
 
-def _identity(record: Record) -> tuple[str, str, str]:
-    """Returns the key of an example: edited files keep ids, with other prompts."""
-    return str(record["example"]), record.get("prompt", ""), str(record.get("target", ""))
-
-
 def _examples_of(settings: Sequence[_Setting]) -> set[tuple[str, str, str]]:
-    return {_identity(record) for one in settings for record in one.pool.records}
+    return {identity(record) for one in settings for record in one.pool.records}
 
 
 def _shown(settings: Sequence[_Setting]) -> list[dict[str, Any]]:
@@ -191,7 +186,7 @@ def _examples(
     for number, (_, pool, _) in enumerate(settings):
         seeds = {pool.settings.with_seed(seed).key(""): seed for seed in pool.seeds}
         for record in pool.records:
-            row = cells.setdefault(_identity(record), [None] * len(settings))
+            row = cells.setdefault(identity(record), [None] * len(settings))
             row[number] = [*(row[number] or []), _answer(record, seeds)]
     return [
         {"id": example, "prompt": prompt, "target": target,

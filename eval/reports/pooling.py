@@ -3,11 +3,16 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from eval.metrics.statistics import Number, mean
 from eval.runs.lines import Record, score_of
 from eval.runs.records import RunSettings
+
+Identity: TypeAlias = tuple[str, str, str]
+"""Id, prompt and target of an example."""
+
+Key = TypeVar("Key", str, Identity)
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,12 @@ def pools(results: Mapping[RunSettings, Sequence[Record]]) -> list[Pool]:
     return found
 
 
-def primary_scores(pool: Pool) -> dict[str, float]:
+def identity(record: Record) -> Identity:
+    """Returns the key of an example: edited files keep ids, with other prompts."""
+    return str(record["example"]), record.get("prompt", ""), str(record.get("target", ""))
+
+
+def primary_scores(pool: Pool) -> dict[Identity, float]:
     """Returns the primary score by example; an error is wrong, an undefined score is left out.
 
     Where no finished example has one, such as for lack of an optional scorer, errors have none
@@ -54,12 +64,12 @@ def primary_scores(pool: Pool) -> dict[str, float]:
     """
     if pool.finished and all(score_of(record) is None for record in pool.finished):
         return {}
-    return per_example((record["example"], score_of(record)) for record in pool.records)
+    return per_example((identity(record), score_of(record)) for record in pool.records)
 
 
-def per_example(values: Iterable[tuple[str, Number | None]]) -> dict[str, float]:
+def per_example(values: Iterable[tuple[Key, Number | None]]) -> dict[Key, float]:
     """Averages each example's values over its seeds; None is left out."""
-    defined: dict[str, list[Number]] = defaultdict(list)
+    defined: dict[Key, list[Number]] = defaultdict(list)
     for example, value in values:
         if value is not None:
             defined[example].append(value)

@@ -181,6 +181,12 @@ def test_results_are_compared_in_python(tmp_path: Path) -> None:
     assert (same.difference, same.p_value) == (0.0, 1.0)
     # Tango's interval of no discordant pair: z^2 / (n + z^2).
     assert same.high == pytest.approx(3.8415 / 13.8415, abs=1e-3) == -same.low
+    # A file that was edited keeps its ids.
+    edited = [{**r, "prompt": "other"} for r in second.records]
+    partly = replace(second, records=(*second.records[:4], *edited[4:]))
+    assert evaluation.compare(first, partly).num_shared == 4
+    with pytest.raises(ValueError, match="got none in common"):
+        evaluation.compare(first, replace(second, records=tuple(edited)))
     with pytest.raises(ValueError, match=r"one setting, got .* with 2"):
         evaluation.compare(tmp_path, second)
     pytest.importorskip("pandas")

@@ -51,7 +51,8 @@ def folder(tmp_path: Path) -> Folder:
     fast = replace(SETTINGS, sampler="ConfidenceThreshold(0.9)")
     slow = [record(SETTINGS, e, s, nfe=5) for e, s in zip("abcd", (1, 1, 0, 1), strict=True)]
     quick = [record(fast, e, s, nfe=2) for e, s in zip("abc", (1, 0, 0), strict=True)]
-    failed = {**eval_runs.failed(fast, "d"), "git": "abc"}
+    asked = {name: slow[3][name] for name in ("git", "prompt", "target")}
+    failed = {**eval_runs.failed(fast, "d"), **asked}
     return folder_of(tmp_path / "results", [SETTINGS, fast], [*slow, *quick, failed])
 
 
