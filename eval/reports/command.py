@@ -122,7 +122,8 @@ def _examples_of(folder: Folder, example: str) -> list[tuple[RunSettings, Record
         if record["error"] is None
     ]
     ids = [r["example"] for _, r in found]
-    chosen = [one for one in ids if one.startswith(example)]
+    # The id itself comes before longer ones.
+    chosen = sorted((one for one in ids if one.startswith(example)), key=lambda one: one != example)
     if not chosen:
         raise ValueError(
             f"{folder.path} has no finished example whose id starts with {example!r}; "

@@ -9,6 +9,7 @@ import pytest
 from eval_runs import folder_of
 
 from dllm_decode import DecodeConfig
+from eval.cli import evaluate as main
 from eval.metrics.metrics import TradeOff
 from eval.metrics.statistics import wilson
 from eval.oracle.exact import accuracy, curve, joint_of
@@ -118,6 +119,14 @@ def test_tasks_and_examples_have_files_of_their_own(
     linked = set(re.findall(r"\]\((.*)\)", path.read_text()))
     assert len(linked - {"report.html"}) == len(tasks) * (1 + len(examples))
     assert linked <= {file.name for file in tmp_path.iterdir()}
+
+
+def test_an_id_comes_before_longer_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [record(SETTINGS, one, 1, nfe=n) for one, n in (("10", 3), ("1", 4), ("20", 5))]
+    folder_of(tmp_path, [SETTINGS], records)
+    for example, nfe in (("1", 4), ("10", 3), ("2", 5), ("", 3)):
+        assert main(["trace", str(tmp_path), "--example", example]) == 0
+        assert f"5 tokens in {nfe} forwards" in capsys.readouterr().out
 
 
 def test_the_means_of_other_scores_have_a_table_of_their_own(folder: Folder) -> None:
