@@ -11,9 +11,11 @@ from dllm_decode import blocks, caches, verify
 from eval.metrics.costs import Row
 from eval.runs.records import named_parts
 
-_PLUGINS = ("sampler", "cache", "verifier", "blocks")
+PLUGINS = ("sampler", "cache", "verifier", "blocks")
+"""Fields of settings that are expressions."""
+
 # Seeds are pooled, and the heading of a table names the task.
-_HIDDEN = (*_PLUGINS, "seed", "task", "task_version", "examples", "num_examples", "model")
+_HIDDEN = (*PLUGINS, "seed", "task", "task_version", "examples", "num_examples", "model")
 
 
 def names_of(rows: Sequence[Row], *, short: bool = True) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.text import Text
 
+from eval.reports.names import PLUGINS
 from eval.reports.templates import fill
 from eval.runs.lines import Record, Told, trace_of
 from eval.runs.records import RunSettings
@@ -56,10 +57,16 @@ def panels_of(example: Example) -> list[dict[str, Any]]:
 
 
 def parts_of(example: Example) -> list[list[str]]:
-    """Returns the parts that name each setting; the seed too, if there are several."""
-    has_seeds = len({settings.decoding.seed for settings, _ in example}) > 1
+    """Returns the parts that name each setting; also the model and options that differ."""
+    written = [settings.written() for settings, _ in example]
+    several = [
+        name
+        for name in written[0]
+        if name not in PLUGINS and len({str(one[name]) for one in written}) > 1
+    ]
     return [
-        [*one.parts, *([f"seed {one.decoding.seed}"] if has_seeds else [])] for one, _ in example
+        [*settings.parts, *(f"{name} {own[name]}" for name in several)]
+        for (settings, _), own in zip(example, written, strict=True)
     ]
 
 

@@ -1,15 +1,18 @@
 """A replay as an animated picture."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import eval_runs
 import pytest
+from eval_runs import SETTINGS, record
 from PIL import Image
 
+from dllm_decode import DecodeConfig
 from eval.cli import evaluate as main
 from eval.reports.animation import draw_frame, num_rounds, tint, write_animation
-from eval.reports.replay import Example, panels_of
+from eval.reports.replay import Example, panels_of, parts_of
 from eval.runs.runner import execute
 
 
@@ -48,6 +51,25 @@ def test_pictures_show_what_was_committed_and_have_one_size(example: Example) ->
     dark = tint(0.0)
     assert dark not in {colour for _, colour in pictures[0].getcolors(1 << 20)}
     assert dark in {colour for _, colour in pictures[-1].getcolors(1 << 20)}
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"model": "other"}, ["model toy", "model other"]),
+        ({"decoding": DecodeConfig(gen_length=16, block_length=4, temperature=1.0)},
+         ["gen_length 8", "gen_length 16"]),
+        ({"decoding": DecodeConfig(gen_length=8, block_length=4, temperature=1.0, seed=2)},
+         ["seed 0", "seed 2"]),
+    ],
+)  # fmt: skip
+def test_panels_are_named_by_what_tells_them_apart(
+    change: dict[str, Any], names: list[str]
+) -> None:
+    """Seeds were, but two models or two lengths had one name."""
+    settings = [SETTINGS, replace(SETTINGS, **change)]
+    parts = parts_of([(one, record(one, "a", 1)) for one in settings])
+    assert parts == [[SETTINGS.sampler, name] for name in names]
 
 
 def test_what_cannot_be_drawn_is_refused(example: Example, tmp_path: Path) -> None:
