@@ -71,10 +71,12 @@ def _gen_kwargs(options: argparse.Namespace) -> dict[str, Any]:
     if "max_gen_toks" in found:
         # Under its own name it could be the task's when it arrives at the adapter.
         found["gen_length"] = found.pop("max_gen_toks")
-    if "temperature" in found and options.temperature is not None:
-        raise ValueError(
-            "The temperature must be given once, got it in --gen-kwargs and in --temperature."
-        )
+    for name, said in (("temperature", "temperature"), ("gen_length", "answer length")):
+        if name in found and getattr(options, name) is not None:
+            raise ValueError(
+                f"The {said} must be given once, got it in --gen-kwargs and in "
+                f"--{name.replace('_', '-')}."
+            )
     Generation.of(found, block_length=1)
     return found
 
