@@ -202,13 +202,13 @@ class Errors:
     Attributes:
         task: Address of the task. Empty: random prompts, no accuracy.
         sampler: Which positions to commit.
-        num_prompts: Random prompts.
+        num_prompts: Random prompts, without a task. `None`: 16.
         json: File that the figures are written to, too.
     """
 
     task: str = field(default="", metadata={"nargs": "?"})
     sampler: Expression = "ConfidenceThreshold(0.9)"
-    num_prompts: Positive = 16
+    num_prompts: Positive | None = None
     json: File | None = None
 
 

@@ -30,11 +30,12 @@ from eval.files import require_file, write_json
 from eval.grid import show_grid
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer
-from eval.runs.command import open_model
+from eval.runs.command import open_model, warn_of_unknown_words
 from eval.runs.lines import ScoredExample
 from eval.runs.names import Selection, parse_task
 from eval.runs.options import given_of
 from eval.runs.plugins import parse_blocks, parse_cache, parse_sampler
+from eval.runs.runner import Checked
 from eval.runs.settings import Run
 from eval.runs.sweep import decoding_of
 from eval.tasks import Example, Task
@@ -210,6 +211,11 @@ def run(options: argparse.Namespace) -> int:
     sampler, blocks = parse_sampler(options.sampler), parse_blocks(options.blocks)
     selection = parse_task(options.task) if options.task else None
     if selection:
+        if options.num_prompts is not None:
+            raise ValueError(
+                "--num-prompts is for random prompts, got it beside a task; write "
+                f"limit={options.num_prompts} in its address instead."
+            )
         # Before the model is loaded: files may be missing.
         selection.require_scores(selection.examples())
     written = None if options.json is None else require_file("--json", options.json)
@@ -217,23 +223,26 @@ def run(options: argparse.Namespace) -> int:
     loaded = open_model(options.model, options, options.revision, needs_tokenizer=has_texts)
     model, tokenizer = loaded.model, loaded.tokenizer
     if selection is None:
-        task = TokenPrompts.random(model, options.num_prompts, seed=options.seed or 0)
+        task = TokenPrompts.random(model, options.num_prompts or 16, seed=options.seed or 0)
         selection, tokenizer = Selection(task.name, task), TokenIds()
     one = Run(
         model, tokenizer, selection, sampler, blocks=blocks,
         decoding=decoding_of(selection, given_of(options), blocks), batch_size=options.batch_size,
+        model_source=loaded.source,
     )  # fmt: skip
     runs = [replace(one, cache=cache) for cache in caches]
     examples = selection.examples()
     for each in runs:
         each.check(examples)
+    if has_texts:
+        warn_of_unknown_words([Checked(one, examples, one.settings(examples))])
     errors = [error_of(each) for each in runs]
     console = Console(highlight=False)
     console.print(f"n = {len(examples)} prompts; figures are followed by their standard error\n")
     show_grid(console, grid_of(errors))
     if written:
         named = {name: value for name, value in vars(options).items() if name in _SETTINGS}
-        settings = named | asdict(one.decoding)
+        settings = named | {"num_prompts": len(examples)} | asdict(one.decoding)
         content = {"settings": settings, "errors": [asdict(error) for error in errors]}
         write_json(written, content)
     return 0

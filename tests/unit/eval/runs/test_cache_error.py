@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from eval_runs import write_lines, write_model
 from tiny_models import MODELS, tiny
 
 from dllm_decode import DecodeConfig, FreeCache, MaskPredictor, PrefixCache
@@ -54,3 +55,18 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
     content = json.loads(written.read_text())
     assert content["settings"]["num_prompts"] == 2
     assert len(content["errors"]) == 2
+
+
+def test_a_task_says_how_many_prompts_and_its_unknown_words_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"zorblax has {number} apples .", "answer": "3"} for number in range(2)]
+    task = f"jsonl:{write_lines(tmp_path / 'own.jsonl', *rows)}?gen_length=8"
+    written = tmp_path / "errors.json"
+    command = ["cache-error", task, "--model", str(write_model(tmp_path / "tiny")),
+               "--cache", "NoCache()", "--json", str(written)]  # fmt: skip
+    assert main([*command, "--num-prompts", "4"]) == 2
+    assert "--num-prompts is for random prompts" in capsys.readouterr().err
+    assert main(command) == 0
+    assert "not known to the tokenizer: zorblax." in capsys.readouterr().err
+    assert json.loads(written.read_text())["settings"]["num_prompts"] == 2
