@@ -4,16 +4,18 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from eval.tasks.base import Example, content_id
 from eval.tasks.checks import is_prompt
-from eval.tasks.gsm8k import flexible_answer, normalised
+from eval.tasks.gsm8k import FLEXIBLE, normalised
 from eval.tasks.problem_files import FileTask, Found, read_objects
 from samplers.checks import require_choice, require_count
 
 _MATCHES = ("auto", "exact", "number", "contains")
 _NUMBER = re.compile(r"\s*[-+$]?[\d,]*\.?\d+\s*")
+_ELLIPSIS = re.compile(r"\.{2,}")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class JsonLines(FileTask):
     match: str = "auto"
     gen_length: int = 128
 
-    version = 2
+    version = 3
     primary = "answer"
     splits = ("test",)
 
@@ -63,11 +65,23 @@ class JsonLines(FileTask):
         wanted = example.target
         is_number = _NUMBER.fullmatch(wanted.rpartition("#### ")[2]) is not None
         if self.match == "number" or (self.match == "auto" and is_number):
-            gold = flexible_answer(wanted) or normalised(wanted)
-            return {"answer": float(flexible_answer(text) == gold)}
+            gold = _last_number(wanted)
+            return {"answer": float(gold is not None and _last_number(text) == gold)}
         if self.match == "contains":
             return {"answer": float(_plain(wanted) in _plain(text))}
         return {"answer": float(_plain(text) == _plain(wanted))}
+
+
+def _last_number(text: str) -> Decimal | str | None:
+    """Returns the value of the last number; what looks like one, such as a version, as it is."""
+    numbers = [match[0] for match in FLEXIBLE.finditer(_ELLIPSIS.sub(" ", text))]
+    numbers = [normalised(number) for number in numbers if any(map(str.isdigit, number))]
+    if not numbers:
+        return None
+    try:
+        return Decimal(numbers[-1])
+    except InvalidOperation:
+        return numbers[-1]
 
 
 def _plain(text: str) -> str:

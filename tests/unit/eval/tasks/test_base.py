@@ -11,6 +11,7 @@ from eval.runs.names import TASKS, digest_of, parse_task
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
 from eval.tasks.base import Example, SampledTask, content_id
 from eval.tasks.checks import require_examples, require_target_score
+from eval.tasks.jsonl import JsonLines
 from eval.tasks.lists import OUTPUTS
 
 NEED_FILES = {"gsm8k", "humaneval", "mbpp"}
@@ -71,6 +72,28 @@ def test_a_file_of_questions_scores_its_own_targets_if_they_can_match(tmp_path: 
             selection.require_scores(selection.examples())
     with pytest.raises(ValueError, match=r"own target must score 1 .* got 0.0 for .*'many'"):
         selection.require_scores(selection.examples())
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "score"),
+    [
+        ("7", "the answer is 7 ...", 1.0),
+        ("7", "x = 7..", 1.0),
+        ("7", "...7", 1.0),
+        ("7", "7.0, $$ ,.", 1.0),
+        ("0.5", "half, that is .5", 1.0),
+        ("-1,200", "-1200.00.", 1.0),
+        ("#### 7", "3 or 7", 1.0),
+        ("7", "7 or 3", 0.0),
+        ("7", "1.2.7", 0.0),
+        ("7", "none ...", 0.0),
+        ("many", "none", 0.0),
+    ],
+)
+def test_numbers_are_compared_by_their_value(target: str, text: str, score: float) -> None:
+    """Dots behind a number were taken for another one, and 0.5 was not .5."""
+    task = JsonLines("own.jsonl", match="number")
+    assert task.score(Example("?", target), text) == {"answer": score}
 
 
 @dataclass(frozen=True)
