@@ -262,6 +262,8 @@ def reading_decoder(model: MaskPredictor, max_tokens: int) -> Decoder:
         model: The mask predictor.
         max_tokens: Tokens of a text, at most.
     """
-    length = round_up(max_tokens, model.causal_block_length or 1)
+    step = model.causal_block_length or 1
+    # Blocks count from the prompt's first column, so that the text may begin within one.
+    length = round_up(max_tokens + step - 1, step)
     config = DecodeConfig(gen_length=length, block_length=length, stop_at_eos=False)
     return new_decoder(model, AllAtOnce(), config=config)

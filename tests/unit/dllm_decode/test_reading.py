@@ -4,8 +4,11 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+import torch
+from tiny_models import BLOCK_CAUSAL, tiny
 
 from dllm_decode import load_model, read
+from dllm_decode.models.base import ForwardInputs
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
 
@@ -95,6 +98,28 @@ def test_a_text_alone_is_read_too() -> None:
     assert choice.best == "apples"
     with pytest.raises(ValueError, match="no token that texts begin with"):
         read(ORACLE, Symbols(), "0 [1|2] 0")
+
+
+@pytest.mark.parametrize("prompt_length", range(1, 10))
+def test_a_block_causal_model_is_read_after_a_prompt_of_any_length(prompt_length: int) -> None:
+    """Where the text began within a block and reached into another, there was an IndexError."""
+    model, prompt = tiny(BLOCK_CAUSAL), [*range(20, 20 + prompt_length)]
+    mask, length = model.mask_id, model.causal_block_length
+    text = [*prompt, 5, mask, 7, mask]
+    # The last block is full of masks, as the model was trained.
+    tokens = torch.tensor([[*text, *[mask] * (-len(text) % length)]])
+    columns = torch.arange(tokens.shape[1])[None]
+    blocks = columns // length
+    attend = blocks[:, :, None] >= blocks[:, None]
+    inputs = ForwardInputs(tokens=tokens, positions=columns, wanted=columns, attend=attend)
+    logits = model.predict(inputs)[0]
+    logits[:, [mask, *model.banned_ids]] = -torch.inf
+    # A shifted model predicts a column at the one before it.
+    law = logits.softmax(-1)[prompt_length - model.logit_shift :]
+    choices = read(model, Symbols(), "5 [6|9] 7 [12|13]", prompt)
+    found = [[answer.probability for answer in choice.answers] for choice in choices]
+    assert found[0] == pytest.approx(law[1, [6, 9]].tolist(), abs=1e-9)
+    assert found[1] == pytest.approx(law[3, [12, 13]].tolist(), abs=1e-9)
 
 
 @pytest.mark.parametrize(
