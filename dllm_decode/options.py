@@ -50,7 +50,8 @@ class DecodeConfig:
         block_length: Tokens per block. `None`: the model's own, else 32, never more than
             `gen_length`. Equal to `gen_length`: no block order at all. A block-causal model needs
             a multiple of its own block length.
-        temperature: Temperature of the proposals (Gumbel-max); 0 is greedy.
+        temperature: Temperature of the proposals (Gumbel-max); 0 is greedy. Others are between
+            1e-30 and 1e30, so that quotients of logits are finite.
         top_p: Proposals come from the smallest set of tokens with this much probability; 1: all.
         top_k: Proposals come from this many most likely tokens; 0, or as many as the vocabulary
             has: all.
@@ -93,6 +94,10 @@ class DecodeConfig:
         if self.block_length is not None:
             require_integer("block_length", self.block_length, least=1, most=MAX_GEN_LENGTH)
         require_not_negative("temperature", self.temperature)
+        if self.temperature and not 1e-30 <= self.temperature <= 1e30:
+            raise ValueError(
+                f"temperature must be 0, or between 1e-30 and 1e30, got {_shown(self.temperature)}."
+            )
         require_not_negative("top_p", self.top_p)
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {_shown(self.top_p)}.")

@@ -39,6 +39,9 @@ from samplers import ConfidenceThreshold, FixedSchedule, parse
         ({"block_length": 0}, "block_length must be between 1 and 1048576, got 0"),
         ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
         ({"temperature": math.nan}, "temperature must be a finite number, got nan"),
+        # Quotients of logits were infinite, or of infinities.
+        ({"temperature": 1e-38}, "temperature must be 0, or between 1e-30 and 1e30, got 1e-38"),
+        ({"temperature": 10**39}, "temperature must be 0, or between 1e-30 and 1e30, got 1000000"),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
         ({"top_k": 2**31}, "top_k must be between 0 and 2147483647, got 2147483648"),
@@ -59,6 +62,17 @@ def test_every_field_is_checked_at_construction(options: Any, sentence: str) -> 
     for run in (decode, decode_many):
         with pytest.raises(ValueError, match=sentence):
             run(HashModel(), [[1]], FixedSchedule(4), **options)
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9, "top_k": 5}])
+def test_proposals_can_be_drawn_at_the_least_and_the_highest_temperature(cut: Any) -> None:
+    def tokens(temperature: float) -> list[int]:
+        options = {"gen_length": 8, "stop_at_eos": False, "temperature": temperature, **cut}
+        out = decode(HashModel(), [[1]], FixedSchedule(4), **options)
+        found: list[int] = out.tokens[0].tolist()
+        return found
+
+    assert tokens(1e-30) == tokens(1e-9) != tokens(1e30)
 
 
 def test_the_block_length_is_the_model_s_own_or_32_and_never_beyond_the_answer() -> None:
