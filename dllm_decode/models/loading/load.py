@@ -34,6 +34,7 @@ from dllm_decode.models.loading.weights import (
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.network.fused import Choice
 from dllm_decode.models.network.transformer import Transformer
+from samplers.checks import shown
 
 if TYPE_CHECKING:
     import transformers
@@ -237,9 +238,12 @@ def _same(name: str, value: Any, other: str, same: Any) -> Any:
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None or dtype == "auto":
         return None
-    if isinstance(dtype, str) and dtype not in _DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(_DTYPES)} or 'auto', got {dtype!r}.")
-    return _DTYPES[dtype] if isinstance(dtype, str) else dtype
+    found = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if found not in _DTYPES.values():
+        raise ValueError(
+            f"dtype must be one of {', '.join(_DTYPES)} or 'auto', got {shown(dtype)}."
+        )
+    return found
 
 
 def _check_experts(facts: CheckpointFacts, quantize: str | None) -> None:

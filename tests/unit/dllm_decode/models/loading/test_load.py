@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -373,6 +374,13 @@ def test_names_of_transformers_are_accepted(folder) -> None:
     ("options", "sentence"),
     [
         ({"dtype": "bf16"}, "or 'auto', got 'bf16'"),
+        # All but one of these failed later on, and complex64 was loaded.
+        ({"dtype": torch.complex64}, "dtype must be one of bfloat16, .* got torch.complex64"),
+        ({"dtype": torch.int8}, "dtype must be one of bfloat16, .* got torch.int8"),
+        ({"torch_dtype": torch.float8_e4m3fn}, "or 'auto', got torch.float8_e4m3fn"),
+        ({"dtype": 5}, "or 'auto', got 5"),
+        ({"dtype": np.float32}, "or 'auto', got <class 'numpy.float32'>"),
+        ({"dtype": ["a"]}, r"or 'auto', got \['a'\]"),
         ({"device": "meta", "device_map": "cpu"}, "device_map must be left out beside device"),
         ({"dtype": "float32", "torch_dtype": "float32"}, "torch_dtype must be left out beside dty"),
         ({"fused": True}, "fused=True needs a CUDA device, got device='cpu'"),
@@ -382,6 +390,7 @@ def test_names_of_transformers_are_accepted(folder) -> None:
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("no_checks_of_types")
 def test_options_that_do_not_fit_are_refused(options, sentence, folder) -> None:
     with pytest.raises(ValueError, match=sentence):
         load_model(folder, **options)
