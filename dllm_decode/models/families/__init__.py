@@ -11,6 +11,7 @@ from dllm_decode.models.families.dense import DENSE
 from dllm_decode.models.families.llada import LLADA
 from dllm_decode.models.families.mixtures import MIXTURES
 from dllm_decode.models.families.reader import Config
+from samplers.checks import shown
 
 __all__ = ["FAMILIES", "LLADA", "CheckpointFacts", "Config", "Family", "Refusal", "family_of"]
 
@@ -36,6 +37,8 @@ def family_of(
     architecture = named[0] if isinstance(named, list) and named else None
     if family is None:
         return _recognised(architecture, file)
+    if not isinstance(family, str | Family):
+        raise ValueError(f"family must be a name or a Family, got {shown(family)}.")
     found = _named(family) if isinstance(family, str) else family
     if named and found.architecture != architecture:
         raise ValueError(

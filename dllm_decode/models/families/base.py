@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dllm_decode.models.families.reader import MOST_LENGTH, Config, ConfigReader, shown
+from dllm_decode.models.families.reader import MOST_LENGTH, Config, ConfigReader, is_integer, shown
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
 
@@ -203,10 +203,10 @@ class Family:
             return stated
         others = (token for token in (given, of_tokenizer, self.mask_id) if token is not None)
         mask_id = next(others, None)
-        if mask_id is None or not 0 <= mask_id < vocab_size:
+        if mask_id is None or not is_integer(mask_id, 0, vocab_size - 1):
             raise ValueError(
                 f"{config.file} of a {self.name} checkpoint must say which token is [MASK], an id "
-                f"in [0, {vocab_size}), got {'none' if mask_id is None else mask_id}. Pass "
+                f"in [0, {vocab_size}), got {'none' if mask_id is None else repr(mask_id)}. Pass "
                 f"mask_id, or set {self.mask_keys[0]!r} there."
             )
         return mask_id
@@ -239,8 +239,10 @@ class Family:
                     f"{self.name} checkpoints attend in both directions, got block_length={given}, "
                     "which would hide later blocks. Leave block_length out."
                 )
-            if given < 1:
-                raise ValueError(f"block_length must be at least 1, got {given}.")
+            if not is_integer(given, 1, MOST_LENGTH):
+                raise ValueError(
+                    f"block_length must be an integer from 1 to {MOST_LENGTH}, got {given!r}."
+                )
             return given
         for key in self.block_keys:
             if config.has(key):

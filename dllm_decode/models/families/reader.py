@@ -59,7 +59,7 @@ class ConfigReader:
     ) -> int:
         """Reads an integer of a range."""
         value = self._value(key, default)
-        if not _is_integer(value, least, most):
+        if not is_integer(value, least, most):
             raise self.error(key, f"an integer from {least} to {most}", value)
         return int(value)
 
@@ -69,7 +69,7 @@ class ConfigReader:
         """Reads one integer from 0 on, or a list of them."""
         value = self._value(key, default)
         listed: list[int] = value if type(value) is list else [value]
-        if not all(_is_integer(item, 0, most) for item in listed):
+        if not all(is_integer(item, 0, most) for item in listed):
             raise self.error(key, f"integers from 0 to {most}", value)
         return listed
 
@@ -150,7 +150,8 @@ class ConfigReader:
         return default
 
 
-def _is_integer(value: object, least: int, most: int) -> bool:
+def is_integer(value: object, least: int, most: int) -> bool:
+    """Says whether a value is an integer of a range; true and 1.0 are none."""
     # JSON has true and 1.0, which Python takes for integers or compares equal to some.
     return type(value) is int and least <= value <= most
 

@@ -45,12 +45,16 @@ def test_a_family_is_recognised_or_asks_to_be_named(key: str) -> None:
         family_of(config)
 
 
+@pytest.mark.usefixtures("no_checks_of_types")
 def test_an_unknown_family_lists_what_is_supported() -> None:
     for named in (["GPT2LMHeadModel"], [], None, "LLaDAModelLM"):
         with pytest.raises(ValueError, match=r"must name a supported architecture \(LLaDAModelLM"):
             family_of({"architectures": named, "model_type": "llada"})
     with pytest.raises(ValueError, match=r"family must be one of llada, dream, .*, got 'lada'"):
         family_of(config_of("llada"), "lada")
+    number: Any = 5
+    with pytest.raises(ValueError, match=r"family must be a name or a Family, got 5\."):
+        family_of(config_of("llada"), number)
     with pytest.raises(ValueError, match=r"must be \['DreamModel'\], or be left out, got"):
         load_model(MODELS / "llada", family="dream")
 
@@ -215,15 +219,21 @@ def test_published_defaults_fill_in_what_a_configuration_lacks(
 
 
 @pytest.mark.parametrize("key", EVERY_FAMILY)
+@pytest.mark.usefixtures("no_checks_of_types")
 def test_a_caller_overrides_the_mask_token_and_the_block_length(key: str) -> None:
     family, config = FAMILIES[key], config_of(key)
     assert family.read(config, mask_id=7).mask_id == 7
     with pytest.raises(ValueError, match=r"an id in \[0, 512\), got 512"):
         family.read(config, mask_id=512)
+    wrong: Any
+    for wrong in ("a", 4.0, True):
+        with pytest.raises(ValueError, match=rf"an id in \[0, 512\), got {wrong!r}\. Pass"):
+            family.read(config, mask_id=wrong)
     if family.block_length or family.may_be_block_causal:
         assert family.read(config, mask_id=7, block_length=6).causal_block_length == 6
-        with pytest.raises(ValueError, match="block_length must be at least 1, got 0"):
-            family.read(config, mask_id=7, block_length=0)
+        for wrong in ("x", 4.0, True, 0, 10**9):
+            with pytest.raises(ValueError, match=f"block_length must be .*, got {wrong!r}"):
+                family.read(config, mask_id=7, block_length=wrong)
         return
     with pytest.raises(ValueError, match="attend in both directions, got block_length=6"):
         family.read(config, mask_id=7, block_length=6)
