@@ -31,6 +31,7 @@ from dllm_decode.uniform_state import check_config
 from dllm_decode.verify import NoVerifier
 from samplers import AcceptAndRenoise, ConfidenceThreshold
 from samplers.base import Sampler
+from samplers.checks import shown
 
 
 def generate(
@@ -118,6 +119,8 @@ def generate(
     require_model(model)
     require_observers(observers)
     texts = [templates] if isinstance(templates, str) else templates
+    if not isinstance(texts, Sequence):
+        raise ValueError(f"templates must be a text or a list of texts, got {shown(texts)}.")
     blanks = [template_ids(tokenizer, text, model) for text in texts]
     config = config.updated(**given)
     if blanks:

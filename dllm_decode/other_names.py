@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from dllm_decode.options import DecodeConfig, DecodeOptions, require_not_negative
+from dllm_decode.options import DecodeConfig, DecodeOptions, require_bool, require_not_negative
 from samplers.checks import shown
 
 HINTS = {
@@ -61,12 +61,15 @@ def by_our_names(
     found = _one_of(stop_strings or None, "stop_strings", given.pop("stop", None), "stop") or ()
     gen_length, same = given.pop("gen_length", None), given.pop("max_new_tokens", None)
     given["gen_length"] = _one_of(gen_length, "gen_length", same, "max_new_tokens")
+    if not isinstance(config, DecodeConfig):
+        raise ValueError(f"config must be a DecodeConfig, got {shown(config)}.")
     do_sample, temperature = given.pop("do_sample", None), given.get("temperature")
     if temperature is None and config.temperature > 0.0:
         temperature = config.temperature
     if temperature is not None:
         require_not_negative("temperature", temperature)
     if do_sample is not None:
+        require_bool("do_sample", do_sample)
         if temperature is not None and do_sample != (temperature > 0.0):
             raise ValueError(
                 f"do_sample={do_sample!r} contradicts temperature={temperature!r}; leave do_sample "

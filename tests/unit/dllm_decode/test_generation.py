@@ -283,6 +283,9 @@ def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
         (QUESTION, {"templates": "[MASK]", "gen_length": 8}, "must be left out with a template"),
         (f"a {TOKENIZER.mask_token}", {}, "pass the text to generate as templates="),
         (QUESTION, {"model": (MODEL, TOKENIZER), "templates": "[MASK]"}, "load_model returns two"),
+        (QUESTION, {"config": {}}, r"config must be a DecodeConfig, got \{\}"),
+        (QUESTION, {"do_sample": 3}, "do_sample must be True or False, got 3"),
+        (QUESTION, {"templates": None}, "templates must be a text or a list of texts, got None"),
         (QUESTION, {"chat": "yes"}, "chat must be \"auto\", True or False, got 'yes'"),
     ],
 )
