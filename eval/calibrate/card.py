@@ -96,10 +96,11 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return found
 
     def write(self, path: str | Path) -> None:
-        """Writes the card as JSON, and as text next to it."""
+        """Writes the card as JSON, and as text next to it: `card.json` and `card.txt`."""
         file = Path(path)
         write_json(file, msgspec.to_builtins(self))
-        write_text(file.with_suffix(".txt"), self.text())
+        stem = file.name.removesuffix(".json")
+        write_text(file.with_name(f"{stem}.txt"), self.text())
 
     def text(self) -> str:
         """Returns the card in words."""

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from eval.files import require_folder
-from eval.lm_harness.generation import Generation
+from eval.lm_harness.generation import ALLOWANCES, Generation
 from eval.lm_harness.settings import DEFAULTS, read_arguments
 from eval.runs.options import OPTIONS
 
@@ -68,9 +68,12 @@ def _gen_kwargs(options: argparse.Namespace) -> dict[str, Any]:
     from lm_eval.utils import simple_parse_args_string
 
     found: dict[str, Any] = simple_parse_args_string(options.gen_kwargs)
-    if "max_gen_toks" in found:
-        # Under its own name it could be the task's when it arrives at the adapter.
-        found["gen_length"] = found.pop("max_gen_toks")
+    for name in ALLOWANCES:
+        if name in found and "gen_length" in found:
+            raise ValueError(f"The answer length must be given once, got {options.gen_kwargs!r}.")
+        if name in found:
+            # Under its own name it could be the task's when it arrives at the adapter.
+            found["gen_length"] = found.pop(name)
     for name, said in (("temperature", "temperature"), ("gen_length", "answer length")):
         if name in found and getattr(options, name) is not None:
             raise ValueError(

@@ -10,7 +10,7 @@ AnswerLength: TypeAlias = int | Literal["task"]
 DEFAULT_LENGTH = 256
 
 # Names under which tasks allow a number of tokens; the first that is there counts.
-_ALLOWANCES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+ALLOWANCES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 # Values of other models' options that change nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -20,7 +20,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "repetition_penalty": (1,),
 }
-_KNOWN = ("until", "do_sample", "temperature", "gen_length", *_ALLOWANCES)
+_KNOWN = ("until", "do_sample", "temperature", "gen_length", *ALLOWANCES)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Generation:
         """
         for name, value in options.items():
             _check(name, value)
-        allowed = next((options[name] for name in _ALLOWANCES if name in options), DEFAULT_LENGTH)
+        allowed = next((options[name] for name in ALLOWANCES if name in options), DEFAULT_LENGTH)
         length = options.get("gen_length", allowed if gen_length == "task" else gen_length)
         if not isinstance(length, int) or length < 1:
             raise ValueError(f"gen_length must be a whole number from 1, got {length!r}.")

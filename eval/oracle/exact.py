@@ -3,17 +3,19 @@
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 from eval.metrics.metrics import TradeOff
 from eval.oracle.joint import Joint, even_sizes
 from eval.tasks import Example, LatinSquare, ListTask, Task
-from eval.tasks.lists import NUM_SYMBOLS, ListQuestion, valid_outputs
+from eval.tasks.lists import NUM_SYMBOLS, OUTPUTS, ListQuestion, valid_outputs
 from eval.tasks.puzzles import latin_squares
 
 # Brackets around the list, and EOS: tokens that are certain from the start.
 _NUM_CERTAIN = {"brackets": 3, "compact": 1}
 
-_MAX_ENUMERATED = 1000
+# Answers times sets of positions: a curve takes some seconds.
+_MOST_DRAWS = 4_000
 
 
 def joint_of(task: Task, example: Example) -> Joint:
@@ -56,29 +58,38 @@ def accuracy(request: ListQuestion, sizes: Sequence[int]) -> Fraction:
     answers = valid_outputs(request)
     if len(answers) == 1 or max(sizes) == 1:
         return Fraction(1)
-    if len(answers) > _MAX_ENUMERATED:
+    if len(answers) * 2**length > _MOST_DRAWS:
         raise ValueError(f"{request.keyword} has {len(answers)} answers, too many to enumerate.")
-    return Joint.uniform(answers).random_order_accuracy(sizes)
+    return _enumerated(request).random_order_accuracy(sizes)
+
+
+@lru_cache(maxsize=1)
+def _enumerated(request: ListQuestion) -> Joint:
+    """Returns the distribution over the right answers; it remembers what was asked of it."""
+    return Joint.uniform(valid_outputs(request))
 
 
 def curve(task: Task, example: Example) -> list[TradeOff]:
     """Returns speed and accuracy of an exact model for every number of steps.
 
     The model draws the tokens of the answer, brackets and EOS included, in random order at
-    temperature 1, equally many a step. Empty for tasks without a known, single length.
+    temperature 1, equally many a step. Empty for tasks without a known, single length, and for
+    those without a formula whose answers are too many to enumerate.
     """
     if not isinstance(task, ListTask) or task.style not in _NUM_CERTAIN:
         return []
     request: ListQuestion = example.meta["request"]
     if task.n is None and request.keyword not in ("pair_sum", "city"):
         return []
-    num_items = len(next(iter(valid_outputs(request))))
+    num_items = len(next(iter(OUTPUTS[request.keyword](request))))
     length = num_items + _NUM_CERTAIN[task.style]
     points = []
     for num_steps in range(1, length + 1):
-        sizes = even_sizes(length, num_steps)
-        shares = _item_sizes(sizes, num_items)
-        found = sum((p * accuracy(request, own) for p, own in shares), Fraction(0))
+        shares = _item_sizes(even_sizes(length, num_steps), num_items)
+        try:
+            found = sum((p * accuracy(request, own) for p, own in shares), Fraction(0))
+        except ValueError:
+            return []
         points.append(TradeOff(length / num_steps, float(found)))
     return points
 

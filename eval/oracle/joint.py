@@ -71,8 +71,29 @@ class Joint:
 
         The sizes are positive and sum to the answer's length.
         """
-        orders = list(partitions(tuple(range(self.length)), list(sizes)))
-        return sum((self.accuracy(order) for order in orders), Fraction(0)) / len(orders)
+        return self._in_random_order(self.answers, tuple(range(self.length)), tuple(sizes))
+
+    def _in_random_order(
+        self, answers: Mapping[Answer, Fraction], left: tuple[int, ...], sizes: tuple[int, ...]
+    ) -> Fraction:
+        """Returns the accuracy of drawing the positions that are left, given the symbols before."""
+        if len(answers) == 1:
+            return Fraction(1)
+        drawn = tuple(s for place, s in enumerate(next(iter(answers))) if place not in left)
+        # Many orders end in the same symbols at the same positions.
+        key = left, drawn, sizes
+        if key not in self._known:
+            total = Fraction(0)
+            for chosen in combinations(left, sizes[0]):
+                rest = tuple(place for place in left if place not in chosen)
+                for share, group in _draws(answers, chosen):
+                    total += share * self._in_random_order(group, rest, sizes[1:])
+            self._known[key] = total / math.comb(len(left), sizes[0])
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[tuple[int, ...], Answer, tuple[int, ...]], Fraction]:
+        return {}
 
 
 def left_to_right(length: int, tokens_per_step: int) -> list[range]:
@@ -85,17 +106,6 @@ def even_sizes(length: int, num_steps: int) -> list[int]:
     """Returns how many positions each step of an even schedule commits, the remainder first."""
     base, rest = divmod(length, num_steps)
     return [base + (step < rest) for step in range(num_steps) if base + (step < rest)]
-
-
-def partitions(positions: tuple[int, ...], sizes: list[int]) -> Iterator[list[tuple[int, ...]]]:
-    """Yields every way to share positions out to steps of the given sizes."""
-    if not sizes:
-        yield []
-        return
-    for chosen in combinations(positions, sizes[0]):
-        rest = tuple(position for position in positions if position not in chosen)
-        for tail in partitions(rest, sizes[1:]):
-            yield [chosen, *tail]
 
 
 def _marginals(
@@ -125,15 +135,18 @@ def _accuracy(answers: Mapping[Answer, Fraction], partition: list[Sequence[int]]
     """Returns the probability that draws, step by step, end in one of the answers."""
     if not partition:
         return Fraction(1)
-    marginals = _marginals(answers, partition[0])
-    total = Fraction(0)
-    for symbols, group in _split(answers, partition[0]).items():
-        drawn = math.prod(
-            marginals[position][symbol]
-            for position, symbol in zip(partition[0], symbols, strict=True)
-        )
-        total += drawn * _accuracy(group, partition[1:])
-    return total
+    draws = _draws(answers, partition[0])
+    return sum((p * _accuracy(group, partition[1:]) for p, group in draws), Fraction(0))
+
+
+def _draws(
+    answers: Mapping[Answer, Fraction], positions: Sequence[int]
+) -> Iterator[tuple[Fraction, dict[Answer, Fraction]]]:
+    """Yields the probability of each draw that may end in an answer, and the answers it leaves."""
+    marginals = _marginals(answers, positions)
+    for symbols, group in _split(answers, positions).items():
+        pairs = zip(positions, symbols, strict=True)
+        yield math.prod((marginals[at][symbol] for at, symbol in pairs), start=Fraction(1)), group
 
 
 def _lost(answers: Mapping[Answer, Fraction], partition: list[Sequence[int]]) -> float:

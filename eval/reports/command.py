@@ -12,7 +12,7 @@ from eval.metrics.costs import COSTS, CostMeasure, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice
 from eval.reports.animation import write_animation
-from eval.reports.page import report_page
+from eval.reports.page import page_of
 from eval.reports.replay import parts_of, picture_of, replay_page
 from eval.reports.report import PAGE, write_report
 from eval.reports.summary import measured
@@ -37,7 +37,8 @@ def report(options: argparse.Namespace) -> int:
     folder = Folder(options.folder)
     if options.before:
         path = folder.path / "comparison.html"
-        write_text(path, report_page([Folder(options.before), folder]))
+        found = [measured(Folder(options.before)), measured(folder)]
+        write_text(path, page_of(found, cost=COSTS.get(options.cost)))
         _say(Console(highlight=False), f"Comparison: {path}")
     return show(folder, num_replays=options.replays, cost=COSTS.get(options.cost))
 

@@ -29,9 +29,8 @@ from eval.reports.summary import MeasuredFolder
 from eval.reports.table import accepted_lengths, bold, commits, other_scores, pass_at, table
 from eval.reports.templates import asset
 from eval.runs.lines import Record
-from eval.runs.names import parse_task
+from eval.runs.names import LISTS, parse_task
 from eval.runs.records import RunSettings, digest
-from eval.tasks import ListTask
 
 PAGE = "report.html"
 
@@ -160,9 +159,9 @@ def _pictures(
 
 
 def _exact(task: str) -> list[TradeOff]:
-    exact = parse_task(task).task
-    # Other tasks have no curve, and a report must not need the files that their examples are in.
-    return curve(exact, exact.examples(num_examples=1)[0]) if isinstance(exact, ListTask) else []
+    # Other tasks have no curve, and a report must not need their modules and files.
+    exact = parse_task(task).task if task.startswith(LISTS) else None
+    return curve(exact, exact.examples(num_examples=1)[0]) if exact else []
 
 
 def _replays(

@@ -148,6 +148,8 @@ class Selection:
         if self.limit is not None and self.limit > MAX_LIMIT:
             raise ValueError(f"limit must be at most {MAX_LIMIT}, got {self.limit}.")
         found = self.task.examples(self.split, self.limit, self.examples_seed)
+        if not found:
+            raise ValueError(f"{shown(self.address)} must have at least one example, got none.")
         require_examples(self.address, found)
         self.task.require_enough(self.split, len(found), self.limit)
         # Records are found again by the id of their example.

@@ -33,13 +33,22 @@ class Place:
 
     @staticmethod
     def of_launch() -> "Place":
-        """Reads what `accelerate launch`, `torchrun` or `mpirun` tells each of its processes."""
+        """Reads what `accelerate launch`, `torchrun` or `mpirun` tells each of its processes.
+
+        Raises ValueError if the rank is not below the number of processes.
+        """
         found = {}
         for field_name, variables in _LAUNCH_VARIABLES.items():
             told = [os.environ[name] for name in variables if name in os.environ]
             if told:
                 found[field_name] = int(told[0])
-        return Place(**found)
+        place = Place(**found)
+        if not 0 <= place.rank < place.world_size:
+            raise ValueError(
+                "The environment must give the rank of a process below the number of processes, "
+                f"got rank {place.rank} of {place.world_size}. Unset RANK, or set WORLD_SIZE too."
+            )
+        return place
 
 
 ALONE = Place()

@@ -1,6 +1,7 @@
 """Checks of tasks before anything is decoded; messages name the example."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from traceback import extract_tb
@@ -16,8 +17,10 @@ FAILURES = (
     LookupError,
     NotImplementedError,
     RuntimeError,
+    SyntaxError,
     TypeError,
     ValueError,
+    re.error,
 )
 """Errors that a sampler, a scorer or a model raises when its code is wrong about one example.
 

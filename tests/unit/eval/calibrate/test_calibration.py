@@ -53,6 +53,9 @@ def test_a_cautious_setting_is_certified_and_a_bold_one_is_not(out: Path) -> Non
     text = (out / "card.txt").read_text()
     assert "accuracy drops by at most 0.2" in text
     assert "more prompts would not certify" in text
+    # Its text took the place of the card.
+    card.write(out / "said.txt")
+    assert read_card(out / "said.txt") == card
 
 
 def test_stored_records_are_used_and_told(out: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -323,6 +323,8 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], messag
         ("--gen-kwargs temperature=1 --temperature 1", "The temperature must be given once"),
         ("--gen-kwargs gen_length=8 --gen-length 16", "The answer length must be given once"),
         ("--gen-kwargs max_gen_toks=8 --gen-length 16", "in --gen-kwargs and in --gen-length"),
+        ("--gen-kwargs max_tokens=8,gen_length=9", "must be given once, got 'max_tokens=8"),
+        ("--gen-kwargs max_new_tokens=8 --gen-length 16", "in --gen-kwargs and in --gen-length"),
         ("--include-path nowhere", "must be a folder with task files, got 'nowhere'"),
         ("--model nothing", "which is none of these"),
     ],

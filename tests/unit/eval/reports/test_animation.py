@@ -88,6 +88,7 @@ def test_a_command_animates_an_example(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Animation: " in capsys.readouterr().out
     with Image.open(tmp_path / "a.gif") as picture:
         assert picture.format == "GIF"
-    assert main(["report", str(folder.path), "--before", str(folder.path), "--replays", "0"]) == 0
+    before = ["--before", str(folder.path), "--replays", "0", "--cost", "seconds"]
+    assert main(["report", str(folder.path), *before]) == 0
     assert "Comparison: " in capsys.readouterr().out
-    assert (folder.path / "comparison.html").is_file()
+    assert '"cost":"seconds"' in (folder.path / "comparison.html").read_text()

@@ -70,12 +70,14 @@ EXAMPLES = {
     "Numbers": "[number]",
     "Turnless": '[Example([{"role": "user"}], "2", id="first")]',
     "Bare": '["what is 1 + 1 ?"]',
+    "Empty": "[]",
     "Twins": '[Example("what is 1 + 1 ?", "2"), Example("what is 1 + 1 ?", "2")]',
 }
 SCORES = {
     "Nothing": "1.0", "TooMuch": '{"answer": 2.0}', "Unlike": '{"answer": 0.0}',
     "Undefined": '{"answer": None}', "Worded": '{"answer": "1"}', "Listing": '{"answer": [1.0]}',
     "Raising": '{"answer": example.meta["gold"] == text}',
+    "Parsing": '{"answer": text == example.target or eval(text + " (")}',
     "Worse": '{"answer": 1.0 if text == example.target else float("nan")}',
 }  # fmt: skip
 
@@ -144,6 +146,9 @@ def test_a_scorer_that_is_wrong_about_an_answer_has_an_error(module: str, tmp_pa
     assert [record["error"] for record in folder.records()] == [
         "ValueError: Scores must be numbers in [0, 1], True, False or None, got 'answer': nan."
     ] * 2
+    # The batch was lost, and the run ended in a traceback wherever it went on.
+    folder = execute(eval_runs.runs(task=f"{module}:Parsing?path=lines.txt")[:1], tmp_path / "read")
+    assert all(record["error"].startswith("SyntaxError: ") for record in folder.records())
 
 
 @pytest.mark.parametrize(
@@ -175,6 +180,7 @@ NO_TYPE = r"The option words of .*:Listed must be declared as str, .*, got list\
         ("Listed?path=a", NO_TYPE),
         ("Ordered?path=a&order=left", r"^order must be one of up, down, got 'left'"),
         ("Ordered?path=a&times=3", r"^times must be one of 1, 2, all, got '3'"),
+        ("Empty?path=lines.txt", "must have at least one example, got none"),
         # The run ended without a word: it waited for records without end.
         ("Twins?path=lines.txt", r"must have distinct ids, got '.*' 2 times"),
     ],

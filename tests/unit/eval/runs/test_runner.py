@@ -110,6 +110,14 @@ def test_another_number_of_processes_finishes_the_folder(whole: Path, tmp_path: 
     assert summary_of(tmp_path) == summary_of(whole)
 
 
+def test_a_rank_without_the_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the examples were decoded, and no report was written."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(ValueError, match="below the number of processes, got rank 1 of 1"):
+        Place.of_launch()
+
+
 def test_a_folder_takes_settings_added_and_corrected(tmp_path: Path) -> None:
     """A sweep that was stopped half-way could not be corrected and go on in its folder."""
     first = eval_runs.runs(samplers=(FixedSchedule(2),))
