@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from dllm_decode.models.base import MaskPredictor
 from dllm_decode.texts import Tokenizer, text_ids, warn_of_unknown_words
+from samplers.checks import shown
 
 _BLANK = re.compile(r" ?\[MASK(?::(\d+))?\]")
 _CHOICE = re.compile(r"( ?)\[([^\[\]|]*(?:\|[^\[\]|]*)+)\]")
@@ -60,9 +61,13 @@ def _given(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _length_of(blank: re.Match[str]) -> int:
-    length = int(blank[1] or 1)
+    digits = blank[1] or "1"
+    # Python reads no integer of more than 4,300 digits.
+    length = int(digits) if len(digits) <= 100 else _MOST + 1
     if not 1 <= length <= _MOST:
-        raise ValueError(f"A blank must have between 1 and {_MOST} tokens, got {blank[0].strip()}.")
+        raise ValueError(
+            f"A blank must have between 1 and {_MOST} tokens, got {shown(blank[0].strip())}."
+        )
     return length
 
 
@@ -74,6 +79,8 @@ def pieces_of(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[lis
     Raises:
         ValueError: If there is no choice, or the answers of one do not differ.
     """
+    if not isinstance(text, str):
+        raise ValueError(f"A read must be a text with choices such as [yes|no], got {shown(text)}.")
     found: list[list[int] | Choice] = []
     end = 0
     for place in _CHOICE.finditer(text):

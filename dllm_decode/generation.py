@@ -24,14 +24,19 @@ from dllm_decode.models.base import MaskPredictor, UniformState
 from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.other_names import GenerateOptions, by_our_names
 from dllm_decode.progress import AnswerProgress
-from dllm_decode.prompts import Array, Prompt, check_one_template_each, filling_options
+from dllm_decode.prompts import (
+    Array,
+    Prompt,
+    check_one_template_each,
+    filling_options,
+    require_templates,
+)
 from dllm_decode.streaming import DraftStreamer, PrefixStreamer, answer_stream
 from dllm_decode.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from dllm_decode.uniform_state import check_config
 from dllm_decode.verify import NoVerifier
 from samplers import AcceptAndRenoise, ConfidenceThreshold
 from samplers.base import Sampler
-from samplers.checks import shown
 
 
 def generate(
@@ -118,9 +123,8 @@ def generate(
     require_integer("num_return_sequences", num_return_sequences, least=1)
     require_model(model)
     require_observers(observers)
+    require_templates(templates)
     texts = [templates] if isinstance(templates, str) else templates
-    if not isinstance(texts, Sequence):
-        raise ValueError(f"templates must be a text or a list of texts, got {shown(texts)}.")
     blanks = [template_ids(tokenizer, text, model) for text in texts]
     config = config.updated(**given)
     if blanks:

@@ -21,9 +21,15 @@ from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.decoder import Decoder, Verifier, requests_of
 from dllm_decode.join import Ended, blank, ended_at_once, join, leave, outputs_of
 from dllm_decode.models.base import MaskPredictor, fingerprint_of
-from dllm_decode.options import DecodeConfig, DecodeOptions, require_integer
+from dllm_decode.options import DecodeConfig, DecodeOptions, require_config, require_integer
 from dllm_decode.prompt_slots import joining
-from dllm_decode.prompts import Prompt, Prompts, check_one_template_each, token_lists
+from dllm_decode.prompts import (
+    Prompt,
+    Prompts,
+    check_one_template_each,
+    require_templates,
+    token_lists,
+)
 from dllm_decode.round import one_round
 from dllm_decode.uniform_state import check_commits
 from dllm_decode.verify import NoVerifier
@@ -78,6 +84,8 @@ def decode(
         RuntimeError: If the sampler settles nothing in a step, takes more steps than it promises,
             or another plug-in breaks its contract.
     """
+    require_config(config)
+    require_templates(templates)
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
         config=config.updated(**options), return_logprobs=return_logprobs,
@@ -130,6 +138,8 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
             are not as many templates as prompts, at once if both have a length; or, when a row
             becomes free, if a prompt is empty or contains the mask id, or a template is too long.
     """
+    require_config(config)
+    require_templates(templates)
     require_integer("num_rows", num_rows, least=1)
     if attention_mask is not None or isinstance(prompts, Tensor | Mapping):
         prompts = token_lists(prompts, attention_mask)  # type: ignore[arg-type]

@@ -206,6 +206,12 @@ def require_bool(name: str, value: object) -> None:
         raise ValueError(f"{name} must be True or False, got {_shown(value)}.")
 
 
+def require_config(config: object) -> None:
+    """Raises ValueError unless the argument is a `DecodeConfig`."""
+    if not isinstance(config, DecodeConfig):
+        raise ValueError(f"config must be a DecodeConfig, got {_shown(config)}.")
+
+
 def require_ids(name: str, value: object) -> None:
     """Raises ValueError unless a value is a tuple of token ids."""
     if not isinstance(value, tuple):

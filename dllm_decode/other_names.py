@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from dllm_decode.options import DecodeConfig, DecodeOptions, require_bool, require_not_negative
-from samplers.checks import shown
+from dllm_decode.options import DecodeConfig, DecodeOptions, require_config, require_not_negative
+from samplers.checks import require_bool, shown
 
 HINTS = {
     "steps": "the sampler has it. FixedSchedule(n) takes n steps a block, so that LLaDA's steps "
@@ -55,14 +55,13 @@ def by_our_names(
     Raises:
         ValueError: If something is given by two names, or contradicts itself.
     """
+    require_config(config)
     given: dict[str, Any] = dict(options)
     given.pop("token_type_ids", None)
     inputs = _one_of(inputs, "inputs", given.pop("input_ids", None), "input_ids")
     found = _one_of(stop_strings or None, "stop_strings", given.pop("stop", None), "stop") or ()
     gen_length, same = given.pop("gen_length", None), given.pop("max_new_tokens", None)
     given["gen_length"] = _one_of(gen_length, "gen_length", same, "max_new_tokens")
-    if not isinstance(config, DecodeConfig):
-        raise ValueError(f"config must be a DecodeConfig, got {shown(config)}.")
     do_sample, temperature = given.pop("do_sample", None), given.get("temperature")
     if temperature is None and config.temperature > 0.0:
         temperature = config.temperature

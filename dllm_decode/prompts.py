@@ -90,6 +90,7 @@ def _without_padding(
     """Returns the tokens of each row where its mask is 1."""
     if isinstance(attention_mask, Array):
         attention_mask = attention_mask.tolist()
+    _require_mask(attention_mask)
     if len(prompts) != len(attention_mask):
         raise ValueError(
             f"attention_mask must have one row per prompt, {len(prompts)}, "
@@ -110,6 +111,15 @@ def _without_padding(
             )
         kept.append([token for token, is_read in zip(prompt, mask, strict=True) if is_read])
     return kept
+
+
+def _require_mask(attention_mask: Any) -> None:
+    """Raises ValueError unless a mask has rows."""
+    is_listed = isinstance(attention_mask, Sequence)
+    if not is_listed or not all(isinstance(row, Sequence | Array) for row in attention_mask):
+        raise ValueError(
+            f"attention_mask must be lists of 0 and 1, one per prompt, got {shown(attention_mask)}."
+        )
 
 
 def _rows_of(
@@ -194,6 +204,8 @@ def token_ids(given: Iterable[Any], model: MaskPredictor) -> list[int]:
     """Returns token ids as integers; raises ValueError if one is no token of the model."""
     if isinstance(given, bytes | bytearray):
         raise ValueError(f"Token ids must be integers, got {shown(given)}.")
+    if not isinstance(given, Iterable):
+        raise ValueError(f"Token ids must be in a list, got {shown(given)}.")
     tokens = []
     for token in given.tolist() if isinstance(given, Tensor) else given:
         try:
@@ -206,6 +218,14 @@ def token_ids(given: Iterable[Any], model: MaskPredictor) -> list[int]:
             f"Token ids must be in [0, {model.vocab_size}) for {model.name}, got {wrong[0]}."
         )
     return tokens
+
+
+def require_templates(templates: object) -> None:
+    """Raises ValueError unless templates are an iterable."""
+    if not isinstance(templates, Iterable):
+        raise ValueError(
+            f"templates must be a list of answers, one per prompt, got {shown(templates)}."
+        )
 
 
 def check_one_template_each(num_templates: int, num_prompts: int) -> None:

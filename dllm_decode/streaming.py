@@ -17,6 +17,7 @@ from dllm_decode.core.observers import Observer, StepEvent, final_tokens
 from dllm_decode.core.output import before_end
 from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import Detokenizer
+from samplers.checks import shown
 
 _MASK = "·"
 _FRESH = "bold black on yellow"
@@ -238,8 +239,12 @@ def answer_stream(
     """Returns an observer that feeds a streamer of either kind, which is given the prompt.
 
     Raises:
-        ValueError: If there is more than one request.
+        ValueError: If it is no streamer, or there is more than one request.
     """
+    if isinstance(streamer, type) or not isinstance(streamer, PrefixStreamer):
+        raise ValueError(
+            f"streamer must be a streamer such as TextStreamer(tokenizer), got {shown(streamer)}."
+        )
     if len(requests) != 1:
         raise ValueError(f"streamer must be given with a single input, got {len(requests)}.")
     # As transformers does; its streamers have an option to skip the prompt.

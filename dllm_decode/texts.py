@@ -170,7 +170,11 @@ def _turn(message: Any) -> Message:
     if not isinstance(content, list | tuple):
         return {**message}
     for part in content:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or "text" not in part:
+        if (
+            not isinstance(part, Mapping)
+            or part.get("type") != "text"
+            or not isinstance(part.get("text"), str)
+        ):
             raise ValueError(
                 f'A part of a content must be {{"type": "text", "text": ...}}, got {part!r}; '
                 "the models here read text alone."

@@ -283,9 +283,21 @@ def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
         (QUESTION, {"templates": "[MASK]", "gen_length": 8}, "must be left out with a template"),
         (f"a {TOKENIZER.mask_token}", {}, "pass the text to generate as templates="),
         (QUESTION, {"model": (MODEL, TOKENIZER), "templates": "[MASK]"}, "load_model returns two"),
-        (QUESTION, {"config": {}}, r"config must be a DecodeConfig, got \{\}"),
+        (QUESTION, {"templates": None}, "templates must be a list of answers, .* got None"),
+        (QUESTION, {"templates": 5}, "templates must be a list of answers, .* got 5"),
+        (
+            QUESTION,
+            {"templates": f"[MASK:{'5' * 5000}]"},
+            r"between 1 and 1048576 tokens, got '\[M",
+        ),
+        (QUESTION, {"config": {}}, "config must be a DecodeConfig, got {}"),
+        (QUESTION, {"streamer": 5}, "streamer must be a streamer such as TextStreamer.*, got 5"),
+        (QUESTION, {"streamer": TextStreamer}, "streamer must be a streamer .*, got <class"),
         (QUESTION, {"do_sample": 3}, "do_sample must be True or False, got 3"),
-        (QUESTION, {"templates": None}, "templates must be a text or a list of texts, got None"),
+        (QUESTION, {"do_sample": "x"}, "do_sample must be True or False, got 'x'"),
+        ([[5, 6]], {"attention_mask": 5}, "attention_mask must be lists of 0 and 1, .* got 5"),
+        ([[5, 6]], {"attention_mask": [5]}, r"attention_mask must be lists of .* got \[5\]"),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], {}, "A part .*'text': 5}"),
         (QUESTION, {"chat": "yes"}, "chat must be \"auto\", True or False, got 'yes'"),
     ],
 )
@@ -462,3 +474,24 @@ def test_a_function_in_place_of_a_list_of_observers_is_refused_in_one_sentence()
     watch: Any = [].append
     with pytest.raises(ValueError, match="observers must be a sequence of functions"):
         generate(MODEL, TOKENIZER, QUESTION, SAMPLER, observers=watch, **OPTIONS)
+
+
+@pytest.mark.usefixtures("no_checks_of_types")
+@pytest.mark.parametrize("run", [decode, decode_many])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"templates": None}, "templates must be a list of answers, one per prompt, got None"),
+        ({"templates": 5}, "templates must be a list of answers, one per prompt, got 5"),
+        ({"templates": [5]}, "In row 0: Token ids must be in a list, got 5"),
+        ({"config": {}}, "config must be a DecodeConfig, got {}"),
+        ({"attention_mask": 5}, "attention_mask must be lists of 0 and 1, one per prompt, got 5"),
+        ({"attention_mask": [5]}, r"attention_mask must be lists of 0 and 1, .* got \[5\]"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_refused_in_one_sentence(
+    run: Any, options: dict[str, Any], sentence: str
+) -> None:
+    """They ended in tracebacks."""
+    with pytest.raises(ValueError, match=sentence):
+        list(run(MODEL, [[5, 6]], SAMPLER, **options))

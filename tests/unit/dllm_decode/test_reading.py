@@ -129,10 +129,12 @@ def test_a_block_causal_model_is_read_after_a_prompt_of_any_length(prompt_length
         ("[yes]", "must have a choice"),
         ("emma has [12|] apples", r"must have at least one token, got \[12\|\]"),
         ("emma has [12|12] apples", r"must differ in their tokens, got \[12\|12\]"),
+        (5, r"A read must be a text with choices such as \[yes\|no\], got 5"),
         ("emma \ud800 [12|13]", "UTF-8 can encode"),
     ],
 )
-def test_a_text_that_cannot_be_read_is_refused(text: str, sentence: str) -> None:
+@pytest.mark.usefixtures("no_checks_of_types")
+def test_a_text_that_cannot_be_read_is_refused(text: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         read(MODEL, TOKENIZER, text, QUESTION)
 
