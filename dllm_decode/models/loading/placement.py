@@ -104,7 +104,7 @@ def available(device: Device) -> torch.device:
     """Returns a device, ValueError if it is not there."""
     try:
         found = torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise ValueError(
             f"A device must be one that this torch can use, such as 'cpu' or 'cuda', got "
             f"{device!r} ({str(error).splitlines()[0]}). Choose 'cpu', or install torch for that "

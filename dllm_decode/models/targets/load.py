@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dllm_decode.models.loading.find import Hub, find_model
+from dllm_decode.models.loading.placement import available
 from dllm_decode.models.loading.weights import (
     by_transformers,
     check_finite,
@@ -14,6 +15,7 @@ from dllm_decode.models.loading.weights import (
     weight_files,
 )
 from dllm_decode.models.targets.causal import CausalTarget
+from samplers.checks import shown
 
 if TYPE_CHECKING:
     import transformers
@@ -42,11 +44,19 @@ def load_target(
     Raises:
         FileNotFoundError: If the source does not exist.
         OSError: If a hub id cannot be downloaded.
-        ValueError: If an id stands for different tokens, the model cannot roll back, or its weight
-            files are damaged or do not hold exactly what config.json calls for.
+        ValueError: If the device is not there, an id stands for different tokens, the model cannot
+            roll back, or its weight files are damaged or do not hold exactly what config.json calls
+            for.
     """
     from transformers import AutoTokenizer
 
+    if isinstance(tokenizer, type) or not hasattr(tokenizer, "get_vocab"):
+        raise ValueError(
+            f"tokenizer must be the tokenizer that load_model returns, got {shown(tokenizer)}."
+        )
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = available(device)
     folder = find_model(source, Hub(revision))
     read_json(folder / "config.json")
     weight_files(folder)
@@ -54,9 +64,7 @@ def load_target(
         own = AutoTokenizer.from_pretrained(folder)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     num_shared_ids = count_shared_ids(own, tokenizer, name=name)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = _read(folder, device=torch.device(device), dtype=dtype)
+    model = _read(folder, device=place, dtype=dtype)
     return CausalTarget(
         model.eval().requires_grad_(False),
         name=name,

@@ -63,3 +63,21 @@ def test_a_damaged_target_is_refused(
     damage(folder)
     with pytest.raises(ValueError, match=message.replace("{folder}", re.escape(str(folder)))):
         load_target(folder, load_model("mini")[1])
+
+
+@pytest.mark.usefixtures("no_checks_of_types")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"device": "nope"}, "A device must be one that .* got 'nope'"),
+        ({"device": 5.5}, r"A device must be one that .* got 5\.5"),
+        ({"device": "meta"}, "A device must hold values, got 'meta'"),
+        ({"tokenizer": None}, "tokenizer must be the tokenizer that load_model returns, got None"),
+        ({"tokenizer": dict}, "tokenizer must be .*, got <class 'dict'>"),
+    ],
+)
+def test_a_device_or_a_tokenizer_that_is_none_is_refused(
+    options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        load_target("mini-ar", **{"tokenizer": load_model("mini")[1], **options})
