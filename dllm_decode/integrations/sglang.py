@@ -49,12 +49,14 @@ class BlockState(NamedTuple):
     """The state of one request in its open block; each tensor has one row.
 
     Attributes:
+        given: Positions whose token was there before the first step.
         unsettled: Positions whose token may change.
         noise_key: As in `View`.
         sampler: The sampler's own state; `None` before its first step, and without a state.
         has_begun: Whether the sampler has taken a step in this block.
     """
 
+    given: Bool[Tensor, "1 L"]
     unsettled: Bool[Tensor, "1 L"]
     noise_key: Int[Tensor, " 1"]
     sampler: Any = None
@@ -125,10 +127,8 @@ class BlockSteps:
         digests = [blake2b(name.encode(), digest_size=8).digest() for name in names]
         requests = [int.from_bytes(digest, "little", signed=True) for digest in digests]
         keys = row_keys(self.seed, torch.tensor(requests, device=unsettled.device))
-        return [
-            BlockState(unsettled[row : row + 1], keys[row : row + 1])
-            for row in range(batch.batch_size)
-        ]
+        rows = [slice(row, row + 1) for row in range(batch.batch_size)]
+        return [BlockState(~unsettled[row], unsettled[row], keys[row]) for row in rows]
 
     def step(self, batch: Any, logits: Any, states: list[BlockState]) -> list[bool]:
         """Takes one step of all blocks.
@@ -146,7 +146,9 @@ class BlockSteps:
             batch, logits if isinstance(logits, Tensor) else logits.full_logits, states
         )
         decision, held = next_step(self.sampler, view, self._held(view, states))
-        moves = moves_of(self.sampler, self.mask_id, view, decision, given=~view.eligible)
+        complete = ~view.eligible.any(-1)
+        given = torch.cat([state.given for state in states]) | complete[:, None]
+        moves = moves_of(self.sampler, self.mask_id, view, decision, given)
         tokens = torch.where(moves.commit, moves.tokens, view.tokens)
         unsettled = view.eligible & ~moves.settle
         if moves.remask is not None:
@@ -154,10 +156,11 @@ class BlockSteps:
             unsettled = unsettled | moves.remask
         batch.input_ids.copy_(tokens.view(-1))
         for row, state in enumerate(states):
-            own = BlockState(unsettled[row : row + 1], state.noise_key, _row(held, row), True)
-            states[row] = own
-        complete: list[bool] = (~view.eligible).all(-1).tolist()
-        return complete
+            states[row] = state._replace(
+                unsettled=unsettled[row : row + 1], sampler=_row(held, row), has_begun=True
+            )
+        found: list[bool] = complete.tolist()
+        return found
 
     def _tokens(self, batch: Any) -> Int[Tensor, "B L"]:
         tokens: Tensor = batch.input_ids

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,6 +27,9 @@ from samplers import (
     Sampler,
     Wino,
 )
+from samplers.base import Decision, RevisingSampler
+from samplers.logits.statistics import highest_one
+from samplers.view import View
 
 PROMPTS = [[17, 40, 41], [99, 7, 7, 250, 31], [12, 13, 14, 444]]
 LENGTH = 4
@@ -122,6 +125,27 @@ def answers(sampler: Sampler, loop: str, options: list[dict[str, Any]]) -> list[
     return requests
 
 
+class Steps(NamedTuple):
+    given: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True)
+class SecondThoughts(RevisingSampler[Steps]):
+    """Commits one token a step, and in the second step opens again what it has settled."""
+
+    def max_steps(self, num_masks: int) -> int:
+        return num_masks + 2
+
+    def init(self, view: View) -> Steps:
+        return Steps(~view.masked, torch.zeros_like(view.tokens[:, 0]))
+
+    def step(self, view: View, state: Steps) -> tuple[Decision, Steps]:
+        commit = highest_one(view.confidence, view.eligible)
+        remask = ~view.masked & ~state.given & (state.count == 1)[:, None]
+        return Decision(commit=commit, remask=remask), state._replace(count=state.count + 1)
+
+
 @pytest.mark.parametrize("loop", ["together", "apart"])
 @pytest.mark.parametrize(
     "sampler",
@@ -129,6 +153,8 @@ def answers(sampler: Sampler, loop: str, options: list[dict[str, Any]]) -> list[
         FixedSchedule(2), Klass(0.3, 0.1), JointThreshold(0.3, 0.1, 4),
         T2M(0.3, tau=0.2, max_post_steps=4, eos_early_stop=False),
         JointThresholdInDel(0.3, 0.1, 4, delete_id=133, split_id=178),
+        # Its second thoughts were dropped without a word.
+        SecondThoughts(),
     ],
     ids=repr,
 )  # fmt: skip
