@@ -156,6 +156,12 @@ class Decoder:
                 )
         require_plugin("stop", stop, StopRule, "StopStrings(tokenizer, strings)")
         config = self.config.updated(**options)
+        if config.is_tempered and Fact.SAMPLER_DECIDES not in self.verifier.gives:
+            raise ValueError(
+                f"top_p and top_k of a request must be left out with {self.verifier!r}, which does "
+                f"not let the sampler decide every step, got top_p={config.top_p} and "
+                f"top_k={config.top_k}. Use {Fact.SAMPLER_DECIDES.remedy}."
+            )
         if config.gen_length > self.config.gen_length:
             raise ValueError(
                 f"gen_length of a request must be at most that of the decode, "

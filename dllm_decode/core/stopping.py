@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from samplers.checks import shown
+
 
 @runtime_checkable
 class Detokenizer(Protocol):
@@ -53,13 +55,16 @@ class StopStrings(StopRule):
         strings: Texts that end an answer.
 
     Raises:
-        ValueError: If a string is empty.
+        ValueError: If `strings` is a single text, or holds an empty one or something else.
     """
 
     tokenizer: Detokenizer
     strings: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        is_listed = isinstance(self.strings, Sequence) and not isinstance(self.strings, str)
+        if not is_listed or not all(isinstance(one, str) for one in self.strings):
+            raise ValueError(f"Stop strings must be a tuple of texts, got {shown(self.strings)}.")
         for string in self.strings:
             if not string:
                 raise ValueError("A stop string must have at least one character, got ''.")

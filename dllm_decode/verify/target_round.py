@@ -16,7 +16,6 @@ from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
 from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.base import Decision
-from samplers.facts import Fact
 
 
 class TargetRound(NamedTuple):
@@ -79,13 +78,6 @@ def check_request(
     target: CausalTarget, model: MaskPredictor, request: Request, *, verifier: str
 ) -> None:
     """Raises ValueError if a target cannot read a request, or answer it from left to right."""
-    config = request.config
-    if config.top_p < 1.0 or config.top_k:
-        raise ValueError(
-            f"top_p and top_k of a request must be left out with {verifier}, since the target "
-            f"writes the answer, got top_p={config.top_p} and top_k={config.top_k}. Use "
-            f"{Fact.SAMPLER_DECIDES.remedy}."
-        )
     first = request.first_open(model.mask_id)
     if any(token != model.mask_id for token in request.template[first:]):
         raise ValueError(

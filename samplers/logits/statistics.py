@@ -278,7 +278,10 @@ def _largest(values: Float[Tensor, "B W V"], n: int) -> TopK:
     if n == 1:
         return TopK(*first)
     second = values.scatter(-1, first.indices, -torch.inf).max(-1, keepdim=True)
-    return TopK(*(torch.cat(pair, -1) for pair in zip(first, second, strict=True)))
+    # Where all others are -inf, `max` may have the first one again.
+    others = (first.indices + 1) % values.shape[-1]
+    index = torch.where(second.indices == first.indices, others, second.indices)
+    return TopK(torch.cat([first.values, second.values], -1), torch.cat([first.indices, index], -1))
 
 
 def _odds_against(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, " n"]:

@@ -17,15 +17,18 @@ from tokenizers.processors import TemplateProcessing
 from transformers import TextStreamer
 
 from dllm_decode import (
+    S2D2,
     ARVerify,
     DualCache,
     StepEvent,
     StopRule,
+    StopStrings,
     decode,
     decode_many,
     generate,
     load_model,
     load_target,
+    new_decoder,
 )
 from dllm_decode.blanks import template_ids
 from dllm_decode.core.observers import final_tokens
@@ -495,3 +498,19 @@ def test_arguments_of_a_wrong_kind_are_refused_in_one_sentence(
     """They ended in tracebacks."""
     with pytest.raises(ValueError, match=sentence):
         list(run(MODEL, [[5, 6]], SAMPLER, **options))
+
+
+@pytest.mark.usefixtures("no_checks_of_types")
+@pytest.mark.parametrize("strings", ["after", (5,), None])
+def test_stop_strings_are_a_tuple_of_texts(strings: Any) -> None:
+    """A single text stopped an answer at each of its letters."""
+    with pytest.raises(ValueError, match=r"^Stop strings must be a tuple of texts, got "):
+        StopStrings(TOKENIZER, strings)
+
+
+def test_options_of_a_request_that_a_verifier_does_not_keep_are_refused() -> None:
+    """Under `S2D2` the draft was cut to `top_k`, what verified it was not."""
+    model, _ = load_model("mini-long")
+    decoder = new_decoder(model, SAMPLER, verifier=S2D2())
+    with pytest.raises(ValueError, match="top_k of a request must be left out with S2D2"):
+        decoder.request([5, 6], 0, temperature=1.0, top_k=1)

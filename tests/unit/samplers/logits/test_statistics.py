@@ -171,6 +171,19 @@ def test_the_largest_logits_are_found_in_any_vocabulary(vocab_size: int) -> None
     assert torch.equal(most_likely(logits), order.indices[..., 0])
 
 
+@pytest.mark.parametrize("vocab_size", [2, 600, 2048, 7000])
+def test_a_token_is_not_the_second_largest_too(vocab_size: int) -> None:
+    """Where all others were -inf in every block but its own, the margin of a certain token was 0,
+    and other tokens were committed."""
+    certain = torch.tensor([0, 1, vocab_size // 2, vocab_size - 1])
+    logits = torch.full((1, 4, vocab_size), -torch.inf)
+    logits[0, torch.arange(4), certain] = 5.0
+    found = top_k(logits, 2)
+    assert torch.equal(found.tokens[0, :, 0], certain)
+    assert (found.tokens[0, :, 0] != found.tokens[0, :, 1]).all()
+    assert (found.logits[..., 1] == -torch.inf).all()
+
+
 def test_it_makes_no_difference_what_is_asked_for_first() -> None:
     names = ("most_likely", "log_normaliser", "confidence", "margin", "entropy")
     expected = {name: getattr(random_view(torch.bfloat16), name) for name in names}
