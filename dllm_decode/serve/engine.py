@@ -17,7 +17,7 @@ from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEve
 from dllm_decode.serve.limits import Limits
 
 _LOG = logging.getLogger(__name__)
-# So many rounds that failed, without an answer of any lane between, are taken for a broken model.
+# The model counts as broken after this many failed rounds with no answer of any lane between them.
 _MAX_FAULTS = 3
 _CLOSE_S = 5.0
 _FAULT = "The decode failed. The server's log says why."
@@ -25,7 +25,7 @@ _ENDING = "The server is being stopped."
 
 
 Outcome: TypeAlias = Literal["answered", "failed", "nothing"]
-"""Whether answers ended in a round, only errors, or neither."""
+"""The result of a round: an answer ended, all that ended had errors, or nothing ended."""
 
 
 class FullError(Exception):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from dllm_decode.core.stopping import cut_at
 from dllm_decode.texts import Tokenizer
 
-# A byte-level token that is not a whole character yet is decoded as this one.
-_UNFINISHED = "\ufffd"
+UNFINISHED = "\ufffd"
+"""The character that a tokenizer writes for a part of one."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Prose:
         """
         if self.stops(tokens):
             return self.rest(tokens)
-        text = self._decoded(tokens).rstrip(_UNFINISHED)
+        text = self._decoded(tokens).rstrip(UNFINISHED)
         return self._send(text[: len(text) - self._num_held(text)])
 
     def rest(self, tokens: list[int]) -> str:

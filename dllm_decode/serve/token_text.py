@@ -3,9 +3,7 @@
 from typing import Any
 
 from dllm_decode.serve.errors import writable
-
-# A part of a character is decoded as this one.
-_UNFINISHED = "\ufffd"
+from dllm_decode.serve.text import UNFINISHED
 
 
 def text_and_bytes(tokenizer: Any, token: int) -> tuple[str, bytes]:
@@ -16,7 +14,7 @@ def text_and_bytes(tokenizer: Any, token: int) -> tuple[str, bytes]:
     """
     text = writable(tokenizer.decode([token]))
     content = text.encode()
-    if _UNFINISHED not in text:
+    if UNFINISHED not in text:
         return text, content
     piece = tokenizer.convert_ids_to_tokens([token])[0]
     if not set(piece) <= set(_BYTES):
