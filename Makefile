@@ -24,7 +24,7 @@ TYPED := --jaxtyping-packages=samplers,dllm_decode,eval,checked_types.check
 # Modules that call every room, with recorded runs among them, and a quarter of the random decodes.
 TYPED_TESTS := $(addprefix tests/,golden/test_models.py \
   property/test_acceptance_laws.py unit/test_layers.py \
-  unit/dllm_decode/test_forward.py unit/samplers/test_view.py \
+  unit/dllm_decode/engine/test_forward.py unit/samplers/test_view.py \
   $(patsubst %,unit/dllm_decode/%.py,caches/test_caches core/test_trace \
     models/network/test_groups models/network/test_moe training/test_block_diffusion \
     training/test_learn2pd training/test_certainty) \

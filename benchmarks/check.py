@@ -8,8 +8,8 @@ from torch import Tensor
 from benchmarks.contenders import CONTENDERS, decode_setting, parse_pair
 from benchmarks.frame import Row
 from benchmarks.setting import Setting
+from dllm_decode.core.model import ForwardInputs
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.base import ForwardInputs
 
 CHECKED = (*CONTENDERS[:5], "DualCache(), SelfVerify(4)")
 

@@ -16,8 +16,8 @@ from benchmarks.plain_loop import run_loop
 from benchmarks.setting import Setting
 from benchmarks.watch import Watch, watch_memory
 from dllm_decode import CachePolicy, CausalTarget, DecodeOutput, Verifier, decode
+from dllm_decode.core.model import ForwardInputs
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.base import ForwardInputs
 from samplers import FixedSchedule
 from samplers.expression import parse_expression
 

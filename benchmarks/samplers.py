@@ -6,8 +6,8 @@ import torch
 
 from benchmarks.frame import least_seconds, read_options, report
 from benchmarks.setting import Setting
+from dllm_decode.core.model import ForwardInputs
 from dllm_decode.launch import run_main
-from dllm_decode.models.base import ForwardInputs
 from samplers import ALL_SAMPLERS, Sampler, View
 from samplers.logits.summary import Summary
 

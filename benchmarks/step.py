@@ -19,7 +19,7 @@ from benchmarks.frame import Row, read_options, report
 from benchmarks.setting import Setting
 from dllm_decode.caches import CachePolicy
 from dllm_decode.core.observers import StepEvent
-from dllm_decode.decide import decide
+from dllm_decode.engine.decide import decide
 from dllm_decode.launch import run_main
 from dllm_decode.models import MaskedTransformer
 from eval.runs.plugins import parse_cache
@@ -94,7 +94,7 @@ def named_parts(model: MaskedTransformer) -> Iterator[None]:
     """Lets the profiler know when the model and when the sampler are at work, while it is open."""
     with (
         patch.object(model, "predict", record_function(MODEL)(model.predict)),
-        patch("dllm_decode.round.decide", record_function(SAMPLER)(decide)),
+        patch("dllm_decode.engine.round.decide", record_function(SAMPLER)(decide)),
     ):
         yield
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.floor import Columns
+from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.models import CausalTarget, MaskedTransformer
-from dllm_decode.models.base import ForwardInputs, KVCache
 
 P, T = ParamSpec("P"), TypeVar("T")
 _STATUS = Path("/proc/self/status")

@@ -1,4 +1,3 @@
-from .answers import Answer, GenerateOutput, TokenCommit
 from .blocks import (
     CLOSED,
     AdaptiveBlocks,
@@ -24,22 +23,23 @@ from .caches import (
 )
 from .core.canvas import Canvas
 from .core.commits import Commits
+from .core.model import ForwardInputs, KVCache, MaskPredictor
 from .core.observers import Gain, Gains, Observer, Revision, StepEvent, Trace
+from .core.options import DecodeConfig
 from .core.output import DecodeOutput
 from .core.passes import Pass, Window
 from .core.rows import Request, RequestQueue
 from .core.state import State
 from .core.stopping import NeverStop, StopRule, StopStrings
-from .decoder import Decoder, Look
-from .generation import generate
-from .loop import decode, decode_many, new_decoder, rounds, run
+from .engine.decoder import Decoder, Look
+from .engine.loop import decode, decode_many, new_decoder, rounds, run
 from .models import CausalTarget, load_model
-from .models.base import ForwardInputs, KVCache, MaskPredictor
 from .models.targets.load import load_target
 from .models.targets.own_weights import as_causal_target
-from .options import DecodeConfig
-from .reading import ReadAnswer, ReadChoice, read
-from .streaming import PrefixStream, draft_observer, stream_to_terminal
+from .text.answers import Answer, GenerateOutput, TokenCommit
+from .text.generation import generate
+from .text.reading import ReadAnswer, ReadChoice, read
+from .text.streaming import PrefixStream, draft_observer, stream_to_terminal
 from .verify import (
     S2D2,
     UCB,

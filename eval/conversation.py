@@ -23,10 +23,10 @@ from dllm_decode import (
     stream_to_terminal,
 )
 from dllm_decode.blocks import BlockSchedule
-from dllm_decode.decoder import Decoder
-from dllm_decode.generation import default_sampler
-from dllm_decode.options import DecodeOptions
-from dllm_decode.texts import UseTemplate
+from dllm_decode.core.options import DecodeOptions
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.text.generation import default_sampler
+from dllm_decode.text.texts import UseTemplate
 from eval.runs.command import open_model
 from eval.runs.options import given_of
 from eval.runs.plugins import CHECKS, built, parse_sampler

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from dllm_decode import Request, RequestQueue, run
-from dllm_decode.answers import answer_of
-from dllm_decode.blanks import start_ids, template_ids
+from dllm_decode.core.model import fingerprint_of
+from dllm_decode.core.options import RequestOptions
+from dllm_decode.core.prompts import Prompt, filling_options
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
-from dllm_decode.decoder import Decoder
-from dllm_decode.generation import warn_if_never_asked
-from dllm_decode.loop import raise_errors
-from dllm_decode.models.base import fingerprint_of
-from dllm_decode.options import RequestOptions
-from dllm_decode.progress import AnswerProgress
-from dllm_decode.prompts import Prompt, filling_options
-from dllm_decode.texts import UseTemplate, prompt_ids
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.loop import raise_errors
+from dllm_decode.text.answers import answer_of
+from dllm_decode.text.blanks import start_ids, template_ids
+from dllm_decode.text.generation import warn_if_never_asked
+from dllm_decode.text.progress import AnswerProgress
+from dllm_decode.text.texts import UseTemplate, prompt_ids
 from eval.conversation import Speaker
 from eval.files import decoded, only_writer, require_file
 from eval.runs.lines import cut_torn_line

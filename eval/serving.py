@@ -22,9 +22,9 @@ def run(options: Namespace) -> int:
             f"serve needs {', '.join(missing)}, which are not installed: pip install '.[serve]'."
         )
     # They need the extra, and load torch.
-    from dllm_decode.generation import warn_if_never_asked
     from dllm_decode.serve.server import LOCAL, bind, serve
     from dllm_decode.serve.service import Service
+    from dllm_decode.text.generation import warn_if_never_asked
 
     limits = Limits(**{one.name: getattr(options, one.name) for one in fields(Limits)})
     others = _other_samplers(options)

@@ -12,12 +12,12 @@ from torch import Tensor
 from toys import Knowing, tiny_target, written_alone
 
 from dllm_decode import DecodeConfig, ForwardInputs, KVCache, blocks, caches, verify
+from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import NeverStop, StopRule
-from dllm_decode.decoder import Decoder
-from dllm_decode.loop import new_decoder
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.loop import new_decoder
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.base import MaskPredictor
 from dllm_decode.models.network.transformer import Transformer
 from samplers import parse
 from samplers.facts import Fact

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from dllm_decode import DecodeConfig, load_model, new_decoder
-from dllm_decode.decoder import Decoder
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.serve.engine import Engine, Lane
 from dllm_decode.serve.jobs import Job, JobEvent
 from dllm_decode.serve.limits import Limits

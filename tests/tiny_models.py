@@ -18,8 +18,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.models import MaskedTransformer, load_model, new_llada
-from dllm_decode.models.base import ForwardInputs, KVCache
 from dllm_decode.models.diffusion_gemma import DiffusionGemma
 from dllm_decode.models.families import FAMILIES as REGISTERED
 from dllm_decode.models.network.config import NetworkConfig

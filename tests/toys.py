@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from dllm_decode import CausalTarget
-from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.core.model import ForwardInputs, KVCache
 from samplers.logits.noise import mix, position_keys, uniform
 from samplers.logits.statistics import draw
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.rows import CLOSED, Opening, Row
-from dllm_decode.models.base import MaskPredictor
 from samplers.checks import (
     require_count,
     require_probability,

@@ -8,8 +8,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.rows import Opening, Row
-from dllm_decode.models.base import MaskPredictor
 from samplers.base import Decision
 from samplers.facts import Fact, PlugIn
 from samplers.view import View

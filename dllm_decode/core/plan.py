@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from dllm_decode.core.columns import Columns, count
-from dllm_decode.sizes import round_up
+from dllm_decode.core.sizes import round_up
 
 # Numbers of columns that are not one range are rounded up to a multiple of this, because libraries
 # keep scratch memory for each shape.

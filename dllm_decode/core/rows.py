@@ -7,9 +7,9 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from dllm_decode.core.columns import Columns
+from dllm_decode.core.options import DecodeConfig
+from dllm_decode.core.sizes import round_up
 from dllm_decode.core.stopping import NeverStop, StopRule
-from dllm_decode.options import DecodeConfig
-from dllm_decode.sizes import round_up
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.commits import CommitState
 from dllm_decode.core.history import History
 from dllm_decode.core.layout import Layout
+from dllm_decode.core.model import KVCache
 from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
-from dllm_decode.models.base import KVCache
 
 
 class CacheState(NamedTuple):

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.settle import moves_of
+from dllm_decode.engine.settle import moves_of
 from samplers.base import Sampler, first_state, next_step
 from samplers.facts import Fact
 from samplers.logits.noise import row_keys

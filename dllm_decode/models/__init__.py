@@ -1,6 +1,6 @@
 """Mask predictors: the transformer, the families it covers, and how they are read from disk."""
 
-from dllm_decode.models.base import ForwardInputs, KVCache, MaskPredictor
+from dllm_decode.core.model import ForwardInputs, KVCache, MaskPredictor
 from dllm_decode.models.loading.export import new_llada, save_model
 from dllm_decode.models.loading.load import load_model
 from dllm_decode.models.masked_transformer import MaskedTransformer

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 
-from dllm_decode.models.base import ForwardInputs, KVCache, zeroed_cache
+from dllm_decode.core.model import ForwardInputs, KVCache, zeroed_cache
 from dllm_decode.models.loading.weights import by_transformers, digest_of, model_files
 
 if TYPE_CHECKING:

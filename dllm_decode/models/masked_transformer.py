@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dllm_decode.models.base import ForwardInputs, KVCache, MaskPredictor, zeroed_cache
+from dllm_decode.core.model import ForwardInputs, KVCache, MaskPredictor, zeroed_cache
 from dllm_decode.models.network.context import split
 from dllm_decode.models.network.fused import Choice
 from dllm_decode.models.network.moe import Experts

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.core.model import ForwardInputs, KVCache
 
 if TYPE_CHECKING:
     import transformers

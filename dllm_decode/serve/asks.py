@@ -7,9 +7,9 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
-from dllm_decode.options import RequestOptions
 from dllm_decode.serve.errors import RefusedError, refusing
 from dllm_decode.serve.fields import Chat, Completion, CompletionFields, Turn
 from dllm_decode.serve.jobs import Job, Recorder

@@ -10,9 +10,9 @@ from typing import Literal, TypeAlias
 
 from dllm_decode.core.observers import StepEvent, final_tokens
 from dllm_decode.core.rows import RequestQueue
-from dllm_decode.decoder import Decoder
-from dllm_decode.join import Ended
-from dllm_decode.loop import rounds
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.join import Ended
+from dllm_decode.engine.loop import rounds
 from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEvent
 from dllm_decode.serve.limits import Limits
 

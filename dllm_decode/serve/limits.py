@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
-from dllm_decode.options import require_integer, require_not_negative
+from dllm_decode.core.options import require_integer, require_not_negative
 
 
 @dataclass(frozen=True, kw_only=True)

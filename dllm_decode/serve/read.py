@@ -1,17 +1,17 @@
-"""Typed reads of clients, see `dllm_decode.reading`: slots in braces, answers by slot."""
+"""Typed reads of clients, see `dllm_decode.text.reading`: slots in braces, answers by slot."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from dllm_decode.blanks import Choice, start_ids
-from dllm_decode.reading import Piece, ReadChoice, ReadPlan, ReadRow
 from dllm_decode.serve.answers import Json, usage_of
 from dllm_decode.serve.asks import chat_ids
 from dllm_decode.serve.errors import RefusedError, refusing
 from dllm_decode.serve.fields import Read
 from dllm_decode.serve.jobs import Finished, Job
 from dllm_decode.serve.service import Channel, Service
+from dllm_decode.text.blanks import Choice, start_ids
+from dllm_decode.text.reading import Piece, ReadChoice, ReadPlan, ReadRow
 
 
 async def read(service: Service, asked: Read, channel: Channel) -> Json:

@@ -10,14 +10,14 @@ from typing import Any
 
 from dllm_decode.blocks import Sequential
 from dllm_decode.caches import NoCache
-from dllm_decode.decoder import Decoder
-from dllm_decode.reading import reading_decoder
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.serve.engine import Engine, FullError, Lane
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.jobs import Failed, Job, JobEvent, Told
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.metrics import Metrics
-from dllm_decode.texts import Tokenizer
+from dllm_decode.text.reading import reading_decoder
+from dllm_decode.text.texts import Tokenizer
 from dllm_decode.verify import NoVerifier
 from samplers.facts import Fact, PlugIn
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dllm_decode.core.stopping import cut_at
-from dllm_decode.texts import Tokenizer
+from dllm_decode.text.texts import Tokenizer
 
 UNFINISHED = "\ufffd"
 """The character that a tokenizer writes for a part of one."""

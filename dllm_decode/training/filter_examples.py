@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.observers import StepEvent
-from dllm_decode.loop import decode
-from dllm_decode.models.base import MaskPredictor
-from dllm_decode.options import DecodeConfig
+from dllm_decode.core.options import DecodeConfig
+from dllm_decode.engine.loop import decode
 from samplers import Decision, FixedSchedule, Sampler, View
 from samplers.facts import Fact
 from samplers.logits.noise import row_keys

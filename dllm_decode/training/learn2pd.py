@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dllm_decode.options import require_integer
+from dllm_decode.core.options import require_integer
 from dllm_decode.training.checkpoints import Progress
 from dllm_decode.training.examples import Objective, Part, Source
 from dllm_decode.training.filter_examples import FilterExamples

@@ -1,6 +1,7 @@
 """Verifiers: how many steps one look at the model is good for, or whose tokens are kept."""
 
-from dllm_decode.decoder import Verifier
+from dllm_decode.engine.decoder import Verifier
+from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.verify.ar_verify.ar_verify import ARVerify
 from dllm_decode.verify.ar_verify.draft_length import DraftLength
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
@@ -10,7 +11,6 @@ from dllm_decode.verify.ar_verify.drafting.sampled import Sampled
 from dllm_decode.verify.ar_verify.drafting.tree import Tree
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.guided import Guided
-from dllm_decode.verify.no_verifier import NoVerifier
 from dllm_decode.verify.s2d2.routing import UCB, MinimumSpan, Router, ScoreThreshold
 from dllm_decode.verify.s2d2.s2d2 import S2D2
 from dllm_decode.verify.self_verify.self_verify import SelfVerify

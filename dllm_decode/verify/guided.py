@@ -7,10 +7,11 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.rows import Request
 from dllm_decode.core.state import State
-from dllm_decode.decoder import Decoder, Look, Verifier
-from dllm_decode.models.base import MaskPredictor
+from dllm_decode.engine.decoder import Decoder, Look, Verifier
+from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.verify.drafts import Beginning, Draft
 from dllm_decode.verify.target_round import (
@@ -22,7 +23,6 @@ from dllm_decode.verify.target_round import (
     require_target,
     written,
 )
-from dllm_decode.views import view_of
 from samplers.base import Sampler
 from samplers.checks import require_count, require_probability, require_share
 from samplers.logits.statistics import gather, leading, most_likely, num_larger, probability

@@ -20,7 +20,7 @@ from rich.progress import track
 from torch import Tensor
 
 from dllm_decode import DecodeOutput, decode
-from dllm_decode.options import DEFAULT_BLOCK_LENGTH
+from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.likelihood import Likelihood, ScoredAnswer
 from eval.lm_harness.records import CostLedger, cost_of_score

@@ -22,10 +22,10 @@ from dllm_decode import (
     Verifier,
 )
 from dllm_decode.core.state import CacheState, State
-from dllm_decode.decide import decide
-from dllm_decode.decoder import Decoder, Look
-from dllm_decode.settle import settle
-from dllm_decode.views import look
+from dllm_decode.engine.decide import decide
+from dllm_decode.engine.decoder import Decoder, Look
+from dllm_decode.engine.settle import settle
+from dllm_decode.engine.views import look
 from eval.files import require_file, write_json
 from eval.grid import show_grid
 from eval.metrics.statistics import mean, standard_error

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 import msgspec
 
-from dllm_decode.options import DecodeConfig
+from dllm_decode.core.options import DecodeConfig
 
 OPTIONS: Mapping[str, Any] = {option.name: option.type for option in fields(DecodeConfig)}
 """By field of `DecodeConfig` its type."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from dllm_decode.unknown_words import unknown_id_of, unknown_words
+from dllm_decode.text.unknown_words import unknown_id_of, unknown_words
 from eval.tasks.base import Example, Turn
 
 

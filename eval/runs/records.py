@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dllm_decode.blocks import Sequential
-from dllm_decode.options import DecodeConfig
+from dllm_decode.core.options import DecodeConfig
 from eval.files import converted, only_writer, read_object, require_folder, write_json
 from eval.runs.lines import Record, cut_torn_line, read_parts
 from eval.runs.options import OPTIONS

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVerifier, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from dllm_decode.decoder import Decoder
-from dllm_decode.loop import new_decoder
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.loop import new_decoder
 from eval.runs.names import Selection, digest_of
 from eval.runs.prompts import PromptTokenizer, require_template
 from eval.runs.records import RunSettings, named_parts

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
 
-from dllm_decode.models.base import fingerprint_of
+from dllm_decode.core.model import fingerprint_of
 from dllm_decode.training import Progress, ProgressBar, Settings, train
 from dllm_decode.training.fsdp import require_launch
 from dllm_decode.training.teacher import Demonstration, Lessons

@@ -11,8 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from dllm_decode import NoVerifier, compatibility
-from dllm_decode.models.base import fingerprint_of
+from dllm_decode import NoVerifier
+from dllm_decode.core.model import fingerprint_of
+from dllm_decode.engine import compatibility
 from dllm_decode.training import ProgressBar
 from dllm_decode.training.filter_examples import FilterExamples, collect_examples, join
 from dllm_decode.training.learn2pd import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dllm_decode import CachePolicy, DecodeConfig
-from dllm_decode.loop import new_decoder
+from dllm_decode.engine.loop import new_decoder
 from eval.runs.names import Selection, digest_of, parse_task, split_address
 from eval.runs.prompts import PromptTokenizer, encode_prompt, said_of_unknown_words
 from eval.runs.settings import Run

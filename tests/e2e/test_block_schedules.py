@@ -9,7 +9,7 @@ from tiny_models import tiny
 
 from dllm_decode import decode
 from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, Sequential
-from dllm_decode.options import DecodeConfig
+from dllm_decode.core.options import DecodeConfig
 from eval.calibrate.card import FORMAT, read_card
 from eval.calibrate.ladders import rung_of
 from eval.cli import evaluate as main

@@ -11,7 +11,7 @@ from toys import DriftingModel, HashModel, logits_of, tiny_llama, tiny_target
 
 from dllm_decode import Commits, DecodeConfig, DecodeOutput, RequestQueue, StepEvent
 from dllm_decode.caches import NoCache, PrefixCache
-from dllm_decode.loop import decode, new_decoder, run
+from dllm_decode.engine.loop import decode, new_decoder, run
 from dllm_decode.verify import ARVerify, NoVerifier, PathSearch, Sampled, SelfVerify, Tree
 from samplers import T2M, ConfidenceThreshold, FixedSchedule, JointThreshold, Sampler, Wino
 from samplers.logits.truncation import Truncation

@@ -91,8 +91,9 @@ def test_the_pictures_are_those_that_their_script_draws() -> None:
 def test_functions_that_the_picture_of_a_round_names_are_there() -> None:
     text = (DOCS / "img" / "round.svg").read_text(encoding="utf-8")
     for room, name in [
-        ("round", "open_blocks"), ("decide", "decide"), ("settle", "settle"), ("round", "advance"),
-        ("core.layout", "Layout.of"), ("forward", "forward"), ("core.rows", "RequestQueue"),
+        ("engine.round", "open_blocks"), ("engine.decide", "decide"), ("engine.settle", "settle"),
+        ("engine.round", "advance"), ("core.layout", "Layout.of"), ("engine.forward", "forward"),
+        ("core.rows", "RequestQueue"),
     ]:  # fmt: skip
         assert name in text, f"{name} is not in the picture any more"
         attrgetter(name)(import_module(f"dllm_decode.{room}"))

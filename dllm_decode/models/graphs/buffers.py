@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from dllm_decode.models.base import KVCache, zeroed_cache
-from dllm_decode.sizes import round_up
+from dllm_decode.core.model import KVCache, zeroed_cache
+from dllm_decode.core.sizes import round_up
 
 # Slots are allocated in multiples of this, so that prompts of similar length share graphs.
 _STEP = 64

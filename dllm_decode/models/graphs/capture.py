@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from dllm_decode.models.base import ForwardInputs
+from dllm_decode.core.model import ForwardInputs
 
 Run: TypeAlias = Callable[[ForwardInputs], Tensor]
 """Computes the logits of a forward."""

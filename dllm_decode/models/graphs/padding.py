@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from dllm_decode.models.base import ForwardInputs, KVCache
-from dllm_decode.sizes import round_up
+from dllm_decode.core.model import ForwardInputs, KVCache
+from dllm_decode.core.sizes import round_up
 
 _KEY_STEP = 64
 # Rows are padded to all of the cache up to this many columns in all rows together; beyond, what

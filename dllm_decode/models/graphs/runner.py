@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dllm_decode.models.base import ForwardInputs
+from dllm_decode.core.model import ForwardInputs
 from dllm_decode.models.graphs.buffers import KVBufferPool
 from dllm_decode.models.graphs.capture import Capture, CudaGraphs, Replay, Run
 from dllm_decode.models.graphs.padding import is_padded, pad_to_bucket

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.fused import Choice, operations_for
 from dllm_decode.models.network.operations import KVSlots, LayerKV, Operations, Rotation

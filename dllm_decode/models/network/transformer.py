@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dllm_decode.models.base import ForwardInputs
+from dllm_decode.core.model import ForwardInputs
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import (
     LayerContext,

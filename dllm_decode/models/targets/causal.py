@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dllm_decode.core.sizes import round_up
 from dllm_decode.models.targets.network import (
     CausalInputs,
     CausalNetwork,
@@ -14,7 +15,6 @@ from dllm_decode.models.targets.network import (
     TransformersNetwork,
 )
 from dllm_decode.models.targets.trees import ancestors, tree_mask, tree_positions
-from dllm_decode.sizes import round_up
 
 if TYPE_CHECKING:
     import transformers

@@ -2,7 +2,7 @@
 
 import torch
 
-from dllm_decode.models.base import ForwardInputs, KVCache, zeroed_cache
+from dllm_decode.core.model import ForwardInputs, KVCache, zeroed_cache
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.masked_transformer import MaskedTransformer, attention_on
 from dllm_decode.models.targets.causal import CausalTarget

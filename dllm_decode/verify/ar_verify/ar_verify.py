@@ -8,14 +8,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.passes import Branches
 from dllm_decode.core.rows import Request
+from dllm_decode.core.sizes import round_up
 from dllm_decode.core.state import State
-from dllm_decode.decoder import Decoder, Look, Verifier
-from dllm_decode.models.base import MaskPredictor
+from dllm_decode.engine.decoder import Decoder, Look, Verifier
+from dllm_decode.engine.settle import canvas_after
+from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget, Past
-from dllm_decode.settle import canvas_after
-from dllm_decode.sizes import round_up
 from dllm_decode.verify.acceptance import accept
 from dllm_decode.verify.ar_verify.draft_length import DraftLength, DraftLengths
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
@@ -29,7 +30,6 @@ from dllm_decode.verify.target_round import (
     require_target,
     written,
 )
-from dllm_decode.views import view_of
 from samplers.base import Sampler, first_state, next_step
 from samplers.checks import require_plugin
 from samplers.logits.statistics import certain_where, leading, most_likely

@@ -6,7 +6,7 @@ from statistics import median
 
 import torch
 
-from dllm_decode.models.base import ForwardInputs, MaskPredictor
+from dllm_decode.core.model import ForwardInputs, MaskPredictor
 from dllm_decode.models.targets.causal import CausalTarget
 
 # Few and many columns, both multiples of the step to which readings are padded.

@@ -8,17 +8,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.state import State
-from dllm_decode.decide import decide
-from dllm_decode.decoder import Decoder, Look, Verifier
-from dllm_decode.forward import forward
-from dllm_decode.models.base import MaskPredictor
-from dllm_decode.settle import with_sampler_check
+from dllm_decode.engine.decide import decide
+from dllm_decode.engine.decoder import Decoder, Look, Verifier
+from dllm_decode.engine.forward import forward
+from dllm_decode.engine.settle import with_sampler_check
+from dllm_decode.engine.views import look
 from dllm_decode.verify.acceptance import accept_by_ratio
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.s2d2.routing import Router, ScoreThreshold
-from dllm_decode.views import look
 from samplers.base import Decision, Sampler
 from samplers.checks import require_choice, require_count, require_plugin
 from samplers.facts import Fact

@@ -12,9 +12,10 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.state import State
-from dllm_decode.decoder import Decoder, Look, Verifier
-from dllm_decode.forward import forward
-from dllm_decode.settle import canvas_after, truncated
+from dllm_decode.engine.decoder import Decoder, Look, Verifier
+from dllm_decode.engine.forward import forward
+from dllm_decode.engine.settle import canvas_after, truncated
+from dllm_decode.engine.views import leave_one_out_of, look, view_of, window_of, with_window
 from dllm_decode.verify.self_verify.evaluated_states import (
     EvaluatedStates,
     Level,
@@ -23,7 +24,6 @@ from dllm_decode.verify.self_verify.evaluated_states import (
     num_unsettled,
     placed,
 )
-from dllm_decode.views import leave_one_out_of, look, view_of, window_of, with_window
 from samplers.base import next_step
 from samplers.checks import require_choice, require_count
 from samplers.facts import Fact

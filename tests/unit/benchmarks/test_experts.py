@@ -7,7 +7,7 @@ from benchmarks import experts
 from benchmarks.experts import BLOCK_LENGTH, bytes_read, config_of, count_active
 from benchmarks.floor import Machine
 from benchmarks.setting import Setting, new_mixture
-from dllm_decode.models.base import ForwardInputs
+from dllm_decode.core.model import ForwardInputs
 
 
 def test_only_experts_that_have_a_token_are_counted() -> None:

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-import dllm_decode.round
+import dllm_decode.engine.round
 from benchmarks.setting import Setting
 from benchmarks.step import profiled
 from dllm_decode import DualCache
-from dllm_decode.decide import decide
+from dllm_decode.engine.decide import decide
 
 TINY = Setting("tiny", prompt_length=12, gen_length=8, block_length=8, steps_per_block=8)
 PARTS = {
@@ -24,4 +24,4 @@ def test_every_part_of_a_step_is_found() -> None:
     assert set(found) == PARTS
     assert min(found.values()) > 0.0
     assert model.predict == predict
-    assert vars(dllm_decode.round)["decide"] is decide
+    assert vars(dllm_decode.engine.round)["decide"] is decide

@@ -30,9 +30,9 @@ from dllm_decode import (
 )
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.passes import Branches
-from dllm_decode.decide import decide
-from dllm_decode.forward import forward
-from dllm_decode.views import look
+from dllm_decode.engine.decide import decide
+from dllm_decode.engine.forward import forward
+from dllm_decode.engine.views import look
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, JointThreshold, Sampler
 from samplers.facts import Fact
 from samplers.logits.statistics import highest_one

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from dllm_decode import DecodeConfig, decode
-from dllm_decode.compatibility import require_plugins
+from dllm_decode.engine.compatibility import require_plugins
 from eval import cli
 from eval.arguments import Positive
 from eval.cli import EVAL_COMMANDS as COMMANDS

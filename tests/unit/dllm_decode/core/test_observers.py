@@ -29,7 +29,7 @@ from dllm_decode import (
     decode,
     decode_many,
 )
-from dllm_decode.streaming import draft_observer, stream_to_terminal
+from dllm_decode.text.streaming import draft_observer, stream_to_terminal
 from eval.runs.progress import Reporter
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 

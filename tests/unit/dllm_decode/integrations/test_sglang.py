@@ -12,8 +12,8 @@ from tiny_models import tiny
 from torch import Tensor
 
 from dllm_decode import decode
+from dllm_decode.core.model import ForwardInputs
 from dllm_decode.integrations.sglang import UNUSED, BlockSteps, refusal_of, register
-from dllm_decode.models.base import ForwardInputs
 from samplers import (
     T2M,
     ConfidenceThreshold,

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dllm_decode import S2D2, DecodeConfig, generate, load_model, new_decoder, read
 from dllm_decode.serve.limits import Limits
-from dllm_decode.texts import prompt_ids
+from dllm_decode.text.texts import prompt_ids
 from eval.tasks import Ledgers
 from samplers import AcceptAndRenoise, ConfidenceThreshold, FixedSchedule
 

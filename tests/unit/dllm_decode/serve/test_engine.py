@@ -27,7 +27,7 @@ from dllm_decode import (
 from dllm_decode.serve.engine import FullError, Lane
 from dllm_decode.serve.jobs import Failed, Finished, Grown
 from dllm_decode.serve.limits import Limits
-from dllm_decode.texts import prompt_ids
+from dllm_decode.text.texts import prompt_ids
 from eval.tasks import Ledgers, WordProblems
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, JointThreshold, Sampler
 from samplers.view import View
@@ -215,7 +215,7 @@ def test_lanes_take_turns_round_by_round() -> None:
 def test_a_lane_keeps_its_memory_until_another_lane_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request after a pause waited for a cache of `max_length` for all rows to be zeroed."""
     # A cache without room for a longer row would be copied.
-    monkeypatch.setattr("dllm_decode.models.base.pad", None)
+    monkeypatch.setattr("dllm_decode.core.model.pad", None)
     model = Counted(MODEL)
     decoders = [new_decoder(model, FixedSchedule(4), cache=PrefixCache()) for _ in range(2)]
     with engine_of(*decoders, limits=LIMITS) as (_, (lane, other)):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from toys import HashModel
 
 from dllm_decode import DecodeConfig, PrefixCache, decode
-from dllm_decode.models.base import fingerprint_of
+from dllm_decode.core.model import fingerprint_of
 from dllm_decode.training import Report, learn2pd
 from dllm_decode.training.filter_examples import FilterExamples, collect_examples
 from dllm_decode.training.learn2pd import (

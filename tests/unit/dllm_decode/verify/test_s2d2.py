@@ -25,7 +25,7 @@ from dllm_decode import (
     StepEvent,
     decode,
 )
-from dllm_decode.models.base import ForwardInputs, MaskPredictor
+from dllm_decode.core.model import ForwardInputs, MaskPredictor
 from dllm_decode.verify import Router
 from dllm_decode.verify.s2d2.routing import Rewards
 from samplers import ConfidenceThreshold, JointThreshold, Sampler, View

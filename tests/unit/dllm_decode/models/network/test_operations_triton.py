@@ -12,7 +12,7 @@ from pretended import Operations
 from processes import GPUS_THAT_ARE_NOT_HERE, compile_for, needs_triton, run_checks
 from tiny_models import EVERY_FAMILY, shape_of
 
-from dllm_decode.models.base import ForwardInputs, KVCache
+from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.models.network import context as plan
 from dllm_decode.models.network import fused as choice
 from dllm_decode.models.network import operations_torch as plain

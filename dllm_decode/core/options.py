@@ -1,0 +1,240 @@
+"""The options of a decode except plug-ins. This module loads no torch, so that help is fast.
+
+A new option is a field of `DecodeConfig`, with its documentation, and a line of `DecodeOptions`.
+Command lines, sweep files and the harness take names, types, defaults and help from the fields.
+"""
+
+import sys
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
+
+ConfidenceFrom: TypeAlias = Literal["raw", "tempered"]
+"""Which distribution a confidence is read from, see `DecodeConfig.confidence_from`."""
+
+DEFAULT_BLOCK_LENGTH = 32
+MAX_GEN_LENGTH = 2**20
+MAX_TOP_K = 2**31 - 1
+
+HINTS = {
+    "steps": "the sampler has it. FixedSchedule(n) takes n steps a block, so that LLaDA's steps "
+    "are n * gen_length / block_length.",
+    "remasking": 'the sampler has it. FixedSchedule(n) is LLaDA\'s "low_confidence", '
+    'FixedSchedule(n, order="random") its "random".',
+    "alg": 'the sampler has it. FixedSchedule(n, order=...) takes "confidence", "margin", '
+    '"entropy" or "random".',
+    "threshold": "the sampler has it, such as ConfidenceThreshold(0.9).",
+    "factor": "the sampler has it, such as Factor(1.0).",
+    "block_size": "its name is block_length.",
+    "use_cache": "caches are plug-ins, such as cache=PrefixCache().",
+    "dual_cache": "caches are plug-ins, such as cache=DualCache().",
+    "max_length": "gen_length is the length of the answer alone.",
+    "max_tokens": "its name is gen_length.",
+    "num_samples": "its name is num_return_sequences, in generate.",
+    "n": "its name is num_return_sequences, in generate.",
+    "batch_size": "its name is num_rows, in generate and decode_many.",
+    "eos_token_id": "the model knows it; stop_at_eos=False goes on after it.",
+    "num_beams": "nothing here corresponds to it; leave it out.",
+    "repetition_penalty": "nothing here corresponds to it; leave it out.",
+}
+
+
+class RequestOptions(TypedDict, total=False):
+    """The fields of `DecodeConfig` that may differ between the rows of one decode."""
+
+    gen_length: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop_at_eos: bool
+    truncate_at_eos: bool
+
+
+class DecodeOptions(RequestOptions, total=False):
+    """The fields of `DecodeConfig` as keywords of a function, for editors and type checkers."""
+
+    block_length: int | None
+    cfg_scale: float
+    confidence_from: ConfidenceFrom
+    banned_ids: tuple[int, ...]
+    deferred_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """Options of a decode except plug-ins; the same for `decode`, evaluation and benchmarks.
+
+    The first sentence of a field's documentation is the help of the option on command lines.
+
+    Attributes:
+        gen_length: Answer length in tokens, including those that fill up the answer after its EOS.
+        block_length: Tokens per block. `None`: the model's own, else 32, never more than
+            `gen_length`. Equal to `gen_length`: no block order at all. A block-causal model needs
+            a multiple of its own block length.
+        temperature: Temperature of the proposals (Gumbel-max); 0 is greedy. Others are between
+            1e-30 and 1e30, so that quotients of logits are finite.
+        top_p: Proposals come from the smallest set of tokens with this much probability; 1: all.
+        top_k: Proposals come from this many most likely tokens; 0, or as many as the vocabulary
+            has: all.
+        cfg_scale: Strength s of classifier-free guidance; 0: none. Each canvas takes a second
+            forward, with [MASK] for the prompt and given tokens, and the logits are
+            second + (1 + s) (first - second).
+        confidence_from: Confidences are probabilities at temperature 1 ("raw", as in LLaDA), or
+            at `temperature`, after `top_p` and `top_k` ("tempered", as in Dream). Always
+            "tempered" if `top_p` or `top_k` is set.
+        banned_ids: Token ids that are never proposed, in addition to the model's own.
+        deferred_ids: Token ids whose proposals have next to no confidence, so that other positions
+            come first. LLaDA's `confidence_eos_eot_inf` names the EOS and the end of the turn.
+        seed: Seed of the noise, in signed 64 bits. A row's noise depends on the seed, the index of
+            its prompt and its own tokens alone.
+        stop_at_eos: Stop a row once an EOS is committed with no mask before it.
+        truncate_at_eos: Write EOS over all tokens after an EOS as soon as it is committed. This
+            happens even while masks before it are left; given tokens stay. It saves forwards, but
+            the first EOS that the sampler commits fixes the answer's length (Learn2PD's
+            end-of-text prediction, d3LLM's early stop).
+
+    Raises:
+        ValueError: If a field is outside its range.
+    """
+
+    gen_length: int = 256
+    block_length: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    cfg_scale: float = 0.0
+    confidence_from: ConfidenceFrom = "raw"
+    banned_ids: tuple[int, ...] = ()
+    deferred_ids: tuple[int, ...] = ()
+    seed: int = 0
+    stop_at_eos: bool = True
+    truncate_at_eos: bool = False
+
+    def __post_init__(self) -> None:
+        require_integer("gen_length", self.gen_length, least=1, most=MAX_GEN_LENGTH)
+        if self.block_length is not None:
+            require_integer("block_length", self.block_length, least=1, most=MAX_GEN_LENGTH)
+        require_not_negative("temperature", self.temperature)
+        if self.temperature and not 1e-30 <= self.temperature <= 1e30:
+            raise ValueError(
+                f"temperature must be 0, or between 1e-30 and 1e30, got {_shown(self.temperature)}."
+            )
+        require_not_negative("top_p", self.top_p)
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], got {_shown(self.top_p)}.")
+        require_integer("top_k", self.top_k, least=0, most=MAX_TOP_K)
+        require_not_negative("cfg_scale", self.cfg_scale)
+        if self.confidence_from not in get_args(ConfidenceFrom):
+            raise ValueError(
+                f'confidence_from must be "raw" or "tempered", got {_shown(self.confidence_from)}.'
+            )
+        require_ids("banned_ids", self.banned_ids)
+        require_ids("deferred_ids", self.deferred_ids)
+        require_integer("seed", self.seed, least=-(2**63), most=2**63 - 1)
+        require_bool("stop_at_eos", self.stop_at_eos)
+        require_bool("truncate_at_eos", self.truncate_at_eos)
+
+    @property
+    def is_tempered(self) -> bool:
+        """True if confidences describe the distribution that proposals are drawn from."""
+        return self.confidence_from == "tempered" or self.top_p < 1.0 or self.top_k > 0
+
+    def resolved_block_length(self, causal_block_length: int, *, model: str) -> int:
+        """Returns the block length of a decode.
+
+        Args:
+            causal_block_length: As `MaskPredictor.causal_block_length`: 0 for a model that attends
+                in both directions everywhere.
+            model: The model's name, for messages.
+
+        Raises:
+            ValueError: If the block length fits neither the answer nor the model.
+        """
+        if self.block_length is None:
+            return causal_block_length or min(DEFAULT_BLOCK_LENGTH, self.gen_length)
+        if self.block_length > max(self.gen_length, causal_block_length):
+            raise ValueError(
+                f"block_length must be between 1 and gen_length={self.gen_length} tokens, "
+                f"got {self.block_length}."
+            )
+        if causal_block_length and self.block_length % causal_block_length:
+            raise ValueError(
+                f"block_length must be a multiple of {causal_block_length}, since {model} attends "
+                f"in blocks of {causal_block_length} tokens, got {self.block_length}."
+            )
+        return self.block_length
+
+    def updated(self, **options: Unpack[DecodeOptions]) -> "DecodeConfig":
+        """Returns the config with some fields replaced; `None` keeps a field as it is.
+
+        Raises:
+            TypeError: If a keyword is not a field.
+            ValueError: If a field is outside its range.
+        """
+        known = [option.name for option in fields(self)]
+        for name in options:
+            if name not in known:
+                raise TypeError(_refusal(name, known))
+        given: Any = {name: value for name, value in options.items() if value is not None}
+        return replace(self, **given)
+
+
+def _refusal(name: str, known: list[str]) -> str:
+    """Returns what is said of a keyword that is no option."""
+    if hint := HINTS.get(name):
+        return f"{name} is no option of a decode: {hint}"
+    plugins = ["sampler", "cache", "verifier", "blocks", "observers", "stop", "templates"]
+    similar = ", ".join(get_close_matches(name, [*known, *plugins]) or known)
+    return f"A keyword must be an option of the decode, such as {similar}, got {name!r}."
+
+
+def _shown(value: object) -> str:
+    """Returns a value's repr for an error message, as `samplers.checks.shown`."""
+    # The package samplers loads torch.
+    from samplers.checks import shown
+
+    return shown(value)
+
+
+def require_integer(
+    name: str, value: object, *, least: int, most: int | None = None, what: str = "an integer"
+) -> None:
+    """Raises ValueError unless a value is an integer within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be {what}, got {_shown(value)}.")
+    if most is None and value < least:
+        raise ValueError(f"{name} must be at least {least}, got {_shown(value)}.")
+    if most is not None and not least <= value <= most:
+        raise ValueError(f"{name} must be between {least} and {most}, got {_shown(value)}.")
+
+
+def require_not_negative(name: str, value: object) -> None:
+    """Raises ValueError unless a value is a finite number of at least 0."""
+    # Not math.isfinite, which fails for integers that are too large for a float.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    number: Any = value if is_number else None
+    if number is None or not abs(number) <= sys.float_info.max:
+        raise ValueError(f"{name} must be a finite number, got {_shown(value)}.")
+    if number < 0.0:
+        raise ValueError(f"{name} must be at least 0, got {_shown(value)}.")
+
+
+def require_bool(name: str, value: object) -> None:
+    """Raises ValueError unless a value is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {_shown(value)}.")
+
+
+def require_config(config: object) -> None:
+    """Raises ValueError unless the argument is a `DecodeConfig`."""
+    if not isinstance(config, DecodeConfig):
+        raise ValueError(f"config must be a DecodeConfig, got {_shown(config)}.")
+
+
+def require_ids(name: str, value: object) -> None:
+    """Raises ValueError unless a value is a tuple of token ids."""
+    if not isinstance(value, tuple):
+        raise ValueError(f"{name} must be a tuple of token ids, got {_shown(value)}.")
+    for token in value:
+        require_integer(name, token, least=0, what="a tuple of token ids")

@@ -1,0 +1,84 @@
+"""Options and requests that have no meaning on a uniform-state model, refused by name.
+
+A masked model passes every check.
+"""
+
+from collections.abc import Sequence
+
+from dllm_decode.core.model import MaskPredictor, UniformState
+from dllm_decode.core.options import DecodeConfig
+from dllm_decode.core.sizes import round_up
+
+
+def canvas_length_of(model: MaskPredictor, asked: int | None, gen_length: int) -> int | None:
+    """Returns the tokens of a canvas: as asked, or the model's own; `asked` for a masked model.
+
+    Raises:
+        ValueError: If an answer is not a whole number of canvases.
+    """
+    if not isinstance(model, UniformState):
+        return asked
+    length = asked or model.canvas_length
+    if gen_length % length:
+        raise ValueError(
+            f"gen_length must be a multiple of {length}, the tokens of a canvas of {model.name}, "
+            f"got {gen_length}. Use {round_up(gen_length, length)}."
+        )
+    return length
+
+
+def check_commits(model: MaskPredictor) -> None:
+    """Raises ValueError if the law of a model's tokens cannot be recorded."""
+    if isinstance(model, UniformState):
+        raise ValueError(
+            f"return_logprobs must be False with {model.name}, a uniform-state model. Each step "
+            "draws all tokens of a canvas anew, so that a token has no one commit."
+        )
+
+
+def check_config(
+    model: MaskPredictor, config: DecodeConfig, template: Sequence[object] = ()
+) -> None:
+    """Raises ValueError if an option or a template cannot serve a uniform-state model."""
+    if not isinstance(model, UniformState):
+        return
+    is_set = {
+        "temperature": config.temperature,
+        "top_p, top_k and confidence_from": config.is_tempered,
+        "cfg_scale": config.cfg_scale,
+        "deferred_ids": config.deferred_ids,
+        "truncate_at_eos": config.truncate_at_eos,
+        "templates": template,
+    }
+    reasons = {
+        "temperature": "The sampler has temperatures of its own, such as "
+        "AcceptAndRenoise(t_min=0.4, t_max=0.8).",
+        "cfg_scale": "Guidance needs a [MASK].",
+        "templates": "A template needs a [MASK].",
+    }
+    for name, value in is_set.items():
+        if value:
+            because = reasons.get(name, "Each step draws all tokens of a canvas anew.")
+            raise ValueError(
+                f"{name} must be left out with {model.name}, a uniform-state model. {because}"
+            )
+
+
+def check_request(
+    model: MaskPredictor,
+    prompt: Sequence[int],
+    config: DecodeConfig,
+    template: Sequence[int],
+    block_length: int,
+) -> None:
+    """Raises ValueError if a request has no meaning on a uniform-state model."""
+    if not isinstance(model, UniformState):
+        return
+    canvas_length_of(model, block_length, config.gen_length)
+    check_config(model, config, template)
+    found = [token for token in model.unread_ids if token in prompt]
+    if found:
+        raise ValueError(
+            f"A prompt must be text alone with {model.name}, got token {found[0]} of an image. "
+            "Leave images out."
+        )

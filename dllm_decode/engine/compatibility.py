@@ -1,0 +1,173 @@
+"""Refuses samplers, caches, verifiers, block schedules and models that do not fit together."""
+
+import inspect
+from typing import Any, get_args
+
+from dllm_decode.blocks import BlockSchedule, Sequential
+from dllm_decode.caches import CachePolicy
+from dllm_decode.core.model import MaskPredictor, UniformState
+from dllm_decode.core.options import DecodeConfig
+from dllm_decode.core.uniform_state import check_config
+from dllm_decode.engine.decoder import Verifier
+from samplers.base import Sampler
+from samplers.checks import shown
+from samplers.expression import parts_of
+from samplers.facts import Fact, Giver, PlugIn
+from samplers.view import Scope
+
+_WORDS: dict[Giver, str] = {"cache": "cache policy", "blocks": "block schedule"}
+_PARSERS = {"sampler": "samplers.parse", "blocks": "dllm_decode.blocks.parse"}
+
+
+def require_plugins(
+    model: object,
+    sampler: object,
+    cache: object,
+    verifier: object,
+    blocks: object,
+) -> None:
+    """Raises ValueError unless each argument is an instance of its class."""
+    require_model(model)
+    wanted: tuple[tuple[str, object, type, str], ...] = (
+        ("sampler", sampler, Sampler, "a sampler such as ConfidenceThreshold(0.9)"),
+        ("cache", cache, CachePolicy, "a cache policy such as DualCache()"),
+        ("verifier", verifier, Verifier, "a verifier such as SelfVerify()"),
+        ("blocks", blocks, BlockSchedule, "a block schedule such as MultiBlock()"),
+    )
+    for name, given, kind, example in wanted:
+        _require(name, given, kind, example)
+
+
+def require_model(model: object) -> None:
+    """Raises ValueError unless the argument is a model."""
+    _require("model", model, MaskPredictor, "the model that load_model returns")
+
+
+def _require(name: str, given: object, kind: type, example: str) -> None:
+    if isinstance(given, type):
+        raise ValueError(f"{name} must be {example}, got the class {given.__name__}.")
+    if not isinstance(given, kind):
+        raise ValueError(f"{name} must be {example}, got {shown(given)}.{_hint(name, given)}")
+
+
+def require_declared(sampler: Sampler, *others: PlugIn) -> None:
+    """Raises ValueError unless plug-ins are frozen dataclasses that declare facts and scope."""
+    for part in parts_of((sampler, *others)):
+        if isinstance(part, PlugIn):
+            _require_dataclass(type(part))
+    for plugin in (sampler, *others):
+        for name, facts in (("needs", plugin.needs), ("gives", plugin.gives)):
+            if not isinstance(facts, frozenset) or not all(isinstance(one, Fact) for one in facts):
+                raise ValueError(
+                    f"{name} of {plugin!r} must be a property with a frozenset of Fact, got "
+                    f"{shown(facts)}."
+                )
+    if sampler.scope not in get_args(Scope):
+        raise ValueError(
+            f"scope of {sampler!r} must be one of {', '.join(get_args(Scope))}, got "
+            f"{shown(sampler.scope)}."
+        )
+
+
+def _require_dataclass(kind: type[PlugIn]) -> None:
+    """Raises ValueError unless a plug-in's class is a frozen dataclass with all of its fields."""
+    params: Any = getattr(kind, "__dataclass_params__", None)
+    has_lost_fields = "__dataclass_params__" not in vars(kind) and inspect.get_annotations(kind)
+    if params is None or not params.frozen or has_lost_fields:
+        raise ValueError(
+            f"{kind.__name__} must be a frozen dataclass, whose fields name it in records: write "
+            "@dataclass(frozen=True) above the class."
+        )
+
+
+def _hint(name: str, given: object) -> str:
+    """Returns a sentence on how to get the plug-in from the value that was given instead."""
+    if name == "model" and isinstance(given, tuple):
+        return " load_model returns two: model, tokenizer = load_model(...)."
+    if name == "model" or not isinstance(given, str):
+        return ""
+    reader = f"; {_PARSERS[name]} reads text" if name in _PARSERS else ""
+    return f" Pass the object, not its text{reader}."
+
+
+def facts_of(model: MaskPredictor) -> frozenset[Fact]:
+    """Returns the facts that a model gives."""
+    is_uniform_state = isinstance(model, UniformState)
+    given = {
+        Fact.OWN_COLUMN_LOGITS: model.logit_shift == 0,
+        Fact.SEES_BOTH_WAYS: model.causal_block_length == 0,
+        Fact.HAS_MASK: not is_uniform_state,
+        Fact.UNIFORM_STATE: is_uniform_state,
+        Fact.READS_BELIEF: isinstance(model, UniformState) and model.reads_belief,
+    }
+    return frozenset(fact for fact, holds in given.items() if holds)
+
+
+def check(
+    model: MaskPredictor,
+    sampler: Sampler,
+    cache: CachePolicy,
+    *,
+    verifier: Verifier,
+    blocks: BlockSchedule = Sequential(),
+) -> None:
+    """Raises ValueError if a part is of the wrong kind, or needs a fact that no other one gives."""
+    require_plugins(model, sampler, cache, verifier, blocks)
+    require_declared(sampler, cache, verifier, blocks)
+    refusal = refusal_of(model, sampler, cache, verifier=verifier, blocks=blocks)
+    if refusal is not None:
+        raise ValueError(refusal)
+
+
+def refusal_of(
+    model: MaskPredictor,
+    sampler: Sampler,
+    cache: CachePolicy,
+    *,
+    verifier: Verifier,
+    blocks: BlockSchedule = Sequential(),
+) -> str | None:
+    """Returns why a decode is refused; `None` if all fits together."""
+    plugins: dict[Giver, PlugIn] = {
+        "sampler": sampler,
+        "cache": cache,
+        "verifier": verifier,
+        "blocks": blocks,
+    }
+    gives = {giver: plugin.gives for giver, plugin in plugins.items()} | {"model": facts_of(model)}
+    names = {giver: repr(plugin) for giver, plugin in plugins.items()} | {"model": model.name}
+    for kind, plugin in plugins.items():
+        needs = plugin.needs
+        for fact in Fact:
+            if fact in needs and fact not in gives[fact.giver]:
+                return (
+                    f"{names[kind]} needs {fact.sentence}, got {names[fact.giver]}. Use "
+                    f"{fact.remedy}, or another {_WORDS.get(kind, kind)}."
+                )
+    return None
+
+
+def check_options(
+    model: MaskPredictor, cache: CachePolicy, verifier: Verifier, config: DecodeConfig
+) -> None:
+    """Raises ValueError if the model or a plug-in does not support an option."""
+    for name, ids in (("banned_ids", config.banned_ids), ("deferred_ids", config.deferred_ids)):
+        if ids and max(ids) >= model.vocab_size:
+            raise ValueError(
+                f"{name} must be below {model.vocab_size} for {model.name}, got {max(ids)}."
+            )
+    if len({model.mask_id, *model.banned_ids, *config.banned_ids}) >= model.vocab_size:
+        raise ValueError(f"banned_ids must leave a token of {model.name}, got all of them.")
+    check_config(model, config)
+    reshapes = config.is_tempered or config.cfg_scale or config.deferred_ids
+    if Fact.SAMPLER_DECIDES not in verifier.gives and reshapes:
+        raise ValueError(
+            "top_p, top_k, cfg_scale, confidence_from and deferred_ids must be left out with "
+            f"{verifier!r}, which does not let the sampler decide every step. Use "
+            f"{Fact.SAMPLER_DECIDES.remedy}."
+        )
+    if config.cfg_scale and Fact.EVERY_COLUMN not in cache.gives:
+        raise ValueError(
+            f"cfg_scale must be 0 with {cache!r}, since guidance looks at two canvases and the "
+            "cache holds one. Use NoCache()."
+        )

@@ -1,0 +1,65 @@
+"""Asks the sampler for its decision in one round."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.core.state import State
+from dllm_decode.engine.decoder import Decoder, Look
+from samplers.base import Decision, Sampler, first_state, next_step
+from samplers.state import merge_state, pad_state, put_state, take_state
+from samplers.view import View
+
+
+def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Decision]:
+    """Asks the sampler for its decision.
+
+    The schedule may narrow the view before, and add commits of its own afterwards.
+    A verifier may have done so already; then the look has a decision.
+
+    Returns:
+        The state with the new states of sampler and schedule, the look with the view that the
+        sampler was shown, and the decision.
+    """
+    if seen.decision is not None:
+        return state, seen, seen.decision
+    stepping = seen.stepping(len(state.rows))
+    openings = [state.rows[n].opening for n in stepping]
+    is_fresh = [state.rows[n].is_fresh for n in stepping]
+    index = seen.row_index
+    held = state.sampler, state.schedule
+    sampler, schedule = held if index is None else take_state(held, index)
+    view, schedule = decoder.schedule.narrowed(seen.view, openings, schedule)
+    if any(is_fresh):
+        sampler = _begun(decoder.sampler, view, sampler, is_fresh)
+    decision, sampler = next_step(decoder.sampler, view, sampler)
+    decision = decoder.schedule.with_commits(view, decision, openings)
+    rows = list(state.rows)
+    for n in stepping:
+        if rows[n].is_fresh:
+            rows[n] = rows[n]._replace(is_fresh=False)
+    if index is not None:
+        sampler, schedule = (
+            _put(before, after, index, len(rows))
+            for before, after in zip(held, (sampler, schedule), strict=True)
+        )
+    state = state._replace(sampler=sampler, schedule=schedule, rows=tuple(rows))
+    return state, seen._replace(view=view), decision
+
+
+def _put(held: Any, after: Any, index: Int[Tensor, " N"], num_rows: int) -> Any:
+    """Returns a plug-in's state for all rows, given that of the rows that took a step."""
+    if held is None and after is not None:
+        held = pad_state(take_state(after, index[:0]), num_rows)
+    return put_state(held, index, after)
+
+
+def _begun(sampler: Sampler, view: View, held: Any, is_fresh: Sequence[bool]) -> Any:
+    """Returns the sampler's state for the rows of a view, begun anew in fresh rows."""
+    begun = first_state(sampler, view)
+    if all(is_fresh) or held is None:
+        return begun
+    return merge_state(held, begun, torch.tensor(is_fresh, device=view.tokens.device))

@@ -1,0 +1,306 @@
+"""The decoder: a model, plug-ins and options; and the contract of a verifier."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple, Unpack
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.blocks.base import BlockSchedule
+from dllm_decode.caches.base import CachePolicy
+from dllm_decode.core.model import MaskPredictor, UniformState
+from dllm_decode.core.options import DecodeConfig, DecodeOptions, RequestOptions
+from dllm_decode.core.passes import Window
+from dllm_decode.core.plan import Sight
+from dllm_decode.core.prompts import Prompt, filling_options, read_prompt, read_template
+from dllm_decode.core.rows import Request
+from dllm_decode.core.sizes import round_up
+from dllm_decode.core.state import State
+from dllm_decode.core.stopping import NeverStop, StopRule
+from dllm_decode.core.uniform_state import canvas_length_of, check_request
+from samplers.base import Decision, Sampler
+from samplers.checks import require_plugin
+from samplers.facts import Fact, PlugIn
+from samplers.view import View
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model, the plug-ins and the options of one decode. `loop.new_decoder` checks them.
+
+    Attributes:
+        model: The mask predictor.
+        sampler: Which positions to commit, and with which token; wrapped if the cache policy
+            commits a block's first token.
+        cache: Which columns a forward computes.
+        verifier: Runs the forwards of a round, and may decide in the sampler's place.
+        schedule: Which unsettled positions are open.
+        config: The options; requests may have some of their own.
+        return_logprobs: As in `decode`.
+    """
+
+    model: MaskPredictor
+    sampler: Sampler
+    cache: CachePolicy
+    verifier: "Verifier"
+    schedule: BlockSchedule
+    config: DecodeConfig
+    return_logprobs: bool = False
+
+    @cached_property
+    def block_length(self) -> int:
+        """Tokens per block.
+
+        Raises:
+            ValueError: If it is given twice, or fits neither the answer nor the model.
+        """
+        model, own, asked = self.model, self.schedule.block_length, self.config.block_length
+        if own is not None and asked not in (None, own):
+            raise ValueError(f"block_length must be said once, got {asked} and {self.schedule!r}.")
+        length = canvas_length_of(model, asked or own, self.config.gen_length)
+        config = self.config if length is None else replace(self.config, block_length=length)
+        return config.resolved_block_length(model.causal_block_length, model=model.name)
+
+    @cached_property
+    def align(self) -> int:
+        """Tokens per block of a block-causal model, else 1: blocks begin at multiples of it."""
+        return self.model.causal_block_length or 1
+
+    @cached_property
+    def answer_length(self) -> int:
+        """Columns from a row's first block to the end of its answer, at most."""
+        return round_up(self.config.gen_length + self.align - 1, self.align)
+
+    @cached_property
+    def window_length(self) -> int:
+        """Columns of the sampler's window, W: one number for a whole decode."""
+        if self.sampler.scope != "block":
+            return self.answer_length
+        return self.schedule.window_length(self.block_length, self.answer_length)
+
+    @cached_property
+    def sight(self) -> Sight:
+        """How the model sees and predicts."""
+        return Sight(
+            shift=self.model.logit_shift,
+            causal_block_length=self.model.causal_block_length,
+            sees_later_blocks=not (self.model.causal_block_length or self.starts_as_noise),
+            with_kv_cache=self.cache.needs_kv_cache,
+            device=self.model.device,
+        )
+
+    @cached_property
+    def banned_ids(self) -> tuple[int, ...]:
+        """Tokens that are never proposed, in ascending order."""
+        model = self.model
+        banned = {model.mask_id, *model.banned_ids, *self.config.banned_ids}
+        return tuple(sorted(token for token in banned if token < model.vocab_size))
+
+    @cached_property
+    def starts_as_noise(self) -> bool:
+        """True if a block begins as random tokens, not as [MASK]."""
+        return isinstance(self.model, UniformState)
+
+    @cached_property
+    def shares_prompts(self) -> bool:
+        """True if keys and values of a prompt's whole blocks depend on the prompt alone."""
+        return self.cache.needs_kv_cache and (self.align > 1 or self.starts_as_noise)
+
+    @cached_property
+    def tokens_are_final(self) -> bool:
+        """True if a token that the sampler has written never changes."""
+        return Fact.FINAL_TOKENS in self.sampler.gives
+
+    @cached_property
+    def reads_committed(self) -> bool:
+        """True if the sampler needs the model's logits at committed positions."""
+        return Fact.LOGITS_OF_COMMITTED in self.sampler.needs
+
+    def request(
+        self,
+        prompt: Prompt,
+        index: int,
+        *,
+        noise_index: int | None = None,
+        template: Sequence[int] = (),
+        stop: StopRule = NeverStop(),
+        **options: Unpack[RequestOptions],
+    ) -> Request:
+        """Returns a request with the options of this decode, or some of its own.
+
+        Args:
+            prompt: Token ids.
+            index: Number of the request.
+            noise_index: As in `Request`; `None`: the index.
+            template: First tokens of the answer, the model's `mask_id` where they are open.
+            stop: Ends the answer early.
+            options: Options that may differ from row to row.
+
+        Raises:
+            TypeError: If there is no such option.
+            ValueError: If prompt, template or options cannot be decoded.
+        """
+        for name in options:
+            if name in DecodeOptions.__annotations__ and name not in RequestOptions.__annotations__:
+                raise ValueError(
+                    f"An option of a request must be one of "
+                    f"{', '.join(RequestOptions.__annotations__)}, got {name}, which is one for "
+                    "all rows of a decode."
+                )
+        require_plugin("stop", stop, StopRule, "StopStrings(tokenizer, strings)")
+        config = self.config.updated(**options)
+        if config.is_tempered and Fact.SAMPLER_DECIDES not in self.verifier.gives:
+            raise ValueError(
+                f"top_p and top_k of a request must be left out with {self.verifier!r}, which does "
+                f"not let the sampler decide every step, got top_p={config.top_p} and "
+                f"top_k={config.top_k}. Use {Fact.SAMPLER_DECIDES.remedy}."
+            )
+        if config.gen_length > self.config.gen_length:
+            raise ValueError(
+                f"gen_length of a request must be at most that of the decode, "
+                f"{self.config.gen_length}, got {config.gen_length}."
+            )
+        tokens = read_prompt(prompt, self.model, config.gen_length)
+        check_request(self.model, tokens, config, template, self.block_length)
+        self.sampler.check(
+            model=self.model.name, gen_length=config.gen_length, block_length=self.block_length
+        )
+        request = Request(
+            index=index,
+            prompt=tokens,
+            config=config,
+            template=read_template(template, self.model, config.gen_length),
+            noise_index=index if noise_index is None else noise_index,
+            stop=stop,
+        )
+        self.verifier.check_request(self, request)
+        return request
+
+
+def requests_of(
+    decoder: Decoder,
+    prompts: Iterable[Prompt],
+    templates: Iterable[Sequence[int]],
+    stop: StopRule,
+    *,
+    fills_blanks: bool = False,
+) -> Iterator[Request]:
+    """Yields a request for each prompt, with its template if there are any.
+
+    With `fills_blanks` an answer is as long as its template, whose tokens may follow an EOS.
+
+    Raises:
+        ValueError: If a prompt or template cannot be decoded, or there are more of the one than of
+            the other.
+    """
+    everything_open = isinstance(templates, Sized) and not len(templates)
+    pairs = zip_longest(prompts, () if everything_open else templates)
+    for row, (prompt, template) in enumerate(pairs):
+        if prompt is None or (template is None and not everything_open):
+            fewer, more = ("prompts", "templates") if prompt is None else ("templates", "prompts")
+            raise ValueError(
+                f"templates must hold one answer per prompt, got {row} {fewer} and more {more}."
+            )
+        given = () if template is None else template
+        own: RequestOptions = {}
+        if fills_blanks and template is not None:
+            own = filling_options(given, own)
+        with _named(row):
+            request = decoder.request(prompt, row, template=given, stop=stop, **own)
+        yield request
+
+
+@contextmanager
+def _named(row: int) -> Iterator[None]:
+    """Names the row in errors about its request."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"In row {row}: {error}") from None
+
+
+class Look(NamedTuple):
+    """A verifier's result of one round.
+
+    Attributes:
+        view: The view of the rows that take a step.
+        window: The columns of the view, of the same rows.
+        rows: The rows that take a step; `None`: all.
+        decision: The verifier's decision within the window; `None`: the sampler decides.
+    """
+
+    view: View
+    window: Window
+    rows: tuple[int, ...] | None = None
+    decision: Decision | None = None
+
+    def stepping(self, num_rows: int) -> Sequence[int]:
+        """Returns the rows that take a step, of so many rows."""
+        return range(num_rows) if self.rows is None else self.rows
+
+    @property
+    def row_index(self) -> Int[Tensor, " N"] | None:
+        """The rows that take a step, as a tensor; `None`: all."""
+        rows, device = self.rows, self.view.tokens.device
+        return None if rows is None else torch.tensor(rows, device=device)
+
+
+class Verifier(PlugIn, ABC):
+    """Runs the forwards of a round before the sampler decides, and may decide in its place.
+
+    `state.verifier` is the verifier's own state: a NamedTuple of tensors, nested as needed, batch
+    axis first. Rows that join get zeros, rows that leave take their part along. The loop opens
+    blocks before the look, and asks the sampler after it.
+    """
+
+    @property
+    def num_branches(self) -> int:
+        """Branches of one row that are rows of one forward, at most."""
+        return 1
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files that the verifier was read from, such as a target's weights."""
+        return ()
+
+    def check(self, model: MaskPredictor) -> None:
+        """Raises ValueError if the verifier cannot serve this model; by default it always can."""
+
+    def check_request(self, decoder: Decoder, request: Request) -> None:
+        """Raises ValueError if the verifier cannot serve a request; by default it always can."""
+
+    @property
+    def asks_sampler(self) -> bool:
+        """True if the sampler is ever asked; otherwise records of a run do not name the sampler."""
+        return True
+
+    def eos_ids(self, model: MaskPredictor) -> tuple[int, ...]:
+        """Returns the tokens that end an answer; the first one fills the columns after the end."""
+        return model.eos_ids
+
+    def max_steps(self, sampler: Sampler, num_masks: int) -> int:
+        """Returns the number of steps within which so many masks are settled."""
+        return sampler.max_steps(num_masks)
+
+    @abstractmethod
+    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
+        """Runs forwards as needed and returns the view of the rows that take a step.
+
+        At least one row takes a step. `dllm_decode.engine.views.look` makes the sampler's own view;
+        `dllm_decode.engine.forward.forward` returns logits of any window, columns and drafts.
+        """
+
+    def after(self, decoder: Decoder, state: State) -> tuple[State, Int[Tensor, "B N"] | None]:
+        """Updates `state.verifier` after the round has written tokens; by default does nothing.
+
+        Returns:
+            The state, and numbers of each row, which the host reads into `Numbers.verifier`.
+        """
+        return state, None

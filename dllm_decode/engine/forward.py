@@ -1,0 +1,212 @@
+"""The one function that calls the model, and counts the calls."""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dllm_decode.caches.base import CacheQuery
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.columns import Columns, union, without
+from dllm_decode.core.history import History
+from dllm_decode.core.layout import Layout
+from dllm_decode.core.model import num_calls, predict_all
+from dllm_decode.core.passes import Branches, Pass, Window
+from dllm_decode.core.plan import Plan
+from dllm_decode.core.state import State
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.guards import require_columns, require_hidden
+from dllm_decode.engine.inputs import inputs_of, part_of, with_leave_one_out
+from dllm_decode.engine.packing import packed_of, unpack, with_room
+from samplers.logits.statistics import certain_where
+
+
+def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Tensor, "N _ V"]]:
+    """Runs the model once, with guidance twice, and counts its calls.
+
+    Returns:
+        The state afterwards, and for each row, or each of the branches, the logits that predict the
+        columns of `spec`: -inf for banned tokens, before truncation. With `leave_one_out`, as many
+        columns follow, predicted without being seen.
+    """
+    branches = spec.branches or Branches.of_rows(state.canvas)
+    plans = _plans(decoder, state, spec)
+    call = _Call(spec, branches, plans, _layout(decoder, state, spec, branches, plans))
+    if spec.branches is not None:
+        state = with_room(decoder, state, branches, call.layout)
+    state, logits = _run(decoder, state._replace(layout=call.layout), call)
+    if decoder.config.cfg_scale:
+        unread = _without_given(state.canvas, branches)
+        state, unguided = _run(decoder, state, call._replace(branches=unread))
+        guided = unguided + (1.0 + decoder.config.cfg_scale) * (logits - unguided)
+        # A difference from -inf is no number; the token keeps its logit.
+        logits = torch.where(logits.isneginf() | unguided.isneginf(), logits, guided)
+    state = _counted(decoder, state, call)
+    return _checked(decoder, state, call, logits)
+
+
+class _Call(NamedTuple):
+    """A forward that is ready to run.
+
+    Attributes:
+        spec: Its description.
+        branches: The canvases that it looks at.
+        plans: The columns of each row of the state.
+        layout: The columns of each branch.
+    """
+
+    spec: Pass
+    branches: Branches
+    plans: Sequence[Plan]
+    layout: Layout
+
+
+def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
+    """Returns the columns of each row: those that were named, or those of the cache policy."""
+    sight, plans = decoder.sight, []
+    if spec.columns is not None and not sight.with_kv_cache:
+        raise RuntimeError(
+            f"columns of Pass must be None with {decoder.cache!r}, which computes all of them."
+        )
+    for n, row in enumerate(state.rows if spec.policy_rows is None else spec.policy_rows):
+        end = row.end if sight.sees_later_blocks else row.opening.block[1]
+        query = CacheQuery(row, end, sight.shift)
+        hidden: Columns = ()
+        if spec.columns is None:
+            chosen = decoder.cache.recompute(query)
+            hidden = decoder.cache.hidden(query)
+            require_hidden(decoder, hidden, end)
+        else:
+            chosen = spec.columns[n]
+        require_columns(decoder, spec, chosen, end)
+        if sight.with_kv_cache:
+            # A slot holds nothing until its column is computed, so that it must not be read before.
+            unwritten = without(without((range(end),), hidden), row.computed)
+            chosen = union(chosen, unwritten)
+        until = 0 if spec.causal_until is None else spec.causal_until[n]
+        plans.append(Plan(chosen, end, query.needed, hidden, until))
+    return plans
+
+
+def _layout(
+    decoder: Decoder, state: State, spec: Pass, branches: Branches, plans: Sequence[Plan]
+) -> Layout:
+    """Returns the layout of a forward: the last forward's, if the columns are the same."""
+    window = spec.window
+    own = [plans[row] for row in branches.rows]
+    starts = tuple(window.starts[row] for row in branches.rows)
+    key = Layout.key_of(own, starts, window.width)
+    if state.layout is not None and state.layout.key == key:
+        return state.layout
+    if spec.branches is not None:
+        window = Window.of(starts, window.width, state.canvas)
+    return Layout.of(key, decoder.sight, own, window)
+
+
+def _without_given(canvas: Canvas, branches: Branches) -> Branches:
+    """Returns the branches with [MASK] for prompts and given tokens."""
+    given = canvas.given[torch.tensor(branches.rows, device=canvas.given.device)]
+    return branches._replace(tokens=branches.tokens.masked_fill(given, canvas.mask_id))
+
+
+def _run(decoder: Decoder, state: State, call: _Call) -> tuple[State, Float[Tensor, "N _ V"]]:
+    """Calls the model on all groups at once; returns the logits in the order of the branches."""
+    model, spec, branches = decoder.model, call.spec, call.branches
+    inputs, packs = [], []
+    for group in call.layout.groups:
+        one = inputs_of(state, spec, branches, group)
+        one = with_leave_one_out(one, model.mask_id) if spec.leave_one_out else one
+        if branches.in_columns:
+            one, packed = packed_of(state, branches, group, one)
+            packs.append(packed)
+        inputs.append(one)
+    found = predict_all(model, inputs)
+    if packs:
+        found = [unpack(logits, packed) for logits, packed in zip(found, packs, strict=True)]
+    cost = state.cost._replace(forwards=state.cost.forwards + num_calls(model, inputs))
+    return state._replace(cost=cost), call.layout.merged(found)
+
+
+def _counted(decoder: Decoder, state: State, call: _Call) -> State:
+    """Returns the state in which the forward is counted for each row that took part."""
+    spec, branches, plans, layout = call
+    num_passes = 2 if decoder.config.cfg_scale else 1
+    further = spec.window.width if spec.leave_one_out else 0
+    num_columns: Counter[int] = Counter()
+    for group in layout.groups:
+        for n in branches.rows_and_numbers(group.members)[0]:
+            num_columns[n] += plans[n].width + further
+    written, rows = branches.writers, list(state.rows)
+    for n, computed in num_columns.items():
+        row, plan = rows[n], plans[n]
+        rows[n] = row = row._replace(
+            nfe=row.nfe + num_passes,
+            query_positions=row.query_positions + num_passes * computed,
+        )
+        if n in written:
+            rows[n] = row._replace(
+                turn_forwards=row.turn_forwards + 1,
+                last_needed=plan.needed,
+                computed=union(row.computed, plan.columns),
+            )
+    history = state.cache.history
+    if history is not None:
+        history = _noted(state, history, branches, layout)
+    return state._replace(rows=tuple(rows), cache=state.cache._replace(history=history))
+
+
+def _noted(state: State, history: History, branches: Branches, layout: Layout) -> History:
+    """Returns the history after a forward; only branch 0 of a row leaves a trace."""
+    for group in layout.groups:
+        rows, numbers = branches.rows_and_numbers(group.members)
+        kept = [n for n, number in enumerate(numbers) if number == 0]
+        index = torch.tensor([rows[n] for n in kept], dtype=torch.long, device=state.device)
+        history = history.noted(state.canvas, index, group.columns[kept])
+    return history
+
+
+def _checked(
+    decoder: Decoder, state: State, call: _Call, logits: Float[Tensor, "N _ V"]
+) -> tuple[State, Float[Tensor, "N _ V"]]:
+    """Returns the logits, checked, with -inf for banned tokens.
+
+    At settled columns that no computed column predicts, the logits are certain of the token there.
+    """
+    spec, branches, layout = call.spec, call.branches, call.layout
+    state = with_finite_check(state, logits, decoder.model.name, branches.rows)
+    logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
+    known = layout.known()
+    if known is None:
+        return state, logits
+    window = layout.window
+    if spec.branches is None:
+        is_open = window.part(state.canvas.unsettled)
+        is_open = is_open if spec.window.open is None else is_open & spec.window.open
+        duty = "compute every column that predicts an open position"
+        state = state.with_breach(~known & is_open, decoder.cache, duty)
+    known, tokens = part_of(known, spec.asked), part_of(window.part(branches.tokens), spec.asked)
+    return state, certain_where(logits, ~known, tokens)
+
+
+def with_finite_check(
+    state: State,
+    logits: Float[Tensor, "N _ V"],
+    culprit: str,
+    rows: Sequence[int] | None = None,
+) -> State:
+    """Notes columns with NaN or infinity; single tokens may be at -inf, not all of a column."""
+    # A sum is five times faster than a maximum; on a GPU this check would wait for the device.
+    if logits.device.type == "cpu" and logits.sum(-1).isfinite().all():
+        return state
+    duty = "give logits without NaN or infinity"
+    return state.with_breach(~logits.amax(-1).isfinite(), culprit, duty, rows)
+
+
+@lru_cache(maxsize=64)
+def on_device(ids: tuple[int, ...], device: torch.device) -> Int[Tensor, " N"]:
+    """Returns token ids on a device; cached, so that each tuple is sent there once."""
+    return torch.tensor(ids, dtype=torch.long, device=device)

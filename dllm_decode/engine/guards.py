@@ -1,0 +1,166 @@
+"""Guards: checks of what schedules, cache policies and verifiers return.
+
+`samplers.base.next_step` checks what samplers return. Rules that a decision or logits may break are
+noted where they are found (`State.with_breach`) and end their rows at the end of the round.
+"""
+
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.core.columns import Columns, are_columns
+from dllm_decode.core.passes import Branches, Pass
+from dllm_decode.core.rows import Opening, Row
+from dllm_decode.core.state import State
+from dllm_decode.engine.decoder import Decoder, Look, Verifier
+from samplers.base import require_decision
+from samplers.checks import shown
+from samplers.facts import Fact
+from samplers.state import map_state
+
+
+def require_opening(decoder: Decoder, opening: object, row: Row) -> None:
+    """Raises RuntimeError unless `opening` returned an `Opening` that opens something."""
+    owner, align = decoder.schedule, decoder.align
+    if not isinstance(opening, Opening):
+        raise RuntimeError(
+            f"opening of {owner!r} must return an Opening such as Opening.of_block(start, stop), "
+            f"got {shown(opening)} ({type(opening).__name__})."
+        )
+    start, stop, block, phase = opening[:4]
+    bounds = (start, stop, *block, *phase)
+    if not all(isinstance(bound, int) for bound in bounds):
+        raise RuntimeError(f"opening of {owner!r} must give whole columns, got {opening}.")
+    if not row.first <= start < stop <= row.end or stop <= row.unsettled:
+        raise RuntimeError(
+            f"opening of {owner!r} must open at least one unsettled position, so columns of "
+            f"[{row.first}, {row.end}) that end after {row.unsettled}, got {opening}."
+        )
+    for name, (first, last) in (("block", block), ("phase", phase)):
+        if not first <= start < stop <= last:
+            raise RuntimeError(
+                f"opening of {owner!r} must open columns of its {name} alone, got {opening}."
+            )
+    if phase[1] - phase[0] > decoder.window_length:
+        raise RuntimeError(
+            f"phase of the opening of {owner!r} must have at most {decoder.window_length} columns, "
+            f"as window_length says, got {opening}."
+        )
+    if Fact.WHOLE_BLOCKS in owner.gives and opening.stop % align:
+        raise RuntimeError(
+            f"opening of {owner!r} must end where a block of the model ends, at a multiple of "
+            f"{align} columns, got {opening}. Override needs with Fact.SEES_BOTH_WAYS."
+        )
+
+
+def require_max_steps(limit: object, *, owner: object) -> None:
+    """Raises RuntimeError unless `max_steps` returned a number of steps."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+        raise RuntimeError(
+            f"max_steps of {owner!r} must return a number of steps, got {shown(limit)}."
+        )
+
+
+def require_numbers(numbers: object, num_rows: int, *, owner: object) -> None:
+    """Raises RuntimeError unless `numbers` of a plug-in returned integers, some for each row."""
+    if isinstance(numbers, Tensor):
+        is_right = numbers.ndim == 2 and len(numbers) == num_rows
+        if is_right and not numbers.is_floating_point():
+            return
+        got = f"{numbers.dtype} {tuple(numbers.shape)} for {num_rows} rows"
+    else:
+        got = f"{shown(numbers)} ({type(numbers).__name__})"
+    raise RuntimeError(f"numbers of {owner!r} must return Int[B, N] or None, got {got}.")
+
+
+def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
+    """Returns what `look` of a verifier returned; raises RuntimeError if it is of another kind."""
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Look):
+        raise RuntimeError(
+            f"look of {owner!r} must return the pair (state, Look(view, window)), got a "
+            f"{type(found).__name__}."
+        )
+    state, look = found
+    most = len(state.rows)
+    if look.rows is not None and (not look.rows or not set(look.rows) <= set(range(most))):
+        raise RuntimeError(
+            f"rows of the Look of {owner!r} must be some of the {most} rows, or None for all of "
+            f"them, got {look.rows}."
+        )
+    if len(look.view.tokens) != len(look.stepping(most)):
+        raise RuntimeError(
+            f"view of the Look of {owner!r} must have its {len(look.stepping(most))} rows, got "
+            f"{len(look.view.tokens)}."
+        )
+    if look.decision is not None:
+        require_decision(f"look of {owner!r}", look.decision, look.view)
+
+    def check(part: Tensor) -> Tensor:
+        if not isinstance(part, Tensor) or not part.ndim or len(part) != most:
+            got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else shown(part)
+            raise RuntimeError(
+                f"The state of {owner!r} must be None, a tensor, or a NamedTuple of such, each "
+                f"with an entry for {most} rows, got {got}."
+            )
+        return part
+
+    map_state(check, state.verifier)
+    return state, look
+
+
+def require_after(found: object, *, owner: Verifier) -> tuple[State, Int[Tensor, "B N"] | None]:
+    """Returns what `after` of a verifier returned; raises RuntimeError if it is no pair."""
+    if isinstance(found, tuple) and len(found) == 2:
+        return found
+    raise RuntimeError(
+        f"after of {owner!r} must return the pair (state, numbers), got a {type(found).__name__}."
+    )
+
+
+def require_columns(decoder: Decoder, spec: Pass, chosen: object, end: int) -> None:
+    """Raises RuntimeError unless the columns of a row can be computed, in ascending order."""
+    if not are_columns(chosen, end):
+        culprit = f"recompute of {decoder.cache!r} must return"
+        if spec.columns is not None:
+            culprit = f"columns of Pass by {decoder.verifier!r} must be"
+        raise RuntimeError(
+            f"{culprit} ranges of columns in ascending order, at least one and all within "
+            f"[0, {end}), got {shown(chosen)} ({type(chosen).__name__})."
+        )
+    if not decoder.sight.with_kv_cache and chosen != (range(end),):
+        raise RuntimeError(
+            f"{decoder.cache!r} must not give EVERY_COLUMN: of columns (0, {end}) its recompute "
+            f"returned {chosen!r} alone."
+        )
+
+
+def require_hidden(decoder: Decoder, hidden: Columns, end: int) -> None:
+    """Raises RuntimeError unless hidden columns are one range, or none, and not all columns."""
+    if hidden == () or (are_columns(hidden, end) and len(hidden) == 1 and len(hidden[0]) < end):
+        return
+    raise RuntimeError(
+        f"hidden of {decoder.cache!r} must return one range of columns, or none, within "
+        f"[0, {end}) and not all of it, got {shown(hidden)} ({type(hidden).__name__})."
+    )
+
+
+def require_branches(decoder: Decoder, state: State, branches: Branches) -> None:
+    """Raises RuntimeError unless branches are whole canvases, as many as the verifier says."""
+    if branches.causal_from is not None and not branches.in_columns:
+        raise RuntimeError("causal_from of Branches must be None unless in_columns is True.")
+    if branches.in_columns and not set(branches.rows) <= branches.writers:
+        raise RuntimeError(
+            "Branches in columns must have branch 0 of each of their rows, whose slots it writes, "
+            f"got the rows {branches.rows} and numbers {branches.numbers}."
+        )
+    size = (len(branches.rows), state.canvas.width)
+    if tuple(branches.tokens.shape) != size:
+        raise RuntimeError(
+            f"tokens of Branches must be whole canvases, {size[0]} of {size[1]} columns, got the "
+            f"shape {tuple(branches.tokens.shape)}."
+        )
+    highest, most = max(branches.numbers), decoder.verifier.num_branches
+    if not branches.in_columns and highest >= most:
+        raise RuntimeError(
+            f"numbers of Branches must be below num_branches of the verifier, {most}, got "
+            f"{highest}. Override num_branches, or use in_columns=True."
+        )

@@ -1,0 +1,199 @@
+"""Rows that join and leave a running decode, at any round."""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.commits import CommitState
+from dllm_decode.core.history import History
+from dllm_decode.core.output import DecodeOutput
+from dllm_decode.core.rows import Numbers, Request, Row
+from dllm_decode.core.state import CacheState, State
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.guards import require_numbers
+from dllm_decode.engine.prompt_slots import with_prompts
+from samplers.logits.noise import row_keys
+from samplers.state import pad_state, take_state
+
+
+def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
+    """Returns the state with further rows, before their first round. The others do not change."""
+    if not requests:
+        return state
+    mask_id, now = decoder.model.mask_id, time.perf_counter()
+    new = [Row.of(request, decoder.align, mask_id, now) for request in requests]
+    canvas = blank(decoder, new)
+    numbers = decoder.schedule.numbers(canvas, decoder.block_length, None)
+    if numbers is not None:
+        require_numbers(numbers, len(canvas), owner=decoder.schedule)
+        own = [Numbers(schedule=tuple(listed)) for listed in numbers.tolist()]
+        new = [row._replace(numbers=found) for row, found in zip(new, own, strict=True)]
+    device, more = state.device, len(new)
+    noise = [(request.config.seed, request.noise_index) for request in requests]
+    seeds, indices = torch.tensor(noise, device=device).unbind(-1)
+    cost, zeros = state.cost, torch.zeros(more, dtype=torch.long, device=device)
+    whole = state.canvas.joined(canvas) if state.rows else canvas
+    commits = None
+    if decoder.return_logprobs:
+        commits = CommitState.joined(state.commits, more, whole.tokens)
+    state = state._replace(
+        rows=(*state.rows, *new),
+        canvas=whole,
+        noise_keys=torch.cat([state.noise_keys, row_keys(seeds, indices)]),
+        cost=cost._replace(
+            drafted=torch.cat([cost.drafted, zeros]), accepted=torch.cat([cost.accepted, zeros])
+        ),
+        sampler=pad_state(state.sampler, more),
+        schedule=pad_state(state.schedule, more),
+        verifier=pad_state(state.verifier, more),
+        commits=commits,
+        cache=_cache_with(decoder, state, new, canvas),
+        window=None,
+        layout=None,
+    )
+    return with_prompts(decoder, state, more) if decoder.shares_prompts else state
+
+
+def blank(decoder: Decoder, rows: Sequence[Row]) -> Canvas:
+    """Returns the canvas of rows before their first round."""
+    return Canvas.blank(
+        rows,
+        # A window that begins with the last block must fit.
+        width=max((row.end + decoder.window_length for row in rows), default=0),
+        mask_id=decoder.model.mask_id,
+        eos_ids=decoder.verifier.eos_ids(decoder.model),
+        device=decoder.model.device,
+    )
+
+
+def _cache_with(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canvas) -> CacheState:
+    """Returns the cache with slots for new rows."""
+    cache = state.cache
+    # Rows that join an empty batch may need fewer slots than those that have left.
+    num_slots = max([cache.num_slots if state.rows else 0, *(row.end for row in new)])
+    if decoder.cache.needs_kv_cache:
+        kv_cache = cache.kv_cache
+        if kv_cache is not None and not state.rows:
+            # None of its slots is in use; `widened` takes as many as the new rows need.
+            kv_cache = kv_cache.first(0)
+        if kv_cache is None:
+            num_rows = cache.capacity * decoder.verifier.num_branches
+            most = max(num_slots, cache.reserve)
+            kv_cache = decoder.model.new_kv_cache(num_rows, most).first(num_slots)
+        elif kv_cache.num_slots < num_slots:
+            kv_cache = kv_cache.widened(num_slots)
+        cache = cache._replace(kv_cache=kv_cache, num_slots=num_slots)
+    if not decoder.cache.reads_history:
+        return cache
+    new_rows = History.blank(canvas)
+    history = new_rows if cache.history is None else cache.history.joined(new_rows)
+    return cache._replace(history=history)
+
+
+def leave(state: State, rows: Sequence[int]) -> State:
+    """Returns the state without some rows. The last rows take their places."""
+    if not rows:
+        return state
+    for row in rows:
+        # NaN would reach the row that takes the place: a hidden slot counts 0 times its value.
+        for buffer in state.cache.buffers if state.rows[row].error else ():
+            buffer[:, row] = 0.0
+    order = list(range(len(state.rows)))
+    for row in sorted(rows, reverse=True):
+        order[row] = order[-1]
+        order.pop()
+    if not order:
+        none = state.canvas.take(state.noise_keys[:0])
+        empty = State.empty(state.cache.capacity, none, state.decode)
+        cost = state.cost._replace(drafted=empty.noise_keys, accepted=empty.noise_keys)
+        cache = state.cache._replace(history=None)
+        return empty._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)
+    index = torch.tensor(order, device=state.device)
+    for place, row in enumerate(order):
+        for buffer in state.cache.buffers if place != row else ():
+            buffer[:, place] = buffer[:, row]
+    cost = state.cost
+    return state._replace(
+        rows=tuple(state.rows[row] for row in order),
+        canvas=state.canvas.take(index),
+        noise_keys=state.noise_keys[index],
+        cost=cost._replace(drafted=cost.drafted[index], accepted=cost.accepted[index]),
+        sampler=take_state(state.sampler, index),
+        schedule=take_state(state.schedule, index),
+        verifier=take_state(state.verifier, index),
+        commits=take_state(state.commits, index),
+        cache=state.cache._replace(history=take_state(state.cache.history, index)),
+        window=None,
+        layout=None,
+    )
+
+
+class Ended(NamedTuple):
+    """A request whose answer has ended.
+
+    Attributes:
+        request: Index of the request.
+        output: The answer and its cost: one row; the answer is not complete if there is an error.
+        forwards: Calls of the mask predictor up to now, of the whole decode.
+        target_forwards: Calls of a verifier's target up to now, of the whole decode.
+        error: The rule that a plug-in or the model broke in this row; empty: none.
+    """
+
+    request: int
+    output: DecodeOutput
+    forwards: int
+    target_forwards: int
+    error: str = ""
+
+
+def ended_at_once(state: State, num_joined: int) -> list[int]:
+    """Returns which of the rows that have joined last are answered by their template.
+
+    It leaves nothing open, or has an EOS before its first open position.
+    """
+    found = []
+    for number in range(len(state.rows) - num_joined, len(state.rows)):
+        row = state.rows[number]
+        request = row.request
+        given = request.template[: row.unsettled - row.prompt_length]
+        is_over = any(token in state.canvas.eos_ids for token in given)
+        has_ended = request.config.stop_at_eos and is_over
+        if has_ended or row.unsettled >= row.answer_end:
+            found.append(number)
+    return found
+
+
+def outputs_of(state: State, rows: Sequence[int]) -> list[Ended]:
+    """Returns the outputs of rows that have ended."""
+    if not rows:
+        return []
+    index = torch.tensor(rows, device=state.device)
+    canvas = state.canvas.take(index)
+    tokens = canvas.filled(canvas.unsettled).answers().cpu()
+    unsettled = canvas.unsettled.cpu()
+    drafted, accepted = state.cost.drafted[index].cpu(), state.cost.accepted[index].cpu()
+    commits = take_state(state.commits, index)
+    cost, ended = state.cost, []
+    for number, row in enumerate(state.rows[n] for n in rows):
+        bounds = row.prompt_length, row.answer_end
+        output = DecodeOutput(
+            tokens=tokens[number : number + 1, : row.config.gen_length],
+            unsettled=unsettled[number : number + 1, slice(*bounds)],
+            nfe=torch.tensor([row.nfe]),
+            query_positions=torch.tensor([row.query_positions]),
+            forwards=row.nfe,
+            target_nfe=torch.tensor([row.target_nfe]),
+            target_forwards=row.target_nfe,
+            drafted=drafted[number : number + 1],
+            accepted=accepted[number : number + 1],
+            wall_s=time.perf_counter() - row.started_s,
+            eos_ids=canvas.eos_ids,
+            commits=None if commits is None else commits.of_answer(number, *bounds),
+        )
+        ended.append(
+            Ended(row.request.index, output, cost.forwards, cost.target_forwards, error=row.error)
+        )
+    return ended

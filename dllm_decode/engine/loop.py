@@ -1,0 +1,294 @@
+"""The one loop: rows join, take steps and leave, at any round."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import count
+from typing import Unpack
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.blocks import BlockSchedule, Sequential
+from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.caches.entry import EntryToken
+from dllm_decode.core.model import MaskPredictor, fingerprint_of
+from dllm_decode.core.observers import Observer
+from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config, require_integer
+from dllm_decode.core.output import DecodeOutput, together
+from dllm_decode.core.prompts import (
+    Prompt,
+    Prompts,
+    check_one_template_each,
+    require_templates,
+    token_lists,
+)
+from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.core.state import State
+from dllm_decode.core.stopping import NeverStop, StopRule
+from dllm_decode.core.uniform_state import check_commits
+from dllm_decode.engine import compatibility
+from dllm_decode.engine.decoder import Decoder, Verifier, requests_of
+from dllm_decode.engine.join import Ended, blank, ended_at_once, join, leave, outputs_of
+from dllm_decode.engine.no_verifier import NoVerifier
+from dllm_decode.engine.prompt_slots import joining
+from dllm_decode.engine.round import one_round
+from samplers.base import Sampler
+from samplers.checks import require_bool, shown
+
+_DECODES = count()
+
+
+def decode(
+    model: MaskPredictor,
+    prompts: Prompts,
+    sampler: Sampler,
+    *,
+    attention_mask: Int[Tensor, "B N"] | None = None,
+    cache: CachePolicy = NoCache(),
+    verifier: Verifier = NoVerifier(),
+    blocks: BlockSchedule = Sequential(),
+    templates: Sequence[Sequence[int]] = (),
+    observers: Sequence[Observer] = (),
+    stop: StopRule = NeverStop(),
+    return_logprobs: bool = False,
+    config: DecodeConfig = DecodeConfig(),
+    **options: Unpack[DecodeOptions],
+) -> DecodeOutput:
+    """Fills the answers to a batch of prompts by iterative unmasking.
+
+    The answer is decoded block by block, left to right, unless `blocks` opens several at once. In
+    each round `verifier` runs the model, as a rule once, and `sampler` decides which positions to
+    commit. Each row is in its own block.
+
+    Args:
+        model: The mask predictor, see `MaskPredictor`.
+        prompts: Token ids, one sequence per row; lengths may differ. Also a tensor with its
+            `attention_mask`, or the output of a tokenizer of transformers.
+        sampler: Which positions to commit, and with which token.
+        attention_mask: For prompts in a tensor: 0 at padding, 1 elsewhere.
+        cache: Which columns to recompute at each forward. Every choice but `NoCache` approximates.
+        verifier: Runs the forwards of a round, and may decide in the sampler's place. `NoVerifier`
+            runs one.
+        blocks: Which positions are open: one block after another, or several blocks at once.
+        templates: Answers with some tokens given: per row, token ids with the model's `mask_id` at
+            the open positions. Given tokens are never changed.
+        observers: Called after each round with a `StepEvent`; for traces, streaming, progress bars.
+        stop: Ends answers early, in addition to an EOS.
+        return_logprobs: Fill `DecodeOutput.commits`.
+        config: The options.
+        options: Fields of `DecodeConfig`, which override `config`.
+
+    Raises:
+        ValueError: If sampler, cache, verifier, blocks, model and lengths do not fit together.
+        RuntimeError: If the sampler settles nothing in a step, takes more steps than it promises,
+            or another plug-in breaks its contract.
+    """
+    require_config(config)
+    require_templates(templates)
+    decoder = new_decoder(
+        model, sampler, cache=cache, verifier=verifier, blocks=blocks,
+        config=config.updated(**options), return_logprobs=return_logprobs,
+    )  # fmt: skip
+    listed = token_lists(prompts, attention_mask)
+    if not listed:
+        raise ValueError("decode needs at least one prompt, got none.")
+    check_one_template_each(len(templates), len(listed))
+    requests = requests_of(decoder, listed, templates, stop)
+    return gathered(raise_errors(run(decoder, RequestQueue(requests), len(listed), observers)))
+
+
+def decode_many(  # noqa: D417 - arguments that are not listed are described in `decode`
+    model: MaskPredictor,
+    prompts: Iterable[Prompt] | Prompts,
+    sampler: Sampler,
+    *,
+    attention_mask: Int[Tensor, "B N"] | None = None,
+    num_rows: int = 8,
+    cache: CachePolicy = NoCache(),
+    verifier: Verifier = NoVerifier(),
+    blocks: BlockSchedule = Sequential(),
+    templates: Iterable[Sequence[int]] = (),
+    observers: Sequence[Observer] = (),
+    stop: StopRule = NeverStop(),
+    return_logprobs: bool = False,
+    config: DecodeConfig = DecodeConfig(),
+    **options: Unpack[DecodeOptions],
+) -> Iterator[DecodeOutput]:
+    """Decodes any number of prompts, at most `num_rows` of them at a time.
+
+    A prompt that waits takes the place of a row whose answer has ended in the very next round, so
+    that forwards stay full where answers differ in length. Its tokens are those of `decode` on all
+    prompts at once, apart from rounding; draws at a temperature above 0 included.
+
+    Args:
+        model: As in `decode`, like all arguments that are not listed here.
+        prompts: Token ids, any iterable; taken as rows become free.
+        sampler: As in `decode`.
+        num_rows: Rows of a forward, at most.
+        templates: As in `decode`; any iterable, taken together with the prompts. Empty, as by
+            default: no token is given.
+
+    Returns:
+        An iterator over one output of one row for each prompt, in the order of the prompts. Its
+        `wall_s` begins when the row joins, its `forwards` are those of the row.
+
+    Raises:
+        ValueError: If sampler, cache, verifier, model and lengths do not fit together; if there
+            are not as many templates as prompts, at once if both have a length; or, when a row
+            becomes free, if a prompt is empty or contains the mask id, or a template is too long.
+    """
+    require_config(config)
+    require_templates(templates)
+    require_integer("num_rows", num_rows, least=1)
+    if attention_mask is not None or isinstance(prompts, Tensor | Mapping):
+        prompts = token_lists(prompts, attention_mask)  # type: ignore[arg-type]
+    elif isinstance(prompts, Sequence):
+        prompts = token_lists(prompts)
+    if isinstance(prompts, Sized) and isinstance(templates, Sized):
+        check_one_template_each(len(templates), len(prompts))
+    decoder = new_decoder(
+        model, sampler, cache=cache, verifier=verifier, blocks=blocks,
+        config=config.updated(**options), return_logprobs=return_logprobs,
+    )  # fmt: skip
+    requests = requests_of(decoder, prompts, templates, stop)
+    return _in_order(raise_errors(run(decoder, RequestQueue(requests), num_rows, observers)))
+
+
+def new_decoder(
+    model: MaskPredictor,
+    sampler: Sampler,
+    *,
+    cache: CachePolicy = NoCache(),
+    verifier: Verifier = NoVerifier(),
+    blocks: BlockSchedule = Sequential(),
+    config: DecodeConfig = DecodeConfig(),
+    return_logprobs: bool = False,
+) -> Decoder:
+    """Returns a decoder whose parts are checked against each other.
+
+    Raises:
+        ValueError: If the parts do not fit together; the message names both and the remedy.
+    """
+    compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)
+    wrapped = EntryToken(sampler) if cache.commits_entry and model.logit_shift else sampler
+    decoder = Decoder(model, wrapped, cache, verifier, blocks, config, return_logprobs)
+    sampler.check_model(name=model.name, fingerprint=fingerprint_of(model))
+    sampler.check(model=model.name, gen_length=config.gen_length, block_length=decoder.block_length)
+    verifier.check(model)
+    blocks.check(model)
+    compatibility.check_options(model, cache, verifier, config)
+    require_bool("return_logprobs", return_logprobs)
+    if return_logprobs:
+        check_commits(model)
+    return decoder
+
+
+def run(
+    decoder: Decoder,
+    queue: RequestQueue,
+    num_rows: int,
+    observers: Sequence[Observer] = (),
+) -> Iterator[Ended]:
+    """Answers requests, and yields each as soon as it has ended; arguments as in `rounds`."""
+    for answers in rounds(decoder, queue, num_rows, observers):
+        yield from answers
+
+
+def rounds(
+    decoder: Decoder,
+    queue: RequestQueue,
+    num_rows: int,
+    observers: Sequence[Observer] = (),
+    *,
+    reserve: int = 0,
+) -> Iterator[list[Ended]]:
+    """Answers requests, at most `num_rows` at a time, and yields after each round what has ended.
+
+    Requests may be put into the queue or cancelled between two rounds. The iterator ends when no
+    request is left. A request in whose row a decision or the logits broke a rule, as by NaN, ends
+    with `Ended.error`; the other requests do not change. A plug-in that returns a value of a wrong
+    kind, such as columns that are no ranges, ends all of them with a RuntimeError.
+
+    Args:
+        decoder: As `new_decoder` returns it.
+        queue: The requests.
+        num_rows: Rows of a forward, at most.
+        observers: Called after each round.
+        reserve: Tokens of the longest row that is to come, with its prompt: keys and values are
+            allocated for so many at once. Without, they are copied when a longer row joins.
+    """
+    require_integer("num_rows", num_rows, least=1)
+    require_observers(observers)
+    with torch.inference_mode():
+        state = State.empty(num_rows, blank(decoder, ()), next(_DECODES), reserve)
+    later: list[Request] = []
+    while True:
+        indices = [row.request.index for row in state.rows]
+        cancelled = queue.take_cancelled(indices)
+        gone = [number for number, index in enumerate(indices) if index in cancelled]
+        taken = queue.take(num_rows - len(state.rows) + len(gone))
+        # Not around the yield: the caller's code must not run in inference mode.
+        with torch.inference_mode():
+            state = leave(state, gone)
+            now = taken
+            if decoder.shares_prompts:
+                now, later = joining(decoder, state, taken, {request.index for request in later})
+                queue.put_back(later)
+            state = join(decoder, state, now)
+            state, answers = _ended(state, ended_at_once(state, len(now)))
+            if not state.rows and not taken:
+                return
+            if state.rows:
+                state, done = one_round(decoder, state, observers)
+                state, more = _ended(state, done)
+                answers += more
+        yield answers
+
+
+def require_observers(observers: object) -> None:
+    """Raises ValueError unless observers are a sequence of functions."""
+    if not isinstance(observers, Sequence) or not all(map(callable, observers)):
+        raise ValueError(
+            "observers must be a sequence of functions that take a StepEvent, such as [watch], got "
+            f"{shown(observers)}."
+        )
+
+
+def _ended(state: State, rows: Sequence[int]) -> tuple[State, list[Ended]]:
+    """Returns the state without the rows that have ended, and their answers."""
+    return leave(state, rows), outputs_of(state, rows)
+
+
+def _in_order(finished: Iterator[Ended]) -> Iterator[DecodeOutput]:
+    held: dict[int, DecodeOutput] = {}
+    first = 0
+    for answer in finished:
+        held[answer.request] = answer.output
+        while first in held:
+            yield held.pop(first)
+            first += 1
+
+
+def raise_errors(answers: Iterator[Ended]) -> Iterator[Ended]:
+    """Yields answers as they come.
+
+    Raises:
+        RuntimeError: As soon as one has ended with an error.
+    """
+    for answer in answers:
+        if answer.error:
+            raise RuntimeError(f"{answer.error} (request {answer.request})")
+        yield answer
+
+
+def gathered(answers: Iterator[Ended]) -> DecodeOutput:
+    """Returns all answers as one output, in the order of the requests."""
+    started = time.perf_counter()
+    listed = sorted(answers, key=lambda answer: answer.request)
+    return together(
+        [answer.output for answer in listed],
+        forwards=max(answer.forwards for answer in listed),
+        target_forwards=max(answer.target_forwards for answer in listed),
+        wall_s=time.perf_counter() - started,
+    )

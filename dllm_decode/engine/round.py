@@ -1,0 +1,260 @@
+"""One round of all rows.
+
+    state --> open_blocks --> look ----------> decide --------> settle ----> advance -----> state
+              open columns:   forwards and     which columns,   the canvas   the one time
+              the schedule    a view:          which tokens:    with new     that the host
+                              the verifier     the sampler      tokens       waits
+
+Each function takes the state and returns the next one.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.observers import Observer, StepEvent, final_tokens
+from dllm_decode.core.rows import Numbers, Opening, Row
+from dllm_decode.core.state import Breach, State
+from dllm_decode.engine.decide import decide
+from dllm_decode.engine.decoder import Decoder, Look, Verifier
+from dllm_decode.engine.guards import (
+    require_after,
+    require_look,
+    require_max_steps,
+    require_numbers,
+    require_opening,
+)
+from dllm_decode.engine.settle import settle
+from dllm_decode.engine.views import with_noise
+from samplers.checks import shown
+from samplers.facts import Fact
+
+
+def one_round(
+    decoder: Decoder, state: State, observers: Sequence[Observer] = ()
+) -> tuple[State, list[int]]:
+    """Runs one round of all rows.
+
+    Args:
+        decoder: The model and the plug-ins.
+        state: The rows, of which there is at least one.
+        observers: Called with the round's `StepEvent`.
+
+    Returns:
+        The state afterwards, and the rows whose answer has ended, or that ended with an error.
+    """
+    state = open_blocks(decoder, state)
+    if decoder.starts_as_noise:
+        state = with_noise(decoder, state)
+    state, seen = require_look(decoder.verifier.look(decoder, state), owner=decoder.verifier)
+    state, seen, decision = decide(decoder, state, seen)
+    before = state.canvas
+    state = settle(decoder, state, seen, decision)
+    state, done = advance(decoder, state, seen)
+    if observers:
+        event = _event(decoder, before, state, seen, done)
+        for observer in observers:
+            observer(event)
+    return state, done
+
+
+def open_blocks(decoder: Decoder, state: State) -> State:
+    """Lets the schedule open positions in each row, before the look.
+
+    A row whose sampler takes more steps than it promised gets an error, and leaves after the round.
+
+    Raises:
+        RuntimeError: If an opening or `max_steps` breaks its contract.
+    """
+    rows = tuple(_opened(decoder, row) for row in state.rows)
+    return state if rows == state.rows else state._replace(rows=rows, window=None)
+
+
+def _opened(decoder: Decoder, row: Row) -> Row:
+    """Returns a row with its new opening."""
+    opening = decoder.schedule.opening(row, decoder.block_length, decoder.model.logit_shift)
+    require_opening(decoder, opening, row)
+    if decoder.sampler.scope != "block":
+        opening = _with_scope(decoder, row, opening)
+    if opening.phase == row.opening.phase and row.steps >= row.limit:
+        return row._replace(error=_too_many_steps(decoder, row))
+    was, row = row.opening, row._replace(opening=opening)
+    if opening.phase != was.phase:
+        masks = _num_masks(row, decoder.model.mask_id)
+        limit = decoder.verifier.max_steps(decoder.sampler, masks)
+        is_own = type(decoder.verifier).max_steps is not Verifier.max_steps
+        require_max_steps(limit, owner=decoder.verifier if is_own else decoder.sampler)
+        row = row._replace(is_fresh=True, steps=0, limit=limit)
+    return row._replace(turn_forwards=0) if opening.turn != was.turn else row
+
+
+def _too_many_steps(decoder: Decoder, row: Row) -> str:
+    """Returns the error of a row that has taken all steps that its phase may take."""
+    own_limit = decoder.sampler.max_steps(_num_masks(row, decoder.model.mask_id))
+    by_sampler = decoder.verifier.asks_sampler and row.steps >= own_limit
+    culprit = decoder.sampler if by_sampler else decoder.verifier
+    return (
+        f"{culprit!r} promises to finish a block within {row.limit} steps, but masks are left "
+        f"after {row.steps}; its `max_steps` or its rule is wrong."
+    )
+
+
+def _with_scope(decoder: Decoder, row: Row, opening: Opening) -> Opening:
+    """Returns the opening whose block has all the columns that the sampler reads."""
+    start = opening.block[0] if decoder.sampler.scope == "suffix" else row.first
+    return opening._replace(block=(start, row.end))
+
+
+def _num_masks(row: Row, mask_id: int) -> int:
+    """Counts the positions of a row's phase that are not given."""
+    start, stop = (max(0, column - row.prompt_length) for column in row.opening.phase)
+    given = row.request.template[start:stop]
+    return stop - start - sum(token != mask_id for token in given)
+
+
+def advance(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
+    """Reads on the host how far the rows have come; returns the state and the rows that ended.
+
+    A row ends with an error if a plug-in broke its contract there.
+    """
+    verifier = decoder.verifier
+    state, verified = require_after(verifier.after(decoder, state), owner=verifier)
+    stepping, rows, done = seen.stepping(len(state.rows)), [], []
+    read = _read_on_host(decoder, state, seen, verified)
+    for n, (unsettled, has_ended, numbers, error) in enumerate(read):
+        row = state.rows[n]
+        if n in stepping and not row.nfe and not row.target_nfe:
+            error = (
+                f"look of {verifier!r} must return the state that forward returned; no forward is "
+                "counted."
+            )
+        row = row._replace(
+            unsettled=unsettled,
+            steps=row.steps + (n in stepping),
+            numbers=numbers,
+            error=row.error or error,
+        )
+        rows.append(row)
+        # A block-causal model decodes its whole last block, also the columns after the answer.
+        is_full = unsettled >= max(row.answer_end, row.opening.phase[1])
+        if row.error or is_full or (row.config.stop_at_eos and has_ended):
+            done.append(n)
+    state = state._replace(rows=tuple(rows), breaches=(), num_rounds=state.num_rounds + 1)
+    return state, sorted({*done, *_stopped(decoder, state, stepping)})
+
+
+def _read_on_host(
+    decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N"] | None
+) -> Iterable[tuple[int, bool, Numbers, str]]:
+    """Reads everything at once: in plain decoding the one time that the host waits in a round."""
+    canvas, history, B = state.canvas, state.cache.history, len(state.rows)
+    columns = torch.arange(canvas.width, device=canvas.tokens.device)
+    first = torch.where(canvas.unsettled, columns, canvas.width).amin(-1)
+    has_ended = (canvas.eos & (columns < first[:, None])).any(-1)
+    schedule, cache, verifier = decoder.schedule, decoder.cache, decoder.verifier
+    numbers = [
+        schedule.numbers(canvas, decoder.block_length, state.schedule),
+        None if history is None else cache.numbers(canvas, history, decoder.model.logit_shift),
+        verified,
+    ]
+    for asked, owner in zip(numbers, (schedule, cache, verifier), strict=True):
+        if asked is not None:
+            require_numbers(asked, len(canvas), owner=owner)
+    broken = [breach.found for breach in state.breaches]
+    unsettled, ended, *found = _on_host([first, has_ended, *numbers, *broken])
+    by_plugin = [[()] * B if listed is None else listed for listed in found[:3]]
+    by_row = [Numbers(*own) for own in zip(*by_plugin, strict=True)]
+    errors = [""] * B
+    for breach, listed in zip(state.breaches, found[3:], strict=True):
+        rows = range(B) if breach.rows is None else breach.rows
+        for row, is_broken in zip(rows, listed, strict=True):
+            if is_broken and not errors[row]:
+                errors[row] = _error(decoder, state, seen, breach, row)
+    return zip(unsettled, ended, by_row, errors, strict=True)
+
+
+def _on_host(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """Returns tensors of one or two axes as lists, of numbers or of tuples; `None` stays `None`."""
+    parts = [tensor.flatten() for tensor in tensors if tensor is not None]
+    values = iter(torch.cat(parts).tolist())
+    found: list[Any] = []
+    for tensor in tensors:
+        if tensor is None:
+            found.append(None)
+        elif tensor.ndim == 1:
+            found.append(list(islice(values, len(tensor))))
+        else:
+            found.append([tuple(islice(values, tensor.shape[1])) for _ in range(len(tensor))])
+    return found
+
+
+def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int) -> str:
+    """Returns the sentence that names a rule broken in a row, and the plug-in that broke it."""
+    culprit, duty = breach.culprit, breach.duty
+    stepping = seen.stepping(len(state.rows))
+    # Only now may the host ask: no sampler can commit where nothing is eligible.
+    has_decided = culprit is decoder.sampler and row in stepping
+    if has_decided and not seen.view.eligible[stepping.index(row)].any():
+        opens_whole_blocks = Fact.WHOLE_BLOCKS in decoder.schedule.gives
+        culprit = decoder.verifier if opens_whole_blocks else decoder.schedule
+        duty = "leave at least one unsettled position of every row eligible"
+    return f"{culprit} must {duty}, and did not in round {state.num_rounds + 1}."
+
+
+def _stopped(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[int]:
+    """Returns the rows that their own stop rule ends; the host reads tokens only if one has any.
+
+    Rows that took no step are not asked, because given tokens could end them before their first.
+    """
+    asking = [n for n in stepping if state.rows[n].request.stop.reads_tokens]
+    if not asking:
+        return []
+    texts = final_tokens(state.rows, state.canvas, is_final=decoder.tokens_are_final)
+    stopped = []
+    for n in asking:
+        rule = state.rows[n].request.stop
+        stops: object = rule.stops(texts[n])
+        if not isinstance(stops, bool):
+            raise RuntimeError(f"stops of {rule!r} must return True or False, got {shown(stops)}.")
+        stopped += [n] * stops
+    return stopped
+
+
+def _event(
+    decoder: Decoder, before: Canvas, state: State, seen: Look, done: Sequence[int]
+) -> StepEvent:
+    """Returns the event that observers see: the rows that took a step, before and after it."""
+    stepping = list(seen.stepping(len(state.rows)))
+    rows = tuple(state.rows[n] for n in stepping)
+    listed = [
+        (row.request.index, row.query_positions, n in done)
+        for n, row in zip(stepping, rows, strict=True)
+    ]
+    # One tensor, because each that is sent may wait for the device.
+    requests, query_positions, ended = torch.tensor(listed, device=state.device).unbind(-1)
+    after, drafted, accepted = state.canvas, state.cost.drafted, state.cost.accepted
+    index = seen.row_index
+    if index is not None:
+        before, after = before.take(index), after.take(index)
+        drafted, accepted = drafted[index], accepted[index]
+    if done:
+        after = after.filled(after.unsettled & ended.bool()[:, None])
+    return StepEvent(
+        before=before,
+        after=after,
+        view=seen.view,
+        rows=rows,
+        ended=ended.bool(),
+        is_final=decoder.tokens_are_final,
+        decode=state.decode,
+        requests=requests,
+        forwards=state.cost.forwards,
+        query_positions=query_positions,
+        drafted=drafted,
+        accepted=accepted,
+    )

@@ -1,0 +1,251 @@
+"""A look at the model: one forward, and the sampler's view of its logits."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.passes import Pass, Window
+from dllm_decode.core.rows import Row
+from dllm_decode.core.sizes import round_up
+from dllm_decode.core.state import State
+from dllm_decode.engine.decoder import Decoder, Look
+from dllm_decode.engine.forward import forward
+from samplers.logits import noise
+from samplers.logits.statistics import probability
+from samplers.logits.summary import Summary
+from samplers.logits.truncation import Truncation
+from samplers.view import View, by_row
+
+# Numbers of logit columns are rounded up to a multiple of this, so that there are few shapes.
+_STRIDE = 8
+
+
+def look(
+    decoder: Decoder, state: State, *, causal_until: Sequence[int] | None = None
+) -> tuple[State, Look]:
+    """Runs one forward and returns the sampler's view of every row.
+
+    Args:
+        decoder: The decoder.
+        state: The rows.
+        causal_until: As in `Pass`.
+    """
+    state, window = with_window(decoder, state)
+    sampler = decoder.sampler
+    asked = _asked(decoder, state, window)
+    spec = Pass(
+        window,
+        asked,
+        leave_one_out=sampler.leave_one_out,
+        causal_until=causal_until,
+        belief=None if state.sampler is None else _belief(decoder, state),
+    )
+    state, logits = forward(decoder, state, spec)
+    leave_one_out = None
+    if sampler.leave_one_out:
+        leave_one_out = leave_one_out_of(
+            logits[:, window.width :], state.canvas, window, state.rows
+        )
+        logits = logits[:, : window.width]
+    view = view_of(
+        decoder, state, state.canvas, window, logits, asked=asked, leave_one_out=leave_one_out
+    )
+    return state, Look(view, window)
+
+
+def with_noise(decoder: Decoder, state: State) -> State:
+    """Returns the state in which blocks that have just opened hold random tokens, not [MASK]."""
+    if not any(row.is_fresh for row in state.rows):
+        return state
+    state, window = with_window(decoder, state)
+    canvas = state.canvas
+    starts = by_row(window.first_columns - canvas.prompt_lengths)
+    positions = torch.arange(window.width, device=state.device) + starts
+    # A sampler counts its steps from 1, so that it does not draw these tokens again.
+    step = torch.zeros_like(state.noise_keys)
+    keys = noise.position_keys(noise.step_keys(state.noise_keys, step), step, positions)
+    drawn = noise.random_tokens(keys, decoder.model.vocab_size)
+    tokens = window.put(canvas.tokens, window.part(canvas.masked), drawn)
+    return state._replace(canvas=replace(canvas, tokens=tokens))
+
+
+def _belief(decoder: Decoder, state: State) -> Float[Tensor, "B W V"] | None:
+    """Returns the logits of the last step that the model reads; -inf in rows without any."""
+    belief, fresh = decoder.sampler.belief(state.sampler), [row.is_fresh for row in state.rows]
+    if belief is None or not any(fresh):
+        return belief
+    if all(fresh):
+        return None
+    return belief.masked_fill(torch.tensor(fresh, device=state.device)[:, None, None], -torch.inf)
+
+
+def with_window(decoder: Decoder, state: State) -> tuple[State, Window]:
+    """Returns the window that the sampler sees of each row, and the state that keeps it."""
+    window = state.window or window_of(decoder, state.rows, state.canvas)
+    return state._replace(window=window), window
+
+
+def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:
+    """Returns the window that the sampler sees of some rows, with its open columns."""
+    scope = decoder.sampler.scope
+    width = decoder.window_length
+    starts = [row.first if scope == "answer" else row.opening.phase[0] for row in rows]
+    window = Window.of(starts, width, canvas)
+    if scope == "block" and all(
+        row.opening.start <= at and row.opening.stop >= min(at + width, row.end)
+        for row, at in zip(rows, starts, strict=True)
+    ):
+        return window
+    return window.with_open([row.opening.bounds for row in rows], canvas.tokens.device)
+
+
+def view_of(
+    decoder: Decoder,
+    state: State,
+    canvas: Canvas,
+    window: Window,
+    logits: Float[Tensor, "B N V"],
+    *,
+    asked: Int[Tensor, "B N"] | None = None,
+    rows: Sequence[int] | None = None,
+    leave_one_out: Float[Tensor, "B W"] | None = None,
+) -> View:
+    """Returns the sampler's view of a canvas, given logits of its window.
+
+    Args:
+        decoder: The decoder.
+        state: The rows.
+        canvas: The tokens: the state's, or drafts.
+        window: The sampler's window of the same rows.
+        logits: Logits of the window, as `forward` returns them.
+        asked: As in `Pass`.
+        rows: Which rows of the state the canvas has; `None`: all.
+        leave_one_out: As `View.leave_one_out`.
+    """
+    sampler = decoder.sampler
+    own = state.rows if rows is None else [state.rows[row] for row in rows]
+    # Where tokens are final, unsettled columns are all masked, and one operation is saved.
+    not_written = canvas.unsettled if decoder.tokens_are_final else canvas.masked
+    masked, eligible = window.part(not_written), window.part(canvas.unsettled)
+    if window.open is not None:
+        eligible = eligible & window.open
+        masked = masked & eligible if sampler.scope == "block" else masked
+    prompts = canvas.prompt_lengths
+    starts = [at - row.prompt_length for row, at in zip(own, window.starts, strict=True)]
+    sizes = [row.end - row.prompt_length for row in own]
+    size = _shared(sizes, lambda: canvas.ends - prompts)
+    offsets = [row.opening.start - at for row, at in zip(own, window.starts, strict=True)]
+    return View(
+        tokens=window.part(canvas.tokens),
+        computed=Summary(logits, asked, truncation_of(own, logits.device)),
+        masked=masked,
+        eligible=eligible,
+        start=_shared(starts, lambda: window.first_columns - prompts),
+        gen_length=_shared([row.config.gen_length for row in own], lambda: canvas.gen_lengths),
+        committed=(size - not_written.sum(-1)).minimum(canvas.gen_lengths),
+        temperature=temperature_of(own, masked.device),
+        noise_keys=state.noise_keys if rows is None else state.noise_keys[list(rows)],
+        # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.
+        block_start=_each(offsets, prompts) if sampler.scope == "answer" else 0,
+        block_length=None if sampler.scope == "block" else decoder.block_length,
+        reads_committed=decoder.reads_committed,
+        leave_one_out=leave_one_out,
+        deferred_ids=decoder.config.deferred_ids,
+        eos_ids=canvas.eos_ids,
+    )
+
+
+def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:
+    """Returns offsets of the window's columns whose logits are read; `None`: all.
+
+    Each row has its unsettled open columns first, then others, so that all rows have equally many.
+    """
+    sampler = decoder.sampler
+    if sampler.leave_one_out or decoder.reads_committed or sampler.scope != "block":
+        return None
+    unsettled = window.part(state.canvas.unsettled)
+    if unsettled.device.type != "cpu":
+        # The host would wait for the device to learn which columns are unsettled.
+        return None if window.open is None else _between(state, window)
+    unsettled = unsettled if window.open is None else unsettled & window.open
+    most = round_up(int(unsettled.sum(-1).max()), _STRIDE)
+    if most >= window.width:
+        return None
+    return unsettled.sort(dim=-1, descending=True, stable=True).indices[:, :most]
+
+
+def _between(state: State, window: Window) -> Int[Tensor, "B N"] | None:
+    """Returns offsets of the open columns, a few more in some rows; `None`: the whole window."""
+    bounds = [row.opening.bounds for row in state.rows]
+    width = round_up(max(stop - start for start, stop in bounds), _STRIDE)
+    if width >= window.width:
+        return None
+    begins = [
+        min(start - at, window.width - width)
+        for (start, _), at in zip(bounds, window.starts, strict=True)
+    ]
+    device = state.device
+    return torch.tensor(begins, device=device)[:, None] + torch.arange(width, device=device)
+
+
+def truncation_of(rows: Sequence[Row], device: torch.device) -> Truncation | None:
+    """Returns how the rows' logits are truncated before samplers see them; `None`: not at all."""
+    configs = [row.config for row in rows]
+    if not any(config.is_tempered for config in configs):
+        return None
+    # A temperature of 0 changes no logits.
+    own = [(c.temperature if c.is_tempered else 0.0, c.top_p, c.top_k) for c in configs]
+    if len(set(own)) == 1:
+        return Truncation(*own[0])
+    temperatures, shares, counts = zip(*own, strict=True)
+    return Truncation(
+        per_row(temperatures, device),
+        per_row(shares, device),
+        torch.tensor(counts, device=device),
+    )
+
+
+def per_row(values: Sequence[float], device: torch.device) -> Float[Tensor, " B"]:
+    """Returns a number of each row as a tensor; float64 where the device has it."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[Tensor, " B"]:
+    """Returns the temperature of draws; tempered logits are already divided by the temperature."""
+    values = []
+    for config in (row.config for row in rows):
+        is_divided = config.is_tempered and config.temperature > 0.0
+        values.append(1.0 if is_divided else float(config.temperature))
+    return values[0] if len(set(values)) == 1 else per_row(values, device)
+
+
+def leave_one_out_of(
+    logits: Float[Tensor, "B W V"], canvas: Canvas, window: Window, rows: Sequence[Row]
+) -> Float[Tensor, "B W"]:
+    """Returns the probability of each token of the window as its row asks, 0 at masks."""
+    tokens, masked = window.part(canvas.tokens), window.part(canvas.masked)
+    truncation = truncation_of(rows, logits.device)
+    logits = logits if truncation is None else truncation(logits)
+    return probability(logits, tokens.masked_fill(masked, 0)).masked_fill(masked, 0.0)
+
+
+def _shared(
+    values: Sequence[int], each: Callable[[], Int[Tensor, " B"]]
+) -> int | Int[Tensor, " B"]:
+    """Returns the number that all rows share, or each row's number as the device computes it.
+
+    Sending the numbers at every step would wait for the device.
+    """
+    return values[0] if len(set(values)) == 1 else each()
+
+
+def _each(values: Sequence[int], like: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Returns numbers of rows as a tensor; sends nothing to the device if all are equal."""
+    if len(set(values)) == 1:
+        return torch.full_like(like, values[0])
+    return torch.tensor(values, device=like.device)

@@ -1,0 +1,1 @@
+"""Texts in, texts out: answers, streams, templates with blanks, typed reads."""

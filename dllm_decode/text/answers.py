@@ -1,0 +1,190 @@
+"""Answers as texts, and all of them with their cost."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.core.commits import Commits
+from dllm_decode.core.output import DecodeOutput, before_end
+from dllm_decode.core.rows import Request
+from dllm_decode.core.stopping import cut_at, num_before
+from dllm_decode.text.texts import Tokenizer
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class TokenCommit(NamedTuple):
+    """The commit of one token of an answer, see `Commits`.
+
+    Attributes:
+        step: Step of the row that committed the token; -1: the token was given.
+        logprob: Log-probability in the distribution that it was drawn from; `None` if given.
+        model_logprob: Log-probability in the model's distribution; `None` if given.
+    """
+
+    step: int
+    logprob: float | None
+    model_logprob: float | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one input.
+
+    Attributes:
+        text: The answer before its EOS and before the first stop string. Of a template: the whole
+            text with its blanks filled.
+        token_ids: Its tokens before the EOS; a stop string and what follows it are among them.
+            Positions that were still masked when the row stopped are left out.
+        finish_reason: "stop" if an EOS or a stop string has ended it, "length" if it is full.
+        forwards: Forwards of the model that its row took part in.
+        commits: For each of the tokens when it was committed, and how likely it was; `None` unless
+            `return_logprobs` was set.
+    """
+
+    text: str
+    token_ids: list[int] = field(repr=False)
+    finish_reason: Literal["stop", "length"]
+    forwards: int
+    commits: list[TokenCommit] | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what JSON can hold: the fields, without `commits` if it is `None`."""
+        own = asdict(self)
+        if self.commits is None:
+            del own["commits"]
+        else:
+            own["commits"] = [commit._asdict() for commit in self.commits]
+        return own
+
+
+@dataclass(frozen=True, repr=False)
+class GenerateOutput:
+    """One answer per input, and the decode that gave them.
+
+    It has a length, an index and an iteration: those of `answers`.
+
+    Attributes:
+        answers: The answers, in the order of the inputs.
+        decoded: Tokens and cost of all answers.
+    """
+
+    answers: list[Answer]
+    decoded: DecodeOutput
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def __getitem__(self, index: int) -> Answer:
+        return self.answers[index]
+
+    def __iter__(self) -> Iterator[Answer]:
+        return iter(self.answers)
+
+    def __repr__(self) -> str:
+        """Returns the cost and the beginnings of the first texts."""
+        texts = ", ".join(repr(shorten(text, 50, placeholder=" ...")) for text in self.texts[:3])
+        more = ", ..." if len(self) > 3 else ""
+        return f"GenerateOutput([{texts}{more}], {len(self)} answers, {self.cost})"
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each answer."""
+        return [answer.text for answer in self.answers]
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """The ratio of all answers' lengths to all rows' forwards."""
+        return self.decoded.tokens_per_forward()
+
+    @property
+    def cost(self) -> str:
+        """The cost in words."""
+        return (
+            f"{int(self.decoded.nfe.sum())} forwards, {self.tokens_per_forward:.1f} tokens per "
+            f"forward, {self.decoded.wall_s:.2f} s"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what JSON can hold: the answers and their cost."""
+        return {
+            "answers": [answer.to_dict() for answer in self.answers],
+            "forwards": self.decoded.forwards,
+            "tokens_per_forward": self.tokens_per_forward,
+            "wall_s": self.decoded.wall_s,
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Writes `to_dict()` to a JSON file."""
+        written = json.dumps(self.to_dict(), ensure_ascii=False, indent=2)
+        Path(path).write_text(f"{written}\n", encoding="utf-8")
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Returns a row for each answer, a column for each field of `Answer`.
+
+        Raises:
+            ValueError: If pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise ValueError(
+                "A frame needs the package pandas; install it with: pip install pandas"
+            ) from None
+        return pandas.DataFrame([answer.to_dict() for answer in self.answers])
+
+
+def answer_of(
+    tokenizer: Tokenizer,
+    request: Request,
+    decoded: DecodeOutput,
+    row: int,
+    stop_strings: Sequence[str],
+) -> Answer:
+    """Returns the answer in one row of a decode.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        request: The row's request. With a template, an EOS leaves its position empty, and the text
+            goes on after it.
+        decoded: The decode, whose rows may be longer than the answer.
+        row: Number of the row.
+        stop_strings: Texts that end the answer.
+    """
+    tokens = decoded.tokens[row, : request.config.gen_length]
+    at = (~decoded.unsettled[row, : request.config.gen_length]).nonzero().flatten()
+    if request.template:
+        at = at[~torch.isin(tokens[at], torch.tensor(decoded.eos_ids))]
+        token_ids = tokens[at].tolist()
+        has_ended = int(tokens[-1]) in decoded.eos_ids
+    else:
+        token_ids = before_end(tokens[at].tolist(), decoded.eos_ids)
+        at = at[: len(token_ids)]
+        has_ended = len(token_ids) < len(tokens)
+    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    if stop_strings:
+        # A stop string may be a special token, which the text of an answer does not show.
+        kept = token_ids[: num_before(tokenizer, token_ids, stop_strings)]
+        shown = cut_at(tokenizer.decode(kept, skip_special_tokens=True), stop_strings)
+        has_ended = has_ended or len(kept) < len(token_ids) or shown != text
+        text = shown
+    forwards = int(decoded.nfe[row])
+    commits = None if decoded.commits is None else _token_commits(decoded.commits, row, at)
+    return Answer(text, token_ids, "stop" if has_ended else "length", forwards, commits)
+
+
+def _token_commits(commits: Commits, row: int, at: Int[Tensor, " N"]) -> list[TokenCommit]:
+    """Returns the commits at some positions of a row."""
+    steps, *logprobs = (part[row, at].tolist() for part in commits)
+    return [
+        TokenCommit(step, *((None, None) if step < 0 else pair))
+        for step, *pair in zip(steps, *logprobs, strict=True)
+    ]

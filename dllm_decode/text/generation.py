@@ -1,0 +1,207 @@
+"""Texts, chats or token ids in, texts out."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Unpack
+
+from torch.nn.functional import pad
+
+from dllm_decode.blocks import BlockSchedule, Sequential
+from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.core.model import MaskPredictor, UniformState
+from dllm_decode.core.observers import Observer
+from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_integer
+from dllm_decode.core.output import DecodeOutput
+from dllm_decode.core.prompts import (
+    Array,
+    Prompt,
+    check_one_template_each,
+    filling_options,
+    require_templates,
+)
+from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
+from dllm_decode.core.uniform_state import check_config
+from dllm_decode.engine.compatibility import require_model
+from dllm_decode.engine.decoder import Verifier, requests_of
+from dllm_decode.engine.join import Ended
+from dllm_decode.engine.loop import gathered, new_decoder, raise_errors, require_observers, run
+from dllm_decode.engine.no_verifier import NoVerifier
+from dllm_decode.text.answers import GenerateOutput, answer_of
+from dllm_decode.text.blanks import start_ids, template_ids
+from dllm_decode.text.other_names import GenerateOptions, by_our_names
+from dllm_decode.text.progress import AnswerProgress
+from dllm_decode.text.streaming import DraftStreamer, PrefixStreamer, answer_stream
+from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
+from samplers import AcceptAndRenoise, ConfidenceThreshold
+from samplers.base import Sampler
+
+
+def generate(
+    model: MaskPredictor,
+    tokenizer: Tokenizer,
+    inputs: Inputs | None = None,
+    sampler: Sampler | None = None,
+    *,
+    chat: UseTemplate = "auto",
+    templates: str | Sequence[str] = (),
+    attention_mask: Array | Sequence[Any] | None = None,
+    config: DecodeConfig = DecodeConfig(),
+    cache: CachePolicy = NoCache(),
+    verifier: Verifier = NoVerifier(),
+    blocks: BlockSchedule = Sequential(),
+    observers: Sequence[Observer] = (),
+    streamer: PrefixStreamer | DraftStreamer | None = None,
+    stop_strings: str | Sequence[str] = (),
+    num_return_sequences: int = 1,
+    return_logprobs: bool = False,
+    num_rows: int = 8,
+    progress: bool = False,
+    **options: Unpack[GenerateOptions],
+) -> GenerateOutput:
+    """Answers texts or chats.
+
+        model, tokenizer = load_model("mini")
+        question = (
+            "emma has 12 apples . emma finds 5 more apples and then gives 2 apples to ben . "
+            "how many apples does emma have now ?"
+        )
+        out = generate(model, tokenizer, question)
+        print(out.texts[0])
+
+    With `templates`, the blanks of texts are filled:
+
+        out = generate(model, tokenizer, question, templates="now [MASK:5] . #### [MASK]")
+
+    Args:
+        model: The mask predictor.
+        tokenizer: The model's tokenizer, as `load_model` returns it.
+        inputs: A text or texts, see `chat`; a chat or chats, lists of turns with "role" and
+            "content", which go through the tokenizer's chat template; or token ids: a list, lists,
+            a tensor or array with its `attention_mask`, or the tokenizer's output, also as
+            `**tokenizer(text)`. May be left out with `templates`.
+        sampler: Which positions to commit, and with which token. `None`:
+            `ConfidenceThreshold(0.9)`, on a uniform-state model `AcceptAndRenoise()`.
+        chat: How texts are read. "auto": as one user turn of the chat template if the tokenizer
+            has a template. True: so always. False: as they are, with a warning if there is a
+            template. A text that begins with a special token is taken for one that has been through
+            a template already: with "auto" and False its tokens are read, and nothing is added.
+        templates: For each input, the answer with blanks: `[MASK:12]` is twelve open tokens,
+            `[MASK]`, or the tokenizer's own mask token, is one. The answer is as long as the
+            template. An EOS in a blank leaves that position empty, so that a blank is filled with
+            as many tokens as it has, at most.
+        attention_mask: For token ids: 0 at padding, 1 elsewhere.
+        config: The options of the decode.
+        cache: Which columns to recompute at each forward.
+        verifier: Runs the forwards of a round, and may decide in the sampler's place.
+        blocks: Which positions are open, as in `decode`.
+        observers: Called after each round with a `StepEvent`.
+        streamer: A streamer of transformers, for a single input. One with `put_draft`, such as
+            `TextDiffusionStreamer`, is shown the whole answer after each round; any other, such as
+            `TextStreamer`, the committed tokens that no mask precedes. Both are given the prompt
+            first, as transformers does; `skip_prompt=True` hides it.
+        stop_strings: Texts that end an answer; they and the text after them are not returned.
+        num_return_sequences: Answers to each input, one after the other in the output; their noise
+            differs, and is that of so many equal inputs. At temperature 0 the answers are equal
+            unless the rule draws its order.
+        return_logprobs: Fill `Answer.commits` and `decoded.commits`: for each token the step that
+            committed it, and its log-probability as drawn and in the model.
+        num_rows: Inputs that are decoded together, at most.
+        progress: Show on standard error how many answers and tokens are done.
+        **options: Fields of `DecodeConfig`, which override `config`; also by the names that
+            transformers has for them, see `GenerateOptions`.
+
+    Raises:
+        TypeError: If an option is unknown.
+        ValueError: If the arguments do not fit together; the message names those that do not.
+        RuntimeError: If a plug-in or the model breaks its contract.
+    """
+    inputs, strings, given = by_our_names(inputs, stop_strings, config, options)
+    require_tokenizer(tokenizer)
+    require_integer("num_return_sequences", num_return_sequences, least=1)
+    require_model(model)
+    require_observers(observers)
+    require_templates(templates)
+    texts = [templates] if isinstance(templates, str) else templates
+    blanks = [template_ids(tokenizer, text, model) for text in texts]
+    config = config.updated(**given)
+    if blanks:
+        check_config(model, config, blanks)
+        config = _as_long_as(blanks, config, given)
+    sampler = default_sampler(model) if sampler is None else sampler
+    decoder = new_decoder(
+        model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config,
+        return_logprobs=return_logprobs,
+    )  # fmt: skip
+    warn_if_never_asked(model, sampler, verifier)
+    if inputs is None and blanks:
+        prompts: list[Prompt] = [start_ids(tokenizer)] * len(blanks)
+    else:
+        prompts = prompt_ids(tokenizer, inputs, attention_mask, chat=chat)
+    check_one_template_each(len(blanks), len(prompts))
+    stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
+    prompts = [prompt for prompt in prompts for _ in range(num_return_sequences)]
+    blanks = [template for template in blanks for _ in range(num_return_sequences)]
+    requests = list(requests_of(decoder, prompts, blanks, stop, fills_blanks=True))
+    stream = None if streamer is None else answer_stream(streamer, requests)
+    with AnswerProgress(len(requests)) if progress else nullcontext() as bar:
+        watching = [one for one in (*observers, stream, bar) if one is not None]
+        found = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
+        decoded = gathered(_of_one_length(found, config.gen_length))
+    answers = [
+        answer_of(tokenizer, request, decoded, row, strings) for row, request in enumerate(requests)
+    ]
+    if stream is not None:
+        stream.close(answers[0].token_ids)
+    if num_return_sequences > 1 and config.temperature == 0.0 and not decoder.starts_as_noise:
+        _warn_of_copies(decoded, num_return_sequences)
+    return GenerateOutput(answers, decoded)
+
+
+def default_sampler(model: MaskPredictor) -> Sampler:
+    """Returns the sampler that a model is decoded with unless another one is chosen."""
+    return AcceptAndRenoise() if isinstance(model, UniformState) else ConfidenceThreshold(0.9)
+
+
+def warn_if_never_asked(model: MaskPredictor, sampler: Sampler, verifier: Verifier) -> None:
+    """Warns of a sampler that is not the model's default if the verifier never asks it."""
+    if sampler != default_sampler(model) and not verifier.asks_sampler:
+        warnings.warn(f"{sampler!r} has no effect: {verifier!r} never asks it.", stacklevel=3)
+
+
+def _as_long_as(
+    blanks: Sequence[Sequence[int]], config: DecodeConfig, options: DecodeOptions
+) -> DecodeConfig:
+    """Returns the config with the length of the longest template."""
+    if config.gen_length != DecodeConfig.gen_length:
+        options = {**options, "gen_length": config.gen_length}
+    return config.updated(**filling_options(max(blanks, key=len), options))
+
+
+def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
+    """Pads answers to shorter templates with EOS, so that all have one length."""
+    for answer in answers:
+        output = answer.output
+        missing = length - output.tokens.shape[1]
+        if missing:
+            output = replace(
+                output,
+                tokens=pad(output.tokens, (0, missing), value=output.eos_ids[0]),
+                unsettled=pad(output.unsettled, (0, missing), value=True),
+                commits=None if output.commits is None else output.commits.padded(missing),
+            )
+        yield answer._replace(output=output)
+
+
+def _warn_of_copies(decoded: DecodeOutput, num_copies: int) -> None:
+    """Warns if several answers to each input were asked for, and all of them are equal."""
+    copies = decoded.tokens.unflatten(0, (-1, num_copies))
+    if (copies == copies[:, :1]).all():
+        warnings.warn(
+            f"The {num_copies} answers to each input are equal. At temperature=0 only rules that "
+            'draw give several, such as FixedSchedule(8, order="random"); pass a temperature, such '
+            "as 0.7.",
+            stacklevel=3,
+        )
