@@ -90,7 +90,8 @@ def play(
     tokens = torch.where(masked, V - 1, torch.randint(0, V - 1, (B, whole), generator=generator))
     in_block = torch.zeros(whole, dtype=torch.bool)
     in_block[block] = True
-    unsettled, state = masked, None
+    unsettled = masked
+    state: Any = None
     for step in range(sampler.max_steps(width) + 1):
         view = View(
             tokens=tokens, computed=Summary(logits_of(style, seed, step, (B, whole, V)).to(dtype)),
