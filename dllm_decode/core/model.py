@@ -48,10 +48,15 @@ class KVCache:
 
     def layer(self, index: int) -> tuple[Float[Tensor, "R H K D"], Float[Tensor, "R H K D"]]:
         """Returns the keys and values of one layer; writing to them writes here."""
+        part, index = self.part_of(index)
+        return part.keys[index], part.values[index]
+
+    def part_of(self, index: int) -> tuple["KVCache", int]:
+        """Returns the part of the cache that has a layer, and the number of the layer in it."""
         if index < len(self.keys):
-            return self.keys[index], self.values[index]
+            return self, index
         assert self.further is not None
-        return self.further.layer(index - len(self.keys))
+        return self.further.part_of(index - len(self.keys))
 
     def first(self, num_slots: int) -> "KVCache":
         """Returns the first slots; writing to them writes here."""
@@ -60,6 +65,11 @@ class KVCache:
         further = None if self.further is None else self.further.first(num_slots)
         keys, values = (part[..., :num_slots, :] for part in (self.keys, self.values))
         return KVCache(keys, values, further, self if self.reserve is None else self.reserve)
+
+    def of_rows(self, rows: slice) -> "KVCache":
+        """Returns the cache of some rows; writing to it writes here."""
+        further = None if self.further is None else self.further.of_rows(rows)
+        return KVCache(self.keys[:, rows], self.values[:, rows], further)
 
     def widened(self, num_slots: int) -> "KVCache":
         """Returns a cache with more slots: slots of the reserve if it has them, else a copy.
@@ -171,6 +181,17 @@ class GroupPredictor(Protocol):
                 the cache is in two groups.
         """
         ...
+
+
+@runtime_checkable
+class Compilable(Protocol):
+    """A model that can run through `torch.compile`; a `MaskPredictor` need not be one.
+
+    Attributes:
+        compiled: True: forwards are compiled, and so are the statistics of their logits.
+    """
+
+    compiled: bool
 
 
 @runtime_checkable

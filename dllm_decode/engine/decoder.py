@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.caches.base import CachePolicy
-from dllm_decode.core.model import MaskPredictor, UniformState
+from dllm_decode.core.model import Compilable, MaskPredictor, UniformState
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, RequestOptions
 from dllm_decode.core.passes import Window
 from dllm_decode.core.plan import Sight
@@ -106,6 +106,11 @@ class Decoder:
     def starts_as_noise(self) -> bool:
         """True if a block begins as random tokens, not as [MASK]."""
         return isinstance(self.model, UniformState)
+
+    @property
+    def compiles(self) -> bool:
+        """True if the statistics of logits are compiled, because the model is."""
+        return isinstance(self.model, Compilable) and self.model.compiled
 
     @cached_property
     def tokens_are_final(self) -> bool:

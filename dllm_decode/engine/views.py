@@ -141,7 +141,7 @@ def view_of(
     offsets = [row.opening.start - at for row, at in zip(own, window.starts, strict=True)]
     return View(
         tokens=window.part(canvas.tokens),
-        computed=Summary(logits, asked, truncation_of(own, logits.device)),
+        computed=Summary(logits, asked, truncation_of(own, logits.device), decoder.compiles),
         masked=masked,
         eligible=eligible,
         start=_shared(starts, lambda: window.first_columns - prompts),

@@ -1,11 +1,9 @@
 """The mask predictor that a loaded checkpoint becomes: a transformer and what its config says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,14 +11,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dllm_decode.core.model import ForwardInputs, KVCache, MaskPredictor, zeroed_cache
+from dllm_decode.models.compiled import CompiledForward
 from dllm_decode.models.network.context import split
-from dllm_decode.models.network.fused import Choice
-from dllm_decode.models.network.moe import Experts
 from dllm_decode.models.network.transformer import Transformer
-
-# On an H100 a forward of this many operations takes longer than launching it.
-_MAX_GRAPH_FLOPS = 6.4e12
-_MAX_GRAPH_COLUMNS = 4096
 
 
 class MaskedTransformer(nn.Module):
@@ -32,8 +25,9 @@ class MaskedTransformer(nn.Module):
         is_causal_too: Under a causal mask the logits at a column predict the next token, as in the
             autoregressive model that it was made of; see `as_causal_target`.
         fingerprint: See `Fingerprinted`: of the files that `load_model` read, else the name.
-        graphs: Whether forwards on one CUDA device are replayed as CUDA graphs, see
-            `dllm_decode.models.graphs`; the key-value buffers are then kept between decodes.
+        compiled: True: a forward of one group of rows runs through `torch.compile`, on any device.
+            Forwards of several groups, which rows at different places of their blocks need, are
+            eager: they have too many combinations of sizes. May be set at any time.
         files: Files that it was loaded from; () if it was not loaded.
     """
 
@@ -69,9 +63,9 @@ class MaskedTransformer(nn.Module):
         self.max_length = max_length
         self.is_causal_too = is_causal_too
         self.fingerprint = name
-        self.graphs: Choice = "auto"
+        self.compiled = False
         self.files: tuple[Path, ...] = ()
-        self._runner = _new_runner(transformer)
+        self._compiled = CompiledForward()
 
     @property
     def device(self) -> torch.device:
@@ -85,39 +79,32 @@ class MaskedTransformer(nn.Module):
 
     def predict(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
         """Runs one forward without gradients; only the wanted columns go through the head."""
-        runner = self._active_runner()
-        if runner is None:
+        if not self.compiled:
             return self._forward(inputs)
-        logits: Tensor = runner(self._forward, inputs, required=self.graphs is True)
-        return logits
+        # Inductor orders the weights as it needs them.
+        self.transformer.unpack()
+        with torch.inference_mode(), attention_on(self.device):
+            logits = self._compiled(self.transformer, inputs)
+        # The caller may change the logits in place, wherever it runs.
+        return logits if torch.is_inference_mode_enabled() else logits.clone()
 
     def predict_groups(self, groups: Sequence[ForwardInputs]) -> list[Float[Tensor, "_ _ V"]]:
         """Runs one forward of several groups without gradients, see `GroupPredictor`.
 
-        A single group is run by `predict`, which may replay a CUDA graph. Several groups are never
-        captured, because there are too many combinations of their sizes.
+        A single group is run by `predict`, which may be compiled.
         """
         if len(groups) == 1:
             return [self.predict(groups[0])]
         return split(self._forward(*groups), [group.wanted.shape for group in groups])
 
-    def _active_runner(self) -> Any:
-        is_on = self.graphs and self.device.type == "cuda" and self.transformer.route is None
-        return self._runner if is_on else None
-
     def _forward(self, *groups: ForwardInputs) -> Float[Tensor, "_ _ V"]:
-        self.transformer.pack()
+        if not self.compiled:
+            self.transformer.pack()
         with torch.inference_mode(), attention_on(self.device):
             hidden = self.transformer.forward_groups(groups)
         # Not in inference mode: the caller may change the logits in place, wherever it runs.
         with torch.no_grad():
             return self.transformer.head(hidden).to(self.device)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MaskedTransformer":
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
-        # What was captured reads the weights where they were.
-        self._runner = _new_runner(self.transformer)
-        return self
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         """Allocates a zeroed cache in the model's dtype, each layer's part on its device."""
@@ -125,11 +112,6 @@ class MaskedTransformer(nn.Module):
         names = [f"layers.{n}" for n in range(shape.num_layers)]
         devices = [self.device if route is None else route[name] for name in names]
         size = (num_rows, shape.num_kv_heads, num_slots, shape.head_dim)
-        runner = self._active_runner()
-        if runner is not None:
-            whole = (shape.num_layers, *size)
-            pooled: KVCache = runner.pool.new_kv_cache(whole, dtype=self.dtype, device=self.device)
-            return pooled
         kv_cache: KVCache | None = None
         for device, layers in reversed([(key, len(list(run))) for key, run in groupby(devices)]):
             kv_cache = zeroed_cache((layers, *size), self.dtype, device, further=kv_cache)
@@ -145,27 +127,6 @@ def own_network(model: MaskPredictor) -> MaskedTransformer:
             "computes. Use a model such as LLaDA."
         )
     return model
-
-
-def _new_runner(transformer: Transformer) -> Any:
-    """Returns the `GraphRunner` of a model; `None` if the folder of graphs was deleted."""
-    if find_spec("dllm_decode.models.graphs") is None:
-        return None
-    from dllm_decode.models.graphs.runner import GraphRunner
-
-    most = int(_MAX_GRAPH_FLOPS / (2 * num_active_parameters(transformer)))
-    return GraphRunner(max_columns=min(_MAX_GRAPH_COLUMNS, most))
-
-
-def num_active_parameters(transformer: Transformer) -> int:
-    """Counts the parameters that a column meets: of a layer's experts, those it is sent to."""
-    total = sum(part.numel() for part in transformer.parameters())
-    for module in transformer.modules():
-        if isinstance(module, Experts):
-            idle = module.config.num_experts - module.config.num_active
-            stacked = sum(part.numel() for part in module.parameters())
-            total -= stacked * idle // module.config.num_experts
-    return total
 
 
 def attention_on(device: torch.device) -> AbstractContextManager[None]:

@@ -31,8 +31,8 @@ _BLOCK = 512
 class TopK(NamedTuple):
     """The largest logits of each position, descending, and their token ids."""
 
-    logits: Float[Tensor, "B W n"]
-    tokens: Int[Tensor, "B W n"]
+    logits: Float[Tensor, "*shape n"]
+    tokens: Int[Tensor, "*shape n"]
 
 
 class Spread(NamedTuple):
@@ -43,8 +43,8 @@ class Spread(NamedTuple):
         entropy: Entropy in nats.
     """
 
-    odds_against: Float[Tensor, "B W"]
-    entropy: Float[Tensor, "B W"]
+    odds_against: Float[Tensor, "*shape"]
+    entropy: Float[Tensor, "*shape"]
 
 
 def most_likely(logits: Float[Tensor, "B W V"]) -> Int[Tensor, "B W"]:
@@ -99,6 +99,27 @@ def spread(logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"]) -> Spread
     """
     found = _by_chunk(_odds_and_entropy, logits, tokens)
     return Spread(found[..., 0], found[..., 1])
+
+
+def all_at_once(logits: Float[Tensor, "*shape V"]) -> tuple[TopK, Spread]:
+    """Returns the two largest logits, `odds_against` and the entropy, for a compiler to fuse.
+
+    Eagerly it would hold several copies of the logits. Among ties the lowest id comes first.
+    """
+    wide, ids = widen(logits), torch.arange(logits.shape[-1], device=logits.device)
+    peak = wide.amax(-1, keepdim=True)
+    first = torch.where(wide == peak, ids, len(ids)).amin(-1, keepdim=True)
+    others = torch.where(ids == first, -torch.inf, wide)
+    second_peak = others.amax(-1, keepdim=True)
+    second = torch.where((others == second_peak) & (ids != first), ids, len(ids)).amin(-1, True)
+    # exp(-200) is 0 in float32, as is 0 times -200: excluded tokens count as nothing.
+    gap = (others - peak).clamp(min=-200.0)
+    share = torch.where(ids == first, 0.0, gap.exp())
+    odds, surplus = share.sum(-1), (share * gap).sum(-1)
+    # A NaN is never the largest; its id must be a token all the same.
+    tokens = torch.cat([first, second], -1).clamp(max=len(ids) - 1)
+    entropy = odds.log1p() - surplus / (1.0 + odds)
+    return TopK(torch.cat([peak, second_peak], -1), tokens), Spread(odds, entropy)
 
 
 def divergence(new: Float[Tensor, "B W V"], old: Float[Tensor, "B W V"]) -> Float[Tensor, "B W"]:

@@ -1,8 +1,8 @@
 """Logits of a window, and their statistics in as few passes over them as their use allows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from types import ModuleType
 
 import torch
 from jaxtyping import Float, Int
@@ -17,26 +17,27 @@ from samplers.logits.truncation import Truncation
 class Summary:
     """Logits that a forward computed, and their statistics, each computed once.
 
-    Views that share a summary share its statistics. On CUDA a fused kernel computes all in one
-    pass, if Triton is installed and can compile it; float64 is left to torch. Otherwise one pass
-    computes the odds alone, or a longer one the odds and the entropy, whichever is read first.
+    Views that share a summary share its statistics. One pass computes the odds alone, or a longer
+    one the odds and the entropy, whichever is read first; compiled code computes all at once.
 
     Attributes:
         model_logits: Logits of the model; each position has at least one that is finite.
         columns: Which columns of the window the logits predict, each at most once; `None`: all, in
             order.
         truncation: Makes of them the logits that samplers see; `None`: they are the same.
+        compiled: True: the statistics run through `torch.compile`.
     """
 
     model_logits: Float[Tensor, "B N V"]
     columns: Int[Tensor, "B N"] | None = None
     truncation: Truncation | None = None
+    compiled: bool = False
 
     def take(self, rows: Int[Tensor, " N"]) -> "Summary":
         """Returns the logits of some rows."""
         columns = None if self.columns is None else self.columns[rows]
         truncation = None if self.truncation is None else self.truncation.take(rows)
-        return Summary(self.model_logits[rows], columns, truncation)
+        return Summary(self.model_logits[rows], columns, truncation, self.compiled)
 
     @cached_property
     def logits(self) -> Float[Tensor, "B N V"]:
@@ -46,7 +47,7 @@ class Summary:
     @cached_property
     def top(self) -> TopK:
         """The two largest logits, among ties the lowest id first; a logit of -inf has any id."""
-        return statistics.top_k(self.logits, 2) if self._fused is None else self._fused[0]
+        return self._all[0] if self.compiled else statistics.top_k(self.logits, 2)
 
     def top_k(self, n: int) -> TopK:
         """Returns the n largest logits, descending, and their tokens."""
@@ -84,30 +85,23 @@ class Summary:
 
     @cached_property
     def _spread(self) -> Spread:
-        if self._fused is not None:
-            return self._fused[1]
-        return statistics.spread(self.logits, self.most_likely)
+        return self._all[1] if self.compiled else statistics.spread(self.logits, self.most_likely)
 
     def _knows(self, name: str) -> bool:
-        return self._fused is not None or name in vars(self)
+        return self.compiled or name in vars(self)
 
     @cached_property
-    def _fused(self) -> tuple[TopK, Spread] | None:
-        kernel = _kernel(self.logits.device, self.logits.dtype)
-        if kernel is None:
-            return None
-        found: tuple[TopK, Spread] = kernel.summarise(self.logits)
-        return found
+    def _all(self) -> tuple[TopK, Spread]:
+        size = self.logits.shape[:2]
+        # As one axis, so that few shapes are compiled. The default, 8, is for one model a process.
+        with torch._dynamo.config.patch(recompile_limit=64):
+            top, spread = _compiled()(self.logits.flatten(0, 1))
+        return (
+            TopK(*(part.unflatten(0, size) for part in top)),
+            Spread(*(part.unflatten(0, size) for part in spread)),
+        )
 
 
 @cache
-def _kernel(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
-    """Returns the module of the kernel if it can serve such logits."""
-    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return None
-    # Only torch for CUDA on Linux brings Triton along.
-    try:
-        from samplers.logits import kernel as fused
-    except ImportError:
-        return None
-    return fused if fused.runs_on(device, dtype) else None
+def _compiled() -> Callable[[Float[Tensor, "n V"]], tuple[TopK, Spread]]:
+    return torch.compile(statistics.all_at_once, fullgraph=True, dynamic=True)

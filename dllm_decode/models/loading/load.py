@@ -32,7 +32,6 @@ from dllm_decode.models.loading.weights import (
     weight_files,
 )
 from dllm_decode.models.masked_transformer import MaskedTransformer
-from dllm_decode.models.network.fused import Choice
 from dllm_decode.models.network.transformer import Transformer
 from samplers.checks import shown
 
@@ -69,8 +68,7 @@ def load_model(
     max_memory: Mapping[int | str, int | str] | None = None,
     offload_folder: str | Path | None = None,
     quantize: str | None = None,
-    fused: Choice = "auto",
-    graphs: Choice = "auto",
+    compile: bool = False,
     family: str | Family | None = None,
     mask_id: int | None = None,
     block_length: int | None = None,
@@ -108,10 +106,9 @@ def load_model(
         quantize: How torchao stores the matrices of all layers: "int8", "int4" or "fp8", see
             `quantize_layers`. Embedding, norms and head stay as they are. Needs the extra `int8`,
             and one device. `None`: all as `dtype` says.
-        fused: Fused kernels on CUDA. "auto" compares each with torch when it first runs, and uses
-            torch with a warning if they differ; True raises then; False uses torch. Attention must
-            be faster as well, unless this is True.
-        graphs: CUDA graphs, likewise.
+        compile: Run forwards of one group of rows through `torch.compile`, see
+            `MaskedTransformer.compiled`. The first forwards take long. Needs one device, and
+            weights that are not quantised.
         family: A name of `FAMILIES`, for a checkpoint whose config.json does not tell; or one of
             your own, as a `Family` or as "my_module:MY_FAMILY", whose module is imported. `None`:
             the one that config.json names.
@@ -137,7 +134,7 @@ def load_model(
     place_on = chosen_device(_same("device", device, "device_map", device_map))
     wished = _dtype(_same("dtype", dtype, "torch_dtype", torch_dtype))
     check_devices(place_on)
-    _check_choices(place_on, fused=fused, graphs=graphs)
+    _check_compile(compile, place_on, quantize)
     if quantize is not None:
         check_quantization(quantize)
     hub = Hub(revision, token, cache_dir, local_files_only)
@@ -154,7 +151,7 @@ def load_model(
         words = read_tokenizer(folder, "DiffusionGemma", tokenizer, fast=True)
         left_out = {
             "adapter": adapter, "quantize": quantize, "family": family, "mask_id": mask_id,
-            "block_length": block_length, "fused": fused is True, "graphs": graphs is True,
+            "block_length": block_length, "compile": compile,
         }  # fmt: skip
         return load_diffusion_gemma(
             folder, name, place_on, wished, left_out,
@@ -187,7 +184,6 @@ def load_model(
     there = None if quantize is None else only_device(placed)
     # Weights that will be quantised are read into the CPU's memory.
     allocate(transformer, placed if there is None else place(transformer, "cpu"))
-    transformer.fused = fused
     model = MaskedTransformer(
         transformer,
         name=name,
@@ -199,7 +195,7 @@ def load_model(
         max_length=_max_length(ConfigReader(config, file=file)),
         is_causal_too=known.is_causal_too,
     )
-    model.graphs = graphs
+    model.compiled = compile
     _read_weights(model, known, files, lora)
     model.files = (*model_files(folder), *(() if lora is None else lora.files))
     if there is None:
@@ -255,15 +251,14 @@ def _check_experts(facts: CheckpointFacts, quantize: str | None) -> None:
         )
 
 
-def _check_choices(device: Device | DeviceMap, *, fused: Choice, graphs: Choice) -> None:
-    for name, choice in (("fused", fused), ("graphs", graphs)):
-        if choice not in (True, False, "auto"):
-            raise ValueError(f"{name} must be True, False or 'auto', got {choice!r}.")
-        is_there = isinstance(device, Mapping) or str(device).startswith(("cuda", "auto"))
-        if choice is True and not is_there:
-            raise ValueError(
-                f"{name}=True needs a CUDA device, got device={str(device)!r}. Pass {name}='auto'."
-            )
+def _check_compile(compile: object, device: Device | DeviceMap, quantize: str | None) -> None:
+    if not isinstance(compile, bool):
+        raise ValueError(f"compile must be True or False, got {shown(compile)}.")
+    if compile and (isinstance(device, Mapping) or quantize is not None):
+        raise ValueError(
+            "compile must be False for a model that is spread over devices or quantised, got "
+            f"device={device!r} and quantize={quantize!r}."
+        )
 
 
 def _max_length(config: ConfigReader) -> int | None:

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.models.network.fused import Choice, operations_for
-from dllm_decode.models.network.operations import KVSlots, LayerKV, Operations, Rotation
+from dllm_decode.models.network.operations import KVSlots, LayerKV, Rotation
 
 # Numbers between the rows of a mask: else attention on CUDA copies it in every layer.
 _ALIGNMENT = 8
@@ -29,24 +28,20 @@ class LayerContext(NamedTuple):
     """The inputs of a layer for one group of rows; only `layer_kv` and `wanted` differ by layer.
 
     Attributes:
-        operations: What is computed between the matrix products.
         rotation: Of each column.
         bias: Added to the attention scores, once for each query head that shares a key head, or
             one row for all queries; `None`: everything sees everything.
         target: Where fresh keys and values go; `None`: there is no KV cache.
         query_scale: Multiplies the rotated queries; `None`: nothing does.
-        fused: See `operations_for`.
         kv_cache: Of all layers, or `None`.
         layer_kv: The part of the KV cache that is this layer's, or `None`.
         wanted: Columns that the layer returns; `None`: all of them.
     """
 
-    operations: Operations
     rotation: Rotation
     bias: Float[Tensor, "B 1 _ K"] | None
     target: KVSlots | None
     query_scale: Float[Tensor, "B 1 Q 1"] | None = None
-    fused: Choice = "auto"
     kv_cache: KVCache | None = None
     layer_kv: LayerKV | None = None
     wanted: Int[Tensor, "B W"] | None = None
@@ -59,14 +54,16 @@ class LayerContext(NamedTuple):
 
 
 def make_context(
-    config: NetworkConfig, dtype: torch.dtype, inputs: ForwardInputs, fused: Choice = "auto"
+    config: NetworkConfig,
+    dtype: torch.dtype,
+    inputs: ForwardInputs,
+    frequencies: Float[Tensor, " F"],
 ) -> LayerContext:
     """Prepares a forward of a network in that dtype; a KV cache and slots go together."""
     positions, kv_cache = inputs.positions, inputs.kv_cache
     if (kv_cache is None) != (inputs.slots is None):
         raise ValueError("A KV cache and slots must go together: pass both, or neither.")
-    operations = operations_for(positions.device, dtype, fused)
-    rotation = config.rope.rotation(positions, dtype)
+    rotation = config.rope.rotation(positions, dtype, frequencies)
     group = config.num_heads // config.num_kv_heads
     bias = None if inputs.attend is None else _as_bias(inputs.attend, dtype, group)
     target = None
@@ -74,7 +71,7 @@ def make_context(
         rows = slice(None) if inputs.rows is None else inputs.rows
         target = _target(rows, inputs.slots, kv_cache.keys.shape[1])
     query_scale = config.rope.query_scale(positions, dtype)
-    return LayerContext(operations, rotation, bias, target, query_scale, fused, kv_cache)
+    return LayerContext(rotation, bias, target, query_scale, kv_cache)
 
 
 def in_layer(context: LayerContext, index: int) -> LayerContext:
@@ -82,7 +79,7 @@ def in_layer(context: LayerContext, index: int) -> LayerContext:
     if context.kv_cache is None:
         return context
     assert context.target is not None
-    return context._replace(layer_kv=LayerKV(*context.kv_cache.layer(index), context.target))
+    return context._replace(layer_kv=LayerKV(*context.kv_cache.part_of(index), context.target))
 
 
 def for_queries(context: LayerContext, wanted: Int[Tensor, "B W"] | None) -> LayerContext:
@@ -99,14 +96,13 @@ def for_queries(context: LayerContext, wanted: Int[Tensor, "B W"] | None) -> Lay
     return context._replace(bias=bias.gather(2, index))
 
 
-def on_device(context: LayerContext, device: torch.device, dtype: torch.dtype) -> LayerContext:
-    """Moves the context of a network in that dtype to where the next layers are."""
+def on_device(context: LayerContext, device: torch.device) -> LayerContext:
+    """Moves a context to where the next layers are."""
 
     def moved(part: Any) -> Any:
         return part.to(device) if isinstance(part, Tensor) else part
 
     return context._replace(
-        operations=operations_for(device, dtype, context.fused),
         rotation=Rotation(*map(moved, context.rotation)),
         bias=moved(context.bias),
         target=None if context.target is None else KVSlots(*map(moved, context.target)),

@@ -12,10 +12,12 @@ from dllm_decode.models.network.moe import MLP, MoE
 from dllm_decode.models.network.operations import (
     Heads,
     Normed,
-    Operations,
     Projected,
     Scaling,
     Stream,
+    add_norm,
+    attend,
+    rotate_and_store,
 )
 from dllm_decode.models.network.packed import Linear
 
@@ -38,9 +40,9 @@ class Norm(nn.Module):
         """Weight and epsilon, for an operation that normalises on its way."""
         return Scaling(self.weight, self.eps, self.weight_in_float32)
 
-    def forward(self, stream: Stream, operations: Operations) -> Normed:
+    def forward(self, stream: Stream) -> Normed:
         """Adds up the residual stream, and normalises the sum."""
-        return operations.add_norm(stream, self.scaling)
+        return add_norm(stream, self.scaling)
 
 
 class Attention(nn.Module):
@@ -75,7 +77,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B _ E"]:
         """Attends from all columns or the wanted ones, after storing fresh keys and values."""
         scalings = (self.query_norm.scaling, self.key_norm.scaling) if self.qk_norm else None
-        query, key, value = context.operations.rotate_and_store(
+        query, key, value = rotate_and_store(
             Projected(heads, self.num_kv_heads, scalings), context.rotation, context.layer_kv
         )
         if context.query_scale is not None:
@@ -83,7 +85,7 @@ class Attention(nn.Module):
         if context.wanted is not None:
             index = context.wanted[:, None, :, None].expand(-1, self.num_heads, -1, self.head_dim)
             query = query.gather(2, index)
-        return context.operations.attend(Heads(query, key, value), context.bias)
+        return attend(Heads(query, key, value), context.bias)
 
     def parts(self, *, split_qkv: bool) -> dict[str, Tensor]:
         """See `Transformer.parts`."""
@@ -119,11 +121,10 @@ class Layer(nn.Module):
 
         The stream has the columns of all groups, see `join`.
         """
-        operations = groups[0].operations
-        hidden, normed = self.attention_norm(stream, operations)
+        hidden, normed = self.attention_norm(stream)
         update = self.attention(normed, groups)
-        hidden, normed = self.mlp_norm(Stream(_take_wanted(hidden, groups), update), operations)
-        return Stream(hidden, self.mlp(normed, operations))
+        hidden, normed = self.mlp_norm(Stream(_take_wanted(hidden, groups), update))
+        return Stream(hidden, self.mlp(normed))
 
     def parts(self, *, split_qkv: bool) -> dict[str, Tensor]:
         """See `Transformer.parts`."""

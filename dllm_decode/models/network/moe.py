@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dllm_decode.models.network.config import MoEConfig
-from dllm_decode.models.network.operations import Operations
+from dllm_decode.models.network.operations import swiglu
 from dllm_decode.models.network.packed import Linear, Packable
 from dllm_decode.models.network.shares import equal_shares, on_threads
 
@@ -33,11 +33,9 @@ class MLP(nn.Module):
         self.gate_up = Linear(hidden_size, 2 * mlp_hidden_size, bias=False)
         self.down = Linear(mlp_hidden_size, hidden_size, bias=False)
 
-    def forward(
-        self, hidden: Float[Tensor, "B Q H"], operations: Operations
-    ) -> Float[Tensor, "B Q H"]:
+    def forward(self, hidden: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q H"]:
         """Maps every column by itself."""
-        mixed: Tensor = self.down(operations.swiglu(self.gate_up(hidden)))
+        mixed: Tensor = self.down(swiglu(self.gate_up(hidden)))
         return mixed
 
     def parts(self) -> dict[str, Tensor]:
@@ -132,9 +130,7 @@ class Experts(Packable):
         self.gate_up = nn.Parameter(torch.zeros(E, 2 * M, hidden_size))
         self.down = nn.Parameter(torch.zeros(E, hidden_size, M))
 
-    def forward(
-        self, hidden: Float[Tensor, "T H"], routing: Routing, operations: Operations
-    ) -> Float[Tensor, "T H"]:
+    def forward(self, hidden: Float[Tensor, "T H"], routing: Routing) -> Float[Tensor, "T H"]:
         """Adds up what each token's experts make of it."""
         weights = routing.weights
         if not (self.config.weighs_in_float32 or self.config.mixes_in_float32):
@@ -144,7 +140,7 @@ class Experts(Packable):
         numbers = torch.arange(self.config.num_experts, device=hidden.device)
         experts = routing.experts.flatten()[order]
         ends = torch.searchsorted(experts, numbers, right=True).int()
-        sorted_outputs = self._outputs(hidden[order // self.config.num_active], ends, operations)
+        sorted_outputs = self._outputs(hidden[order // self.config.num_active], ends)
         outputs = torch.empty_like(sorted_outputs)
         outputs[order] = sorted_outputs
         products = outputs.unflatten(0, routing.experts.shape) * weights[..., None]
@@ -154,20 +150,22 @@ class Experts(Packable):
         return summed
 
     def _outputs(
-        self, columns: Float[Tensor, "P H"], ends: Int[Tensor, " E"], operations: Operations
+        self, columns: Float[Tensor, "P H"], ends: Int[Tensor, " E"]
     ) -> Float[Tensor, "P H"]:
         """Maps each column by its expert; columns are sorted by expert."""
         if torch.is_grad_enabled():
             self.unpack()
         groups, num_threads = self._can_group(columns), torch.get_num_threads()
         work = self._grouped if groups and not self.is_packed else self._one_by_one
-        # A training step has columns enough to divide each product among the threads.
-        if columns.is_cuda or not groups or num_threads == 1 or torch.is_grad_enabled():
-            return work(columns, ends, operations, slice(None))
+        # A training step has columns enough to divide each product among the threads; a compiled
+        # forward is one graph.
+        is_whole = columns.is_cuda or not groups or num_threads == 1
+        if is_whole or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return work(columns, ends, slice(None))
         shares = equal_shares(ends, _SHARES_PER_THREAD * num_threads)
         bounds = [0, *ends[[share.stop - 1 for share in shares]].tolist()]
         pieces = [
-            (columns[start:end], ends[share] - start, operations, share)
+            (columns[start:end], ends[share] - start, share)
             for share, start, end in zip(shares, bounds, bounds[1:], strict=False)
         ]
         return torch.cat(on_threads(work, pieces))
@@ -176,19 +174,17 @@ class Experts(Packable):
         self,
         columns: Float[Tensor, "P H"],
         ends: Int[Tensor, " E"],
-        operations: Operations,
         share: slice,
     ) -> Float[Tensor, "P H"]:
         """Maps columns by some of the experts, with one product for each of the two matrices."""
         gate_up = F.grouped_mm(columns, self.gate_up[share].mT, offs=ends)
-        mixed = operations.swiglu(gate_up[None])[0]
+        mixed = swiglu(gate_up[None])[0]
         return F.grouped_mm(mixed, self.down[share].mT, offs=ends)
 
     def _one_by_one(
         self,
         columns: Float[Tensor, "P H"],
         ends: Int[Tensor, " E"],
-        operations: Operations,
         share: slice,
     ) -> Float[Tensor, "P H"]:
         """Maps columns by some of the experts, with two products for each expert."""
@@ -198,7 +194,7 @@ class Experts(Packable):
             return columns[:0]
         experts, sizes = zip(*chosen, strict=True)
         gate_up = self._each(columns, sizes, "gate_up", experts)
-        return self._each(operations.swiglu(gate_up[None])[0], sizes, "down", experts)
+        return self._each(swiglu(gate_up[None])[0], sizes, "down", experts)
 
     def _each(
         self,
@@ -234,13 +230,11 @@ class MoE(nn.Module):
             MLP(hidden_size, config.shared_hidden_size) if config.shared_hidden_size else None
         )
 
-    def forward(
-        self, hidden: Float[Tensor, "B Q H"], operations: Operations
-    ) -> Float[Tensor, "B Q H"]:
+    def forward(self, hidden: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q H"]:
         """Maps every column by itself."""
         tokens = hidden.flatten(0, 1)
-        mixed: Tensor = self.experts(tokens, self.router(tokens), operations).view_as(hidden)
-        return mixed if self.shared is None else mixed + self.shared(hidden, operations)
+        mixed: Tensor = self.experts(tokens, self.router(tokens)).view_as(hidden)
+        return mixed if self.shared is None else mixed + self.shared(hidden)
 
     def parts(self) -> dict[str, Tensor]:
         """See `Transformer.parts`."""

@@ -1,9 +1,17 @@
-"""What a layer computes between its matrix products, as a set that has several versions."""
+"""What a layer computes between its matrix products: norms, rotation, storing, attention, SwiGLU.
 
-from typing import NamedTuple, Protocol, runtime_checkable
+In half precision each rounds where the authors' code does.
+"""
 
+from typing import NamedTuple
+
+import torch
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
+
+from dllm_decode.core.model import KVCache
 
 
 class Stream(NamedTuple):
@@ -70,8 +78,8 @@ class KVSlots(NamedTuple):
 class LayerKV(NamedTuple):
     """The KV cache of one layer, and where fresh keys and values go."""
 
-    keys: Float[Tensor, "R G K D"]
-    values: Float[Tensor, "R G K D"]
+    cache: KVCache
+    index: int
     target: KVSlots
 
 
@@ -97,38 +105,116 @@ class Heads(NamedTuple):
     value: Float[Tensor, "B G K D"]
 
 
-@runtime_checkable
-class Operations(Protocol):
-    """One version of the operations; `plain` is the one that the others agree with.
+def add_norm(stream: Stream, scaling: Scaling) -> Normed:
+    """Adds a stream up, and normalises the sum, in float32."""
+    hidden = stream.hidden if stream.update is None else stream.hidden + stream.update
+    return Normed(hidden, _norm(hidden, scaling))
 
-    In half precision all round where `plain` does.
+
+def rotate_and_store(projected: Projected, rotation: Rotation, store: LayerKV | None) -> Heads:
+    """Makes projected heads ready for attention.
+
+    Args:
+        projected: Of the computed columns.
+        rotation: Of queries and keys.
+        store: Is written to in place, and read whole; `None`: only fresh keys are attended to.
     """
+    heads, num_kv_heads, scalings = projected
+    num_heads = heads.shape[2] - 2 * num_kv_heads
+    sizes = [num_heads, num_kv_heads]
+    turned, value = heads.transpose(1, 2).split([sum(sizes), num_kv_heads], 1)
+    if scalings is not None:
+        parts = zip(turned.split(sizes, 1), scalings, strict=True)
+        turned = torch.cat([_norm(part, scaling) for part, scaling in parts], 1)
+    query, key = _rotate(turned, rotation).split(sizes, 1)
+    if store is not None:
+        key = _store(store.cache.keys, store.index, key, store.target)
+        value = _store(store.cache.values, store.index, value, store.target)
+    return Heads(query, key, value)
 
-    def add_norm(self, stream: Stream, scaling: Scaling) -> Normed:
-        """Adds a stream up, and normalises it."""
-        ...
 
-    def rotate_and_store(
-        self, projected: Projected, rotation: Rotation, store: LayerKV | None
-    ) -> Heads:
-        """Makes projected heads ready for attention.
+def attend(heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> Float[Tensor, "B Q C"]:
+    """Attends from every query to every key, and joins the heads of each column.
 
-        Args:
-            projected: Of the computed columns.
-            rotation: Of queries and keys.
-            store: Is written to in place, and read whole; `None`: only fresh keys are attended to.
-        """
-        ...
+    Args:
+        heads: Query heads divided by key heads share a key head, in order.
+        bias: See `LayerContext`.
+    """
+    query, key, value = heads
+    # Query heads that share a key head become further queries of it: nothing causal is left that
+    # would forbid it, and neither keys nor values are repeated, on any kernel.
+    group = query.shape[1] // key.shape[1]
+    if group > 1:
+        query = rearrange(query, "b (g n) q d -> b g (n q) d", n=group)
+    mixed = _attention(query, key, value, bias)
+    if group > 1:
+        mixed = rearrange(mixed, "b g (n q) d -> b (g n) q d", n=group)
+    return mixed.transpose(1, 2).flatten(2)
 
-    def attend(self, heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> Float[Tensor, "B Q C"]:
-        """Attends from every query to every key, and joins the heads of each column.
 
-        Args:
-            heads: Query heads divided by key heads share a key head, in order.
-            bias: See `LayerContext`.
-        """
-        ...
+def swiglu(gate_up: Float[Tensor, "B Q C"]) -> Float[Tensor, "B Q M"]:
+    """Returns silu(gate) * up of two halves."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up
 
-    def swiglu(self, gate_up: Float[Tensor, "B Q C"]) -> Float[Tensor, "B Q M"]:
-        """Returns silu(gate) * up of two halves."""
-        ...
+
+def _attention(
+    query: Float[Tensor, "B G Q D"],
+    key: Float[Tensor, "B G K D"],
+    value: Float[Tensor, "B G K D"],
+    bias: Float[Tensor, "B 1 _ K"] | None,
+) -> Float[Tensor, "B G Q D"]:
+    if query.device.type != "cpu" or not query.requires_grad:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    # The backward of torch's kernel is slow on a CPU; written out, `torch.compile` fuses this.
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+    if bias is not None:
+        # Finite, so that a column of padding that sees nothing does not become NaN.
+        scores = scores + bias.to(scores.dtype).clamp(min=torch.finfo(scores.dtype).min)
+    mixed: Tensor = scores.softmax(-1).to(value.dtype) @ value
+    return mixed
+
+
+def _norm(hidden: Float[Tensor, "... H"], scaling: Scaling) -> Float[Tensor, "... H"]:
+    size = scaling.weight.shape
+    if scaling.in_float32:
+        return F.rms_norm(hidden, size, scaling.weight, scaling.eps)
+    return F.rms_norm(hidden, size, None, scaling.eps) * scaling.weight
+
+
+def _rotate(heads: Float[Tensor, "B H Q D"], rotation: Rotation) -> Float[Tensor, "B H Q D"]:
+    dim = rotation.cos.shape[-1]
+    if dim < heads.shape[-1]:
+        turned = _rotate(heads[..., :dim], rotation)
+        return torch.cat((turned, heads[..., dim:]), -1)
+    first, second = heads.chunk(2, -1)
+    # Float32 tables lift the product to float32 by themselves.
+    turned = heads * rotation.cos + torch.cat((second, first), -1) * rotation.sin
+    return turned.to(heads.dtype)
+
+
+def _store(
+    buffer: Float[Tensor, "N R G K D"], index: int, fresh: Float[Tensor, "B G Q D"], target: KVSlots
+) -> Float[Tensor, "B G K D"]:
+    """Writes in place, and returns the rows of this call: a view where they are a slice."""
+    if isinstance(target.slots, slice):
+        buffer[index, target.rows, :, target.slots] = fresh
+    else:
+        assert target.row_index is not None
+        write = write_slots if torch.compiler.is_compiling() else _write_slots
+        write(buffer, index, fresh, target.row_index, target.slots)
+    return buffer[index][target.rows]
+
+
+def _write_slots(
+    buffer: Tensor, index: int, fresh: Tensor, row_index: Tensor, slots: Tensor
+) -> None:
+    buffer[index][row_index, :, slots] = fresh.transpose(1, 2)
+
+
+# As one operation, because Inductor would copy the whole buffer for every layer: it takes no write
+# to a view of a view as one in place.
+write_slots = torch.library.custom_op(
+    "dllm_decode::write_slots", _write_slots, mutates_args=("buffer",)
+)
+write_slots.register_fake(lambda buffer, index, fresh, row_index, slots: None)

@@ -120,9 +120,15 @@ class Rope:
     in_float32: bool = False
     scaling: RopeScaling | None = None
 
-    def rotation(self, positions: Int[Tensor, "B Q"], dtype: torch.dtype) -> Rotation:
+    def frequencies(self, device: torch.device) -> Float[Tensor, " F"]:
+        """Returns the angle by which a position turns each pair of components."""
+        return _frequencies(self, device)
+
+    def rotation(
+        self, positions: Int[Tensor, "B Q"], dtype: torch.dtype, frequencies: Float[Tensor, " F"]
+    ) -> Rotation:
         """Returns the cosines and sines of columns at these positions."""
-        angles = positions[:, None, :, None].float() * _frequencies(self, positions.device)
+        angles = positions[:, None, :, None].float() * frequencies
         cos, sin = angles.cos(), angles.sin()
         if self.scaling is not None:
             cos, sin = (part * self.scaling.attention_factor for part in (cos, sin))

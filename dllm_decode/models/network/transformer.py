@@ -17,7 +17,6 @@ from dllm_decode.models.network.context import (
     make_context,
     on_device,
 )
-from dllm_decode.models.network.fused import Choice
 from dllm_decode.models.network.layer import Layer, Norm
 from dllm_decode.models.network.operations import Stream
 from dllm_decode.models.network.packed import Linear, Packable, can_pack
@@ -31,7 +30,6 @@ class Transformer(nn.Module):
         route: Where its parts are computed, by name: "embedding", "layers.0" and so on, "norm" and,
             if the head is not tied, "lm_head". `None`: all on the device that the weights are on.
         quantized: How the weights of the layers are stored; `None`: in their dtype.
-        fused: Whether fused kernels are used on CUDA, see `operations_for`.
     """
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -39,7 +37,6 @@ class Transformer(nn.Module):
         self.config = config
         self.route: Mapping[str, torch.device] | None = None
         self.quantized: str | None = None
-        self.fused: Choice = "auto"
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, n) for n in range(config.num_layers))
         self.norm = Norm(
@@ -80,21 +77,33 @@ class Transformer(nn.Module):
         asked = positions if wanted is None else wanted
         return self._run([ForwardInputs(tokens, positions, asked, attend)], [wanted])
 
-    def forward_groups(self, groups: Sequence[ForwardInputs]) -> Float[Tensor, "_ _ H"]:
+    def forward_groups(
+        self, groups: Sequence[ForwardInputs], frequencies: Float[Tensor, " F"] | None = None
+    ) -> Float[Tensor, "_ _ H"]:
         """Returns the hidden states after the final norm of the wanted columns, joined by `join`.
+
+        Args:
+            groups: The inputs.
+            frequencies: Those of `config.rope` on the device of the positions; `None`: they are
+                looked up, which a compiled forward cannot do.
 
         Raises:
             ValueError: If a KV cache comes without slots, or slots without a KV cache.
         """
-        return self._run(groups, [group.wanted for group in groups])
+        return self._run(groups, [group.wanted for group in groups], frequencies)
 
     def _run(
-        self, inputs: Sequence[ForwardInputs], wanted: Sequence[Int[Tensor, "_ _"] | None]
+        self,
+        inputs: Sequence[ForwardInputs],
+        wanted: Sequence[Int[Tensor, "_ _"] | None],
+        frequencies: Float[Tensor, " F"] | None = None,
     ) -> Float[Tensor, "_ _ H"]:
         """Passes the joined columns of all groups through the layers and the final norm."""
         hidden: Tensor = self.embedding(join([group.tokens for group in inputs]))
+        if frequencies is None:
+            frequencies = self.config.rope.frequencies(inputs[0].positions.device)
         groups: Sequence[LayerContext] = [
-            make_context(self.config, hidden.dtype, group, self.fused) for group in inputs
+            make_context(self.config, hidden.dtype, group, frequencies) for group in inputs
         ]
         stream, last = Stream(hidden), len(self.layers) - 1
         for i, layer in enumerate(self.layers):
@@ -106,7 +115,7 @@ class Transformer(nn.Module):
             stream = layer(stream, groups)
         if self.route is not None:
             stream, groups = _at(self.route["norm"], stream, groups)
-        normed: Tensor = self.norm(stream, groups[0].operations).normed
+        normed: Tensor = self.norm(stream).normed
         return normed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
