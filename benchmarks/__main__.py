@@ -25,8 +25,8 @@ from benchmarks.frame import Row, make_parser, origin, show
 from benchmarks.growth import draw_growth, measure_growth, points_of, with_ratios
 from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
 from benchmarks.setting import FAMILIES, GEOMETRIES, Setting
+from dllm_decode.cli.options import documented, first_sentence
 from dllm_decode.launch import run_main
-from eval.runs.options import documented, first_sentence
 from eval.runs.provenance import device_name
 
 HELP = {name: first_sentence(text) for name, text in documented(Setting).items()}

@@ -17,12 +17,12 @@ import torch
 from benchmarks.frame import Row, read_options, report
 from benchmarks.worlds import open_world
 from dllm_decode import decode, generate
+from dllm_decode.cli.plugins import parse_blocks, parse_cache
 from dllm_decode.launch import run_main
 from eval.metrics.statistics import paired_score_interval
 from eval.oracle.exact import joint_of
 from eval.oracle.oracle import OracleModel
 from eval.runs.names import parse_task
-from eval.runs.plugins import parse_blocks, parse_cache
 from samplers import parse
 
 OPTIONS = {

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from benchmarks.frame import Row, origin, read_options, table_of
 from dllm_decode import load_model
+from dllm_decode.cli.plugins import parse_sampler
 from dllm_decode.launch import run_main
 from eval.calibrate.bounds import clopper_pearson, max_num_lost, wealth
 from eval.calibrate.calibration import calibrate
@@ -28,7 +29,6 @@ from eval.calibrate.procedure import Guarantee
 from eval.metrics.statistics import paired_score_interval
 from eval.runs.lines import Record
 from eval.runs.names import parse_task
-from eval.runs.plugins import parse_sampler
 from eval.runs.progress import Reporter
 from eval.runs.records import Folder, RunSettings
 from eval.runs.runner import Checked, RecordPart, Worker, part_of, plan_of

@@ -18,7 +18,7 @@ import torch
 from benchmarks.frame import Row, make_parser, origin, table_of
 from benchmarks.gpu_parts import PARTS
 from benchmarks.setting import GEOMETRIES, Setting
-from eval.files import write_json
+from dllm_decode.cli.files import write_json
 
 LIMIT_S = 480
 OPTIONS = {

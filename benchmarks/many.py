@@ -12,8 +12,8 @@ from benchmarks.frame import Row, read_options, report
 from benchmarks.watch import Watch
 from benchmarks.worlds import open_world
 from dllm_decode import DecodeOutput, decode, decode_many
+from dllm_decode.cli.plugins import parse_cache
 from dllm_decode.launch import run_main
-from eval.runs.plugins import parse_cache
 from samplers import parse
 
 LENGTHS = {"word_problems": (64, 32), "ledgers": (192, 8)}

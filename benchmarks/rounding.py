@@ -13,8 +13,8 @@ import torch
 from benchmarks.frame import Row, read_options, report
 from benchmarks.worlds import open_world
 from dllm_decode import SelfVerify, decode_many
+from dllm_decode.cli.plugins import parse_cache
 from dllm_decode.launch import run_main
-from eval.runs.plugins import parse_cache
 from samplers import parse
 
 ALONE: dict[str, Any] = {"gen_length": 40, "num_rows": 1}

@@ -27,8 +27,8 @@ import torch
 from benchmarks.frame import Row, median_of, read_options, report
 from benchmarks.worlds import MODELS, World, open_world
 from dllm_decode import decode_many
+from dllm_decode.cli.plugins import parse_cache
 from dllm_decode.launch import run_main
-from eval.runs.plugins import parse_cache
 from samplers import parse
 
 SETTINGS = {"word_problems": (64, "NoCache()"), "ledgers": (192, "FreeCache()")}
@@ -108,7 +108,7 @@ def spread(rows: Sequence[Row]) -> Row:
 def served(task: str, options: Any) -> Iterator[Served]:
     """Yields a server in a process of its own."""
     _, cache = SETTINGS[task]
-    command = [sys.executable, "-m", "eval.cli", "serve", "--port", "0", "--cache", cache]
+    command = [sys.executable, "-m", "dllm_decode", "serve", "--port", "0", "--cache", cache]
     command += ["--model", MODELS[task], "--sampler", options.sampler]
     command += ["--threads", str(options.threads)]
     process = subprocess.Popen(

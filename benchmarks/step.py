@@ -18,11 +18,11 @@ from benchmarks.floor import Columns, measure_machine, weight_bytes
 from benchmarks.frame import Row, read_options, report
 from benchmarks.setting import Setting
 from dllm_decode.caches import CachePolicy
+from dllm_decode.cli.plugins import parse_cache
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.engine.decide import decide
 from dllm_decode.launch import run_main
 from dllm_decode.models import MaskedTransformer
-from eval.runs.plugins import parse_cache
 
 OPTIONS = {
     "geometry": ("8x512", "sizes of the model"),

@@ -27,10 +27,10 @@ from rich.progress import (
 from rich.table import Table
 
 from dllm_decode import DecodeOutput, MaskPredictor, Observer, StepEvent, decode_many, load_model
+from dllm_decode.cli.plugins import parse_cache
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
 from eval.metrics.statistics import wilson
 from eval.runs.names import parse_task
-from eval.runs.plugins import parse_cache
 from eval.runs.prompts import PromptTokenizer, encode_prompt
 from eval.tasks import Example, Task
 from samplers import Sampler, parse

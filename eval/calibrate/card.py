@@ -9,10 +9,10 @@ import msgspec
 
 from dllm_decode import CausalTarget
 from dllm_decode.blocks import Sequential
+from dllm_decode.cli.files import converted, read_object, write_json, write_text
+from dllm_decode.cli.plugins import built, no_target
 from eval.calibrate.procedure import Guarantee, Judgement
-from eval.files import converted, read_object, write_json, write_text
 from eval.runs.names import SELECTION, parse_task
-from eval.runs.plugins import built, no_target
 from eval.runs.records import RunSettings, named_parts
 
 Format = Literal["dllm-decode calibration card 2"]

@@ -10,19 +10,20 @@ from dataclasses import asdict, replace
 from msgspec import structs
 from rich.console import Console
 
+from dllm_decode.cli.digests import digest
+from dllm_decode.cli.files import read_object, require_file, write_json
+from dllm_decode.cli.models import Place, open_model
+from dllm_decode.cli.options import given_of
 from eval.calibrate.calibration import calibrate
 from eval.calibrate.ladders import LADDERS, rung_of
 from eval.calibrate.procedure import Guarantee
-from eval.files import read_object, require_file, write_json
-from eval.runs.command import code_for, open_model, warn_of_unknown_words
+from eval.runs.command import code_for, warn_of_unknown_words
 from eval.runs.names import Selection, parse_task
-from eval.runs.options import given_of
 from eval.runs.progress import Reporter
 from eval.runs.provenance import machine_of
-from eval.runs.records import Folder, RunSettings, digest
+from eval.runs.records import Folder, RunSettings
 from eval.runs.runner import Checked, part_of, plan_of
-from eval.runs.settings import Place
-from eval.runs.sweep import Parts
+from eval.runs.sweep import Parts, run_of
 
 CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 
@@ -107,7 +108,7 @@ def _checked(
     loaded = {source: open_model(source, options, options.revision) for source in sources}
     runs = [
         replace(
-            loaded[rung.model or options.model].run(selection, rung, given_of(options)),
+            run_of(loaded[rung.model or options.model], selection, rung, given_of(options)),
             batch_size=options.batch_size, prompts=options.prompts,
             trace=not options.no_trace,
         )

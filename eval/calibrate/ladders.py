@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from eval.runs.plugins import CHECKS, TITLES
+from dllm_decode.cli.plugins import CHECKS, TITLES
 from eval.runs.sweep import Parts
 from samplers.checks import shown
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 from rich.console import Console
 
+from dllm_decode.cli.files import require_file, write_text
 from eval.calibrate.card import warn_of_misfits
-from eval.files import require_file, write_text
 from eval.metrics.costs import COSTS, CostMeasure, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eval.files import write_json, write_text
+from dllm_decode.cli.digests import digest
+from dllm_decode.cli.files import write_json, write_text
 from eval.grid import markdown_of
 from eval.metrics.costs import COSTS, CostMeasure, Row, usual_cost
 from eval.metrics.curves import (
@@ -30,7 +31,7 @@ from eval.reports.table import accepted_lengths, bold, commits, other_scores, pa
 from eval.reports.templates import asset
 from eval.runs.lines import Record
 from eval.runs.names import LISTS, parse_task
-from eval.runs.records import RunSettings, digest
+from eval.runs.records import RunSettings
 
 PAGE = "report.html"
 

@@ -21,20 +21,21 @@ from dllm_decode import (
     PrefixCache,
     Verifier,
 )
+from dllm_decode.cli.files import require_file, write_json
+from dllm_decode.cli.models import open_model
+from dllm_decode.cli.options import given_of
+from dllm_decode.cli.plugins import parse_blocks, parse_cache, parse_sampler
 from dllm_decode.core.state import CacheState, State
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder, Look
 from dllm_decode.engine.settle import settle
 from dllm_decode.engine.views import look
-from eval.files import require_file, write_json
 from eval.grid import show_grid
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer
-from eval.runs.command import open_model, warn_of_unknown_words
+from eval.runs.command import warn_of_unknown_words
 from eval.runs.lines import ScoredExample
 from eval.runs.names import Selection, parse_task
-from eval.runs.options import given_of
-from eval.runs.plugins import parse_blocks, parse_cache, parse_sampler
 from eval.runs.runner import Checked
 from eval.runs.settings import Run
 from eval.runs.sweep import decoding_of

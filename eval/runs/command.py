@@ -4,24 +4,21 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
-from functools import lru_cache, partial
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
-import torch
 from rich.console import Console
 
-from dllm_decode import load_model, load_target
-from dllm_decode.models.loading.load import LoadedModel
+from dllm_decode.cli.models import Place, open_model
+from dllm_decode.cli.options import axes_of
 from eval.runs.crew import decoding_on_ray
-from eval.runs.options import axes_of
-from eval.runs.plugins import parse_model
 from eval.runs.progress import Reporter
 from eval.runs.prompts import said_of_unknown_words
 from eval.runs.records import Folder, RunSettings
 from eval.runs.runner import Checked, Decoding, RunPlan, execute, in_turn
-from eval.runs.settings import Place, Run
-from eval.runs.sweep import Loaded, Sweep, read_sweep
+from eval.runs.settings import Run
+from eval.runs.sweep import Sweep, read_sweep
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.sandbox.sandbox import Sandbox
 
@@ -119,44 +116,6 @@ def open_runs(sweep: Sweep, options: argparse.Namespace) -> list[Run]:
 def code_for(options: argparse.Namespace) -> CodeRunner:
     """Returns what runs programs that a model wrote, as far as the user allows it."""
     return Sandbox(options.code_runner) if options.allow_code else NO_CODE
-
-
-def open_model(
-    source: str, options: argparse.Namespace, revision: str = "", *, needs_tokenizer: bool = True
-) -> Loaded:
-    """Sets the number of threads, and loads a model as `load` does."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    return load(
-        source, device=options.device, dtype=options.dtype, revision=revision,
-        needs_tokenizer=needs_tokenizer,
-    )  # fmt: skip
-
-
-def load(
-    source: str, *, device: str | None = "cpu", dtype: str | None = None, revision: str = "",
-    needs_tokenizer: bool = True,
-) -> Loaded:  # fmt: skip
-    """Loads the model of an address as `load_model` does; each process has its own "cuda"."""
-    own = f"cuda:{Place.of_launch().local_rank}" if device == "cuda" else device
-    found: tuple[LoadedModel, Any] = load_model(
-        **asdict(parse_model(source)), device=own, dtype=dtype, revision=revision or None,
-        tokenizer="required" if needs_tokenizer else "optional",
-    )  # fmt: skip
-    model, tokenizer = found
-    wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
-    return Loaded(
-        model=model,
-        tokenizer=tokenizer,
-        dtype=str(model.dtype).removeprefix("torch."),
-        # Once for all runs that name the same target; not on `device`, which may be "auto".
-        target=lru_cache(
-            lambda name: load_target(name, tokenizer, device=model.device, dtype=wanted)
-        ),
-        files=model.files,
-        source=source,
-        revision=revision,
-    )
 
 
 def warn_of_unknown_words(runs: Sequence[Checked]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, NotRequired, Required, TypeAlias, TypedDict
 
 from msgspec import Meta
 
-from eval.files import decoded
+from dllm_decode.cli.files import decoded
 
 # Numbers fit 64 bits: Python reads greater ones, which nothing writes and sums overflow on.
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -140,15 +140,6 @@ def _uncollected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def cut_torn_line(path: Path) -> None:
-    """Removes what a process that was killed left of its last line."""
-    written = path.read_bytes()
-    whole = written.rfind(b"\n") + 1
-    if whole < len(written):
-        with path.open("r+b") as file:
-            file.truncate(whole)
 
 
 def _require_finished(record: Record, where: str) -> None:

@@ -1,21 +1,27 @@
 """Results folders: the settings that were run, and the records of all processes."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dllm_decode.blocks import Sequential
+from dllm_decode.cli.digests import canonical, digest, digest_of_text
+from dllm_decode.cli.files import (
+    converted,
+    cut_torn_line,
+    only_writer,
+    read_object,
+    require_folder,
+    write_json,
+)
+from dllm_decode.cli.options import OPTIONS
 from dllm_decode.core.options import DecodeConfig
-from eval.files import converted, only_writer, read_object, require_folder, write_json
-from eval.runs.lines import Record, cut_torn_line, read_parts
-from eval.runs.options import OPTIONS
+from eval.runs.lines import Record, read_parts
 
 SETTINGS_FILE = "settings.json"
 FORMAT = 4
@@ -61,11 +67,11 @@ class RunSettings:
 
     def key(self, example_id: str) -> str:
         """Returns the key of an example's record under these settings."""
-        return _digest_of(f'{{"example":{_canonical(example_id)},"settings":{self._text}}}')
+        return digest_of_text(f'{{"example":{canonical(example_id)},"settings":{self._text}}}')
 
     @cached_property
     def _text(self) -> str:
-        return _canonical(self.written())
+        return canonical(self.written())
 
     def with_seed(self, seed: int) -> "RunSettings":
         """Returns the same settings with another seed."""
@@ -102,19 +108,6 @@ _WrittenSettings = msgspec.defstruct(
 def named_parts(*parts: str) -> list[str]:
     """Returns those of the expressions that name a setting: not those that change nothing."""
     return [text for text in parts if text not in _NOTHING]
-
-
-def digest(value: object) -> str:
-    """Returns a short hash of a value's canonical JSON."""
-    return _digest_of(_canonical(value))
-
-
-def _canonical(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-
-
-def _digest_of(text: str) -> str:
-    return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 class Skipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

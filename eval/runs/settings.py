@@ -1,12 +1,12 @@
 """A setting that is run, and the place of this process among several."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVerifier, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
+from dllm_decode.cli.models import Place
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import new_decoder
 from eval.runs.names import Selection, digest_of
@@ -15,41 +15,6 @@ from eval.runs.records import RunSettings, named_parts
 from eval.tasks import Example
 from samplers import Sampler
 from samplers.expression import expression_of
-
-_LAUNCH_VARIABLES = {
-    "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
-    "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
-    "local_rank": ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
-}
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which of several processes this is; `local_rank` is among those of its machine."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-
-    @staticmethod
-    def of_launch() -> "Place":
-        """Reads what `accelerate launch`, `torchrun` or `mpirun` tells each of its processes.
-
-        Raises ValueError if the rank is not below the number of processes.
-        """
-        found = {}
-        for field_name, variables in _LAUNCH_VARIABLES.items():
-            told = [os.environ[name] for name in variables if name in os.environ]
-            if told:
-                found[field_name] = int(told[0])
-        place = Place(**found)
-        if not 0 <= place.rank < place.world_size:
-            raise ValueError(
-                "The environment must give the rank of a process below the number of processes, "
-                f"got rank {place.rank} of {place.world_size}. Unset RANK, or set WORLD_SIZE too."
-            )
-        return place
-
 
 ALONE = Place()
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
-from dllm_decode import CausalTarget, DecodeConfig, MaskPredictor
+from dllm_decode import DecodeConfig
 from dllm_decode.blocks import BlockSchedule, Sequential
-from eval.files import is_of
+from dllm_decode.cli.files import is_of
+from dllm_decode.cli.models import Loaded
+from dllm_decode.cli.options import OPTIONS
+from dllm_decode.cli.plugins import CHECKS, built
 from eval.runs.names import Selection, parse_task
-from eval.runs.options import OPTIONS
-from eval.runs.plugins import CHECKS, built, no_target
-from eval.runs.prompts import PromptTokenizer
 from eval.runs.settings import Run
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from samplers.checks import shown
@@ -33,43 +33,6 @@ class Parts:
     verifier: str = "NoVerifier()"
     blocks: str = "Sequential()"
     model: str = ""
-
-
-class Loaded(NamedTuple):
-    """A model that is ready to answer.
-
-    Attributes:
-        dtype: Of its parameters.
-        target: Loads a verifier's causal model.
-        files: Files that the model was read from.
-        source: Its name in the settings.
-    """
-
-    model: MaskPredictor
-    tokenizer: PromptTokenizer
-    dtype: str
-    target: Callable[[str], CausalTarget] = no_target
-    files: tuple[Path, ...] = ()
-    source: str = ""
-    revision: str = ""
-
-    def run(self, selection: Selection, parts: Parts, options: Mapping[str, Any]) -> Run:
-        """Returns the run of a setting on some examples, with the given options of the decode.
-
-        Raises ValueError if a part or an option is none.
-        """
-        plugins = built(vars(parts), self.target)
-        return Run(
-            model=self.model,
-            tokenizer=self.tokenizer,
-            selection=selection,
-            decoding=decoding_of(selection, options, plugins["blocks"]),
-            model_source=self.source or None,
-            revision=self.revision or None,
-            dtype=self.dtype,
-            files=self.files,
-            **plugins,
-        )
 
 
 @dataclass(frozen=True)
@@ -135,7 +98,9 @@ class Sweep:
             self.models, selections, self.caches, self.verifiers, self.blocks, self._options(),
             self.samplers,
         ):  # fmt: skip
-            run = loaded[source].run(selection, Parts(sampler, cache, verifier, blocks), options)
+            run = run_of(
+                loaded[source], selection, Parts(sampler, cache, verifier, blocks), options
+            )
             if run.verifier.asks_sampler or sampler == self.samplers[0]:
                 prompts = self.prompts or None
                 yield replace(run, batch_size=self.batch_size, prompts=prompts, trace=trace)
@@ -147,6 +112,25 @@ class Sweep:
             dict(zip(names, values, strict=True))
             for values in product(*(self.decoding[name] for name in names))
         ]
+
+
+def run_of(loaded: Loaded, selection: Selection, parts: Parts, options: Mapping[str, Any]) -> Run:
+    """Returns the run of a setting on some examples, with the given options of the decode.
+
+    Raises ValueError if a part or an option is none.
+    """
+    plugins = built(vars(parts), loaded.target)
+    return Run(
+        model=loaded.model,
+        tokenizer=loaded.tokenizer,
+        selection=selection,
+        decoding=decoding_of(selection, options, plugins["blocks"]),
+        model_source=loaded.source or None,
+        revision=loaded.revision or None,
+        dtype=loaded.dtype,
+        files=loaded.files,
+        **plugins,
+    )
 
 
 def decoding_of(

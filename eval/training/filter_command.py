@@ -12,6 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dllm_decode import NoVerifier
+from dllm_decode.cli.digests import digest
+from dllm_decode.cli.files import ANEW, write_json
+from dllm_decode.cli.models import open_model
+from dllm_decode.cli.options import given_of
+from dllm_decode.cli.plugins import parse_cache, parse_sampler
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.engine import compatibility
 from dllm_decode.training import ProgressBar
@@ -24,11 +29,7 @@ from dllm_decode.training.learn2pd import (
     split,
     train_filter,
 )
-from eval.files import ANEW, write_json
-from eval.runs.command import code_for, open_model
-from eval.runs.options import given_of
-from eval.runs.plugins import parse_cache, parse_sampler
-from eval.runs.records import digest
+from eval.runs.command import code_for
 from eval.runs.settings import Run
 from eval.training.arguments import FILTER_DECODING
 from eval.training.held_out import (

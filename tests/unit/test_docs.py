@@ -10,7 +10,7 @@ import dllm_decode
 import samplers
 from dllm_decode import CachePolicy, blocks, caches, verify
 from dllm_decode.blocks import BlockSchedule
-from eval.cli import make_eval_parser
+from eval.commands import make_eval_parser
 from eval.runs.command import DEFAULT_SAMPLERS
 from eval.runs.names import parse_task
 from eval.tasks.problem_files import PROTOCOLS

@@ -24,7 +24,7 @@ from dllm_decode import (
     load_model,
 )
 from dllm_decode.blocks import MultiBlock, Sequential
-from eval.cli import evaluate as main
+from eval.commands import evaluate as main
 from eval.lm_harness import command as lm_command
 from eval.lm_harness.likelihood import LeftToRight, MonteCarlo
 from eval.lm_harness.settings import LmSettings, Opened

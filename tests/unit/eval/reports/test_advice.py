@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from eval_runs import SETTINGS, folder_of, record
 
-from eval.cli import evaluate
+from eval.commands import evaluate
 from eval.metrics.costs import COSTS, usual_cost
 from eval.metrics.statistics import Z_95
 from eval.reports.advice import advice

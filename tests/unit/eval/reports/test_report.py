@@ -9,7 +9,7 @@ import pytest
 from eval_runs import folder_of
 
 from dllm_decode import DecodeConfig
-from eval.cli import evaluate as main
+from eval.commands import evaluate as main
 from eval.metrics.metrics import TradeOff
 from eval.metrics.statistics import wilson
 from eval.oracle.exact import accuracy, curve, joint_of

@@ -8,7 +8,7 @@ from eval_runs import write_lines, write_model
 from tiny_models import MODELS, tiny
 
 from dllm_decode import DecodeConfig, FreeCache, MaskPredictor, PrefixCache
-from eval.cli import evaluate as main
+from eval.commands import evaluate as main
 from eval.runs.cache_error import TokenIds, TokenPrompts, error_of, grid_of
 from eval.runs.names import Selection
 from eval.runs.settings import Run

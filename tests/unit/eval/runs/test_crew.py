@@ -9,7 +9,7 @@ from pathlib import Path
 import eval_runs
 import pytest
 
-from eval.__main__ import evaluate
+from eval.commands import evaluate
 from eval.runs.crew import Actor, Decoded, shared
 from eval.runs.lines import Record
 from eval.runs.records import Folder

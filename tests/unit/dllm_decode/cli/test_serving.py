@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from dllm_decode.cli import serving as command
+from dllm_decode.cli.main import main
 from dllm_decode.serve.limits import Limits
-from eval import serving as command
-from eval.cli import main
 
 
 def test_a_missing_extra_is_named(

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from dllm_decode import Request, RequestQueue, run
+from dllm_decode.cli.digests import digest, digest_of, sources_of
+from dllm_decode.cli.files import cut_torn_line, decoded, only_writer, require_file
+from dllm_decode.cli.plugins import parse_model
+from dllm_decode.cli.speaker import Speaker
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.prompts import Prompt, filling_options
@@ -19,12 +23,6 @@ from dllm_decode.text.blanks import start_ids, template_ids
 from dllm_decode.text.generation import warn_if_never_asked
 from dllm_decode.text.progress import AnswerProgress
 from dllm_decode.text.texts import UseTemplate, prompt_ids
-from eval.conversation import Speaker
-from eval.files import decoded, only_writer, require_file
-from eval.runs.lines import cut_torn_line
-from eval.runs.plugins import parse_model
-from eval.runs.provenance import digest_of, sources_of
-from eval.runs.records import digest
 from samplers.expression import expression_of
 
 _REMEDY = "mend or remove the line"

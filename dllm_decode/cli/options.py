@@ -7,6 +7,7 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
 from functools import partial, reduce
 from inspect import cleandoc
 from operator import or_
@@ -54,6 +55,9 @@ def value_of(written: object, kind: Any) -> Any:
         given = written.split(",")
     # Without None, which is written as null there.
     own: Any = reduce(or_, (one for one in kinds_of(kind) if one is not NoneType))
+    if isinstance(written, str) and float in kinds and re.fullmatch(r"[+-]?(\d+\.|\.\d+)", written):
+        # As Python writes numbers, too: .5 and 1.
+        given = float(written)
     try:
         return msgspec.convert(given, own, strict=False, dec_hook=lambda kind, text: kind(text))
     except msgspec.ValidationError as error:
@@ -110,6 +114,20 @@ def decoding(
     """Returns options of the decode; those that are not given are None."""
     title += ", each may be repeated to compare" * repeat
     return OptionsOf(DecodeConfig, title, names, repeat, unset=True, defaults=defaults)
+
+
+class OptionParser(ArgumentParser):
+    """A parser that names the closest option if one is mistyped."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            known = list(self._option_string_actions)
+            names = (word.partition("=")[0] for word in unknown if word.startswith("--"))
+            close = [one for name in names for one in get_close_matches(name, known, n=1)]
+            hint = f"; did you mean {' and '.join(close)}?" if close else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return options, unknown
 
 
 def add_options(parser: ArgumentParser, groups: Iterable[OptionsOf]) -> None:

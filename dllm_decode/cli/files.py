@@ -115,3 +115,12 @@ def only_writer(file: Path, refusal: str) -> Iterator[None]:
             yield
     except Timeout:
         raise ValueError(refusal) from None
+
+
+def cut_torn_line(path: Path) -> None:
+    """Removes what a process that was killed left of its last line."""
+    written = path.read_bytes()
+    whole = written.rfind(b"\n") + 1
+    if whole < len(written):
+        with path.open("r+b") as file:
+            file.truncate(whole)

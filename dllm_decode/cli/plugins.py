@@ -16,7 +16,7 @@ import torch
 
 from dllm_decode import CachePolicy, CausalTarget, Verifier, blocks, caches, verify
 from dllm_decode.blocks import BlockSchedule
-from eval.runs.names import construct, split_address
+from dllm_decode.cli.addresses import construct, split_address
 from samplers import Sampler, parse
 from samplers.checks import shown
 from samplers.expression import expression_of, parse_plugin

@@ -7,23 +7,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from dllm_decode import DecodeConfig, decode
+from dllm_decode.cli import main as cli
+from dllm_decode.cli.options import FIRST, OPTIONS, axes_of, given_of
 from dllm_decode.engine.compatibility import require_plugins
-from eval import cli
-from eval.arguments import Positive
-from eval.cli import EVAL_COMMANDS as COMMANDS
-from eval.cli import evaluate as main
-from eval.cli import make_eval_parser as make_parser
+from eval.commands import EVAL_COMMANDS as COMMANDS
+from eval.commands import evaluate as main
+from eval.commands import make_eval_parser as make_parser
 from eval.grid import show_grid
 from eval.lm_harness.settings import read_arguments
-from eval.runs.options import FIRST, OPTIONS, OptionsOf, add_options, axes_of, given_of, value_of
 from eval.runs.sweep import read_sweep
 
 ROOT = Path(__file__).parents[3]
@@ -146,7 +145,7 @@ def test_an_interrupt_does_not_claim_what_is_not_so(
 
 
 COMMAND_LINES = [
-    *([name] for name in cli.COMMANDS if name not in ("eval", "bench")),
+    *([name] for name, one in cli.commands().items() if not one.takes_words),
     *(["eval", name] for name in COMMANDS),
     [],
     ["eval"],
@@ -183,7 +182,8 @@ def test_help_loads_nothing_heavy() -> None:
     heavy = {"torch", "matplotlib", "fastapi", "pydantic", "uvicorn", "transformers"}
     code = f"""
 import sys
-from eval.cli import make_eval_parser, make_parser
+from dllm_decode.cli.main import make_parser
+from eval.commands import make_eval_parser
 make_eval_parser().format_help()
 make_parser().parse_args(["serve"])
 assert not {heavy!r} & set(sys.modules), sys.modules.keys() & {heavy!r}
@@ -192,54 +192,6 @@ assert not {heavy!r} & set(sys.modules), sys.modules.keys() & {heavy!r}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     # An empty interpreter takes part of it, and the machine may be busy.
     assert time.monotonic() - started < 5
-
-
-@dataclass(frozen=True)
-class Oven:
-    """An oven.
-
-    Attributes:
-        dish: Dish to bake, at most 90% full. More is ignored.
-        heat: Heat in degrees.
-        cover: Cover of the dish. `None`: a lid, v1.5.
-        minutes: TV minutes.
-        grill: Use the grill.
-        mode: How to bake.
-    """
-
-    dish: str
-    heat: Positive = 180
-    cover: Annotated[str, "KIND"] | None = None
-    minutes: list[float] = field(default_factory=lambda: [30.0, 0.5], metadata={"nargs": "+"})
-    grill: bool = False
-    mode: Literal["low", "high"] = "low"
-
-
-def test_a_field_and_its_documentation_are_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser("bake")
-    add_options(parser, [OptionsOf(Oven, names=("dish", "heat")), OptionsOf(Oven, "more options")])
-    given = vars(parser.parse_args(["cake", "--minutes", "1", "2.5", "--grill"]))
-    assert given == {
-        "dish": "cake", "heat": 180, "cover": None, "minutes": [1.0, 2.5], "grill": True,
-        "mode": "low",
-    }  # fmt: skip
-    shown = " ".join(parser.format_help().split())
-    assert shown.startswith("usage: bake dish [options]")
-    assert "dish dish to bake, at most 90% full options:" in shown
-    assert "--heat N heat in degrees (default: 180) more options:" in shown
-    assert "--cover KIND cover of the dish (default: a lid, v1.5)" in shown
-    assert "--minutes N [N ...] TV minutes (default: 30 0.5)" in shown
-    assert "--mode {low,high} how to bake (default: low)" in shown
-    for words, message in (
-        ([], "the following arguments are required: dish"),
-        (["cake", "--heat", "0"], "argument --heat: must be at least 1, got 0"),
-        (["cake", "--heat", "warm"], "argument --heat: must be a whole number, got 'warm'"),
-        (["cake", "--mode", "off"], "argument --mode: invalid choice: 'off'"),
-        (["cake", "--het", "1"], "unrecognized arguments: --het 1"),
-    ):
-        with pytest.raises(SystemExit):
-            parser.parse_args(words)
-        assert message in capsys.readouterr().err
 
 
 def test_a_table_fits_a_small_terminal() -> None:
@@ -253,10 +205,3 @@ def test_a_table_fits_a_small_terminal() -> None:
     assert name == f"1. {long}"
     assert max(map(len, table)) <= 80
     assert table[-1].split() == ["1.", *" ".join(row[1:]).split()]
-
-
-def test_token_ids_with_a_mistake_are_told_what_they_must_be() -> None:
-    """The message had no words: "must be , got '5,6,x'"."""
-    wanted = "must be whole numbers with commas between them, got '5,6,x'"
-    with pytest.raises(argparse.ArgumentTypeError, match=wanted):
-        value_of("5,6,x", DecodeConfig.__annotations__["banned_ids"])
