@@ -22,18 +22,17 @@ from benchmarks.frame import Row, origin, read_options, table_of
 from dllm_decode import load_model
 from dllm_decode.cli.plugins import parse_sampler
 from dllm_decode.launch import run_main
-from eval.calibrate.bounds import clopper_pearson, max_num_lost, wealth
-from eval.calibrate.calibration import calibrate
-from eval.calibrate.ladders import LADDERS
-from eval.calibrate.procedure import Guarantee
 from eval.metrics.statistics import paired_score_interval
-from eval.runs.lines import Record
+from eval.runs.folder import Folder
 from eval.runs.names import parse_task
 from eval.runs.progress import Reporter
-from eval.runs.records import Folder, RunSettings
+from eval.runs.records import Record
 from eval.runs.runner import Checked, RecordPart, Worker, part_of, plan_of
-from eval.runs.settings import Run
-from eval.runs.sweep import decoding_of
+from eval.runs.settings import Run, RunSettings, decoding_of
+from eval.studies.bounds import clopper_pearson, max_num_lost, wealth
+from eval.studies.calibration import calibrate
+from eval.studies.ladders import LADDERS
+from eval.studies.procedure import Guarantee
 
 # Tasks in which some setting loses too much.
 TASKS = (

@@ -51,7 +51,7 @@ EVAL_COMMANDS = {
     ),
     "calibrate": Command(
         "find the fastest setting that keeps the accuracy, with a guarantee",
-        "eval.calibrate.command:run",
+        "eval.studies.calibrate:run",
         (_MEASURED, MODEL, OptionsOf(own.Calibration),
          OptionsOf(base.Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(),
          MACHINE,
@@ -71,7 +71,7 @@ EVAL_COMMANDS = {
         (OptionsOf(own.Oracle),), _LOST,
     ),
     "cache-error": Command(
-        "how far each cache is from exact", "eval.runs.cache_error:run",
+        "how far each cache is from exact", "eval.studies.cache_error:run",
         (OptionsOf(own.Errors), MODEL, OptionsOf(base.Plugins, names=("blocks",)),
          OptionsOf(base.Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
          OptionsOf(base.MachineOptions, names=("batch_size",)), decoding(), MACHINE),

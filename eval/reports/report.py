@@ -29,9 +29,9 @@ from eval.reports.replay import replay_page
 from eval.reports.summary import MeasuredFolder
 from eval.reports.table import accepted_lengths, bold, commits, other_scores, pass_at, table
 from eval.reports.templates import asset
-from eval.runs.lines import Record
 from eval.runs.names import LISTS, parse_task
-from eval.runs.records import RunSettings
+from eval.runs.records import Record
+from eval.runs.settings import RunSettings
 
 PAGE = "report.html"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from dllm_decode.cli.digests import digest
-from eval.runs.lines import Record
+from eval.runs.folder import Folder
 from eval.runs.provenance import machine_of
-from eval.runs.records import Folder
+from eval.runs.records import Record
 from eval.runs.runner import Decoding, PendingBatch, RecordPart, Worker, plan_of
 from eval.runs.settings import Run
 

@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import isabstract
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta
 
 from dllm_decode.cli.addresses import construct, read, split_address
 from dllm_decode.cli.digests import digest
-from eval.runs.lines import Count
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import (
     Equations,
@@ -45,7 +46,8 @@ TASKS: Mapping[str, Callable[..., Task]] = {
 LISTS = "lists/"
 JSON_LINES = "jsonl:"
 PARALLEL_BENCH = "parallelbench:"
-SELECTION: Mapping[str, Any] = {"split": str, "limit": Count, "examples_seed": Count}
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+SELECTION: Mapping[str, Any] = {"split": str, "limit": _Count, "examples_seed": _Count}
 """By option of every task its type."""
 MAX_LIMIT = 1_000_000
 _EXAMPLE = "word_problems?split=test&limit=200"

@@ -21,8 +21,8 @@ from dllm_decode.core.model import fingerprint_of
 from dllm_decode.training import Progress, ProgressBar, Settings, train
 from dllm_decode.training.fsdp import require_launch
 from dllm_decode.training.teacher import Demonstration, Lessons
-from eval.runs.command import code_for
 from eval.runs.settings import Run
+from eval.runs.sweep import code_for
 from eval.training.held_out import (
     HeldOutScores,
     compared,

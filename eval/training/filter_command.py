@@ -29,8 +29,8 @@ from dllm_decode.training.learn2pd import (
     split,
     train_filter,
 )
-from eval.runs.command import code_for
 from eval.runs.settings import Run
+from eval.runs.sweep import code_for
 from eval.training.arguments import FILTER_DECODING
 from eval.training.held_out import (
     HeldOutScores,

@@ -17,8 +17,8 @@ from dllm_decode.cli.models import Place
 from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
 from eval.reports.comparison import difference
 from eval.runs.answers import answer
-from eval.runs.lines import ScoredExample
 from eval.runs.provenance import machine_of
+from eval.runs.records import ScoredExample
 from eval.runs.settings import ALONE, Run
 from eval.tasks import Example
 from eval.training.questions import Questions

@@ -12,8 +12,7 @@ from dllm_decode.cli.models import Loaded
 from dllm_decode.engine.loop import new_decoder
 from eval.runs.names import Selection, digest_of, parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt, said_of_unknown_words
-from eval.runs.settings import Run
-from eval.runs.sweep import decoding_of
+from eval.runs.settings import Run, decoding_of
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import Example
 from eval.training.run_folder import DIGEST

@@ -9,7 +9,7 @@ import pytest
 from eval_runs import write_model
 
 from eval.commands import evaluate as main
-from eval.runs.records import Folder
+from eval.runs.folder import Folder
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import samplers
 from dllm_decode import CachePolicy, blocks, caches, verify
 from dllm_decode.blocks import BlockSchedule
 from eval.commands import make_eval_parser
-from eval.runs.command import DEFAULT_SAMPLERS
 from eval.runs.names import parse_task
+from eval.runs.sweep import DEFAULT_SAMPLERS
 from eval.tasks.problem_files import PROTOCOLS
 from samplers import ALL_SAMPLERS, RevisingSampler, Sampler, Wrapper
 

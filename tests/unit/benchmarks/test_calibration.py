@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.calibration import draw, main
-from eval.calibrate.ladders import LADDERS
-from eval.calibrate.procedure import Guarantee
+from eval.studies.ladders import LADDERS
+from eval.studies.procedure import Guarantee
 
 
 def scores(*num_lost: int) -> np.ndarray:

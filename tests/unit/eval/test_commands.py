@@ -136,7 +136,7 @@ def test_an_interrupt_does_not_claim_what_is_not_so(
         raise KeyboardInterrupt
 
     for action, words, said in (
-        ("eval.runs.cache_error.run", ["cache-error"], "Stopped; nothing is kept.\n"),
+        ("eval.studies.cache_error.run", ["cache-error"], "Stopped; nothing is kept.\n"),
         ("eval.reports.command.run_and_report", ["run", "lists/copy", "out"], "records are kept"),
     ):
         monkeypatch.setattr(action, interrupt)

@@ -30,7 +30,7 @@ from eval.lm_harness.likelihood import LeftToRight, MonteCarlo
 from eval.lm_harness.settings import LmSettings, Opened
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
-from eval.runs.cache_error import TokenIds
+from eval.studies.cache_error import TokenIds
 from samplers import ConfidenceThreshold, FixedSchedule
 
 ROOT = Path(__file__).parents[4]

@@ -11,7 +11,7 @@ from eval.metrics.costs import COSTS, usual_cost
 from eval.metrics.statistics import Z_95
 from eval.reports.advice import advice
 from eval.reports.summary import measured
-from eval.runs.records import Folder
+from eval.runs.folder import Folder
 
 
 def compared(path: Path, num_examples: int) -> Folder:

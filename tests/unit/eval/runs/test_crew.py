@@ -11,8 +11,8 @@ import pytest
 
 from eval.commands import evaluate
 from eval.runs.crew import Actor, Decoded, shared
-from eval.runs.lines import Record
-from eval.runs.records import Folder
+from eval.runs.folder import Folder
+from eval.runs.records import Record
 from eval.runs.runner import PendingBatch, Worker, execute
 
 

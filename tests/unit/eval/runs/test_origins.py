@@ -10,7 +10,7 @@ import pytest
 from dllm_decode.cli.digests import sources_of
 from dllm_decode.cli.main import main
 from eval.reports.command import show
-from eval.runs.records import Folder
+from eval.runs.folder import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run
 from samplers import FixedSchedule, parse

@@ -11,7 +11,7 @@ import pytest
 
 from eval.commands import evaluate as main
 from eval.reports.summary import measured
-from eval.runs.records import Folder
+from eval.runs.folder import Folder
 from eval.runs.runner import execute
 from samplers import FixedSchedule
 

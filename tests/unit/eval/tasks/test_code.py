@@ -12,8 +12,8 @@ from eval_runs import write_lines
 
 from dllm_decode.cli.main import main
 from eval.commands import evaluate
+from eval.runs.folder import Folder
 from eval.runs.names import parse_task
-from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.sandbox.code_runner import NO_CODE
 from eval.sandbox.sandbox import Sandbox

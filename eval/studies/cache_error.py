@@ -33,12 +33,11 @@ from dllm_decode.engine.views import look
 from eval.grid import show_grid
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer
-from eval.runs.command import warn_of_unknown_words
-from eval.runs.lines import ScoredExample
 from eval.runs.names import Selection, parse_task
+from eval.runs.records import ScoredExample
 from eval.runs.runner import Checked
-from eval.runs.settings import Run
-from eval.runs.sweep import decoding_of
+from eval.runs.settings import Run, decoding_of
+from eval.runs.sweep import warn_of_unknown_words
 from eval.tasks import Example, Task
 from eval.tasks.base import Turn
 from samplers.expression import expression_of

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from dllm_decode.cli.plugins import CHECKS, TITLES
-from eval.runs.sweep import Parts
+from eval.runs.settings import Parts
 from samplers.checks import shown
 
 # Quotes are inside of brackets, and after a sign outside of brackets the next one opens.

@@ -9,9 +9,9 @@ from tiny_models import MODELS, tiny
 
 from dllm_decode import DecodeConfig, FreeCache, MaskPredictor, PrefixCache
 from eval.commands import evaluate as main
-from eval.runs.cache_error import TokenIds, TokenPrompts, error_of, grid_of
 from eval.runs.names import Selection
 from eval.runs.settings import Run
+from eval.studies.cache_error import TokenIds, TokenPrompts, error_of, grid_of
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 
 

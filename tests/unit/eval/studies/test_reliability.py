@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dllm_decode import StepEvent, decode
-from eval.calibrate.reliability import reliability, reliability_of_proposals
-from eval.runs.traces import NUM_BINS, Proposals
+from eval.runs.answers import NUM_BINS, Proposals
+from eval.studies.reliability import reliability, reliability_of_proposals
 from samplers import ConfidenceThreshold, Wino
 
 

@@ -11,9 +11,9 @@ from dllm_decode import CausalTarget
 from dllm_decode.blocks import Sequential
 from dllm_decode.cli.files import converted, read_object, write_json, write_text
 from dllm_decode.cli.plugins import built, no_target
-from eval.calibrate.procedure import Guarantee, Judgement
 from eval.runs.names import SELECTION, parse_task
-from eval.runs.records import RunSettings, named_parts
+from eval.runs.settings import RunSettings, named_parts
+from eval.studies.procedure import Guarantee, Judgement
 
 Format = Literal["dllm-decode calibration card 2"]
 FORMAT: Format = "dllm-decode calibration card 2"

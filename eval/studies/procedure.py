@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from eval.calibrate.bounds import betting_p, binomial_p, num_prompts_needed
 from eval.metrics.statistics import Number
+from eval.studies.bounds import betting_p, binomial_p, num_prompts_needed
 
 Test: TypeAlias = Literal["both", "binomial", "betting"]
 Pairs: TypeAlias = Sequence[tuple[Number, Number]]

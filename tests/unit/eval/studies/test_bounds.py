@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from eval.calibrate import bounds
-from eval.calibrate.procedure import Guarantee, certify, judge
+from eval.studies import bounds
+from eval.studies.procedure import Guarantee, certify, judge
 
 Pairs = Sequence[tuple[int | float, int | float]]
 

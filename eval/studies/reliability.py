@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from eval.runs.lines import Record, proposals_of
-from eval.runs.traces import NUM_BINS as NUM_PROPOSAL_BINS
+from eval.runs.answers import NUM_BINS as NUM_PROPOSAL_BINS
+from eval.runs.records import Record, proposals_of
 
 NUM_BINS = 10
 

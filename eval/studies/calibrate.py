@@ -14,16 +14,16 @@ from dllm_decode.cli.digests import digest
 from dllm_decode.cli.files import read_object, require_file, write_json
 from dllm_decode.cli.models import Place, open_model
 from dllm_decode.cli.options import given_of
-from eval.calibrate.calibration import calibrate
-from eval.calibrate.ladders import LADDERS, rung_of
-from eval.calibrate.procedure import Guarantee
-from eval.runs.command import code_for, warn_of_unknown_words
+from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
 from eval.runs.progress import Reporter
 from eval.runs.provenance import machine_of
-from eval.runs.records import Folder, RunSettings
 from eval.runs.runner import Checked, part_of, plan_of
-from eval.runs.sweep import Parts, run_of
+from eval.runs.settings import Parts, RunSettings, run_of
+from eval.runs.sweep import code_for, warn_of_unknown_words
+from eval.studies.calibration import calibrate
+from eval.studies.ladders import LADDERS, rung_of
+from eval.studies.procedure import Guarantee
 
 CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 

@@ -10,11 +10,11 @@ from eval_runs import runs, write_lines
 import eval as evaluation
 from dllm_decode import DualCache
 from dllm_decode.cli.plugins import parse_cache, parse_sampler
-from eval.calibrate.card import Card, read_card
-from eval.calibrate.command import CHOICES_FILE
-from eval.calibrate.ladders import LADDERS, rung_of, split_parts
 from eval.commands import evaluate as main
 from eval.runs.runner import execute
+from eval.studies.calibrate import CHOICES_FILE
+from eval.studies.card import Card, read_card
+from eval.studies.ladders import LADDERS, rung_of, split_parts
 from samplers import ConfidenceThreshold, FixedSchedule
 
 
