@@ -16,9 +16,8 @@ from dllm_decode.cli.main import (
     PLUGINS,
     REST,
     Command,
-    act,
     make_parser_of,
-    require_utf8,
+    run_line,
 )
 from dllm_decode.cli.options import LENGTHS, OptionParser, OptionsOf, decoding
 from dllm_decode.own_packages import require_own
@@ -88,11 +87,8 @@ EVAL_COMMANDS = {
 
 def evaluate(arguments: Sequence[str] | None = None) -> int:
     """Runs `eval` and returns the exit status: 1 if examples failed, 2 if something was refused."""
-    parser = make_eval_parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    require_utf8(parser, words)
-    options = parser.parse_args(words)
-    return act(parser, EVAL_COMMANDS[options.name], options)
+    return run_line(make_eval_parser(), EVAL_COMMANDS, words)
 
 
 def make_eval_parser() -> OptionParser:

@@ -11,9 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from dllm_decode.cli.models import open_model
+from dllm_decode.cli.models import Speaker, load_speaker, open_model
 from dllm_decode.cli.plugins import parse_sampler
-from dllm_decode.cli.speaker import Speaker, load_speaker
 from dllm_decode.text.texts import UseTemplate
 
 

@@ -91,19 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError as error:
         sys.stderr.write(f"dllm-decode: {error}\n")
         return 2
-    require_utf8(parser, words)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
-        for name, command in commands().items():
-            if words[:1] == [name] and command.takes_words:
-                return act(parser, command, argparse.Namespace(name=name), words[1:])
-            if words and words[0] in command.below:
-                parser.error(f"{words[0]} is a command of {name}: dllm-decode {name} {words[0]}")
-        options = parser.parse_args(words)
-        if options.name in ("generate", "read", "chat") and sys.stderr.isatty():
-            # Importing torch takes seconds too.
-            sys.stderr.write(f"Loading {options.model} ...\n")
-        return act(parser, commands()[options.name], options)
+        return run_line(parser, commands(), words)
 
 
 @cache
@@ -172,17 +162,32 @@ def make_parser_of(
     return parser
 
 
-def act(
-    parser: argparse.ArgumentParser,
-    command: Command,
-    options: argparse.Namespace,
-    words: Sequence[str] = (),
+def run_line(
+    parser: argparse.ArgumentParser, commands: Mapping[str, Command], words: Sequence[str]
 ) -> int:
-    """Runs a command and returns the exit status; `words` are for one that `takes_words`."""
+    """Reads the words of a command line, runs its command and returns the exit status."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            parser.error(f"every argument must be text in UTF-8, got {word!a}")
+    for name, command in commands.items():
+        if words[:1] == [name] and command.takes_words:
+            return _act(parser, command, argparse.Namespace(name=name, words=words[1:]))
+        if words and words[0] in command.below:
+            parser.error(f"{words[0]} is a command of {name}: {parser.prog} {name} {words[0]}")
+    options = parser.parse_args(words)
+    if options.name in ("generate", "read", "chat") and sys.stderr.isatty():
+        # Importing torch takes seconds too.
+        sys.stderr.write(f"Loading {options.model} ...\n")
+    return _act(parser, commands[options.name], options)
+
+
+def _act(parser: argparse.ArgumentParser, command: Command, options: argparse.Namespace) -> int:
     module, _, function = command.action.partition(":")
     try:
         action: Callable[[Any], int] = getattr(import_module(module), function)
-        return action(words if command.takes_words else options)
+        return action(options.words if command.takes_words else options)
     except (ValueError, OSError, ImportError) as error:
         sys.stderr.write(f"{parser.prog} {options.name}: {error}\n")
         return 2
@@ -190,15 +195,6 @@ def act(
         goes_on = options.name == "generate" and options.output
         sys.stderr.write(GOES_ON if goes_on else command.stopped)
         return 130
-
-
-def require_utf8(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Ends the process, as argparse does, if a word of the command line is in another encoding."""
-    for word in words:
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            parser.error(f"every argument must be text in UTF-8, got {word!a}")
 
 
 def _show_warning(message: Warning | str, *place: object, **more: object) -> None:

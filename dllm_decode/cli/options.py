@@ -6,6 +6,7 @@ Nothing heavy is imported, so that help is shown at once.
 import re
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
 from functools import partial, reduce
@@ -53,11 +54,12 @@ def value_of(written: object, kind: Any) -> Any:
         given = [part.strip() for part in written.strip("()[]").split(",") if part.strip()]
     elif isinstance(written, str) and tuple[str, ...] in kinds:
         given = written.split(",")
+    elif isinstance(written, str) and float in kinds:
+        # JSON has neither .5 nor 1.
+        with suppress(ValueError):
+            given = float(written)
     # Without None, which is written as null there.
     own: Any = reduce(or_, (one for one in kinds_of(kind) if one is not NoneType))
-    if isinstance(written, str) and float in kinds and re.fullmatch(r"[+-]?(\d+\.|\.\d+)", written):
-        # As Python writes numbers, too: .5 and 1.
-        given = float(written)
     try:
         return msgspec.convert(given, own, strict=False, dec_hook=lambda kind, text: kind(text))
     except msgspec.ValidationError as error:

@@ -6,8 +6,8 @@ from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 
+from dllm_decode.cli.models import load_speaker
 from dllm_decode.cli.plugins import parse_model, parse_sampler
-from dllm_decode.cli.speaker import load_speaker
 from dllm_decode.serve.limits import Limits
 from samplers import Sampler
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dllm_decode import CachePolicy, DecodeConfig
-from dllm_decode.cli.addresses import split_address
 from dllm_decode.cli.models import Loaded
+from dllm_decode.cli.plugins import split_address
 from dllm_decode.engine.loop import new_decoder
 from eval.runs.names import Selection, digest_of, parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt, said_of_unknown_words
