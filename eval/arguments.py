@@ -11,6 +11,35 @@ Nll: TypeAlias = Literal["mc", "l2r"]
 
 
 @dataclass(frozen=True)
+class Batches:
+    """How examples are put together.
+
+    Attributes:
+        batch_size: Rows decoded together.
+        prompts: Put prompts into the chat template, or leave them plain. `None`: the task's.
+    """
+
+    batch_size: Positive = 16
+    prompts: Literal["chat", "plain"] | None = None
+
+
+@dataclass(frozen=True)
+class Actors:
+    """Processes that share a run.
+
+    Attributes:
+        ray: Decode on Ray actors, which hold the model each: of the Ray at ADDRESS ('auto': the
+            one that runs on this machine), or of one that is started for the command.
+        ray_actors: Number of actors. `None`: one for each GPU of the Ray, or each processor.
+    """
+
+    ray: Annotated[str, "ADDRESS"] | None = field(
+        default=None, metadata={"nargs": "?", "const": "local"}
+    )
+    ray_actors: Positive | None = None
+
+
+@dataclass(frozen=True)
 class Recording:
     """How records are made.
 

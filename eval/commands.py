@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dllm_decode.cli import arguments as base
+from dllm_decode.cli.arguments import Plugins
 from dllm_decode.cli.main import (
     GOES_ON,
     MACHINE,
@@ -27,10 +27,10 @@ from eval.training import arguments as training
 _LOST = "Stopped; nothing is kept.\n"
 _KEPT = "Stopped; records are kept, the same command goes on from here.\n"
 _RECORDS = "programs and records"
-_BATCHES = OptionsOf(base.MachineOptions, REST, ("batch_size", "prompts"))
+_BATCHES = OptionsOf(own.Batches, REST)
 _RECORDING = OptionsOf(own.Recording, _RECORDS)
 _TRAINING = (MODEL, OptionsOf(training.QuestionOptions), _BATCHES)
-_ACTORS = OptionsOf(base.MachineOptions, REST, ("ray", "ray_actors"))
+_ACTORS = OptionsOf(own.Actors, REST)
 _SEVERAL = (decoding(repeat=True), MACHINE, _ACTORS, _RECORDING)
 _MEASURED = OptionsOf(own.MeasureOptions, names=("task", "out"))
 _RECORDED = ("no_trace", "allow_code", "code_runner", "retry_errors")
@@ -40,7 +40,7 @@ EVAL_COMMANDS = {
     "run": Command(
         "decode and score one task with one or more samplers",
         "eval.reports.command:run_and_report",
-        (_MEASURED, MODEL, OptionsOf(base.Plugins, repeat=True, defaults=_TWO), _BATCHES,
+        (_MEASURED, MODEL, OptionsOf(Plugins, repeat=True, defaults=_TWO), _BATCHES,
          *_SEVERAL),
         _KEPT,
     ),
@@ -52,7 +52,7 @@ EVAL_COMMANDS = {
         "find the fastest setting that keeps the accuracy, with a guarantee",
         "eval.studies.calibrate:run",
         (_MEASURED, MODEL, OptionsOf(own.Calibration),
-         OptionsOf(base.Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(),
+         OptionsOf(Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(),
          MACHINE,
          OptionsOf(own.Recording, _RECORDS, _RECORDED)),
         _KEPT,
@@ -71,9 +71,9 @@ EVAL_COMMANDS = {
     ),
     "cache-error": Command(
         "how far each cache is from exact", "eval.studies.cache_error:run",
-        (OptionsOf(own.Errors), MODEL, OptionsOf(base.Plugins, names=("blocks",)),
-         OptionsOf(base.Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
-         OptionsOf(base.MachineOptions, names=("batch_size",)), decoding(), MACHINE),
+        (OptionsOf(own.Errors), MODEL, OptionsOf(Plugins, names=("blocks",)),
+         OptionsOf(Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
+         OptionsOf(own.Batches, names=("batch_size",)), decoding(), MACHINE),
         _LOST,
     ),
     "lm": Command(

@@ -18,35 +18,33 @@ Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
-class MachineOptions:
-    """Which model is decoded, how examples are put together, and where.
+class ModelOptions:
+    """Which model is decoded.
 
     Attributes:
         model: Embedded name, folder or hub id; options follow a question mark, as in
             'FOLDER?family=my_module:MY_FAMILY&mask_id=5', also block_length, adapter, quantize.
         revision: Branch, tag or commit of a hub id.
-        batch_size: Rows decoded together.
-        prompts: Put prompts into the chat template, or leave them plain. `None`: the task's.
-        device: Where the model runs: cpu, cuda, cuda:1, or auto, which spreads it over all devices;
-            of several processes, each has its own 'cuda'.
-        dtype: Precision of the parameters. `None`: the checkpoint's.
-        threads: Processor threads. `None`: torch's choice.
-        ray: Decode on Ray actors, which hold the model each: of the Ray at ADDRESS ('auto': the
-            one that runs on this machine), or of one that is started for the command.
-        ray_actors: Number of actors. `None`: one for each GPU of the Ray, or each processor.
     """
 
     model: Annotated[str, "MODEL"] = "mini"
     revision: Name = ""
-    batch_size: Positive = 16
-    prompts: Literal["chat", "plain"] | None = None
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """Where the model is decoded.
+
+    Attributes:
+        device: Where the model runs: cpu, cuda, cuda:1, or auto, which spreads it over all devices;
+            of several processes, each has its own 'cuda'.
+        dtype: Precision of the parameters. `None`: the checkpoint's.
+        threads: Processor threads. `None`: torch's choice.
+    """
+
     device: Name = "cpu"
     dtype: Dtype | None = None
     threads: Threads | None = None
-    ray: Annotated[str, "ADDRESS"] | None = field(
-        default=None, metadata={"nargs": "?", "const": "local"}
-    )
-    ray_actors: Positive | None = None
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,9 @@ class Command(NamedTuple):
     below: Collection[str] = ()
 
 
-MODEL = OptionsOf(own.MachineOptions, REST, ("model", "revision"))
+MODEL = OptionsOf(own.ModelOptions, REST)
 PLUGINS = OptionsOf(own.Plugins)
-MACHINE = OptionsOf(own.MachineOptions, REST, ("device", "dtype", "threads"))
+MACHINE = OptionsOf(own.MachineOptions, REST)
 _OWN_MACHINE = MACHINE._replace(unset=True, defaults={"device": "a GPU if there is one"})
 _TALK = (MODEL, PLUGINS, decoding(defaults={}), _OWN_MACHINE)
 
@@ -103,9 +103,7 @@ def commands() -> dict[str, Command]:
     Raises ImportError if one of the latter cannot be imported.
     """
     found = {one.name: one for one in (*entry_points(group=GROUP), *_of_checkout())}
-    others = {
-        n: _command_of(found[n]) for n in sorted(found.keys() - COMMANDS.keys() - LISTS.keys())
-    }
+    others = sorted(found.keys() - COMMANDS.keys() - LISTS.keys())
     return {**COMMANDS, **{name: _command_of(found[name]) for name in others}, **LISTS}
 
 

@@ -71,6 +71,9 @@ class Place:
         return place
 
 
+ALONE = Place()
+
+
 class Loaded(NamedTuple):
     """A model that is ready to answer.
 

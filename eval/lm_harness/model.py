@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dllm_decode import DecodeOutput, decode
 from dllm_decode.cli.digests import digest
-from dllm_decode.cli.models import Place
+from dllm_decode.cli.models import ALONE, Place
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.likelihood import Likelihood, ScoredAnswer
@@ -30,7 +30,6 @@ from eval.lm_harness.requests import LmJob, Prompt, alike, chunks, distinct, war
 from eval.lm_harness.settings import Opened, open_model
 from eval.lm_harness.text import Codec
 from eval.runs.answers import cost_of
-from eval.runs.settings import ALONE
 from eval.tasks.base import Turn
 
 # Processes wait for the longest answers; launchers end all processes when one fails.

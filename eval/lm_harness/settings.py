@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from dllm_decode.cli.arguments import MachineOptions, Plugins
+from dllm_decode.cli.arguments import MachineOptions, ModelOptions, Plugins
 from dllm_decode.cli.digests import digest
 from dllm_decode.cli.models import load
 from dllm_decode.cli.options import OPTIONS
@@ -87,7 +87,7 @@ class LmSettings:
         store[_STAMP] = own
 
 
-_OPTIONS = (DecodeConfig, MachineOptions, Plugins, Harness)
+_OPTIONS = (DecodeConfig, ModelOptions, MachineOptions, Plugins, Harness)
 """Classes whose fields say how arguments are read, the later before the earlier ones."""
 
 

@@ -12,7 +12,7 @@ from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVer
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.cli.digests import canonical, digest_of_text
 from dllm_decode.cli.files import converted
-from dllm_decode.cli.models import Loaded, Place
+from dllm_decode.cli.models import Loaded
 from dllm_decode.cli.options import OPTIONS
 from dllm_decode.cli.plugins import built
 from dllm_decode.engine.decoder import Decoder
@@ -23,7 +23,6 @@ from eval.tasks import Example
 from samplers import Sampler
 from samplers.expression import expression_of
 
-ALONE = Place()
 NEW_FOLDER = "run anew into another folder"
 _NOTHING = ("", "NoCache()", "NoVerifier()", repr(Sequential()))
 
