@@ -137,17 +137,16 @@ def add_options(parser: ArgumentParser, groups: Iterable[OptionsOf]) -> None:
 
     The first of two options with one name is added.
     """
-    found: dict[str, tuple[OptionsOf, Field[Any], str]] = {}
+    found: dict[str, tuple[OptionsOf, Field[Any]]] = {}
     for group in groups:
-        texts = documented(group.kind)
         for option in fields(group.kind):
             if not group.names or option.name in group.names:
-                found.setdefault(option.name, (group, option, texts.get(option.name, "")))
+                found.setdefault(option.name, (group, option))
     first = [name for name in FIRST if name in found]
     sections, given = {"": parser.add_argument}, []
     for name in dict.fromkeys([*first, *found]):
-        group, option, text = found[name]
-        names, keywords = _argument(group, option, text)
+        group, option = found[name]
+        names, keywords = _argument(group, option)
         title = "" if name in first or names == [name] else group.title
         if names == [name]:
             given.append(f"[{name}]" if "nargs" in keywords else name)
@@ -159,26 +158,19 @@ def add_options(parser: ArgumentParser, groups: Iterable[OptionsOf]) -> None:
     parser.usage = " ".join(["%(prog)s", *given, "[options]"])
 
 
-def _argument(group: OptionsOf, option: Field[Any], text: str) -> tuple[list[str], dict[str, Any]]:
+def _argument(group: OptionsOf, option: Field[Any]) -> tuple[list[str], dict[str, Any]]:
     """Returns the names and the keywords of an argument of argparse."""
-    own, default = dict(option.metadata), _default(option)
+    own, make = dict(option.metadata), option.default_factory
+    default = option.default if make is MISSING else make()
     names = [*own.pop("names", [f"--{option.name.replace('_', '-')}"])]
     is_given = own.get("nargs") == "?" and "const" not in own
     if is_given or (default is MISSING and "required" not in own):
         names = [option.name]
     else:
         own["dest"] = option.name
-    if group.repeat or group.unset:
-        own["default"] = None
-    elif default is not MISSING:
-        own["default"] = default
-    own["help"] = _help(group, option, text)
+    own["default"] = None if group.repeat or group.unset or default is MISSING else default
+    own["help"] = _help(group, option, default)
     return names, {**_reading(group, option), **own}
-
-
-def _default(option: Field[Any]) -> Any:
-    """Returns the default of a field, or MISSING."""
-    return option.default if option.default_factory is MISSING else option.default_factory()
 
 
 def _reading(group: OptionsOf, option: Field[Any]) -> dict[str, Any]:
@@ -200,9 +192,9 @@ def _reading(group: OptionsOf, option: Field[Any]) -> dict[str, Any]:
     return {"type": partial(value_of, kind=kind), "metavar": metavar, **repeated}
 
 
-def _help(group: OptionsOf, option: Field[Any], text: str) -> str:
+def _help(group: OptionsOf, option: Field[Any], default: Any) -> str:
     """Returns the first sentence of the documentation, and the default."""
-    default = _default(option)
+    text = documented(group.kind).get(option.name, "")
     words = re.search(r"(?:`None`|Empty): (.*?)\.(?: |$)", text)
     if option.name in group.defaults:
         shown = group.defaults[option.name]

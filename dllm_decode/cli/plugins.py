@@ -6,10 +6,12 @@ are read as a constructor declares them.
 """
 
 import json
+import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from inspect import Parameter, isabstract, signature
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_origin
@@ -22,7 +24,7 @@ from dllm_decode.blocks import BlockSchedule
 from dllm_decode.cli.options import kinds_of, value_of
 from samplers import Sampler, parse
 from samplers.checks import shown
-from samplers.expression import expression_of, parse_plugin
+from samplers.expression import expression_of, is_ours, parse_plugin, parts_of
 
 _EXAMPLE = "path/to/open-dcoder?family=open_dllm&mask_id=151665"
 _READABLE = (tuple[str, ...], str, Path, bool, float, int)
@@ -221,3 +223,28 @@ def _require_readable(name: str, key: str, annotation: Any) -> None:
             f"tuple[str, ...], a Literal, or one of these and None, got {declared}. "
             "A value that no address gives is a class attribute, or a field with init=False."
         )
+
+
+def sources_of(plugins: Iterable[object], model: str) -> dict[str, str]:
+    """Returns, by module, digests of the files that define the user's own classes.
+
+    Own classes are looked for among plug-ins, the task, and the model family that an address names.
+    The imports of their files do not count, nor does a class that no file defines.
+    """
+    modules = {module for plugin in plugins for module in own_modules(plugin)}
+    family, is_own, _ = (parse_model(model).family or "").partition(":")
+    modules |= {family} if is_own else set()
+    files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
+    return {
+        module: blake2b(Path(file).read_bytes(), digest_size=12).hexdigest()
+        for module, file in sorted(files.items())
+        if file is not None and Path(file).is_file()
+    }
+
+
+def own_modules(plugin: object) -> Iterator[str]:
+    """Yields the modules of the user's own classes, of a plug-in and of all that it holds."""
+    for part in parts_of(plugin):
+        for kind in type(part).__mro__:
+            if not is_ours(kind) and any(is_ours(base) for base in kind.__mro__):
+                yield kind.__module__

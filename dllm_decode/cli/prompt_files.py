@@ -8,10 +8,16 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from dllm_decode import Request, RequestQueue, run
-from dllm_decode.cli.digests import digest, digest_of, sources_of
-from dllm_decode.cli.files import cut_torn_line, decoded, only_writer, require_file
+from dllm_decode.cli.files import (
+    cut_torn_line,
+    decoded,
+    digest,
+    digest_of,
+    only_writer,
+    require_file,
+)
 from dllm_decode.cli.models import Speaker
-from dllm_decode.cli.plugins import parse_model
+from dllm_decode.cli.plugins import parse_model, sources_of
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.prompts import Prompt, filling_options

@@ -20,7 +20,7 @@ from rich.progress import track
 from torch import Tensor
 
 from dllm_decode import DecodeOutput, decode
-from dllm_decode.cli.digests import digest
+from dllm_decode.cli.files import digest
 from dllm_decode.cli.models import ALONE, Place
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
 from eval.lm_harness.generation import Generation

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.cli.arguments import MachineOptions, ModelOptions, Plugins
-from dllm_decode.cli.digests import digest
+from dllm_decode.cli.files import digest
 from dllm_decode.cli.models import load
 from dllm_decode.cli.options import OPTIONS
 from dllm_decode.cli.plugins import CHECKS, built, read

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
-from dllm_decode.cli.digests import digest
+from dllm_decode.cli.files import digest
 from eval.runs.folder import Folder
 from eval.runs.provenance import machine_of
 from eval.runs.records import Record

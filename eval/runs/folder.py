@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from dllm_decode.cli.digests import digest
 from dllm_decode.cli.files import (
     converted,
     cut_torn_line,
+    digest,
     only_writer,
     read_object,
     require_folder,

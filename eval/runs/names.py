@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
-from dllm_decode.cli.digests import digest
+from dllm_decode.cli.files import digest
 from dllm_decode.cli.plugins import construct, read, split_address
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import (

@@ -10,8 +10,7 @@ import msgspec
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVerifier, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from dllm_decode.cli.digests import canonical, digest_of_text
-from dllm_decode.cli.files import converted
+from dllm_decode.cli.files import canonical, converted, digest_of_text
 from dllm_decode.cli.models import Loaded
 from dllm_decode.cli.options import OPTIONS
 from dllm_decode.cli.plugins import built

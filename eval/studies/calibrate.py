@@ -10,8 +10,7 @@ from dataclasses import asdict, replace
 from msgspec import structs
 from rich.console import Console
 
-from dllm_decode.cli.digests import digest
-from dllm_decode.cli.files import read_object, require_file, write_json
+from dllm_decode.cli.files import digest, read_object, require_file, write_json
 from dllm_decode.cli.models import Place, open_model
 from dllm_decode.cli.options import given_of
 from eval.runs.folder import Folder

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dllm_decode import NoVerifier
-from dllm_decode.cli.digests import digest
-from dllm_decode.cli.files import ANEW, write_json
+from dllm_decode.cli.files import ANEW, digest, write_json
 from dllm_decode.cli.models import open_model
 from dllm_decode.cli.options import given_of
 from dllm_decode.cli.plugins import parse_cache, parse_sampler
