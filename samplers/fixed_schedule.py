@@ -38,8 +38,7 @@ class FixedSchedule(Sampler[ScheduleState]):
     With m masks in the block and S steps, step r = 0, 1, ... of the even schedule commits
     floor(m / S) tokens, and one more while r < m mod S: the remainder goes to the first steps.
     More steps than masks is one token a step. The last step commits all masks that are left,
-    because an earlier step may have committed less than its share (with `entry="official"` of a
-    cache the first one does). The positions committed are the first in `order`: highest confidence,
+    because an earlier step may have committed less than its share. The positions committed are the first in `order`: highest confidence,
     highest margin (most likely less second most likely), lowest entropy, or random.
 
     Dream's schedule has the time grid t_k = 1 - k (1 - eps) / S, eps = 0.001. Step k commits

@@ -68,7 +68,7 @@ class T2M(RevisingSampler[Revised]):
     authors' code: (a) its first forward adds a mask of 0 and 1 to the scores, so that later blocks
     are seen; here the model is block-causal from the first forward on. (b) It may write [MASK].
     (c) A block that ends by `max_post_steps` keeps keys and values of the forward before its last
-    fill; here they are computed anew, except with `FreeCache(freeze="official")`. Equal scores
+    fill; here they are computed anew. Equal scores
     re-mask from the left.
 
     Attributes:

@@ -234,10 +234,10 @@ def _cache(rng: random.Random, model: MaskPredictor, block_length: int) -> cache
     count: Callable[[int, int], int] = rng.randint
     inner: tuple[caches.CachePolicy, ...] = (
         caches.NoCache(), caches.PrefixCache(), caches.DualCache(), caches.FreeCache(),
-        caches.FreeCache("official"), caches.PrefixCache(refresh_every=count(1, 5)),
-        caches.PrefixCache(entry="official"), caches.DualCache(refresh_every=count(1, 5)),
+        caches.PrefixCache(refresh_every=count(1, 5)),
+        caches.DualCache(refresh_every=count(1, 5)),
         caches.DualCache(before=count(0, 8), after=count(0, 8)),
-        caches.DualCache(entry="official"), caches.DelayedCache(count(1, 6), count(1, 3)),
+        caches.DelayedCache(count(1, 6), count(1, 3)),
         caches.SettledCache(count(1, 3)),
         caches.PipelineCache(block_length, count(0, 3), count(0, 4)), caches.SubBlockCache(),
     )  # fmt: skip

@@ -37,8 +37,8 @@ INSTANCES: tuple[Sampler, ...] = tuple(map(parse, (
 
 CACHES: tuple[caches.CachePolicy, ...] = (
     caches.PrefixCache(), caches.PrefixCache(refresh_every=3), caches.DualCache(),
-    caches.DualCache(refresh_every=3, before=2, after=3), caches.FreeCache("clean"),
-    caches.FreeCache("official"), caches.DelayedCache(refresh_every=3, warm_up=1),
+    caches.DualCache(refresh_every=3, before=2, after=3), caches.FreeCache(),
+    caches.DelayedCache(refresh_every=3, warm_up=1),
     caches.SettledCache(1), caches.SettledCache(2), caches.PipelineCache(4, 1, 3),
     caches.SubBlockCache(), caches.SuffixWindow(caches.PrefixCache(), 2),
     caches.SuffixWindow(caches.FreeCache(), 0),

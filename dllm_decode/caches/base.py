@@ -49,15 +49,6 @@ class CacheQuery(NamedTuple):
         last = self.row.last_needed
         return 0 if last is None else min(last, self.needed)
 
-    def first_computed(self, *, entry: bool) -> int:
-        """Returns the first column that is computed with the open block.
-
-        Args:
-            entry: True if the block's first token is committed, so that the column that predicts
-                that token is not needed; see `CachePolicy.commits_entry`.
-        """
-        return self.block[0] if entry else self.needed
-
 
 class CachePolicy(PlugIn, ABC):
     """Decides which columns a forward computes.
@@ -79,13 +70,6 @@ class CachePolicy(PlugIn, ABC):
     """
 
     @property
-    def needs(self) -> frozenset[Fact]:
-        """Facts that the other plug-ins must give; none unless `commits_entry`."""
-        if not self.commits_entry:
-            return frozenset()
-        return frozenset({Fact.SAMPLER_DECIDES, Fact.WHOLE_BLOCKS, Fact.FINAL_TOKENS})
-
-    @property
     def needs_kv_cache(self) -> bool:
         """True unless the policy gives `EVERY_COLUMN`; not to be overridden."""
         return Fact.EVERY_COLUMN not in self.gives
@@ -94,15 +78,6 @@ class CachePolicy(PlugIn, ABC):
     def reads_history(self) -> bool:
         """True if the engine calls `numbers`; only a policy around another one overrides this."""
         return type(self).numbers is not CachePolicy.numbers
-
-    @property
-    def commits_entry(self) -> bool:
-        """True if a block's first step commits the block's first token, and no other.
-
-        Later forwards may then leave out the column before the block, which predicts that token.
-        This matters only on a model whose logits predict the next column.
-        """
-        return False
 
     def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B N"] | None:
         """Returns the integers that `recompute` reads for each row in the next round.

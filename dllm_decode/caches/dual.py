@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from dllm_decode.caches.base import CachePolicy, CacheQuery, refreshes
-from dllm_decode.caches.entry import Entry, require_entry
 from dllm_decode.core.columns import Columns, columns
 from samplers.checks import require_count
 from samplers.facts import Fact
@@ -26,23 +25,16 @@ class DualCache(CachePolicy):
             the first.
         before: Columns before the block that are computed with it.
         after: Columns after the block that are computed with it.
-        entry: As `PrefixCache.entry`.
     """
 
     refresh_every: int = 0
     before: int = 0
     after: int = 0
-    entry: Entry = "sampler"
 
     def __post_init__(self) -> None:
         require_count("refresh_every", self.refresh_every, 0, unit="forwards")
         require_count("before", self.before, 0, unit="columns")
         require_count("after", self.after, 0, unit="columns")
-        require_entry(self.entry)
-
-    @property
-    def commits_entry(self) -> bool:
-        return self.entry == "official"
 
     @property
     def gives(self) -> frozenset[Fact]:
@@ -52,5 +44,5 @@ class DualCache(CachePolicy):
     def recompute(self, query: CacheQuery) -> Columns:
         if refreshes(query.row.turn_forwards, self.refresh_every):
             return columns((0, query.end))
-        start = max(0, query.first_computed(entry=self.commits_entry) - self.before)
+        start = max(0, query.needed - self.before)
         return columns((start, min(query.end, query.block[1] + self.after)))

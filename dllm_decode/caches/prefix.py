@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from dllm_decode.caches.base import RECOMPUTED, CachePolicy, CacheQuery, refreshes
-from dllm_decode.caches.entry import Entry, require_entry
 from dllm_decode.core.columns import Columns, columns
 from samplers.checks import require_count
 from samplers.facts import Fact
@@ -20,26 +19,18 @@ class PrefixCache(CachePolicy):
     Cache and Parallel Decoding", https://arxiv.org/abs/2505.22618, key-value cache for block-wise
     decoding.
     Differs: On a model whose logits predict the next column, the authors commit a block's first
-    token from the first forward, at any confidence: `entry="official"`. By default the column
-    before the block is computed too, and the sampler decides. `refresh_every` is an extension.
+    token from the first forward, at any confidence. Here the column before the block is computed
+    too, and the sampler decides. `refresh_every` is an extension.
 
     Attributes:
         refresh_every: Forwards of a block from one computation of everything to the next; 0: only
             the first.
-        entry: Who commits a block's first token on a model whose logits predict the next column:
-            the sampler in any step, or ("official") the block's first step, which commits no other.
     """
 
     refresh_every: int = 0
-    entry: Entry = "sampler"
 
     def __post_init__(self) -> None:
         require_count("refresh_every", self.refresh_every, 0, unit="forwards")
-        require_entry(self.entry)
-
-    @property
-    def commits_entry(self) -> bool:
-        return self.entry == "official"
 
     @property
     def gives(self) -> frozenset[Fact]:
@@ -48,4 +39,4 @@ class PrefixCache(CachePolicy):
     def recompute(self, query: CacheQuery) -> Columns:
         if refreshes(query.row.turn_forwards, self.refresh_every):
             return columns((0, query.end))
-        return columns((query.first_computed(entry=self.commits_entry), query.end))
+        return columns((query.needed, query.end))

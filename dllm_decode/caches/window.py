@@ -68,10 +68,6 @@ class SuffixWindow(CachePolicy):
         return self.inner.gives - {Fact.EVERY_COLUMN, Fact.LOGITS_BEHIND_BLOCK}
 
     @property
-    def commits_entry(self) -> bool:
-        return self.inner.commits_entry
-
-    @property
     def reads_history(self) -> bool:
         return self.inner.reads_history
 

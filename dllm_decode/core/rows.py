@@ -58,10 +58,6 @@ class RequestQueue:
         self._cancelled.discard(request.index)
         self._waiting.append(request)
 
-    def put_back(self, requests: Sequence[Request]) -> None:
-        """Adds requests that were taken: ahead of all others, in their order."""
-        self._waiting.extendleft(reversed(requests))
-
     def cancel(self, index: int) -> None:
         """Ends the request of this index: its row is free in the next round, without an output."""
         self._cancelled.add(index)

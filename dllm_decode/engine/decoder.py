@@ -37,8 +37,7 @@ class Decoder:
 
     Attributes:
         model: The mask predictor.
-        sampler: Which positions to commit, and with which token; wrapped if the cache policy
-            commits a block's first token.
+        sampler: Which positions to commit, and with which token.
         cache: Which columns a forward computes.
         verifier: Runs the forwards of a round, and may decide in the sampler's place.
         schedule: Which unsettled positions are open.
@@ -107,11 +106,6 @@ class Decoder:
     def starts_as_noise(self) -> bool:
         """True if a block begins as random tokens, not as [MASK]."""
         return isinstance(self.model, UniformState)
-
-    @cached_property
-    def shares_prompts(self) -> bool:
-        """True if keys and values of a prompt's whole blocks depend on the prompt alone."""
-        return self.cache.needs_kv_cache and (self.align > 1 or self.starts_as_noise)
 
     @cached_property
     def tokens_are_final(self) -> bool:

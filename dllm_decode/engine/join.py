@@ -14,7 +14,6 @@ from dllm_decode.core.rows import Numbers, Request, Row
 from dllm_decode.core.state import CacheState, State
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.guards import require_numbers
-from dllm_decode.engine.prompt_slots import with_prompts
 from samplers.logits.noise import row_keys
 from samplers.state import pad_state, take_state
 
@@ -39,7 +38,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     commits = None
     if decoder.return_logprobs:
         commits = CommitState.joined(state.commits, more, whole.tokens)
-    state = state._replace(
+    return state._replace(
         rows=(*state.rows, *new),
         canvas=whole,
         noise_keys=torch.cat([state.noise_keys, row_keys(seeds, indices)]),
@@ -54,7 +53,6 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         window=None,
         layout=None,
     )
-    return with_prompts(decoder, state, more) if decoder.shares_prompts else state
 
 
 def blank(decoder: Decoder, rows: Sequence[Row]) -> Canvas:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
-from dllm_decode.caches.entry import EntryToken
 from dllm_decode.core.model import MaskPredictor, fingerprint_of
 from dllm_decode.core.observers import Observer
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config, require_integer
@@ -23,7 +22,7 @@ from dllm_decode.core.prompts import (
     require_templates,
     token_lists,
 )
-from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.core.uniform_state import check_commits
@@ -31,7 +30,6 @@ from dllm_decode.engine import compatibility
 from dllm_decode.engine.decoder import Decoder, Verifier, requests_of
 from dllm_decode.engine.join import Ended, blank, ended_at_once, join, leave, outputs_of
 from dllm_decode.engine.no_verifier import NoVerifier
-from dllm_decode.engine.prompt_slots import joining
 from dllm_decode.engine.round import one_round
 from samplers.base import Sampler
 from samplers.checks import require_bool, shown
@@ -171,8 +169,7 @@ def new_decoder(
         ValueError: If the parts do not fit together; the message names both and the remedy.
     """
     compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)
-    wrapped = EntryToken(sampler) if cache.commits_entry and model.logit_shift else sampler
-    decoder = Decoder(model, wrapped, cache, verifier, blocks, config, return_logprobs)
+    decoder = Decoder(model, sampler, cache, verifier, blocks, config, return_logprobs)
     sampler.check_model(name=model.name, fingerprint=fingerprint_of(model))
     sampler.check(model=model.name, gen_length=config.gen_length, block_length=decoder.block_length)
     verifier.check(model)
@@ -222,7 +219,6 @@ def rounds(
     require_observers(observers)
     with torch.inference_mode():
         state = State.empty(num_rows, blank(decoder, ()), next(_DECODES), reserve)
-    later: list[Request] = []
     while True:
         indices = [row.request.index for row in state.rows]
         cancelled = queue.take_cancelled(indices)
@@ -231,12 +227,8 @@ def rounds(
         # Not around the yield: the caller's code must not run in inference mode.
         with torch.inference_mode():
             state = leave(state, gone)
-            now = taken
-            if decoder.shares_prompts:
-                now, later = joining(decoder, state, taken, {request.index for request in later})
-                queue.put_back(later)
-            state = join(decoder, state, now)
-            state, answers = _ended(state, ended_at_once(state, len(now)))
+            state = join(decoder, state, taken)
+            state, answers = _ended(state, ended_at_once(state, len(taken)))
             if not state.rows and not taken:
                 return
             if state.rows:

@@ -50,8 +50,7 @@ CACHES: tuple[CachePolicy, ...] = (
     DualCache(),
     DualCache(refresh_every=8),
     DualCache(before=16, after=16),
-    FreeCache("clean"),
-    FreeCache("official"),
+    FreeCache(),
     DelayedCache(),
 )
 

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
+from golden.official_bugs import EntryToken, StaleFreeCache, WithoutEntry
 from tiny_models import MODELS, load_without_tokenizer
 
 import samplers
@@ -181,7 +182,7 @@ CACHES: dict[str, CachePolicy] = {
     "none": NoCache(), "nocache": NoCache(), "prefix": PrefixCache(), "dual": DualCache(),
 }  # fmt: skip
 OFFICIAL_ENTRIES: dict[str, CachePolicy] = {
-    "prefix": PrefixCache(entry="official"), "dual": DualCache(entry="official"),
+    "prefix": WithoutEntry(PrefixCache()), "dual": WithoutEntry(DualCache()),
 }  # fmt: skip
 DREAM_ORDERS: dict[str, Order] = {
     "entropy": "entropy", "maskgit_plus": "confidence", "topk_margin": "margin",
@@ -227,13 +228,13 @@ def fast_dream(run: Run) -> Case | str:
     if run.params["threshold"] is not None:
         sampler = ConfidenceThreshold(run.params["threshold"])
     cache = OFFICIAL_ENTRIES[run.params["cache"]]
-    return Case(sampler, cache, official="banned" not in run.record)
+    return Case(EntryToken(sampler), cache, official="banned" not in run.record)
 
 
 def free_dave_dream(run: Run) -> Case:
     drafts = run.params["draft_steps"]
     return Case(
-        FixedSchedule(run.block_length),
+        EntryToken(FixedSchedule(run.block_length)),
         OFFICIAL_ENTRIES[run.params["cache"]],
         SelfVerify(drafts, "tree") if drafts else NoVerifier(),
         official=True,
@@ -345,11 +346,11 @@ def free_cache_official(run: Run) -> Case | str:
     if run.id == "freecache_dream/g32_b8_s32_entropy/p0":
         return "the share of [MASK] decides between two entropies 6e-4 apart"
     if run.family == "llada":
-        return Case(FixedSchedule(run.steps_per_block), FreeCache("official"), official=True)
+        return Case(FixedSchedule(run.steps_per_block), StaleFreeCache(), official=True)
     banned = "banned" in run.record
     steps = (run.sound_steps() or []) if banned else run.official_steps()
     sampler = quotas(run, steps, DREAM_ORDERS[run.params["alg"]])
-    return Case(sampler, FreeCache("official"), official=not banned)
+    return Case(sampler, StaleFreeCache(), official=not banned)
 
 
 def dkv_dream(run: Run) -> Case | str:
@@ -449,7 +450,7 @@ def t2m(run: Run) -> Case:
     eos_id = run.params["eos_id"]
     return Case(
         samplers.T2M(**settings, eos_early_stop=eos_id is not None),
-        FreeCache("official") if run.method == "t2m_stale_cache" else NoCache(),
+        StaleFreeCache() if run.method == "t2m_stale_cache" else NoCache(),
         eos_id=eos_id,
         truncates=False,
     )
@@ -737,7 +738,7 @@ def test_official_defects_are_reproduced_on_request(runs: list[Run], mapping: Ma
 
 T2M_EXACT = (FreeCache(), NoCache(), PrefixCache(), DualCache())
 T2M_CACHES: dict[str, tuple[CachePolicy, ...]] = {
-    "t2m": T2M_EXACT, "t2m_eos": T2M_EXACT, "t2m_stale_cache": (FreeCache("official"),),
+    "t2m": T2M_EXACT, "t2m_eos": T2M_EXACT, "t2m_stale_cache": (StaleFreeCache(),),
 }  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_caching_is_exact_on_a_block_causal_model(
         "gen_length": 21, "block_length": block_length, "stop_at_eos": stop_at_eos,
     }  # fmt: skip
     exact = answer(tiny("sdar"), sampler, NoCache(), **options)
-    for cache in (PrefixCache(), DualCache(), FreeCache("clean")):
+    for cache in (PrefixCache(), DualCache(), FreeCache()):
         cached = answer(tiny("sdar"), sampler, cache, **options)
         assert torch.equal(cached.tokens, exact.tokens), cache
         assert torch.equal(cached.nfe, exact.nfe)

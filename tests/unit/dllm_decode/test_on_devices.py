@@ -198,7 +198,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 GIVEN: dict[str, dict[str, Any]] = {
     "stops": {},
-    "truncates": {"truncate_at_eos": True, "cache": FreeCache("official")},
+    "truncates": {"truncate_at_eos": True, "cache": FreeCache()},
     "goes on": {"stop_at_eos": False, "cache": DelayedCache(warm_up=1)},
 }
 
@@ -324,7 +324,7 @@ def test_weights_in_float64_are_refused_there() -> None:
 
 # The host also sends observers the numbers of the rows.
 ONCE = {"tolist in round._on_host": 1, "tensor in round._event": 1}
-STEADY = (NoCache(), PrefixCache(), DualCache(), FreeCache("clean"), FreeCache("official"))
+STEADY = (NoCache(), PrefixCache(), DualCache(), FreeCache())
 READS = {"tolist in round._on_host": 1}
 
 

@@ -19,7 +19,6 @@ from dllm_decode import (
     Opening,
     Pass,
     PipelineCache,
-    PrefixCache,
     Row,
     SelfVerify,
     SettledCache,
@@ -33,7 +32,7 @@ from dllm_decode.core.passes import Branches
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.views import look
-from samplers import ConfidenceThreshold, Decision, FixedSchedule, JointThreshold, Sampler
+from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler
 from samplers.facts import Fact
 from samplers.logits.statistics import highest_one
 
@@ -151,10 +150,3 @@ def test_a_draft_without_the_canvas_leaves_no_trace(cache: CachePolicy) -> None:
     if isinstance(cache, NoCache | DualCache | SuffixWindow):
         # With the canvas beside the draft the row's slots are written anew, from the same tokens.
         assert torch.equal(answer(PROMPTS, verifier=TwoLooks(both=True), **options), together)
-
-
-def test_a_sampler_that_edits_is_refused_by_name_where_a_cache_wraps_it() -> None:
-    """Once the wrapper was named, which the user had not written."""
-    cache = PrefixCache(entry="official")
-    with pytest.raises(ValueError, match=r"^PrefixCache.* needs a sampler that never"):
-        decode(tiny("dream"), [[5]], JointThreshold(), cache=cache, gen_length=8)

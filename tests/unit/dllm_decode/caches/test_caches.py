@@ -15,7 +15,6 @@ from dllm_decode import (
     SettledCache,
     SubBlockCache,
     SuffixWindow,
-    Trace,
     decode,
 )
 from dllm_decode.caches import CacheQuery, History
@@ -84,22 +83,6 @@ def test_a_window_hides_what_is_far_after_the_block_but_not_the_row_s_last_colum
     assert cache.hidden(query(0, end=12)) == ()
     whole = SuffixWindow(NoCache(), 8, tail=0)
     assert (whole.hidden(query(0)), whole.recompute(query(0))) == ((), columns((0, 20)))
-
-
-@pytest.mark.parametrize(
-    ("family", "steps"),
-    [("llada", [-1, 0, 0, 0, 1, 1, 1, 1]), ("dream", [-1, 0, 0, 0, 1, 2, 2, 2])],
-)
-def test_only_a_model_that_predicts_the_next_column_has_an_official_entry(
-    family: str, steps: list[int]
-) -> None:
-    """A block's first token is then committed alone, unless it is given."""
-    model, trace = tiny(family), Trace()
-    decode(
-        model, [[1, 2, 3]], FixedSchedule(1), cache=PrefixCache(entry="official"), gen_length=8,
-        block_length=4, templates=[[7, model.mask_id]], stop_at_eos=False, observers=[trace],
-    )  # fmt: skip
-    assert trace.steps[0].tolist() == steps
 
 
 def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> None:

@@ -13,10 +13,8 @@ from toys import HashModel
 
 from dllm_decode import (
     DecodeConfig,
-    DualCache,
     NoCache,
     NoVerifier,
-    SuffixWindow,
     decode,
     decode_many,
     load_model,
@@ -201,12 +199,6 @@ def test_guidance_keeps_a_logit_of_minus_infinity() -> None:
 
     out = decode(NoNines(), [[3, 4]], ConfidenceThreshold(0.9), gen_length=8, cfg_scale=0.5)
     assert not (out.tokens == 9).any()
-
-
-def test_a_window_needs_the_facts_of_its_inner_policy() -> None:
-    inner = DualCache(entry="official")
-    assert inner.needs
-    assert SuffixWindow(inner).needs == inner.needs
 
 
 def test_a_mask_in_two_places_is_refused() -> None:

@@ -69,16 +69,14 @@ COUNTING = plugin(
 )  # fmt: skip
 CACHES: dict[str, CachePolicy] = {
     "no": NoCache(), "prefix": PrefixCache(), "prefix8": PrefixCache(refresh_every=8),
-    "prefix official": PrefixCache(entry="official"), "dual": DualCache(),
-    "dual8": DualCache(refresh_every=8), "free": FreeCache("clean"),
-    "free official": FreeCache("official"), "delayed": DelayedCache(), "settled": SettledCache(),
-    "pipeline": PipelineCache(), "sub-block": SubBlockCache(),
-    "window": SuffixWindow(PrefixCache(), 2), "silent": SILENT,
+    "dual": DualCache(), "dual8": DualCache(refresh_every=8), "free": FreeCache(),
+    "delayed": DelayedCache(), "settled": SettledCache(), "pipeline": PipelineCache(),
+    "sub-block": SubBlockCache(), "window": SuffixWindow(PrefixCache(), 2), "silent": SILENT,
 }  # fmt: skip
 ALL = set(CACHES)
-EXACT = {"no", "prefix", "prefix official", "dual", "free", "window"}
+EXACT = {"no", "prefix", "dual", "free", "window"}
 SUFFIX = {
-    "no", "prefix", "prefix8", "prefix official", "free", "free official", "delayed", "settled",
+    "no", "prefix", "prefix8", "free", "delayed", "settled",
     "pipeline",
 }  # fmt: skip
 COMMITTED = ALL - {"delayed", "settled", "pipeline", "sub-block", "silent"}
@@ -106,30 +104,30 @@ KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
     (Wino(0.3), NoVerifier(), Sequential(), "sdar", set()),
     (Wino(0.3), SelfVerify(2), Sequential(), "llada", {"no"}),
     (CURIOUS, NoVerifier(), Sequential(), "llada", COMMITTED),
-    (JOINT, NoVerifier(), Sequential(), "llada", COMMITTED - {"prefix official"}),
+    (JOINT, NoVerifier(), Sequential(), "llada", COMMITTED),
     (JOINT, SelfVerify(2), Sequential(), "llada", set()),
-    (T2M(), NoVerifier(), Sequential(), "llada", COMMITTED - {"prefix official"}),
-    (T2M(), NoVerifier(), Sequential(), "dream", COMMITTED - {"prefix official"}),
+    (T2M(), NoVerifier(), Sequential(), "llada", COMMITTED),
+    (T2M(), NoVerifier(), Sequential(), "dream", COMMITTED),
     (T2M(), SelfVerify(2), Sequential(), "llada", set()),
     (T2M(), NoVerifier(), MultiBlock(), "llada", set()),
     (PLAIN, SelfVerify(2), Sequential(), "llada", EXACT),
     (PLAIN, SelfVerify(2), Sequential(), "dream", EXACT),
     (PLAIN, SelfVerify(1), Sequential(), "llada", ALL),
-    (PLAIN, WRITING, Sequential(), "llada", ALL - {"prefix official"}),
+    (PLAIN, WRITING, Sequential(), "llada", ALL),
     (Prophet(PLAIN), WRITING, Sequential(), "llada", set()),
-    (STEPWISE, NoVerifier(), MultiBlock(), "llada", ALL - {"prefix official"}),
-    (CreditDecoding(STEPWISE), NoVerifier(), MultiBlock(), "dream", ALL - {"prefix official"}),
+    (STEPWISE, NoVerifier(), MultiBlock(), "llada", ALL),
+    (CreditDecoding(STEPWISE), NoVerifier(), MultiBlock(), "dream", ALL),
     (CreditDecoding(PLAIN), NoVerifier(), MultiBlock(), "llada", set()),
     (PLAIN, NoVerifier(), MultiBlock(), "llada", set()),
     (STEPWISE, SelfVerify(2), MultiBlock(), "llada", set()),
     (STEPWISE, WRITING, MultiBlock(), "llada", set()),
     (Prophet(STEPWISE), NoVerifier(), MultiBlock(), "llada", set()),
     (Wino(0.3), NoVerifier(), MultiBlock(), "llada", set()),
-    (STEPWISE, NoVerifier(), MultiBlock(), "sdar", ALL - {"prefix official"}),
-    (STEPWISE, NoVerifier(), SubBlocks(), "sdar", ALL - {"prefix official"}),
+    (STEPWISE, NoVerifier(), MultiBlock(), "sdar", ALL),
+    (STEPWISE, NoVerifier(), SubBlocks(), "sdar", ALL),
     (JOINT, WRITING, Sequential(), "llada", set()),
     (STEPWISE, SelfVerify(2), SILENT_BLOCKS, "llada", set()),
-    (STEPWISE, NoVerifier(), SILENT_BLOCKS, "llada", ALL - {"prefix official"}),
+    (STEPWISE, NoVerifier(), SILENT_BLOCKS, "llada", ALL),
     (STEPWISE, NoVerifier(), SILENT_BLOCKS, "sdar", set()),
     # A sampler with a state that forgot to need whole blocks was run by MultiBlock.
     (COUNTING, NoVerifier(), Sequential(), "llada", ALL),
@@ -140,12 +138,12 @@ KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
         (sampler, verifier, blocks, "llada", fitting)
         for verifier in TARGETS
         for sampler, blocks, fitting in (
-            (STEPWISE, Sequential(), ALL - {"prefix official"}), (STEPWISE, MultiBlock(), set()),
+            (STEPWISE, Sequential(), ALL), (STEPWISE, MultiBlock(), set()),
             (STEPWISE, SubBlocks(4, 2), set()), (STEPWISE, AdaptiveBlocks((5,)), set()),
             (JOINT, Sequential(), set()), (Prophet(PLAIN), Sequential(), set()),
         )
     ),
-    (STEPWISE, NoVerifier(), AdaptiveBlocks((5, 6)), "llada", ALL - {"prefix official"}),
+    (STEPWISE, NoVerifier(), AdaptiveBlocks((5, 6)), "llada", ALL),
     (STEPWISE, NoVerifier(), AdaptiveBlocks((5, 6)), "sdar", set()),
 ]  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from toys import HashModel
 
-from dllm_decode import DecodeConfig, PrefixCache, decode
+from dllm_decode import DecodeConfig, decode
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.training import Report, learn2pd
 from dllm_decode.training.filter_examples import FilterExamples, collect_examples
@@ -281,27 +280,6 @@ def test_a_filter_is_trained_and_used_on_a_block_causal_model(tmp_path: Path) ->
     together = decode(model, prompts, sampler, config=config)
     alone = [decode(model, [one], sampler, config=config) for one in prompts]
     assert torch.equal(together.tokens, torch.cat([one.tokens for one in alone]))
-
-
-@pytest.mark.parametrize("family", ["dream", "fast_dllm_v2"])
-def test_the_oracle_enters_a_block_as_the_cache_does(family: str) -> None:
-    model = load_tiny(family, dtype="float64")
-    prompts = [[7, 8, 9, 10], [11, 12, 13, 14]]
-    length = max(4, model.causal_block_length)
-    config = DecodeConfig(gen_length=2 * length, block_length=length, stop_at_eos=False)
-    cache = PrefixCache(entry="official")
-    found = collect_examples(model, prompts, config, cache=cache)
-    out = decode(model, prompts, FixedSchedule(length), cache=cache, config=config)
-    entries = 0
-    for row in range(2):
-        masked = found.masked[found.prompts == row]
-        for before, after in pairwise(masked):
-            if before.all():
-                assert after.tolist() == [False] + [True] * (length - 1)
-                entries += 1
-    assert entries >= 2
-    # Each forward of the oracle commits a token at least.
-    assert len(found) <= int(out.nfe.sum())
 
 
 def test_a_killed_training_ends_as_one_that_was_not(

@@ -165,7 +165,7 @@ def test_wrong_use_is_refused_by_name() -> None:
         decode(bidirectional, [[1]], ConfidenceThreshold(), **options)
     model = model_of("sdar", 0, 2.0, 4, ())
     with pytest.raises(ValueError, match="depend on the committed tokens"):
-        decode(model, [[1]], ConfidenceThreshold(), cache=FreeCache("official"), **options)
+        decode(model, [[1]], ConfidenceThreshold(), cache=PrefixCache(refresh_every=3), **options)
     with pytest.raises(ValueError, match="opens all masks of a block at once"):
         decode(model, [[1]], ConfidenceThreshold(), blocks=MultiBlock(), **options)
     with pytest.raises(ValueError, match="top_p, top_k"):

@@ -50,7 +50,7 @@ def test_one_state_a_forward_is_identical_in_low_precision(family: str, cache: C
         assert verified.forwards > plain.forwards
 
 
-@pytest.mark.parametrize("cache", [DualCache(), PrefixCache(), FreeCache("clean")], ids=repr)
+@pytest.mark.parametrize("cache", [DualCache(), PrefixCache(), FreeCache()], ids=repr)
 def test_the_branches_of_a_tree_share_the_memory_of_their_row(cache: CachePolicy) -> None:
     spied = Spied(tiny("llada"))
     options: Any = {"gen_length": 16, "block_length": 8, "cache": cache, "stop_at_eos": False}
@@ -91,7 +91,7 @@ def by_reach(
 @pytest.mark.parametrize("evaluate", ["batch", "tree"])
 @pytest.mark.parametrize(
     ("family", "cache"),
-    [("sdar", PrefixCache()), ("sdar", FreeCache("clean")), ("sdar", DualCache()),
+    [("sdar", PrefixCache()), ("sdar", FreeCache()), ("sdar", DualCache()),
      ("sdar", NoCache()), ("llada", NoCache())],
     ids=str,
 )  # fmt: skip
@@ -113,7 +113,7 @@ def test_a_finished_block_that_was_foreseen_spares_the_first_forward_of_the_next
 @pytest.mark.parametrize(
     ("sampler", "cache", "family"),
     [(FixedSchedule(4), DualCache(), "llada"), (Prophet(), NoCache(), "llada"),
-     (FixedSchedule(4), FreeCache("clean"), "dream")],
+     (FixedSchedule(4), FreeCache(), "dream")],
     ids=str,
 )  # fmt: skip
 def test_drafts_end_with_the_block_where_the_next_depends_on_when_it_is_opened(

@@ -1,0 +1,263 @@
+"""For authors of samplers: a view from logits, random blocks to decide, and the laws as functions.
+
+`check_laws(MyRule())` puts a rule through all laws, and raises AssertionError with the law that is
+broken; `view_of(logits)` makes a view by hand.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Literal, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from samplers.base import Decision, Sampler
+from samplers.facts import Fact
+from samplers.logits.noise import row_keys
+from samplers.logits.summary import Summary
+from samplers.registry import parse
+from samplers.state import State, take_state
+from samplers.view import View
+
+Style: TypeAlias = Literal["drifting", "constant", "alternating", "saturated", "excluded"]
+"""How a model answers: logits of which some change from step to step; all equal; one token, then
+another; nearly infinite; most tokens impossible."""
+
+STYLES: tuple[Style, ...] = ("drifting", "constant", "alternating", "saturated", "excluded")
+
+
+@dataclass(frozen=True)
+class PlayedStep(Generic[State]):
+    """One step of a played block: what the sampler was given, and what it returned."""
+
+    view: View
+    state: State
+    decision: Decision
+    next_state: State
+
+    @property
+    def written(self) -> Int[Tensor, "B W"]:
+        """The tokens that are written where the decision commits."""
+        return self.view.proposal if self.decision.tokens is None else self.decision.tokens
+
+
+def view_of(
+    logits: Float[Tensor, "B W V"], masked: Bool[Tensor, "B W"] | None = None, **options: Any
+) -> View:
+    """Returns a view of logits; the fields of `View` that are not given have plain values.
+
+    Args:
+        logits: Of each position of the window, at temperature 1; -inf excludes a token.
+        masked: Positions that hold [MASK], which are eligible too; `None`: all. [MASK] is the token
+            V, which no logit proposes, and the other positions hold token 0, unless `tokens` says
+            otherwise.
+        options: Further fields of `View`.
+    """
+    B, W, V = logits.shape
+    masked = torch.ones(B, W, dtype=torch.bool, device=logits.device) if masked is None else masked
+    plain: dict[str, Any] = {
+        "tokens": torch.where(masked, V, 0), "masked": masked, "eligible": masked,
+        "start": 0, "gen_length": W,
+    }  # fmt: skip
+    return View(computed=Summary(logits), **(plain | options))
+
+
+def play(
+    sampler: Sampler[State],
+    seed: int,
+    *,
+    style: Style = "drifting",
+    temperature: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+    width: int = 7,
+) -> Iterator[PlayedStep[State]]:
+    """Lets a sampler finish a block of three random rows, the last of which has nothing to do.
+
+    Some tokens are given; the last of twelve is [MASK] and banned. A sampler that sees more than
+    the block gets a window with columns before and after the block.
+    """
+    B, V = 3, 12
+    generator = torch.Generator().manual_seed(seed)
+    margin = 0 if sampler.scope == "block" else 2
+    before = margin if sampler.scope == "answer" else 0
+    block, whole = slice(before, before + width), before + width + margin
+    masked = torch.rand(B, whole, generator=generator) < 0.8
+    masked[:, :before] = False
+    masked[:-1, before] = True
+    masked[-1, : block.stop] = False
+    tokens = torch.where(masked, V - 1, torch.randint(0, V - 1, (B, whole), generator=generator))
+    in_block = torch.zeros(whole, dtype=torch.bool)
+    in_block[block] = True
+    unsettled = masked
+    state: Any = None
+    for step in range(sampler.max_steps(width) + 1):
+        view = View(
+            tokens=tokens, computed=Summary(logits_of(style, seed, step, (B, whole, V)).to(dtype)),
+            masked=masked, eligible=unsettled & in_block, start=4, gen_length=4 + whole + 2,
+            committed=4 + (~masked).sum(-1), temperature=temperature,
+            noise_keys=row_keys(seed, torch.arange(B)), block_start=before, block_length=width,
+            leave_one_out=torch.rand(B, whole, generator=generator) * ~masked
+            if sampler.leave_one_out
+            else None,
+        )  # fmt: skip
+        state = sampler.init(view) if step == 0 else state
+        # A rule that writes into what it is given must not change the step that the laws look at.
+        turn = PlayedStep(view, state, *sampler.step(*copy.deepcopy((view, state))))
+        yield turn
+        decision, state = turn.decision, turn.next_state
+        tokens = torch.where(decision.commit, turn.written, tokens)
+        masked = masked & ~decision.commit
+        unsettled = unsettled & ~settled_by(decision)
+        if decision.remask is not None:
+            masked, unsettled = masked | decision.remask, unsettled | decision.remask
+            tokens = torch.where(decision.remask, V - 1, tokens)
+        if not (unsettled & in_block).any():
+            return
+
+
+def settled_by(decision: Decision) -> Bool[Tensor, "B W"]:
+    """Returns the positions that a decision settles."""
+    return decision.commit if decision.settle is None else decision.settle
+
+
+def logits_of(
+    style: Style, seed: int, step: int, shape: tuple[int, int, int]
+) -> Float[Tensor, "B W V"]:
+    """Returns logits that a model may give, in float64; the last token, [MASK], is excluded."""
+    generator = torch.Generator().manual_seed(seed)
+    B, W, V = shape
+    base = torch.randn(shape, generator=generator).double()
+    base = base * torch.tensor([0.3, 2.0, 6.0])[torch.randint(0, 3, (B, W, 1), generator=generator)]
+    logits = torch.zeros_like(base)
+    if style == "drifting":
+        moving = torch.rand(B, W, 1, generator=generator) < 0.4
+        generator.manual_seed(1000 * seed + step)
+        logits = base + moving * torch.randn(shape, generator=generator)
+    elif style == "alternating":
+        logits[..., step % 2] = 8.0
+    elif style == "saturated":
+        logits = 1e4 * torch.nn.functional.one_hot(base[..., :-1].argmax(-1), V).double()
+    elif style == "excluded":
+        logits = base.masked_fill(torch.rand(shape, generator=generator) < 0.8, -torch.inf)
+        logits[..., 0] = 0.0
+    logits[..., -1] = -torch.inf
+    return logits
+
+
+def moves_every_row(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
+    """A step commits, settles or re-masks in each row with an eligible position, and only there."""
+    view, decision = turn.view, turn.decision
+    allowed = view.eligible if sampler.scope == "block" else view.masked
+    assert not (decision.commit & ~allowed).any(), "a position was committed that is not eligible"
+    moves = decision.commit | settled_by(decision)
+    if decision.remask is not None and Fact.ONE_STEP_A_FORWARD in sampler.needs:
+        moves = moves | decision.remask
+    assert torch.equal(moves.any(-1), view.eligible.any(-1)), "a row did not move, or had no turn"
+
+
+def writes_possible_tokens(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
+    """A token that is committed has a finite logit; [MASK] and banned tokens have none."""
+    logits = turn.view.logits.gather(-1, turn.written[..., None]).squeeze(-1)
+    assert logits[turn.decision.commit].isfinite().all(), "an excluded token was written"
+
+
+def decides_rows_alone(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
+    """A row is decided without looking at its batch-mates."""
+    for row in torch.arange(len(turn.view.tokens))[:, None]:
+        view, state = turn.view.take(row), take_state(turn.state, row)
+        alone, after = sampler.step(view, state)
+        _require_same(alone, view, turn, row, "a row is decided otherwise without the other rows")
+        for one, other in zip(
+            tensors_in(after), tensors_in(take_state(turn.next_state, row)), strict=True
+        ):
+            # A power in float32 depends on the shape in its last bit.
+            torch.testing.assert_close(one, other, equal_nan=True)
+
+
+def is_pure(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
+    """A step changes nothing that it is given, and the same view and state give the same again."""
+    given = {field.name: getattr(turn.view, field.name) for field in fields(View)}
+    view, state = View(**copy.deepcopy(given)), copy.deepcopy(turn.state)
+    decision, after = sampler.step(view, state)
+    for name, value in given.items():
+        if isinstance(value, Tensor):
+            assert torch.equal(getattr(view, name), value), f"step changed {name} of the view"
+    logits = (view.computed.logits, given["computed"].logits)
+    assert torch.equal(*logits), "step changed the logits of the view"
+    _require_equal(state, turn.state, "step changed the state that it was given")
+    _require_same(decision, view, turn, ..., "the same view and state gave another decision")
+    _require_equal(after, turn.next_state, "the same view and state gave another next state")
+
+
+Law: TypeAlias = Callable[[PlayedStep[Any], Sampler[Any]], None]
+
+LAWS: tuple[Law, ...] = (moves_every_row, writes_possible_tokens, decides_rows_alone, is_pure)
+"""Each raises AssertionError if a turn breaks it."""
+
+
+def ends_in_time(sampler: Sampler[Any], style: Style, seed: int) -> None:
+    """A block is finished within `max_steps` of its number of masks."""
+    steps = list(play(sampler, seed, style=style))
+    most = max(sampler.max_steps(masks) for masks in steps[0].view.eligible.sum(-1).tolist())
+    assert len(steps) <= most, f"a block took more than max_steps, {most}"
+    last = steps[-1]
+    assert not (last.view.eligible & ~settled_by(last.decision)).any(), "a block was not finished"
+
+
+def check_laws(sampler: Sampler[Any], *, seeds: tuple[int, ...] = (1, 2), width: int = 7) -> None:
+    """Puts a sampler through all laws, over every style of logits and with noise.
+
+    Samplers of uniform-state models have laws of their own, and are not covered.
+
+    Args:
+        sampler: The rule. Its repr must be an expression that `samplers.parse` reads back, if the
+            rule is one of this package.
+        seeds: Of the random blocks.
+        width: Positions of a block; that of its filter for a rule such as `Learn2PD`.
+
+    Raises:
+        AssertionError: If a law is broken; its text says which one.
+    """
+    if type(sampler).__module__.startswith("samplers."):
+        assert parse(repr(sampler)) == sampler, f"{sampler!r} is not its configuration"
+    plays: list[tuple[Style, float]] = [(style, 0.0) for style in STYLES]
+    for style, temperature in [*plays, ("drifting", 1.3)]:
+        for seed in seeds:
+            for turn in play(sampler, seed, style=style, temperature=temperature, width=width):
+                for law in LAWS:
+                    law(turn, sampler)
+            ends_in_time(sampler, style, seed)
+
+
+def tensors_in(state: Any) -> list[Tensor]:
+    """Returns the tensors of a state, nested ones included."""
+    if state is None:
+        return []
+    if isinstance(state, tuple):
+        return [tensor for part in state for tensor in tensors_in(part)]
+    return [state]
+
+
+def _require_equal(one: Any, other: Any, message: str) -> None:
+    for ours, theirs in zip(tensors_in(one), tensors_in(other), strict=True):
+        same = torch.allclose(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        assert ours.shape == theirs.shape and same, message  # noqa: PT018  # of one tensor
+
+
+def _require_same(
+    decision: Decision, view: View, turn: PlayedStep[Any], rows: Any, message: str
+) -> None:
+    """Raises unless a decision is that of a turn, in all rows or in some of them."""
+    commit = turn.decision.commit[rows]
+    assert torch.equal(decision.commit, commit), message
+    tokens = view.proposal if decision.tokens is None else decision.tokens
+    assert torch.equal(tokens[commit], turn.written[rows][commit]), message
+    for ours, theirs in (
+        (decision.remask, turn.decision.remask), (decision.settle, turn.decision.settle)
+    ):  # fmt: skip
+        if ours is None or theirs is None:
+            assert ours is theirs, message
+        else:
+            assert torch.equal(ours, theirs[rows]), message
