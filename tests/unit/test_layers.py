@@ -27,10 +27,8 @@ MAY_IMPORT = {
     "typing_extensions": ("samplers.state",),
 }
 MAY_IMPORT_TRANSFORMERS = ("dllm_decode.models", "dllm_decode.training")
-# `generate` has a default; other engines name samplers by expressions.
-MAY_IMPORT_ANY_SAMPLER = (
-    "dllm_decode.training", "dllm_decode.text.generation", "dllm_decode.integrations"
-)  # fmt: skip
+# `generate` has a default.
+MAY_IMPORT_ANY_SAMPLER = ("dllm_decode.training", "dllm_decode.text.generation")
 CORE_MAY_IMPORT = ("dllm_decode.core",)
 
 
