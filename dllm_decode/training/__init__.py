@@ -4,7 +4,7 @@ from dllm_decode.training.checkpoints import Progress
 from dllm_decode.training.examples import Batch, Kind, KindRows, Objective, Pair, Part, Source
 from dllm_decode.training.loop import Report, Settings, train
 from dllm_decode.training.masked_diffusion import Causal, MaskedDiffusion, MaskSampler
-from dllm_decode.training.muon import Muon, make_optimisers
+from dllm_decode.training.optimisers import make_optimisers
 from dllm_decode.training.progress_bar import ProgressBar
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "KindRows",
     "MaskSampler",
     "MaskedDiffusion",
-    "Muon",
     "Objective",
     "Pair",
     "Part",
