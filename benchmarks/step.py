@@ -51,7 +51,12 @@ def step_rows(setting: Setting) -> list[Row]:
     for cache in (NoCache(), DualCache()):
         found = profiled(model, setting, cache)
         rows += [
-            {"cache": f"{type(cache).__name__}()", "part": part, "ms": ms, "share": ms / sum(found.values())}
+            {
+                "cache": f"{type(cache).__name__}()",
+                "part": part,
+                "ms": ms,
+                "share": ms / sum(found.values()),
+            }
             for part, ms in found.items()
         ]
     return rows

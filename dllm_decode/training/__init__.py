@@ -5,7 +5,6 @@ from dllm_decode.training.examples import Batch, Kind, KindRows, Objective, Pair
 from dllm_decode.training.loop import Report, Settings, train
 from dllm_decode.training.masked_diffusion import Causal, MaskedDiffusion, MaskSampler
 from dllm_decode.training.optimisers import make_optimisers
-from dllm_decode.training.progress_bar import ProgressBar
 
 __all__ = [
     "Batch",
@@ -18,7 +17,6 @@ __all__ = [
     "Pair",
     "Part",
     "Progress",
-    "ProgressBar",
     "Report",
     "Settings",
     "Source",

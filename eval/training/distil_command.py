@@ -15,7 +15,8 @@ from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
 
 from dllm_decode.core.model import fingerprint_of
-from dllm_decode.training import Progress, ProgressBar, Settings, train
+from dllm_decode.core.progress import ProgressBar
+from dllm_decode.training import Progress, Settings, train
 from dllm_decode.training.fsdp import require_launch
 from dllm_decode.training.teacher import Demonstration, Lessons
 from eval.files import write_json
@@ -204,7 +205,8 @@ class Distillation:
 
             progress = train(
                 student.objective, optimisers, lessons, settings, accelerator=accelerator,
-                evaluate=evaluate, observe=shown,
+                evaluate=evaluate,
+                observe=lambda report: shown.update(report.spent, report.said()),
                 measures=("accuracy", "low", "high", "forwards"),
             )  # fmt: skip
         on_first(accelerator, lambda: student.write(self.folder))
