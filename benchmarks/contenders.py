@@ -16,7 +16,7 @@ from benchmarks.peer_process import peak_mb
 from benchmarks.plain_loop import run_loop
 from benchmarks.setting import Setting
 from benchmarks.watch import Watch
-from dllm_decode import CachePolicy, CausalTarget, DecodeOutput, Verifier, decode
+from dllm_decode import CachePolicy, DecodeOutput, Verifier, decode
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.models import MaskedTransformer
 from samplers import FixedSchedule
@@ -34,8 +34,6 @@ CONTENDERS = (
     "DualCache(), SelfVerify(4)",
     "DualCache(), SelfVerify(8)",
     'DualCache(), SelfVerify(4, "tree")',
-    "FreeCache(), ARVerify(target())",
-    "FreeCache(), Guided(target())",
 )
 """Cache and verifier of each row of the table."""
 
@@ -68,7 +66,7 @@ def measure(setting: Setting, machine: Machine, name: str) -> Row:
     """
     torch.set_num_threads(setting.num_threads)
     watch = Watch(torch.device(setting.device))
-    work, model = work_of(name, lambda: watch.follow_target(setting.target())), setting.model()
+    work, model = work_of(name), setting.model()
     watch.follow(model)
     warm_up(model, setting, work)
     watch.clear()
@@ -77,11 +75,11 @@ def measure(setting: Setting, machine: Machine, name: str) -> Row:
     return row | costs_of(ran, model, setting, machine, watch) | {"tokens": ran.tokens}
 
 
-def work_of(name: str, target: Callable[[], CausalTarget]) -> Work:
-    """Returns the function that decodes; `target()` is a causal target."""
+def work_of(name: str) -> Work:
+    """Returns the function that decodes."""
     if name == REFERENCE:
         return run_reference
-    cache, verifier = parse_pair(name, target)
+    cache, verifier = parse_pair(name)
 
     def work(model: MaskedTransformer, setting: Setting) -> Ran:
         out = decode_setting(model, setting, cache=cache, verifier=verifier)
@@ -90,10 +88,10 @@ def work_of(name: str, target: Callable[[], CausalTarget]) -> Work:
     return work
 
 
-def parse_pair(text: str, target: Callable[[], CausalTarget]) -> tuple[CachePolicy, Verifier]:
-    """Reads "DualCache(), SelfVerify(4)"; `target()` is a causal target."""
+def parse_pair(text: str) -> tuple[CachePolicy, Verifier]:
+    """Reads "DualCache(), SelfVerify(4)"."""
     named = {name: getattr(dllm_decode, name) for name in dllm_decode.__all__}
-    named |= {"pair": lambda cache, verifier: (cache, verifier), "target": target}
+    named["pair"] = lambda cache, verifier: (cache, verifier)
     cache, verifier = parse_expression(f"pair({text})", named)
     return cache, verifier
 
@@ -150,6 +148,6 @@ def costs_of(
         "columns": ran.columns,
         "ms a call": model_s and 1000 * model_s / ran.forwards,
         "times floor": model_s and model_s / floor_s,
-        "not in models": model_s and 1 - (model_s + watch.target_s()) / ran.wall_s,
+        "not in models": model_s and 1 - model_s / ran.wall_s,
         "peak MB": peak_mb(model.device),
     }

@@ -62,7 +62,7 @@ def _agreement(way: str, what: str, found: Tensor, expected: Tensor) -> Row:
 
 
 def _answers(model: MaskedTransformer, setting: Setting, name: str) -> Tensor:
-    cache, verifier = parse_pair(name, setting.target)
+    cache, verifier = parse_pair(name)
     return decode_setting(model, setting, cache=cache, verifier=verifier).tokens.cpu()
 
 

@@ -30,7 +30,7 @@ def dllm_decode(job: Job) -> Decode:
     from dllm_decode.models import load_model
 
     model, _ = load_model(job["model"], device=job["device"], tokenizer="optional")
-    cache, verifier = parse_pair(job["mode"], lambda: None)
+    cache, verifier = parse_pair(job["mode"])
 
     def run(steps_per_block: int) -> tuple[list[list[int]], int]:
         setting = Setting(**{**job["setting"], "steps_per_block": steps_per_block})

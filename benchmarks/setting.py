@@ -3,9 +3,8 @@
 from dataclasses import asdict, dataclass
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from dllm_decode.models import CausalTarget, MaskedTransformer, new_llada
+from dllm_decode.models import MaskedTransformer, new_llada
 
 
 @dataclass(frozen=True)
@@ -87,28 +86,6 @@ class Setting:
                 layer.mlp.down.weight.mul_(8.0)
         model.compiled = self.compiled
         return model.eval().requires_grad_(False)
-
-    def target(self) -> CausalTarget:
-        """Builds a random causal model with the same vocabulary, an eighth as deep, half as wide.
-
-        The target accepts almost no draft, so that it shows the cost of a round, not the gain.
-        """
-        sizes = self.sizes
-        config = LlamaConfig(
-            vocab_size=sizes.vocab_size,
-            hidden_size=sizes.hidden_size // 2,
-            intermediate_size=sizes.mlp_hidden_size // 2,
-            num_hidden_layers=max(1, sizes.num_layers // 8),
-            num_attention_heads=sizes.num_heads,
-            max_position_embeddings=16_384,
-            bos_token_id=None,
-            eos_token_id=sizes.vocab_size - 2,
-            dtype=self.torch_dtype,
-        )
-        torch.manual_seed(0)
-        with torch.device(self.device):
-            model = LlamaForCausalLM._from_config(config, dtype=self.torch_dtype)
-        return CausalTarget(model.eval().requires_grad_(False), name="random")
 
     def prompts(self) -> list[list[int]]:
         """Returns random prompts, the same in every process."""

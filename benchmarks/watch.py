@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.floor import Columns
 from dllm_decode.core.model import ForwardInputs
-from dllm_decode.models import CausalTarget, MaskedTransformer
+from dllm_decode.models import MaskedTransformer
 
 P, T = ParamSpec("P"), TypeVar("T")
 
@@ -23,34 +23,25 @@ class Watch:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._own: list[tuple[Any, Any]] = []
-        self._targets: list[tuple[Any, Any]] = []
+        self._spans: list[tuple[Any, Any]] = []
         self.forwards: list[tuple[Columns, ...]] = []
 
     def clear(self) -> None:
         """Forgets the times of a warm-up."""
-        self._own.clear()
-        self._targets.clear()
+        self._spans.clear()
         self.forwards.clear()
 
     def seconds(self) -> list[float]:
         """Returns the seconds of each forward of the mask predictor, by the device's own clock."""
-        return self._each(self._own)
-
-    def target_s(self) -> float:
-        """Returns the seconds inside causal targets."""
-        return sum(self._each(self._targets))
-
-    def _each(self, spans: list[tuple[Any, Any]]) -> list[float]:
         if self._device.type != "cuda":
-            return [end - start for start, end in spans]
+            return [end - start for start, end in self._spans]
         torch.cuda.synchronize(self._device)
-        return [start.elapsed_time(end) / 1000 for start, end in spans]
+        return [start.elapsed_time(end) / 1000 for start, end in self._spans]
 
     def follow(self, model: MaskedTransformer) -> None:
         """Times a mask predictor; the model stays the object that it is."""
-        predict = self._timed(self._own, model.predict)
-        predict_groups = self._timed(self._own, model.predict_groups)
+        predict = self._timed(model.predict)
+        predict_groups = self._timed(model.predict_groups)
 
         def timed(inputs: ForwardInputs) -> Tensor:
             self.forwards.append((_columns(inputs),))
@@ -62,17 +53,12 @@ class Watch:
 
         model.predict, model.predict_groups = timed, timed_groups
 
-    def follow_target(self, target: CausalTarget) -> CausalTarget:
-        """Times a causal target, and returns it."""
-        target.read = self._timed(self._targets, target.read)
-        return target
-
-    def _timed(self, spans: list[tuple[Any, Any]], work: Callable[P, T]) -> Callable[P, T]:
+    def _timed(self, work: Callable[P, T]) -> Callable[P, T]:
         def timed(*args: P.args, **kwargs: P.kwargs) -> T:
             if self._device.type != "cuda":
                 started = time.perf_counter()
                 done = work(*args, **kwargs)
-                spans.append((started, time.perf_counter()))
+                self._spans.append((started, time.perf_counter()))
                 return done
             # Events are of the current device, whichever works.
             with torch.cuda.device(self._device):
@@ -80,7 +66,7 @@ class Watch:
                 start.record()
                 done = work(*args, **kwargs)
                 end.record()
-            spans.append((start, end))
+            self._spans.append((start, end))
             return done
 
         return timed

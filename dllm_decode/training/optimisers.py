@@ -17,7 +17,8 @@ def make_optimisers(
         matrix_lr: Learning rate of Muon.
         other_lr: Learning rate of AdamW.
     """
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, weight in model.named_parameters():
         is_matrix = weight.ndim == 2 and ".layers." in f".{name}"
         (matrices if is_matrix else others).append(weight)
