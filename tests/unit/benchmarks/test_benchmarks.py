@@ -16,7 +16,6 @@ from benchmarks.contenders import (
 )
 from benchmarks.floor import Columns, Machine, num_flops, weight_bytes
 from benchmarks.frame import table_of
-from benchmarks.peer_process import peak_mb
 from benchmarks.setting import GEOMETRIES, Setting
 from benchmarks.watch import Watch
 from dllm_decode.models import ForwardInputs
@@ -130,9 +129,8 @@ def test_the_command_line_prints_tables_and_writes_figures(tmp_path: Path, capsy
 
 @pytest.mark.slow
 def test_a_process_of_its_own_has_memory_of_its_own() -> None:
-    held = torch.ones(2**26)
+    held = torch.ones(2**27)
     found = in_a_process_of_its_own(measure, TINY, MACHINE, CONTENDERS[0])
     if found["peak MB"] is None:
         pytest.skip("the system does not tell")
-    alone = in_a_process_of_its_own(peak_mb, torch.device("cpu"))
-    assert abs(alone - found["peak MB"]) < held.nbytes / 4e6
+    assert found["peak MB"] < held.nbytes / 1e6
