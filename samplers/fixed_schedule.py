@@ -38,8 +38,9 @@ class FixedSchedule(Sampler[ScheduleState]):
     With m masks in the block and S steps, step r = 0, 1, ... of the even schedule commits
     floor(m / S) tokens, and one more while r < m mod S: the remainder goes to the first steps.
     More steps than masks is one token a step. The last step commits all masks that are left,
-    because an earlier step may have committed less than its share. The positions committed are the first in `order`: highest confidence,
-    highest margin (most likely less second most likely), lowest entropy, or random.
+    because an earlier step may have committed less than its share. The positions committed are
+    the first in `order`: highest confidence, highest margin (most likely less second most
+    likely), lowest entropy, or random.
 
     Dream's schedule has the time grid t_k = 1 - k (1 - eps) / S, eps = 0.001. Step k commits
     floor(m (1 - t_{k+1} / t_k)) of the m positions masked by then, the last step all.

@@ -17,8 +17,8 @@ from dllm_decode.cli.models import open_model
 from dllm_decode.cli.options import given_of
 from dllm_decode.cli.plugins import parse_cache, parse_sampler
 from dllm_decode.core.model import fingerprint_of
+from dllm_decode.core.progress import ProgressBar
 from dllm_decode.engine import compatibility
-from dllm_decode.training import ProgressBar
 from dllm_decode.training.filter_examples import FilterExamples, collect_examples, join
 from dllm_decode.training.learn2pd import (
     LEAST_PROMPTS,
@@ -135,8 +135,9 @@ class FilterTraining:
         splits = split(examples, settings.seed)
         with ProgressBar(console, "training") as bar:
             network = train_filter(
-                splits.train, splits.val, settings, folder=self.work / "checkpoints", observe=bar
-            )
+                splits.train, splits.val, settings, folder=self.work / "checkpoints",
+                observe=lambda report: bar.update(report.spent, report.said()),
+            )  # fmt: skip
         thresholds = sorted({*options.threshold, *PLAIN})
         console.print(_table_of_blocks(network, splits.test, thresholds))
         save_filter(

@@ -1,7 +1,7 @@
 """Compares `decode` with the official code of a checkout that the user has, on the same weights.
 
-Every run is a process of its own (`contender.py`), theirs in the interpreter that the user names.
-Theirs and ours run in turn, and in every round again.
+Every run is a process of its own, theirs in the interpreter that the user names. Theirs and ours
+run in turn, and in every round again.
 """
 
 import json
@@ -27,26 +27,17 @@ PEERS = {
         "generate_with_prefix_cache": "PrefixCache(), NoVerifier()",
         "generate_with_dual_cache": "DualCache(), NoVerifier()",
     },
-    "freedave": {
-        "prefix": "PrefixCache(), NoVerifier()",
-        "dual": "DualCache(), NoVerifier()",
-        "prefix 4": 'PrefixCache(), SelfVerify(4, "tree")',
-        "dual 4": 'DualCache(), SelfVerify(4, "tree")',
-    },
 }
-"""By peer and by its mode our cache and verifier of the same rule; a number counts drafts."""
-_FOLDERS = {
-    "fast-dllm": ("generate.py", (".", "llada", "v1/llada")),
-    "freedave": ("generation/core.py", (".",)),
-}
-_ROOT = Path(__file__).parents[2]
+"""By peer and by its mode our cache and verifier of the same rule."""
+_FOLDERS = {"fast-dllm": ("generate.py", (".", "llada", "v1/llada"))}
+_ROOT = Path(__file__).parents[1]
 
 
-def find_checkouts(texts: Sequence[str], setting: Setting) -> dict[str, Path]:
+def find_checkouts(texts: Sequence[str]) -> dict[str, Path]:
     """Reads "fast-dllm=PATH" and the like; returns the folder that holds each peer's modules.
 
     Raises:
-        ValueError: If a peer is not known, its code is not there, or it cannot decode the setting.
+        ValueError: If a peer is not known, or its code is not there.
     """
     found = {}
     for text in texts:
@@ -58,11 +49,6 @@ def find_checkouts(texts: Sequence[str], setting: Setting) -> dict[str, Path]:
         if not places:
             raise ValueError(f"A checkout of {name} must have a file {file}, got {path!r}.")
         found[name] = places[0].resolve()
-    if "freedave" in found and setting.steps_per_block != setting.block_length:
-        raise ValueError(
-            "freedave commits one token a step: --steps-per-block must be --block-length "
-            f"{setting.block_length}, got {setting.steps_per_block}."
-        )
     return found
 
 
@@ -101,7 +87,7 @@ def _export(setting: Setting, folder: Path) -> int:
 def _run(job: Mapping[str, Any], python: str, folder: Path) -> Row:
     """Runs a contender once; `load` is the machine's of the last minute, from just before."""
     load = os.getloadavg()[0]
-    script, given, result = Path(__file__).with_name("contender.py"), "job.json", "result.json"
+    script, given, result = Path(__file__).with_name("peer_process.py"), "job.json", "result.json"
     (folder / given).write_text(json.dumps(job))
     command = [python, str(script), str(folder / given), str(folder / result)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

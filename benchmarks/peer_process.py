@@ -1,6 +1,6 @@
 """Times one contender in a process and an interpreter of its own; `benchmarks.peers` starts it.
 
-`python contender.py JOB RESULT` reads a JSON file and writes another one. Only torch is imported
+`python peer_process.py JOB RESULT` reads a JSON file and writes another one. Only torch is imported
 before the contender's checkout is the first folder of the path: another interpreter need not have
 this package, and modules of the two have no chance to be mixed up. Official functions are called
 as their authors call them, one row at a time, greedily, and without an early stop.
@@ -30,7 +30,7 @@ def dllm_decode(job: Job) -> Decode:
     from dllm_decode.models import load_model
 
     model, _ = load_model(job["model"], device=job["device"], tokenizer="optional")
-    cache, verifier = parse_pair(job["mode"], lambda: None)
+    cache, verifier = parse_pair(job["mode"])
 
     def run(steps_per_block: int) -> tuple[list[list[int]], int]:
         setting = Setting(**{**job["setting"], "steps_per_block": steps_per_block})
@@ -41,63 +41,34 @@ def dllm_decode(job: Job) -> Decode:
 
 
 def fast_dllm(job: Job) -> Decode:
-    """Returns the function of Fast-dLLM's `generate.py` that `mode` names."""
+    """Returns the function of Fast-dLLM's `generate.py` that `mode` names, row by row."""
     import generate
     from model.modeling_llada import LLaDAModelLM
 
     decode = vars(generate)[job["mode"]]
-
-    def answer(model: Any, prompt: Any, steps_per_block: int) -> Any:
-        steps = steps_per_block * job["gen_length"] // job["block_length"]
-        return decode(
-            model, prompt, steps=steps, gen_length=job["gen_length"],
-            block_length=job["block_length"], temperature=0.0, mask_id=job["mask_id"],
-        )[0]  # fmt: skip
-
-    return _one_by_one(LLaDAModelLM, answer, job)
-
-
-def freedave(job: Job) -> Decode:
-    """Returns FreeDave's decoding with the cache that `mode` names, and with drafts if it does."""
-    from generation import DLMGeneration
-    from modeling.llada import LLaDAModelLM
-
-    generation = DLMGeneration(
-        sdpa_additive_attention_mask=True, device=torch.device(job["device"])
-    )
-    cache, _, num_drafts = job["mode"].partition(" ")
-    decode, drafts = generation.block_decode_with_full_attention, {}
-    if num_drafts:
-        decode = generation.block_decode_with_full_attention_FreeDave
-        drafts = {"draft_steps": int(num_drafts), "draft_mode": "tree_attention"}
-
-    def answer(model: Any, prompt: Any, steps_per_block: int) -> Any:
-        return decode(
-            model=model, input_ids=prompt, attention_mask=torch.ones_like(prompt),
-            block_length=job["block_length"], max_gen_length=job["gen_length"],
-            decoding_steps=steps_per_block * job["gen_length"] // job["block_length"],
-            use_cache=True, dual_cache=cache == "dual", mask_token_id=job["mask_id"], **drafts,
-        ).sequences  # fmt: skip
-
-    return _one_by_one(LLaDAModelLM, answer, job)
-
-
-def _one_by_one(kind: Any, answer: Callable[..., Any], job: Job) -> Decode:
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(job["dtype"], torch.float32)
-    model = kind.from_pretrained(job["model"], torch_dtype=dtype).to(job["device"]).eval()
+    model = LLaDAModelLM.from_pretrained(job["model"], torch_dtype=dtype)
+    model = model.to(job["device"]).eval()
     forwards: list[None] = []
     model.register_forward_hook(lambda *_: forwards.append(None))
 
     def run(steps_per_block: int) -> tuple[list[list[int]], int]:
         forwards.clear()
-        rows = [torch.tensor([prompt], device=job["device"]) for prompt in job["prompts"]]
-        answers = [answer(model, row, steps_per_block)[0, row.shape[1] :] for row in rows]
-        return [tokens.tolist() for tokens in answers], len(forwards)
+        steps = steps_per_block * job["gen_length"] // job["block_length"]
+        answers = []
+        for prompt in job["prompts"]:
+            tokens = decode(
+                model, torch.tensor([prompt], device=job["device"]), steps=steps,
+                gen_length=job["gen_length"], block_length=job["block_length"], temperature=0.0,
+                mask_id=job["mask_id"],
+            )[0]  # fmt: skip
+            answers.append(tokens[0, len(prompt) :].tolist())
+        return answers, len(forwards)
 
     return run
 
 
-CONTENDERS = {"dllm-decode": dllm_decode, "fast-dllm": fast_dllm, "freedave": freedave}
+CONTENDERS = {"dllm-decode": dllm_decode, "fast-dllm": fast_dllm}
 """By the name of each contender the function that imports its code and loads the model."""
 
 
@@ -108,19 +79,22 @@ def main(job_file: str, result_file: str) -> None:
     torch.set_num_threads(job["num_threads"])
     run, is_cuda = CONTENDERS[job["contender"]](job), torch.device(job["device"]).type == "cuda"
     for _ in range(3 if is_cuda else 1):
-        # On a GPU the whole decode, because graphs are captured for its shapes.
+        # On a GPU the whole decode, whose shapes choose kernels.
         run(job["steps_per_block"] if is_cuda else min(2, job["steps_per_block"]))
     started = time.perf_counter()
     tokens, forwards = run(job["steps_per_block"])
     result = {
         "wall_s": time.perf_counter() - started, "tokens": tokens, "forwards": forwards,
-        "peak_mb": torch.cuda.max_memory_allocated() / 1e6 if is_cuda else _peak_mb(),
+        "peak_mb": peak_mb(torch.device(job["device"])),
         "versions": f"torch {torch.__version__}, transformers {version('transformers')}",
     }  # fmt: skip
     Path(result_file).write_text(json.dumps(result))
 
 
-def _peak_mb() -> float | None:
+def peak_mb(device: torch.device) -> float | None:
+    """Returns the most memory that the process has held, libraries included; on CUDA torch's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated() / 1e6
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.is_file() else []
     peaks = [int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM")]
