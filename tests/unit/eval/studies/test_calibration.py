@@ -89,7 +89,7 @@ def test_prompts_of_the_training_and_settings_that_were_decoded_before_are_told(
         ("lists/copy?n=4&limit=1",
          ["--gen-length", "8", "--block-length", "8", "--cache", "DualCache()"],
          "the task is lists/copy?n=4, the card's is word_problems; "
-         "cache is DualCache(refresh_every=0, before=0, after=0, entry='sampler'), "
+         "cache is DualCache(refresh_every=0, before=0, after=0), "
          "the card's is NoCache(); "
          "gen_length is 8, the card's is 64; block_length is 8, the card's is 32"),
         ("word_problems?split=val&limit=12", [], "the prompts are those of the calibration"),
