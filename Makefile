@@ -49,7 +49,7 @@ test-all: $(READY)  ## the slow tests too, all with types checked
 	$(PY) -m pytest -n 2 $(TYPED) -m "not gpu"
 
 test-gpu: $(READY)  ## the tests that need a GPU; VENV=none for a preinstalled environment
-	$(PY) -m pytest -m gpu -rs
+	$(PY) -m pytest -m gpu -rs -p no:benchmark
 
 gpu-day: $(BASE)  ## measure on a GPU, part by part, into results/gpu
 	$(PY) -m benchmarks gpu

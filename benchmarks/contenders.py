@@ -12,10 +12,11 @@ from torch import Tensor
 import dllm_decode
 from benchmarks.floor import Machine
 from benchmarks.frame import Row
+from benchmarks.peer_process import peak_mb
 from benchmarks.plain_loop import run_loop
 from benchmarks.setting import Setting
-from benchmarks.watch import Watch, watch_memory
-from dllm_decode import CachePolicy, CausalTarget, DecodeOutput, Verifier, decode
+from benchmarks.watch import Watch
+from dllm_decode import CachePolicy, DecodeOutput, Verifier, decode
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.models import MaskedTransformer
 from samplers import FixedSchedule
@@ -33,11 +34,8 @@ CONTENDERS = (
     "DualCache(), SelfVerify(4)",
     "DualCache(), SelfVerify(8)",
     'DualCache(), SelfVerify(4, "tree")',
-    "FreeCache(), ARVerify(target())",
-    "FreeCache(), Guided(target())",
 )
 """Cache and verifier of each row of the table."""
-_MOST_WARM_UPS = 8
 
 
 class Ran(NamedTuple):
@@ -52,47 +50,36 @@ class Ran(NamedTuple):
 Work = Callable[[MaskedTransformer, Setting], Ran]
 
 
-class MeasuredContender(NamedTuple):
-    """The answers of a contender, and its row of the table."""
-
-    tokens: list[list[int]]
-    row: Row
-
-
 def in_a_process_of_its_own(work: Callable[..., Any], *arguments: object) -> Any:
     """Calls a module-level function in a fresh process, so that its memory is its own."""
     # Imports are done once, in a server that computes nothing, and inherited by each process.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.contenders", "benchmarks.growth"])
+    context.set_forkserver_preload(["benchmarks.contenders"])
     with context.Pool(1) as pool:
         return pool.apply(work, arguments)
 
 
-def measure(setting: Setting, machine: Machine, name: str) -> MeasuredContender:
-    """Runs one contender on a warm model of its own: `REFERENCE`, or a cache and a verifier."""
+def measure(setting: Setting, machine: Machine, name: str) -> Row:
+    """Runs one contender on a warm model of its own: `REFERENCE`, or a cache and a verifier.
+
+    The row's `tokens` are the answers.
+    """
     torch.set_num_threads(setting.num_threads)
-    # Libraries load their own code and buffers before memory is watched.
-    tiny = replace(setting, geometry="tiny", prompt_length=8)
-    work_of(name, tiny.target)(tiny.model(), tiny)
     watch = Watch(torch.device(setting.device))
-    work, model = work_of(name, lambda: watch.follow_target(setting.target())), setting.model()
+    work, model = work_of(name), setting.model()
     watch.follow(model)
-    extra_bytes = watch_memory(model.device)
     warm_up(model, setting, work)
     watch.clear()
-    captured = num_graphs(model)
     ran = work(model, setting)
-    assert num_graphs(model) == captured, "a graph was captured while time was taken"
-    watch.extra_bytes = extra_bytes()
     row = {"contender": name.removesuffix(", NoVerifier()"), "s": ran.wall_s}
-    return MeasuredContender(ran.tokens, row | costs_of(ran, model, setting, machine, watch))
+    return row | costs_of(ran, model, setting, machine, watch) | {"tokens": ran.tokens}
 
 
-def work_of(name: str, target: Callable[[], CausalTarget]) -> Work:
-    """Returns the function that decodes; `target()` is a causal target."""
+def work_of(name: str) -> Work:
+    """Returns the function that decodes."""
     if name == REFERENCE:
         return run_reference
-    cache, verifier = parse_pair(name, target)
+    cache, verifier = parse_pair(name)
 
     def work(model: MaskedTransformer, setting: Setting) -> Ran:
         out = decode_setting(model, setting, cache=cache, verifier=verifier)
@@ -101,10 +88,10 @@ def work_of(name: str, target: Callable[[], CausalTarget]) -> Work:
     return work
 
 
-def parse_pair(text: str, target: Callable[[], CausalTarget]) -> tuple[CachePolicy, Verifier]:
-    """Reads "DualCache(), SelfVerify(4)"; `target()` is a causal target."""
+def parse_pair(text: str) -> tuple[CachePolicy, Verifier]:
+    """Reads "DualCache(), SelfVerify(4)"."""
     named = {name: getattr(dllm_decode, name) for name in dllm_decode.__all__}
-    named |= {"pair": lambda cache, verifier: (cache, verifier), "target": target}
+    named["pair"] = lambda cache, verifier: (cache, verifier)
     cache, verifier = parse_expression(f"pair({text})", named)
     return cache, verifier
 
@@ -130,39 +117,22 @@ def run_reference(model: MaskedTransformer, setting: Setting) -> Ran:
     return Ran([answer.tokens for answer in answers], forwards, columns, wall_s)
 
 
-def decode_setting(
-    model: MaskedTransformer, setting: Setting, *, is_ragged: bool = False, **plugins: Any
-) -> DecodeOutput:
-    """Decodes the prompts of a setting, to their full length; ragged prompts differ in length."""
-    prompts = setting.prompts()
-    if is_ragged:
-        prompts = [prompt[row % 8 :] for row, prompt in enumerate(prompts)]
+def decode_setting(model: MaskedTransformer, setting: Setting, **plugins: Any) -> DecodeOutput:
+    """Decodes the prompts of a setting, to their full length."""
     return decode(
-        model, prompts, FixedSchedule(setting.steps_per_block), gen_length=setting.gen_length,
-        block_length=setting.block_length, stop_at_eos=False, **plugins,
+        model, setting.prompts(), FixedSchedule(setting.steps_per_block),
+        gen_length=setting.gen_length, block_length=setting.block_length, stop_at_eos=False,
+        **plugins,
     )  # fmt: skip
 
 
-def warm_up(model: MaskedTransformer, setting: Setting, work: Work) -> None:
-    """Warms up: runs a shortened decode without graphs, else decodes until no graph is added."""
-    if model.device.type != "cuda":
-        work(model, replace(setting, steps_per_block=min(2, setting.steps_per_block)))
-        return
-    captured = -1
-    for _ in range(_MOST_WARM_UPS):
-        if num_graphs(model) == captured:
-            return
-        captured = num_graphs(model)
+def warm_up(model: MaskedTransformer, setting: Setting, work: Callable[..., object]) -> None:
+    """Decodes in full twice on a GPU, or if forwards are compiled; otherwise once in short."""
+    if model.device.type == "cuda" or model.compiled:
         work(model, setting)
-    raise RuntimeError(
-        f"Every decode must replay the graphs of the one before after {_MOST_WARM_UPS} of them, "
-        f"got {num_graphs(model)} graphs and still more."
-    )
-
-
-def num_graphs(model: MaskedTransformer) -> int:
-    """Counts the graphs that a model has captured."""
-    return model._runner.num_graphs
+        work(model, setting)
+    else:
+        work(model, replace(setting, steps_per_block=min(2, setting.steps_per_block)))
 
 
 def costs_of(
@@ -172,17 +142,12 @@ def costs_of(
     is_complete = len(watch.forwards) == ran.forwards
     model_s = sum(watch.seconds()) if is_complete else None
     floor_s = sum(machine.seconds(setting, *groups) for groups in watch.forwards)
-    weights = sum(parameter.nbytes for parameter in model.parameters())
-    logits = setting.batch_size * setting.block_length * model.vocab_size * model.dtype.itemsize
-    peak = None if watch.extra_bytes is None else weights + watch.extra_bytes
-    least = weights + watch.cache_bytes + logits
     return {
         "ms a token": 1000 * ran.wall_s / sum(map(len, ran.tokens)),
         "forwards": ran.forwards,
         "columns": ran.columns,
         "ms a call": model_s and 1000 * model_s / ran.forwards,
         "times floor": model_s and model_s / floor_s,
-        "not in models": model_s and 1 - (model_s + watch.target_s()) / ran.wall_s,
-        "peak MB": peak and peak / 1e6,
-        "times least": peak and peak / least,
+        "not in models": model_s and 1 - model_s / ran.wall_s,
+        "peak MB": peak_mb(model.device),
     }

@@ -1,41 +1,30 @@
-"""A block step of a mixture of experts and its own floor: python -m benchmarks.experts.
+"""A block step of a mixture of experts and its own floor.
 
 Times the block step of a random mixture of LLaDA2.0-mini's proportions with `DualCache`, and
 compares it with the least that it can take: weights are read once, and experts without a token not
 at all.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
+import torch
+
 from benchmarks.contenders import decode_setting
-from benchmarks.floor import Machine, measure_machine
-from benchmarks.frame import Row, read_options, report
-from benchmarks.setting import Setting, new_mixture
+from benchmarks.floor import Machine
+from benchmarks.frame import Row
+from benchmarks.setting import Setting
 from benchmarks.watch import Watch
 from dllm_decode import DualCache
-from dllm_decode.launch import run_main
-from dllm_decode.models import MaskedTransformer, NetworkConfig
+from dllm_decode.models import MaskedTransformer, NetworkConfig, Transformer
 from dllm_decode.models.network.config import MoEConfig
 from dllm_decode.models.network.moe import Experts
 
 BLOCK_LENGTH = 32
-OPTIONS = {
-    "share": (4, "divides all widths, a power of two up to 16; 1: LLaDA2.0-mini's own"),
-    "num_layers": (6, "decoder blocks, the first without experts; LLaDA2.0-mini has 20"),
-    "num_experts": (256, "routed experts of a layer"),
-    "batch_sizes": ([1, 4], "rows"),
-    "prompt_length": (256, "tokens"),
-    "steps": (16, "forwards a block"),
-    "dtype": ("bfloat16", "of the weights"),
-    "device": ("cpu", "cpu, cuda, ..."),
-    "threads": (2, "of torch, on the CPU"),
-}
 
 
-def config_of(share: int, num_layers: int, num_experts: int) -> NetworkConfig:
+def config_of(share: int = 4, num_layers: int = 6, num_experts: int = 256) -> NetworkConfig:
     """Returns LLaDA2.0-mini's network, with all widths and the vocabulary divided by `share`."""
     return NetworkConfig(
         vocab_size=157_184 // share, hidden_size=2048 // share, num_layers=num_layers,
@@ -49,6 +38,29 @@ def config_of(share: int, num_layers: int, num_experts: int) -> NetworkConfig:
             mixes_in_float32=True,
         ),
     )  # fmt: skip
+
+
+def new_mixture(config: NetworkConfig, setting: Setting) -> MaskedTransformer:
+    """Builds a block-causal model with experts and random weights.
+
+    Masks, which are one token, share more experts than words do. Compare with a trained model by
+    the share of active experts.
+    """
+    with torch.device("meta"):
+        transformer = Transformer(config)
+    transformer.to(setting.torch_dtype).to_empty(device=setting.device)
+    generator = torch.Generator(setting.device).manual_seed(0)
+    with torch.no_grad():
+        for name, part in transformer.named_parameters():
+            if part.ndim > 1:
+                part.normal_(std=part.shape[-1] ** -0.5, generator=generator)
+            else:
+                part.fill_(0.0 if name.endswith("selection_bias") else 1.0)
+    model = MaskedTransformer(
+        transformer, name="random experts", mask_id=config.vocab_size - 1,
+        eos_ids=(config.vocab_size - 2,), causal_block_length=BLOCK_LENGTH,
+    )  # fmt: skip
+    return model.eval().requires_grad_(False)
 
 
 def stacks_of(model: MaskedTransformer) -> list[Experts]:
@@ -83,9 +95,7 @@ def count_active(model: MaskedTransformer) -> list[int]:
 
 def measure(config: NetworkConfig, setting: Setting, machine: Machine) -> Row:
     """Decodes the same twice: counting experts, then taking time; medians of the block steps."""
-    counted, model = (
-        new_mixture(config, setting, causal_block_length=BLOCK_LENGTH) for _ in range(2)
-    )
+    counted, model = (new_mixture(config, setting) for _ in range(2))
     active, watch = count_active(counted), Watch(model.device)
     decode_setting(counted, setting, cache=DualCache())
     decode_setting(model, replace(setting, gen_length=BLOCK_LENGTH), cache=DualCache())
@@ -101,38 +111,20 @@ def measure(config: NetworkConfig, setting: Setting, machine: Machine) -> Row:
     num_experts = num_stacks * stacks_of(model)[0].config.num_experts
     seconds = watch.seconds()
     step_s, num_active = median(seconds[step] for step in steps), median(by_step)
-    floor_s, full_floor_s = (
-        (always + count * of_an_expert) / machine.bytes_per_s for count in (num_active, num_experts)
-    )
+    floor_s = (always + num_active * of_an_expert) / machine.bytes_per_s
     return {
         "rows": setting.batch_size,
         "ms": 1000 * step_s,
         "times floor": step_s / floor_s,
-        "times floor of all experts": step_s / full_floor_s,
         "active experts": num_active / num_experts,
     }
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Runs the command line."""
-    options = read_options("benchmarks.experts", __doc__ or "", OPTIONS, words)
-    config = config_of(options.share, options.num_layers, options.num_experts)
-    # The geometry gives prompts their vocabulary alone, which every share has.
-    setting = Setting(
-        "small", prompt_length=options.prompt_length,
-        gen_length=2 * BLOCK_LENGTH, block_length=BLOCK_LENGTH, steps_per_block=options.steps,
-        dtype=options.dtype, device=options.device, num_threads=options.threads,
-    )  # fmt: skip
-    machine = measure_machine(setting)
-    rows = [
-        measure(config, replace(setting, batch_size=size), machine) for size in options.batch_sizes
-    ]
-    title = (
-        f"Block step of {BLOCK_LENGTH}, {config.num_layers} layers x {config.hidden_size}, "
-        f"{options.num_experts} experts, 8 a token; {machine.bytes_per_s / 1e9:.1f} GB/s"
+def expert_rows(config: NetworkConfig, setting: Setting, machine: Machine) -> list[Row]:
+    """Returns a row for each number of rows, with the device and dtype of a setting."""
+    torch.set_num_threads(setting.num_threads)
+    # The geometry gives prompts their vocabulary alone, which every mixture has.
+    setting = replace(
+        setting, geometry="small", gen_length=2 * BLOCK_LENGTH, block_length=BLOCK_LENGTH
     )
-    report(title, rows, options)
-
-
-if __name__ == "__main__":
-    run_main(main)
+    return [measure(config, replace(setting, batch_size=size), machine) for size in (1, 4)]

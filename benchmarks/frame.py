@@ -1,8 +1,6 @@
 """Parts of every benchmark: options, times, and one table of rows, in Markdown and as JSON."""
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,9 +8,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 import torch
-from rich.console import Console
 
-from eval.grid import show_grid
 from eval.metrics.statistics import Estimate
 from eval.runs.provenance import device_name, now
 
@@ -23,38 +19,16 @@ Known: TypeAlias = Mapping[str, tuple[Any, str]]
 """By name the default and the help of each option."""
 
 
-def read_options(
-    name: str, about: str, known: Known, words: Sequence[str] | None = None, *, folder: str = ""
-) -> Any:
-    """Reads the command line of a benchmark, as `make_parser` builds it.
-
-    Args:
-        name: The benchmark's words after `python -m`.
-        about: Docstring of its module.
-        known: Its options.
-        words: The words that the user gave; `None`: those of this process.
-        folder: Help of a folder, `out`, that must be given; otherwise `--json` names a file.
-    """
-    parser = make_parser(name, about, known, folder)
-    options = parser.parse_args(words)
-    options.command = " ".join([parser.prog, *(sys.argv[1:] if words is None else words)])
-    return options
-
-
-def make_parser(name: str, about: str, known: Known, folder: str = "") -> argparse.ArgumentParser:
+def make_parser(name: str, about: str, known: Known) -> argparse.ArgumentParser:
     """Builds a command line; the default of an option says what it takes.
 
     A list takes several values, an empty one a text each time that the option is given, a tuple
     several of its items (default: all), a mapping one of its keys (default: the first), a type a
-    value that need not be given, `False` none.
+    value that need not be given, `False` none. `--json` names a file for the figures.
     """
-    usage = f"%(prog)s {'out ' if folder else ''}[options]"
-    parser = argparse.ArgumentParser(f"python -m {name}", usage=usage, description=about)
+    parser = argparse.ArgumentParser(f"python -m {name}", description=about)
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    if folder:
-        parser.add_argument("out", type=Path, help=folder)
-    else:
-        known = {**known, "json": (Path, "also write the figures to this file")}
+    known = {**known, "json": (Path, "also write the figures to this file")}
     for option, (default, text) in known.items():
         taken: dict[str, Any] = {"type": type(default), "default": default}
         if isinstance(default, bool):
@@ -72,33 +46,10 @@ def make_parser(name: str, about: str, known: Known, folder: str = "") -> argpar
     return parser
 
 
-def report(title: str, rows: Sequence[Row], options: Any) -> None:
-    """Prints the rows; writes them to `options.json` too, if it is given."""
-    print(f"{title}\n")
-    show(rows)
-    if options.json:
-        record = {**origin(options.command, "cpu"), "title": title, "rows": list(rows)}
-        options.json.write_text(json.dumps(record, indent=1, default=str) + "\n")
-
-
-def show(rows: Sequence[Row]) -> None:
-    """Prints rows, in Markdown unless on a terminal."""
-    console = Console(highlight=False)
-    if console.is_terminal:
-        show_grid(console, grid_of(rows))
-    else:
-        print(table_of(rows), flush=True)
-
-
-def grid_of(rows: Sequence[Row]) -> list[list[str]]:
-    """Returns the names of the columns, then the cells; a cell that a row lacks is a dash."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    return [columns, *([cell(row.get(column)) for column in columns] for row in rows)]
-
-
 def table_of(rows: Sequence[Row]) -> str:
-    """Lays out rows in Markdown."""
-    lines = grid_of(rows)
+    """Lays out rows in Markdown; a cell that a row lacks is a dash."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = [columns, *([cell(row.get(column)) for column in columns] for row in rows)]
     widths = [max(map(len, found)) for found in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
     return "".join("| " + " | ".join(map(str.ljust, line, widths)) + " |\n" for line in lines)

@@ -1,101 +1,173 @@
-"""A day on a GPU: parts of at most eight minutes, in the order in which their findings are needed.
+"""A day on a GPU: eager and compiled forwards, at 1 and 8 rows; runs on a CPU too.
 
-Each part is a process of its own and leaves FOLDER/PART.json; parts that are there are not run
-again. Without --parts all run, and a part that fails does not keep the others from running.
+Each part is a process of its own, takes a few minutes and leaves FOLDER/PART.json; parts that are
+there are not run again. Without --parts all run, and a part that fails does not keep the others
+from running.
 """
 
-import argparse
 import json
+import multiprocessing
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
+from benchmarks.contenders import CONTENDERS, decode_setting, measure, parse_pair
+from benchmarks.floor import measure_machine
 from benchmarks.frame import Row, make_parser, origin, table_of
-from benchmarks.gpu_parts import PARTS
-from benchmarks.setting import GEOMETRIES, Setting
-from eval.files import write_json
+from benchmarks.setting import DEVICE, GEOMETRIES, Setting
+from benchmarks.step import step_rows
+from dllm_decode.cli.files import write_json
+from dllm_decode.core.model import ForwardInputs
+from dllm_decode.models import MaskedTransformer
 
+Rows: TypeAlias = list[Row]
 LIMIT_S = 480
+WAYS = {"eager": False, "compiled": True}
+ROOT = Path(__file__).parents[1]
+
+
+def correctness(setting: Setting) -> Rows:
+    """Float32 tokens and logits compared with the CPU's, eager, with the same weights."""
+    setting = replace(setting, geometry="small", batch_size=4, gen_length=64, steps_per_block=8)
+    model = replace(setting, device="cpu", dtype="float32").model()
+    names = (*CONTENDERS[:5], "DualCache(), SelfVerify(4)")
+    expected = {name: _answers(model, setting, name) for name in names}
+    exact = _logits(model)
+    model, rows = model.to(setting.device), []
+    for way, model.compiled in WAYS.items():
+        for name, tokens in expected.items():
+            rows.append(_agreement(way, f"tokens, {name}", _answers(model, setting, name), tokens))
+        found = _logits(model)
+        error = float((found - exact).abs().max())
+        rows.append(_agreement(way, "argmax", found.argmax(-1), exact.argmax(-1)))
+        rows[-1]["largest error"] = error
+    model.to(torch.bfloat16)
+    for way, model.compiled in WAYS.items():
+        rows.append(_agreement(way, "bfloat16 argmax", _logits(model).argmax(-1), exact.argmax(-1)))
+    return rows
+
+
+def _agreement(way: str, what: str, found: Tensor, expected: Tensor) -> Row:
+    same = int((found == expected).sum())
+    return {"forwards": way, "what": what, "same": same, "of": expected.numel()}
+
+
+def _answers(model: MaskedTransformer, setting: Setting, name: str) -> Tensor:
+    cache, verifier = parse_pair(name)
+    return decode_setting(model, setting, cache=cache, verifier=verifier).tokens.cpu()
+
+
+def _logits(model: MaskedTransformer) -> Tensor:
+    tokens = torch.randint(
+        model.vocab_size - 2, (4, 256), generator=torch.Generator().manual_seed(0)
+    )
+    tokens = tokens.to(model.device)
+    columns = torch.arange(tokens.shape[1], device=model.device).expand_as(tokens)
+    return model.predict(ForwardInputs(tokens, columns, columns)).float().cpu()
+
+
+def tests(setting: Setting) -> Rows:
+    """The tests that need a GPU."""
+    # A plug-in that warns when it is not used; warnings are errors in the tests.
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]
+    command += ["-p", "no:benchmark", "-m", "gpu"]
+    if torch.device(setting.device).type != "cuda":
+        command += ["--collect-only", "tests/unit/dllm_decode/models/loading"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    last = done.stdout.splitlines()[-20:]
+    return [{"exit status": done.returncode, "says": line} for line in last]
+
+
+def step(setting: Setting) -> Rows:
+    """Where the time of a step goes, at one and eight rows."""
+    return [
+        {"rows": num_rows, "forwards": way, **row}
+        for num_rows, (way, compiled) in product((1, 8), WAYS.items())
+        for row in step_rows(replace(setting, batch_size=num_rows, compiled=compiled))
+    ]
+
+
+def one_row(setting: Setting) -> Rows:
+    """The table of contenders, at one row."""
+    machine, rows = measure_machine(setting), []
+    for (way, compiled), index in product(WAYS.items(), (0, 2, 7)):
+        row = measure(replace(setting, compiled=compiled), machine, CONTENDERS[index])
+        rows.append({"forwards of": way, **row, "tokens": row["tokens"][0][:8]})
+    return rows
+
+
+def eight_rows(setting: Setting) -> Rows:
+    """The table of contenders, at eight rows."""
+    return one_row(replace(setting, batch_size=8))
+
+
+PARTS: Mapping[str, Callable[[Setting], Rows]] = {
+    part.__name__.replace("_", "-"): part
+    for part in (correctness, tests, step, one_row, eight_rows)
+}
+"""In the order in which their findings are needed."""
 OPTIONS = {
     "parts": (tuple(PARTS), "parts to run"),
     "folder": (Path("results/gpu"), "where the figures are kept"),
-    "device": ("cpu", "where the model runs; a GPU if there is one"),
-    "geometry": (GEOMETRIES, "sizes of the model"),
+    "device": (DEVICE, "where the model runs"),
+    "geometry": ({"llada-8b": None, **GEOMETRIES}, "sizes of the model"),
     "quick": (False, "a small model and short answers"),
     "again": (False, "run parts that are there already"),
-    "here": (str, argparse.SUPPRESS),
 }
 
 
 def main(words: list[str]) -> None:
     """Runs the command line."""
-    parser = make_parser("benchmarks gpu", __doc__ or "", OPTIONS)
-    has_cuda = torch.cuda.is_available()
-    parser.set_defaults(device="cuda" if has_cuda else "cpu", geometry="llada-8b")
-    options = parser.parse_args(words)
+    options = make_parser("benchmarks gpu", __doc__ or "", OPTIONS).parse_args(words)
+    setting = Setting(options.geometry, device=options.device)
+    if options.quick:
+        setting = replace(
+            setting, geometry="tiny", prompt_length=24, gen_length=16, block_length=8,
+            steps_per_block=4, dtype="float32", num_threads=1,
+        )  # fmt: skip
     options.folder.mkdir(parents=True, exist_ok=True)
-    if options.here is not None:
-        _run_here(options.here, _setting(options), options.folder)
-        return
-    failed = [part for part in options.parts if not _run(part, options, words)]
+    failed = []
+    for part in options.parts:
+        path = options.folder / f"{part}.json"
+        if options.again or not path.is_file():
+            path.unlink(missing_ok=True)
+            run(part, setting, path)
+        if path.is_file():
+            found = json.loads(path.read_text())
+            print(f"\n{part}: {found['about']} ({found['hardware']})\n\n{table_of(found['rows'])}")
+        else:
+            failed.append(part)
     if failed:
         sys.exit(f"These parts must be run again: {', '.join(failed)}.")
 
 
-def _setting(options: Any) -> Setting:
-    setting = Setting(options.geometry, device=options.device)
-    if not options.quick:
-        return setting
-    return replace(
-        setting, geometry="tiny", prompt_length=24, gen_length=16, block_length=8,
-        steps_per_block=4, dtype="float32", num_threads=1,
-    )  # fmt: skip
-
-
-def _run(part: str, options: Any, words: list[str]) -> bool:
-    """Runs a part in a process of its own, unless its figures are there; says whether they are."""
-    path = options.folder / f"{part}.json"
-    if options.again:
-        path.unlink(missing_ok=True)
-    if not path.is_file():
-        command = [sys.executable, "-m", "benchmarks", "gpu", *words, "--here", part]
-        try:
-            done = subprocess.run(command, timeout=LIMIT_S, check=False)
-        except subprocess.TimeoutExpired:
+def run(part: str, setting: Setting, path: Path) -> None:
+    """Runs a part in a process of its own, and writes its figures if it has not failed."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        given = (part, setting, path)
+        waited = pool.apply_async(measure_part, given, error_callback=traceback.print_exception)
+        waited.wait(LIMIT_S)
+        if not waited.ready():
             print(f"{part} took longer than {LIMIT_S} s, and was ended.")
-            return False
-        if done.returncode or not path.is_file():
-            print(f"{part} failed with exit status {done.returncode}.")
-            return False
-    show(json.loads(path.read_text()))
-    return True
 
 
-def _run_here(part: str, setting: Setting, folder: Path) -> None:
+def measure_part(part: str, setting: Setting, path: Path) -> None:
+    """Writes the figures of a part: whole or not at all, because a file that is there is done."""
     torch.set_num_threads(setting.num_threads)
     started = time.perf_counter()
-    rows, text = PARTS[part](setting)
+    rows = PARTS[part](setting)
     record = {
         **origin(f"python -m benchmarks gpu --parts {part}", setting.device, setting.num_threads),
-        "part": part,
-        "about": PARTS[part].__doc__,
-        "seconds": time.perf_counter() - started,
-        "setting": asdict(setting),
-        "rows": rows,
-        "text": text,
-    }
-    # Whole or not at all, because a file that is there counts as done.
-    write_json(folder / f"{part}.json", record)
-
-
-def show(record: Row) -> None:
-    """Prints the rows of a part as a table, and its text."""
-    about = str(record["about"]).splitlines()[0]
-    print(f"\n{record['part']}: {about} ({record['hardware']})\n\n{table_of(record['rows'])}")
-    if record["text"]:
-        print(record["text"])
+        "about": str(PARTS[part].__doc__), "seconds": time.perf_counter() - started,
+        "setting": asdict(setting), "rows": rows,
+    }  # fmt: skip
+    write_json(path, record)

@@ -1,35 +1,28 @@
-"""Where the time of a step goes: python -m benchmarks.step.
+"""Where the time of a step goes.
 
 Profiles the steps of a block after its first one, and sorts the operations: matrix products,
 attention and the rest of the model; statistics and decision of the sampler; the rest of the loop.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
+import torch
+from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.contenders import decode_setting
-from benchmarks.floor import Columns, measure_machine, weight_bytes
-from benchmarks.frame import Row, read_options, report
+from benchmarks.contenders import decode_setting, warm_up
+from benchmarks.frame import Row
 from benchmarks.setting import Setting
-from dllm_decode.caches import CachePolicy
+from dllm_decode import CachePolicy, DualCache, NoCache
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.engine.decide import decide
-from dllm_decode.launch import run_main
 from dllm_decode.models import MaskedTransformer
-from eval.runs.plugins import parse_cache
 
-OPTIONS = {
-    "geometry": ("8x512", "sizes of the model"),
-    "cache": (["NoCache()", "DualCache()"], "caches"),
-    "batch_size": (1, "rows"),
-    "num_threads": (2, "of torch"),
-}
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear_pointwise")
 MODEL, SAMPLER = "dllm_decode: model", "dllm_decode: sampler"
 
@@ -37,8 +30,9 @@ MODEL, SAMPLER = "dllm_decode: model", "dllm_decode: sampler"
 class Steps:
     """An observer that profiles the steps after the first one."""
 
-    def __init__(self) -> None:
-        self.profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+    def __init__(self, is_cuda: bool) -> None:
+        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_cuda
+        self.profile = profile(activities=kinds, record_shapes=True)
         self.count = -1
 
     def __call__(self, event: StepEvent) -> None:
@@ -49,41 +43,37 @@ class Steps:
             self.profile.stop()
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Runs the command line."""
-    options = read_options("benchmarks.step", __doc__ or "", OPTIONS, words)
-    setting = Setting(
-        options.geometry, gen_length=32, batch_size=options.batch_size,
-        num_threads=options.num_threads,
-    )  # fmt: skip
-    machine, model = measure_machine(setting), setting.model()
+def step_rows(setting: Setting) -> list[Row]:
+    """Returns the milliseconds of a step by cache and part."""
+    torch.set_num_threads(setting.num_threads)
+    model, setting = setting.model(), replace(setting, gen_length=setting.block_length)
     rows: list[Row] = []
-    for text in options.cache:
-        found = profiled(model, setting, parse_cache(text))
+    for cache in (NoCache(), DualCache()):
+        found = profiled(model, setting, cache)
         rows += [
-            {"cache": text, "part": part, "ms a step": ms, "share": ms / sum(found.values())}
+            {
+                "cache": f"{type(cache).__name__}()",
+                "part": part,
+                "ms": ms,
+                "share": ms / sum(found.values()),
+            }
             for part, ms in found.items()
         ]
-    read_s = weight_bytes(setting.sizes, setting.torch_dtype) / machine.bytes_per_s
-    block = Columns(options.batch_size, 32, setting.prompt_length + 32, 32)
-    least_s = machine.seconds(setting, block)
-    title = (
-        f"Steps of a block after its first, {options.geometry}, {options.batch_size} rows, "
-        f"{options.num_threads} threads; reading all weights takes {1000 * read_s:.1f} ms, the "
-        f"least time of a block step is {1000 * least_s:.1f} ms"
-    )
-    report(title, rows, options)
+    return rows
 
 
 def profiled(model: MaskedTransformer, setting: Setting, cache: CachePolicy) -> Counter[str]:
-    """Returns the milliseconds of a step by part, the largest first."""
+    """Returns the milliseconds of a step by part, the largest first; on CUDA those of the GPU."""
     parts: Counter[str] = Counter()
+    is_cuda = model.device.type == "cuda"
     with named_parts(model):
-        decode_setting(model, replace(setting, steps_per_block=2), cache=cache)
-        steps = Steps()
+        warm_up(model, setting, lambda m, s: decode_setting(m, s, cache=cache))
+        steps = Steps(is_cuda)
         decode_setting(model, setting, cache=cache, observers=[steps])
     for event in steps.profile.events() or ():
-        parts[part_of(event, setting.sizes.vocab_size)] += event.self_cpu_time_total
+        if event.device_type == DeviceType.CPU:
+            spent = event.self_device_time_total if is_cuda else event.self_cpu_time_total
+            parts[part_of(event, setting.sizes.vocab_size)] += spent
     return Counter(
         {part: us / 1000 / steps.count for part, us in parts.most_common() if part != "profiler"}
     )
@@ -116,7 +106,3 @@ def part_of(event: FunctionEvent, vocab_size: int) -> str:
     if "attention" in event.name:
         return "model: attention"
     return "model: norms, rotation, copies, Python"
-
-
-if __name__ == "__main__":
-    run_main(main)

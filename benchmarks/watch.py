@@ -1,23 +1,17 @@
-"""Watches a decode: the time inside models, and the greatest memory."""
+"""Watches a decode: the time inside models, and their columns."""
 
-import ctypes
-import gc
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from benchmarks.floor import Columns
-from dllm_decode.core.model import ForwardInputs, KVCache
-from dllm_decode.models import CausalTarget, MaskedTransformer
+from dllm_decode.core.model import ForwardInputs
+from dllm_decode.models import MaskedTransformer
 
 P, T = ParamSpec("P"), TypeVar("T")
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
 
 
 class Watch:
@@ -25,43 +19,29 @@ class Watch:
 
     Attributes:
         forwards: Columns of each forward of the mask predictor, group by group.
-        cache_bytes: The most that one key-value cache holds.
-        extra_bytes: The most that was held in addition to the weights; `None`: not known.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._own: list[tuple[Any, Any]] = []
-        self._targets: list[tuple[Any, Any]] = []
+        self._spans: list[tuple[Any, Any]] = []
         self.forwards: list[tuple[Columns, ...]] = []
-        self.cache_bytes = 0
-        self.extra_bytes: int | None = None
 
     def clear(self) -> None:
         """Forgets the times of a warm-up."""
-        self._own.clear()
-        self._targets.clear()
+        self._spans.clear()
         self.forwards.clear()
 
     def seconds(self) -> list[float]:
         """Returns the seconds of each forward of the mask predictor, by the device's own clock."""
-        return self._each(self._own)
-
-    def target_s(self) -> float:
-        """Returns the seconds inside causal targets."""
-        return sum(self._each(self._targets))
-
-    def _each(self, spans: list[tuple[Any, Any]]) -> list[float]:
         if self._device.type != "cuda":
-            return [end - start for start, end in spans]
+            return [end - start for start, end in self._spans]
         torch.cuda.synchronize(self._device)
-        return [start.elapsed_time(end) / 1000 for start, end in spans]
+        return [start.elapsed_time(end) / 1000 for start, end in self._spans]
 
     def follow(self, model: MaskedTransformer) -> None:
         """Times a mask predictor; the model stays the object that it is."""
-        predict = self._timed(self._own, model.predict)
-        predict_groups = self._timed(self._own, model.predict_groups)
-        new_kv_cache = model.new_kv_cache
+        predict = self._timed(model.predict)
+        predict_groups = self._timed(model.predict_groups)
 
         def timed(inputs: ForwardInputs) -> Tensor:
             self.forwards.append((_columns(inputs),))
@@ -71,24 +51,14 @@ class Watch:
             self.forwards.append(tuple(_columns(inputs) for inputs in groups))
             return predict_groups(groups)
 
-        def counted(num_rows: int, num_slots: int) -> KVCache:
-            kv_cache = new_kv_cache(num_rows, num_slots)
-            self.cache_bytes = max(self.cache_bytes, kv_cache.num_bytes)
-            return kv_cache
+        model.predict, model.predict_groups = timed, timed_groups
 
-        model.predict, model.predict_groups, model.new_kv_cache = timed, timed_groups, counted
-
-    def follow_target(self, target: CausalTarget) -> CausalTarget:
-        """Times a causal target, and returns it."""
-        target.read = self._timed(self._targets, target.read)
-        return target
-
-    def _timed(self, spans: list[tuple[Any, Any]], work: Callable[P, T]) -> Callable[P, T]:
+    def _timed(self, work: Callable[P, T]) -> Callable[P, T]:
         def timed(*args: P.args, **kwargs: P.kwargs) -> T:
             if self._device.type != "cuda":
                 started = time.perf_counter()
                 done = work(*args, **kwargs)
-                spans.append((started, time.perf_counter()))
+                self._spans.append((started, time.perf_counter()))
                 return done
             # Events are of the current device, whichever works.
             with torch.cuda.device(self._device):
@@ -96,7 +66,7 @@ class Watch:
                 start.record()
                 done = work(*args, **kwargs)
                 end.record()
-            spans.append((start, end))
+            self._spans.append((start, end))
             return done
 
         return timed
@@ -110,33 +80,3 @@ def _columns(inputs: ForwardInputs) -> Columns:
         attended=inputs.tokens.shape[1] if held is None else held.keys.shape[3],
         wanted=inputs.wanted.shape[1],
     )
-
-
-def watch_memory(device: torch.device) -> Callable[[], int | None]:
-    """Frees unused memory; returns a function that says how many bytes more were held at most.
-
-    The function returns `None` if the system does not tell.
-    """
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        return lambda: torch.cuda.max_memory_allocated(device) - before
-    try:
-        # Freed memory that the C library keeps would hide as much of later allocations.
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-        # Linux counts the greatest resident set from now on.
-        _CLEAR.write_text("5")
-    except (OSError, AttributeError):
-        return lambda: None
-    return partial(_grown, _status_bytes("VmRSS"))
-
-
-def _grown(before: int) -> int:
-    return _status_bytes("VmHWM") - before
-
-
-def _status_bytes(field: str) -> int:
-    lines = (line.partition(":") for line in _STATUS.read_text().splitlines())
-    return next(int(rest.split()[0]) * 1024 for name, _, rest in lines if name == field)

@@ -6,17 +6,18 @@ COLUMNS=100 python docs/make_command_line.py > docs/reference/command_line.md
 import argparse
 from collections.abc import Iterator
 
-from eval.cli import COMMANDS, EVAL_COMMANDS, make_eval_parser, make_parser
+from dllm_decode.cli.main import LISTS, commands, make_parser
+from eval.commands import EVAL_COMMANDS, make_eval_parser
 
 
 def helps() -> Iterator[tuple[str, str]]:
     """Yields the words of each command that has options, and its help."""
-    for program, parser, commands in (
-        ("dllm-decode", make_parser(), COMMANDS),
+    for program, parser, known in (
+        ("dllm-decode", make_parser(), commands()),
         ("dllm-decode eval", make_eval_parser(), EVAL_COMMANDS),
     ):
         (parsers,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
-        for name, command in commands.items():
+        for name, command in known.items():
             if command.groups:
                 parsers.choices[name].epilog = None
                 yield f"{program} {name}", parsers.choices[name].format_help().strip()
@@ -24,8 +25,7 @@ def helps() -> Iterator[tuple[str, str]]:
 
 def page() -> str:
     """Returns the page."""
-    listed = [name for name, one in COMMANDS.items() if one.action == "eval.listing:show"]
-    shown = ", ".join(f"`dllm-decode {name}`" for name in listed)
+    shown = ", ".join(f"`dllm-decode {name}`" for name in (*LISTS, "tasks"))
     head = (
         "# Command line\n\nThe help of each command, as `--help` shows it. `bench` has commands of "
         f"its own: `dllm-decode bench --help`.\n{shown} list what there is, each with a line."

@@ -2,7 +2,7 @@
 
 import sys
 
-from eval.cli import evaluate
+from eval.commands import evaluate
 
 if __name__ == "__main__":
     sys.exit(evaluate())

@@ -16,21 +16,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
-from dllm_decode import DecodeOutput, MaskPredictor, Observer, StepEvent, decode_many, load_model
+from dllm_decode import DecodeOutput, MaskPredictor, decode_many, load_model
+from dllm_decode.cli.plugins import parse_cache
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
+from dllm_decode.core.progress import ProgressBar
 from eval.metrics.statistics import wilson
 from eval.runs.names import parse_task
-from eval.runs.plugins import parse_cache
 from eval.runs.prompts import PromptTokenizer, encode_prompt
 from eval.tasks import Example, Task
 from samplers import Sampler, parse
@@ -118,15 +111,11 @@ def run(
     texts: list[str] = []
     scores: list[float] = []
     outputs = []
-    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-           TextColumn("accuracy {task.fields[accuracy]}"), TimeRemainingColumn())  # fmt: skip
     started = time.perf_counter()
-    with Progress(*bar, console=console) as progress:
-        shown = progress.add_task(type(sampler).__name__, total=len(examples), accuracy="-")
+    with ProgressBar(console, type(sampler).__name__, len(examples)) as bar:
         answers = decode_many(
             model, prompts, sampler, num_rows=options.num_rows, cache=parse_cache(options.cache),
             gen_length=options.gen_length, block_length=options.block_length,
-            observers=[watch(progress, shown, texts)] if console.is_terminal else [],
         )  # fmt: skip
         for example, output in zip(examples, answers, strict=True):
             outputs.append(output)
@@ -134,23 +123,9 @@ def run(
             scores.append(task.score(example, texts[-1])[task.primary] or 0.0)
             if len(texts) <= num_shown:
                 show_answer(console, example, texts[-1], scores[-1])
-            accuracy = f"{sum(scores) / len(scores):.3f}"
-            progress.update(shown, completed=len(texts), accuracy=accuracy)
+            accuracy = sum(scores) / len(scores)
+            bar.update(len(texts), f"{len(texts)} of {len(examples)}, accuracy {accuracy:.3f}")
     return Result(scores, outputs, time.perf_counter() - started)
-
-
-def watch(progress: Progress, shown: TaskID, texts: Sequence[str]) -> Observer:
-    """Returns an observer that moves a bar while the answers behind `texts` are decoded."""
-    shares: dict[int, float] = {}
-
-    def observe(event: StepEvent) -> None:
-        left = event.after.unfinished.sum(-1) / event.after.gen_lengths
-        shares.update(zip(event.requests.tolist(), (1.0 - left).tolist(), strict=True))
-        # Texts come in order; answers that are complete may wait for an earlier one.
-        begun = sum(share for number, share in shares.items() if number >= len(texts))
-        progress.update(shown, completed=len(texts) + begun)
-
-    return observe
 
 
 def show_answer(console: Console, example: Example, text: str, score: float) -> None:

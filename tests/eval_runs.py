@@ -16,12 +16,13 @@ from toys import HashModel
 
 from dllm_decode import DecodeConfig, ForwardInputs
 from dllm_decode.blocks import Sequential
+from dllm_decode.cli.models import Place
 from dllm_decode.models import new_llada, save_model
-from eval.runs.lines import Record, append
+from eval.runs.folder import Folder
 from eval.runs.names import parse_task
-from eval.runs.records import Folder, RunSettings
+from eval.runs.records import Record, append
 from eval.runs.runner import execute
-from eval.runs.settings import Place, Run
+from eval.runs.settings import Run, RunSettings
 from examples.mini.vocabulary import build_tokenizer
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
 

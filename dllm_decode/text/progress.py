@@ -1,11 +1,9 @@
-"""A progress bar of a decode, on standard error."""
-
-from types import TracebackType
+"""The progress of a decode, on standard error."""
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dllm_decode.core.observers import StepEvent
+from dllm_decode.core.progress import ProgressBar
 
 
 class AnswerProgress:
@@ -17,33 +15,17 @@ class AnswerProgress:
 
     def __init__(self, num_answers: int) -> None:
         self._finished: set[int] = set()
-        self._bar = Progress(
-            TextColumn("answers"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[forwards]} forwards"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self._task = self._bar.add_task("answers", total=num_answers, forwards=0)
+        self._bar = ProgressBar(Console(stderr=True), "answers", num_answers)
 
     def __call__(self, event: StepEvent) -> None:
-        for request, has_ended in zip(event.requests.tolist(), event.ended.tolist(), strict=True):
-            if has_ended:
-                self._finished.add(request)
-        self._bar.update(self._task, completed=len(self._finished), forwards=event.forwards)
+        self._finished.update(event.requests[event.ended].tolist())
+        self._bar.update(
+            len(self._finished), f"{len(self._finished)} done, {event.forwards} forwards"
+        )
 
     def __enter__(self) -> "AnswerProgress":
-        self._bar.start()
+        self._bar.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            total = self._bar.tasks[0].total
-            self._bar.update(self._task, completed=total)
-        self._bar.stop()
+    def __exit__(self, *raised: object) -> None:
+        self._bar.__exit__(*raised)

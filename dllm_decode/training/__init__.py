@@ -4,8 +4,7 @@ from dllm_decode.training.checkpoints import Progress
 from dllm_decode.training.examples import Batch, Kind, KindRows, Objective, Pair, Part, Source
 from dllm_decode.training.loop import Report, Settings, train
 from dllm_decode.training.masked_diffusion import Causal, MaskedDiffusion, MaskSampler
-from dllm_decode.training.muon import Muon, make_optimisers
-from dllm_decode.training.progress_bar import ProgressBar
+from dllm_decode.training.optimisers import make_optimisers
 
 __all__ = [
     "Batch",
@@ -14,12 +13,10 @@ __all__ = [
     "KindRows",
     "MaskSampler",
     "MaskedDiffusion",
-    "Muon",
     "Objective",
     "Pair",
     "Part",
     "Progress",
-    "ProgressBar",
     "Report",
     "Settings",
     "Source",

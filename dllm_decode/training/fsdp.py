@@ -15,11 +15,10 @@ from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-from torch.optim import Optimizer
+from torch.optim import Muon, Optimizer
 
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.network.layer import Layer
-from dllm_decode.training.muon import Muon
 
 _REFUSED = {
     "ACCELERATE_USE_DEEPSPEED": "--use_deepspeed",
@@ -40,7 +39,7 @@ def require_launch(*, device: str, uses_muon: bool) -> None:
 
     Args:
         device: Where the model is trained, "cpu" or "cuda".
-        uses_muon: Whether matrices are trained with `Muon`.
+        uses_muon: Whether matrices are trained with torch's `Muon`.
     """
     found, beside = [option for name, option in _REFUSED.items() if _is_on(name)], ""
     if _is_on("ACCELERATE_USE_FSDP"):

@@ -47,6 +47,14 @@ class Report:
     loss: float
     samples_per_s: float
 
+    def said(self) -> str:
+        """Returns the report in words."""
+        progress = self.progress
+        return (
+            f"step {progress.step:,}, {progress.samples:,} samples, loss {self.loss:.3f}, "
+            f"{self.samples_per_s:,.0f} samples/s"
+        )
+
 
 def linear_decay(spent: float) -> float:
     """Returns the factor of a learning rate that rises to 1, then falls to exactly 0 at the end."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from eval.files import require_folder
+from dllm_decode.cli.files import require_folder
+from dllm_decode.cli.options import OPTIONS
 from eval.lm_harness.generation import ALLOWANCES, Generation
 from eval.lm_harness.settings import DEFAULTS, read_arguments
-from eval.runs.options import OPTIONS
 
 if TYPE_CHECKING:
     from eval.lm_harness.model import DecodeLM

@@ -14,10 +14,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode import ForwardInputs, MaskPredictor
+from dllm_decode.cli.files import digest
 from dllm_decode.core.layout import attention_mask
 from dllm_decode.core.model import UniformState
 from eval.metrics.statistics import mean, standard_error
-from eval.runs.records import digest
 from samplers.logits.statistics import gather, log_normaliser, most_likely
 
 

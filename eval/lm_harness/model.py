@@ -20,6 +20,8 @@ from rich.progress import track
 from torch import Tensor
 
 from dllm_decode import DecodeOutput, decode
+from dllm_decode.cli.files import digest
+from dllm_decode.cli.models import ALONE, Place
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.likelihood import Likelihood, ScoredAnswer
@@ -28,8 +30,6 @@ from eval.lm_harness.requests import LmJob, Prompt, alike, chunks, distinct, war
 from eval.lm_harness.settings import Opened, open_model
 from eval.lm_harness.text import Codec
 from eval.runs.answers import cost_of
-from eval.runs.records import digest
-from eval.runs.settings import ALONE, Place
 from eval.tasks.base import Turn
 
 # Processes wait for the longest answers; launchers end all processes when one fails.

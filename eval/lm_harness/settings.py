@@ -6,15 +6,15 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from eval.arguments import Harness, MachineOptions, Plugins
+from dllm_decode.cli.arguments import MachineOptions, ModelOptions, Plugins
+from dllm_decode.cli.files import digest
+from dllm_decode.cli.models import load
+from dllm_decode.cli.options import OPTIONS
+from dllm_decode.cli.plugins import CHECKS, built, read
+from eval.arguments import Harness
 from eval.lm_harness.generation import DEFAULT_LENGTH, AnswerLength
 from eval.lm_harness.likelihood import Estimator, LeftToRight, MonteCarlo
-from eval.runs.command import load
-from eval.runs.names import read
-from eval.runs.options import OPTIONS
-from eval.runs.plugins import CHECKS, built
 from eval.runs.prompts import PromptTokenizer
-from eval.runs.records import digest
 from samplers import Sampler
 from samplers.expression import expression_of
 
@@ -87,7 +87,7 @@ class LmSettings:
         store[_STAMP] = own
 
 
-_OPTIONS = (DecodeConfig, MachineOptions, Plugins, Harness)
+_OPTIONS = (DecodeConfig, ModelOptions, MachineOptions, Plugins, Harness)
 """Classes whose fields say how arguments are read, the later before the earlier ones."""
 
 

@@ -6,8 +6,7 @@ from collections import Counter
 
 from rich.console import Console
 
-from eval.calibrate.card import warn_of_misfits
-from eval.files import require_file, write_text
+from dllm_decode.cli.files import require_file, write_text
 from eval.metrics.costs import COSTS, CostMeasure, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice
@@ -17,9 +16,11 @@ from eval.reports.replay import parts_of, picture_of, replay_page
 from eval.reports.report import PAGE, write_report
 from eval.reports.summary import measured
 from eval.reports.table import bold, commits, show_settings, table
-from eval.runs.command import Measured, run, run_sweep
-from eval.runs.lines import Record
-from eval.runs.records import Folder, RunSettings
+from eval.runs.folder import Folder
+from eval.runs.records import Record
+from eval.runs.settings import RunSettings
+from eval.runs.sweep import Measured, run, run_sweep
+from eval.studies.card import warn_of_misfits
 
 
 def run_and_report(options: argparse.Namespace) -> int:

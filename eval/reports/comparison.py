@@ -15,7 +15,7 @@ from eval.metrics.statistics import (
     wilson,
 )
 from eval.reports.pooling import Key, Pool, pools, primary_scores
-from eval.runs.records import Folder
+from eval.runs.folder import Folder
 
 if TYPE_CHECKING:
     import pandas

@@ -9,7 +9,7 @@ from functools import cache
 import samplers
 from dllm_decode import blocks, caches, verify
 from eval.metrics.costs import Row
-from eval.runs.records import named_parts
+from eval.runs.settings import named_parts
 
 PLUGINS = ("sampler", "cache", "verifier", "blocks")
 """Fields of settings that are expressions."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from eval.calibrate.reliability import reliability_of_proposals
 from eval.metrics.costs import COSTS, CostMeasure, Row, is_on_front, speed_of, usual_cost
 from eval.metrics.curves import ExampleSet, RowGroup, asked_of, method_of, titles_of
 from eval.metrics.statistics import mean
@@ -14,8 +13,9 @@ from eval.reports.pooling import Pool, identity
 from eval.reports.summary import MeasuredFolder, measured
 from eval.reports.table import commits_of
 from eval.reports.templates import fill
-from eval.runs.lines import Record, proposals_of
-from eval.runs.records import Folder
+from eval.runs.folder import Folder
+from eval.runs.records import Record, proposals_of
+from eval.studies.reliability import reliability_of_proposals
 
 Link = Mapping[tuple[ExampleSet, str], str]
 """The file that replays an example, by set of examples and id."""

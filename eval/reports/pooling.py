@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from eval.metrics.statistics import Number, mean
-from eval.runs.lines import Record, score_of
-from eval.runs.records import RunSettings
+from eval.runs.records import Record, score_of
+from eval.runs.settings import RunSettings
 
 Identity: TypeAlias = tuple[str, str, str]
 """Id, prompt and target of an example."""

@@ -7,8 +7,8 @@ from rich.text import Text
 
 from eval.reports.names import PLUGINS
 from eval.reports.templates import fill
-from eval.runs.lines import Record, Told, trace_of
-from eval.runs.records import RunSettings
+from eval.runs.records import Record, Told, trace_of
+from eval.runs.settings import RunSettings
 
 Example = Sequence[tuple[RunSettings, Record]]
 """The records of one example, at least one, each with the settings that it was decoded under."""

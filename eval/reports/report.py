@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eval.files import write_json, write_text
+from dllm_decode.cli.files import digest, write_json, write_text
 from eval.grid import markdown_of
 from eval.metrics.costs import COSTS, CostMeasure, Row, usual_cost
 from eval.metrics.curves import (
@@ -28,9 +28,9 @@ from eval.reports.replay import replay_page
 from eval.reports.summary import MeasuredFolder
 from eval.reports.table import accepted_lengths, bold, commits, other_scores, pass_at, table
 from eval.reports.templates import asset
-from eval.runs.lines import Record
 from eval.runs.names import LISTS, parse_task
-from eval.runs.records import RunSettings, digest
+from eval.runs.records import Record
+from eval.runs.settings import RunSettings
 
 PAGE = "report.html"
 

@@ -28,8 +28,9 @@ from eval.metrics.statistics import (
 )
 from eval.reports.comparison import difference, paired
 from eval.reports.pooling import Pool, field, per_example, pools, primary_scores
-from eval.runs.lines import Record, score_of
-from eval.runs.records import Folder, RunSettings
+from eval.runs.folder import Folder
+from eval.runs.records import Record, score_of
+from eval.runs.settings import RunSettings
 
 
 class MeasuredFolder(NamedTuple):

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
-from eval.runs.lines import Record
+from dllm_decode.cli.files import digest
+from eval.runs.folder import Folder
 from eval.runs.provenance import machine_of
-from eval.runs.records import Folder, digest
+from eval.runs.records import Record
 from eval.runs.runner import Decoding, PendingBatch, RecordPart, Worker, plan_of
 from eval.runs.settings import Run
 

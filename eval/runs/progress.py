@@ -17,7 +17,7 @@ from rich.table import Column
 
 from dllm_decode import StepEvent
 from eval.metrics.statistics import mean
-from eval.runs.lines import Record, score_of
+from eval.runs.records import Record, score_of
 
 # Looking at the canvas waits for the device: often enough to see, too seldom to slow it down.
 _LOOK_EVERY_S = 0.25

@@ -11,27 +11,23 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from functools import cache, lru_cache
-from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
-from eval.files import read_object, write_json
-from eval.runs.plugins import parse_model
+from dllm_decode.cli.files import digest_of, read_object, write_json
+from dllm_decode.cli.plugins import own_modules, sources_of
 from eval.runs.settings import Run
-from samplers.expression import is_ours, parts_of
 
 PACKAGE = "dllm-decode"
 CODE_NOTE = "own_code.json"
 FILES_NOTE = "own_files.json"
 
-_NUM_PIECES = 1024
-_PIECE_BYTES = 16 * 1024
 _OTHERS = ("numpy", "tokenizers", "transformers", "triton")
 
 
@@ -144,7 +140,7 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
         for note, digests in now.items():
             changes = _changes(notes[note].get(setting, {}), digests) if setting in kept else {}
             for name, change in changes.items():
-                is_task = name in _own_modules(run.selection.task)
+                is_task = name in own_modules(run.selection.task)
                 other = ", or raise `version` of the task" if is_task else ""
                 raise ValueError(
                     f"{files.get(name, name)} must be as it was when the records in {folder} were "
@@ -164,23 +160,6 @@ def write_notes(folder: Path, notes: Notes) -> None:
             write_json(folder / name, found)
 
 
-def sources_of(plugins: Iterable[object], model: str) -> dict[str, str]:
-    """Returns, by module, digests of the files that define the user's own classes.
-
-    Own classes are looked for among plug-ins, the task, and the model family that an address names.
-    The imports of their files do not count, nor does a class that no file defines.
-    """
-    modules = {module for plugin in plugins for module in _own_modules(plugin)}
-    family, is_own, _ = (parse_model(model).family or "").partition(":")
-    modules |= {family} if is_own else set()
-    files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
-    return {
-        module: blake2b(Path(file).read_bytes(), digest_size=12).hexdigest()
-        for module, file in sorted(files.items())
-        if file is not None and Path(file).is_file()
-    }
-
-
 def files_of(run: Run) -> dict[str, Path]:
     """Returns the files that the model, the sampler and the verifier of a run were read from.
 
@@ -198,33 +177,6 @@ def files_of(run: Run) -> dict[str, Path]:
             num_before = sum(other.name == file.name for other in own[:index])
             found[f"{part}/{file.name}" + f" ({num_before + 1})" * bool(num_before)] = file
     return found
-
-
-def digest_of(file: Path) -> str:
-    """Returns a digest of a file's size and contents; when it was written does not count.
-
-    Up to 16 MiB are read whole. A larger file, such as 16 GB of weights, is known by 1024 pieces of
-    16 KiB, evenly from its first byte to its last: training changes weights nearly everywhere. A
-    change that misses every piece, such as that of a single norm in a large file, is not noticed.
-    """
-    size = file.stat().st_size
-    found = blake2b(str(size).encode(), digest_size=12)
-    starts: Iterable[int] = range(0, size, _PIECE_BYTES)
-    if size > _NUM_PIECES * _PIECE_BYTES:
-        starts = (i * (size - _PIECE_BYTES) // (_NUM_PIECES - 1) for i in range(_NUM_PIECES))
-    with file.open("rb", buffering=0) as opened:
-        for start in starts:
-            opened.seek(start)
-            found.update(opened.read(_PIECE_BYTES))
-    return found.hexdigest()
-
-
-def _own_modules(plugin: object) -> Iterator[str]:
-    """Yields the modules of the user's own classes, of a plug-in and of all that it holds."""
-    for part in parts_of(plugin):
-        for kind in type(part).__mro__:
-            if not is_ours(kind) and any(is_ours(base) for base in kind.__mro__):
-                yield kind.__module__
 
 
 def _changes(before: Digests, now: Digests) -> dict[str, str]:

@@ -1,295 +1,196 @@
-"""Results folders: the settings that were run, and the records of all processes."""
+"""Records: what is kept of each example, a line of JSON that is appended and never changed."""
 
+import gc
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Annotated, NotRequired, Required, TypeAlias, TypedDict
 
-import msgspec
+from msgspec import Meta
 
-from dllm_decode.blocks import Sequential
-from dllm_decode.core.options import DecodeConfig
-from eval.files import converted, only_writer, read_object, require_folder, write_json
-from eval.runs.lines import Record, cut_torn_line, read_parts
-from eval.runs.options import OPTIONS
+from dllm_decode.cli.files import decoded
 
-SETTINGS_FILE = "settings.json"
-FORMAT = 4
-NEW_FOLDER = "run anew into another folder"
-_NOTHING = ("", "NoCache()", "NoVerifier()", repr(Sequential()))
+# Numbers fit 64 bits: Python reads greater ones, which nothing writes and sums overflow on.
+Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Real: TypeAlias = Annotated[float, Meta(ge=-(2.0**63), le=2.0**63)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=2.0**63)]
+
+Told: TypeAlias = tuple[Real, list[tuple[Whole, Real]]]
+"""Entropy in nats, then tokens with their probabilities, the most likely first."""
+
+Binned: TypeAlias = list[tuple[Count, Count, Real]]
+"""For each interval of confidence: proposals, those that are the final token, summed confidence."""
+
+_REMEDY = "move the line elsewhere to decode its example anew"
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """Everything that decides an answer, except for the machine: one row of a table.
-
-    Plug-ins are expressions, as `samplers.expression.expression_of` writes them.
+class RecordedTrace(TypedDict):
+    """How an answer came about; lists have an entry for each token of the answer.
 
     Attributes:
-        dtype: Of the parameters.
-        task: Canonical address.
-        examples: Digest of the examples' ids, prompts and targets.
-        sampler: Empty if the verifier asks none.
-        decoding: All other options of the decode, with the block length that was used.
-        batch_size: Rows decoded together: which rows share a batch moves floating-point rounding.
-        prompts: "chat" or "plain".
+        steps: Step of the last commit, whose confidence follows; -1 if no round committed it.
+        lead: Prompt tokens in the first block of a block-causal model.
+        revisions: Position, token, step of its commit, confidence and step of its removal.
+        runners_up: Other tokens that the last commit could have been.
+        proposals: Proposals of all states, by confidence.
     """
 
-    model: str
-    revision: str | None
-    dtype: str
-    task: str
-    task_version: int
-    examples: str
-    num_examples: int
+    steps: list[Whole]
+    confidences: list[Real | None]
+    lead: Whole
+    revisions: list[tuple[Whole, Whole, Whole, Real | None, Whole]]
+    runners_up: NotRequired[list[Told | None]]
+    proposals: NotRequired[Binned]
+
+
+class AnswerCost(TypedDict, total=False):
+    """The cost of one answer, and the batch that it was part of; lengths are in tokens."""
+
+    prompt_length: Count
+    length: Positive
+    nfe: Positive
+    query_positions: Positive
+    target_nfe: Count
+    drafted: Count
+    accepted: Count
+    batch_length: Positive
+    batch_forwards: Count
+    batch_target_forwards: Count
+    batch_s: Seconds
+
+
+class ScoredExample(AnswerCost, total=False):
+    """One answer; `error` is the only field if the example raised, None otherwise.
+
+    `pieces` has the text of every token that a trace names.
+    """
+
+    error: Required[str | None]
+    text: str
+    scores: dict[str, Real | None]
+    committed: Count
+    gains: list[Whole]
+    tokens: list[Whole]
+    trace: RecordedTrace | None
+    pieces: dict[str, str]
+
+
+class Record(ScoredExample):
+    """One example under one setting; `docs/metrics.md` says which numbers are made of it."""
+
+    key: str
+    settings: str
+    example: str
     sampler: str
     cache: str
     verifier: str
     blocks: str
-    decoding: DecodeConfig
-    batch_size: int
-    prompts: str
-
-    @property
-    def parts(self) -> list[str]:
-        """Sampler, cache, verifier and block schedule, as far as they are not the usual ones."""
-        return named_parts(self.sampler, self.cache, self.verifier, self.blocks)
-
-    def key(self, example_id: str) -> str:
-        """Returns the key of an example's record under these settings."""
-        return _digest_of(f'{{"example":{_canonical(example_id)},"settings":{self._text}}}')
-
-    @cached_property
-    def _text(self) -> str:
-        return _canonical(self.written())
-
-    def with_seed(self, seed: int) -> "RunSettings":
-        """Returns the same settings with another seed."""
-        return replace(self, decoding=replace(self.decoding, seed=seed))
-
-    def written(self) -> dict[str, Any]:
-        """Returns the settings for JSON, the options of the decode among the others."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "decoding"}
-        options = asdict(self.decoding)
-        # JSON has no tuples: what is written and what is read are the same.
-        return own | {n: list(v) if isinstance(v, tuple) else v for n, v in options.items()}
-
-    @staticmethod
-    def of(written: Mapping[str, Any], where: str = "Settings") -> "RunSettings":
-        """Reads what `written` gave.
-
-        Raises ValueError if a field is missing, unknown, of the wrong type or out of its range.
-        """
-        found = msgspec.structs.asdict(converted(written, _WrittenSettings, where, NEW_FOLDER))
-        try:
-            decoding = DecodeConfig(**{name: found.pop(name) for name in OPTIONS})
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        return RunSettings(decoding=decoding, **found)
+    git: str | None
+    machine: str | None
+    date: str | None
+    primary: str
+    prompt: str
+    target: str
+    warm_up: NotRequired[bool]
 
 
-_WrittenSettings = msgspec.defstruct(
-    "_WrittenSettings",
-    [*((f.name, f.type) for f in fields(RunSettings) if f.name != "decoding"), *OPTIONS.items()],
-    forbid_unknown_fields=True,
-)
+def append(path: Path, records: Iterable[Record]) -> None:
+    """Appends records in one write."""
+    lines = [json.dumps(record, separators=(",", ":"), allow_nan=False) for record in records]
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(line + "\n" for line in lines))
 
 
-def named_parts(*parts: str) -> list[str]:
-    """Returns those of the expressions that name a setting: not those that change nothing."""
-    return [text for text in parts if text not in _NOTHING]
+def read_parts(folder: Path) -> list[tuple[str, Record]]:
+    """Returns the records of all processes, each key once, with file and line for messages.
 
-
-def digest(value: object) -> str:
-    """Returns a short hash of a value's canonical JSON."""
-    return _digest_of(_canonical(value))
-
-
-def _canonical(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-
-
-def _digest_of(text: str) -> str:
-    return blake2b(text.encode(), digest_size=12).hexdigest()
-
-
-class Skipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A setting, in words, that was not run because its parts do not fit together, and why."""
-
-    setting: str
-    reason: str
-
-
-class _SettingsFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The contents of `settings.json`.
-
-    Attributes:
-        runs: Settings as `RunSettings.written` gives them, the reference first.
-        skipped: Settings that the last command asked for and did not run.
-        dropped: Keys of settings that have records and are left out of reports.
+    A later record of a key replaces an error, nothing else. Raises ValueError if a line other than
+    a torn last one is damaged, or lacks a field.
     """
+    kept: dict[str, tuple[str, Record]] = {}
+    with _uncollected():
+        for part in sorted(folder.glob("part-*.jsonl")):
+            for where, record in _read(part):
+                earlier = kept.get(record["key"])
+                if earlier is None or earlier[1]["error"] is not None:
+                    kept[record["key"]] = where, record
+    return list(kept.values())
 
-    format: int = FORMAT
-    runs: list[dict[str, Any]]
-    skipped: list[Skipped] = []
-    dropped: list[str] = []
+
+def _read(path: Path) -> Iterator[tuple[str, Record]]:
+    *lines, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        where = f"Line {number} of {path}"
+        record = decoded(line, Record, where, _REMEDY)
+        if record["error"] is None:
+            _require_finished(record, where)
+        yield where, record
 
 
-class Folder:
-    """A results folder: `settings.json`, and `part-<rank>.jsonl` for each process.
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Halts the garbage collector: over millions of new objects it takes most of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
-    Killed at any moment, a process leaves at most a torn last line in its own part. Readers skip a
-    torn last line; the process that goes on with the part removes it.
-    """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-
-    def claim(
-        self, runs: Iterable[RunSettings], *, skipped: Iterable[Skipped] = (), alone: bool = False
-    ) -> list[RunSettings]:
-        """Adds runs to the folder, the reference first; returns the runs that it holds besides.
-
-        A run that an earlier command asked for stays if it has records, so that a corrected
-        sweep, or one more sampler, needs no new folder. The first run of the folder stays first.
-        `skipped` were asked for and are not run. With `alone` these runs only are shown; records of
-        others stay on the disk, and a later command that asks for them finds them again. Whoever
-        shares the folder calls this while `writing`: runs of a process that has just begun have no
-        records yet. Raises ValueError if the folder is none, or is in another format.
-        """
-        self.require_usable()
-        runs = list(dict.fromkeys(runs))
-        self.path.mkdir(parents=True, exist_ok=True)
-        file = self.path / SETTINGS_FILE
-        earlier: list[RunSettings] = []
-        dropped: set[str] = set()
-        if file.exists():
-            used = {record["settings"] for record in self.records()}
-            earlier = [] if alone else [run for run in self.settings() if run.key("") in used]
-            dropped = used if alone else set(self._written().dropped)
-        others = [run for run in earlier if run not in runs]
-        # A corrected file has its own order; new settings come after those of the folder.
-        listed = [*earlier, *(r for r in runs if r not in earlier)] if others else runs
-        written = _SettingsFile(
-            runs=[run.written() for run in listed],
-            skipped=list(skipped),
-            dropped=sorted(dropped - {run.key("") for run in listed}),
+def _require_finished(record: Record, where: str) -> None:
+    """Raises ValueError if a record lacks a field, or its fields contradict each other."""
+    for name in Record.__annotations__:
+        if name not in record and (name != "pieces" or record["trace"]):
+            raise ValueError(f"{where} must have a field {name!r}, got none; {_REMEDY}.")
+    if record["primary"] not in record["scores"]:
+        raise ValueError(
+            f"{where} must have the score {record['primary']!r}, got "
+            f"{sorted(record['scores'])}; {_REMEDY}."
         )
-        write_json(file, msgspec.to_builtins(written))
-        return others
+    if record["trace"] is not None:
+        _require_trace(record, record["trace"], where)
 
-    def require_usable(self) -> None:
-        """Checks that runs can be added, before anything is loaded for them.
 
-        Raises ValueError if the path is a file, or a folder in another format.
-        """
-        require_folder(self.path)
-        if (self.path / SETTINGS_FILE).exists():
-            self.settings()
-        elif any(self.path.glob("part-*.jsonl")):
-            raise ValueError(
-                f"A folder with records must hold {SETTINGS_FILE}, got {self.path} without it; "
-                "choose another folder."
-            )
-
-    def settings(self) -> list[RunSettings]:
-        """Returns the runs of the folder, the reference first.
-
-        Raises ValueError if the path is no results folder, or one of another version.
-        """
-        where = str(self.path / SETTINGS_FILE)
-        runs = self._written().runs
-        return [RunSettings.of(run, f"Run {i} of {where}") for i, run in enumerate(runs, start=1)]
-
-    def skipped(self) -> list[Skipped]:
-        """Returns the settings that the last command did not run, with the reasons."""
-        return self._written().skipped
-
-    def results(self) -> dict[RunSettings, list[Record]]:
-        """Returns the records of each run, the reference first; those of dropped runs are left out.
-
-        Raises ValueError if the folder is damaged, or a record is of no run of the folder, or has
-        another key than its run and example give.
-        """
-        found: dict[RunSettings, list[Record]] = {run: [] for run in self.settings()}
-        by_key = {run.key(""): run for run in found}
-        dropped = self._written().dropped
-        strays = []
-        for where, record in read_parts(self.path):
-            run = by_key.get(record["settings"])
-            if run and record["key"] == run.key(record["example"]):
-                found[run].append(record)
-            elif record["settings"] not in dropped:
-                strays.append(where)
-        if strays:
-            others = f" (and {len(strays) - 1} other lines)" if len(strays) > 1 else ""
-            raise ValueError(
-                f"{strays[0]}{others} must be of a setting in {self.path / SETTINGS_FILE}, got "
-                "another: one of the two files was edited or damaged. Give the command again that "
-                f"made the folder, which restores {SETTINGS_FILE} and keeps the records; if that "
-                "does not help, move the line elsewhere to decode its example anew."
-            )
-        return found
-
-    def records(self) -> list[Record]:
-        """Returns all records, of all processes, each key once; see `read_parts`."""
-        return [record for _, record in read_parts(self.path)]
-
-    @contextmanager
-    def writing(self, rank: int) -> Iterator[Path]:
-        """Gives the file of a process, a torn last line removed, to this process alone.
-
-        Makes the folder if need be. Raises ValueError if another process writes the file, or the
-        folder is not usable.
-        """
-        self.require_usable()
-        self.path.mkdir(parents=True, exist_ok=True)
-        refusal = (
-            f"A results folder must have one writer, got {self.path} while another process "
-            f"writes part-{rank}.jsonl; wait for it, or choose another folder."
+def _require_trace(record: Record, trace: RecordedTrace, where: str) -> None:
+    lengths = {len(record["tokens"]), len(trace["steps"]), len(trace["confidences"])}
+    if len(lengths) > 1 or record["length"] > len(record["tokens"]):
+        raise ValueError(
+            f"{where} must have a step and a confidence for each token, got other numbers; "
+            f"{_REMEDY}."
         )
-        with only_writer(self.path / f".part-{rank}.lock", refusal):
-            yield self.part(rank)
+    missing = sorted(t for t in tokens_of(record, trace) if str(t) not in record["pieces"])
+    if missing:
+        raise ValueError(
+            f"{where} must have a text in 'pieces' for each of its tokens, got none for "
+            f"{missing[0]}; {_REMEDY}."
+        )
 
-    def part(self, rank: int) -> Path:
-        """Returns the file of a process, a torn last line removed."""
-        path = self.path / f"part-{rank}.jsonl"
-        if path.exists():
-            cut_torn_line(path)
-        return path
 
-    def note_machine(self, machine: Mapping[str, Any]) -> str:
-        """Notes the machine and versions of a run; returns the name that records give it."""
-        name = digest(machine)
-        file = self.path / f"machine-{name}.json"
-        if not file.exists():
-            write_json(file, machine)
-        return name
+def score_of(record: Record) -> float | None:
+    """Returns the primary score of a record; an error is wrong."""
+    return 0.0 if record["error"] is not None else record["scores"][record["primary"]]
 
-    def machines(self) -> dict[str, dict[str, Any]]:
-        """Returns by name the machines and versions that the folder's runs were made on."""
-        return {
-            file.stem.removeprefix("machine-"): read_object(file, remedy="move it elsewhere")
-            for file in sorted(self.path.glob("machine-*.json"))
-        }
 
-    def _written(self) -> _SettingsFile:
-        file = self.path / SETTINGS_FILE
-        if not file.is_file():
-            raise ValueError(
-                f"A results folder must hold {SETTINGS_FILE}, got {self.path} without it; "
-                "give the folder that a run wrote."
-            )
-        written = read_object(file, remedy="choose another folder")
-        found = written.get("format")
-        if found != FORMAT:
-            raise ValueError(
-                f"{file} must be in format {FORMAT}, got format {found}: its records were written "
-                "by another version, and lack options that are compared here. Run anew into "
-                "another folder, or read it with the version that wrote it."
-            )
-        return converted(written, _SettingsFile, str(file), NEW_FOLDER)
+def trace_of(record: Record) -> RecordedTrace:
+    """Returns the trace of a record, or raises ValueError if it has none."""
+    trace = record.get("trace")
+    if trace is None:
+        raise ValueError("A replay needs records with traces; run without --no-trace.")
+    return trace
+
+
+def proposals_of(record: Record) -> Binned | None:
+    """Returns the proposals of a record; None for one that raised or has none."""
+    trace = record["trace"] if record["error"] is None else None
+    return trace.get("proposals") if trace else None
+
+
+def tokens_of(record: ScoredExample, trace: RecordedTrace) -> set[int]:
+    """Returns every token that an answer with a trace names."""
+    likely = {token for told in trace.get("runners_up", ()) if told for token, _ in told[1]}
+    return {*record["tokens"], *(revision[1] for revision in trace["revisions"]), *likely}

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from dllm_decode import decode
+from dllm_decode.cli.models import ALONE, Place
 from eval.runs.answers import answer, said_of
-from eval.runs.lines import Record, ScoredExample, append
+from eval.runs.folder import Folder, Skipped
 from eval.runs.names import Selection
 from eval.runs.progress import SILENT, Reporter
 from eval.runs.provenance import machine_of, now, package_commit, require_unchanged, write_notes
-from eval.runs.records import Folder, RunSettings, Skipped
-from eval.runs.settings import ALONE, Place, Run
+from eval.runs.records import Record, ScoredExample, append
+from eval.runs.settings import Run, RunSettings
 from eval.tasks import Example
 from eval.tasks.checks import FAILURES
 

@@ -1,57 +1,110 @@
-"""A setting that is run, and the place of this process among several."""
+"""Settings: one that is run, and what is written of it."""
 
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVerifier, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
+from dllm_decode.cli.files import canonical, converted, digest_of_text
+from dllm_decode.cli.models import Loaded
+from dllm_decode.cli.options import OPTIONS
+from dllm_decode.cli.plugins import built
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import new_decoder
 from eval.runs.names import Selection, digest_of
 from eval.runs.prompts import PromptTokenizer, require_template
-from eval.runs.records import RunSettings, named_parts
 from eval.tasks import Example
 from samplers import Sampler
 from samplers.expression import expression_of
 
-_LAUNCH_VARIABLES = {
-    "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
-    "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
-    "local_rank": ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
-}
+NEW_FOLDER = "run anew into another folder"
+_NOTHING = ("", "NoCache()", "NoVerifier()", repr(Sequential()))
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which of several processes this is; `local_rank` is among those of its machine."""
+class RunSettings:
+    """Everything that decides an answer, except for the machine: one row of a table.
 
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
+    Plug-ins are expressions, as `samplers.expression.expression_of` writes them.
+
+    Attributes:
+        dtype: Of the parameters.
+        task: Canonical address.
+        examples: Digest of the examples' ids, prompts and targets.
+        sampler: Empty if the verifier asks none.
+        decoding: All other options of the decode, with the block length that was used.
+        batch_size: Rows decoded together: which rows share a batch moves floating-point rounding.
+        prompts: "chat" or "plain".
+    """
+
+    model: str
+    revision: str | None
+    dtype: str
+    task: str
+    task_version: int
+    examples: str
+    num_examples: int
+    sampler: str
+    cache: str
+    verifier: str
+    blocks: str
+    decoding: DecodeConfig
+    batch_size: int
+    prompts: str
+
+    @property
+    def parts(self) -> list[str]:
+        """Sampler, cache, verifier and block schedule, as far as they are not the usual ones."""
+        return named_parts(self.sampler, self.cache, self.verifier, self.blocks)
+
+    def key(self, example_id: str) -> str:
+        """Returns the key of an example's record under these settings."""
+        return digest_of_text(f'{{"example":{canonical(example_id)},"settings":{self._text}}}')
+
+    @cached_property
+    def _text(self) -> str:
+        return canonical(self.written())
+
+    def with_seed(self, seed: int) -> "RunSettings":
+        """Returns the same settings with another seed."""
+        return replace(self, decoding=replace(self.decoding, seed=seed))
+
+    def written(self) -> dict[str, Any]:
+        """Returns the settings for JSON, the options of the decode among the others."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "decoding"}
+        options = asdict(self.decoding)
+        # JSON has no tuples: what is written and what is read are the same.
+        return own | {n: list(v) if isinstance(v, tuple) else v for n, v in options.items()}
 
     @staticmethod
-    def of_launch() -> "Place":
-        """Reads what `accelerate launch`, `torchrun` or `mpirun` tells each of its processes.
+    def of(written: Mapping[str, Any], where: str = "Settings") -> "RunSettings":
+        """Reads what `written` gave.
 
-        Raises ValueError if the rank is not below the number of processes.
+        Raises ValueError if a field is missing, unknown, of the wrong type or out of its range.
         """
-        found = {}
-        for field_name, variables in _LAUNCH_VARIABLES.items():
-            told = [os.environ[name] for name in variables if name in os.environ]
-            if told:
-                found[field_name] = int(told[0])
-        place = Place(**found)
-        if not 0 <= place.rank < place.world_size:
-            raise ValueError(
-                "The environment must give the rank of a process below the number of processes, "
-                f"got rank {place.rank} of {place.world_size}. Unset RANK, or set WORLD_SIZE too."
-            )
-        return place
+        found = msgspec.structs.asdict(converted(written, _WrittenSettings, where, NEW_FOLDER))
+        try:
+            decoding = DecodeConfig(**{name: found.pop(name) for name in OPTIONS})
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        return RunSettings(decoding=decoding, **found)
 
 
-ALONE = Place()
+_WrittenSettings = msgspec.defstruct(
+    "_WrittenSettings",
+    [*((f.name, f.type) for f in fields(RunSettings) if f.name != "decoding"), *OPTIONS.items()],
+    forbid_unknown_fields=True,
+)
+
+
+def named_parts(*parts: str) -> list[str]:
+    """Returns those of the expressions that name a setting: not those that change nothing."""
+    return [text for text in parts if text not in _NOTHING]
 
 
 @dataclass(frozen=True)
@@ -125,3 +178,50 @@ class Run:
             batch_size=self.batch_size,
             prompts=self.prompts or self.selection.task.prompts,
         )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a setting, as expressions; an empty `model` is the command's."""
+
+    sampler: str
+    cache: str = "NoCache()"
+    verifier: str = "NoVerifier()"
+    blocks: str = "Sequential()"
+    model: str = ""
+
+
+def run_of(loaded: Loaded, selection: Selection, parts: Parts, options: Mapping[str, Any]) -> Run:
+    """Returns the run of a setting on some examples, with the given options of the decode.
+
+    Raises ValueError if a part or an option is none.
+    """
+    plugins = built(vars(parts), loaded.target)
+    return Run(
+        model=loaded.model,
+        tokenizer=loaded.tokenizer,
+        selection=selection,
+        decoding=decoding_of(selection, options, plugins["blocks"]),
+        model_source=loaded.source or None,
+        revision=loaded.revision or None,
+        dtype=loaded.dtype,
+        files=loaded.files,
+        **plugins,
+    )
+
+
+def decoding_of(
+    selection: Selection, options: Mapping[str, Any], blocks: BlockSchedule = Sequential()
+) -> DecodeConfig:
+    """Returns the options of a decode: those given, else the task's own, else the defaults.
+
+    A block schedule with a block length of its own takes the place of the task's block length.
+    Raises ValueError if an option is out of its range.
+    """
+    task = selection.task
+    given = {"gen_length": task.gen_length, **options}
+    if task.block_length is not None and blocks.block_length is None:
+        # A published block length may be more than the answer length that was asked for.
+        own = min(task.block_length, given["gen_length"])
+        given = {"block_length": own, **given}
+    return DecodeConfig(**given)

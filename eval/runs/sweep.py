@@ -1,75 +1,43 @@
-"""Sweeps: a product of models, tasks, plug-ins and options, as a small TOML file names it."""
+"""The commands `run` and `sweep`: a product of models, tasks, plug-ins and options is decoded."""
 
+import argparse
 import difflib
+import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from dllm_decode import CausalTarget, DecodeConfig, MaskPredictor
-from dllm_decode.blocks import BlockSchedule, Sequential
-from eval.files import is_of
+from rich.console import Console
+
+from dllm_decode import DecodeConfig
+from dllm_decode.cli.files import is_of
+from dllm_decode.cli.models import Loaded, Place, open_model
+from dllm_decode.cli.options import OPTIONS, axes_of
+from dllm_decode.cli.plugins import CHECKS
+from eval.runs.crew import decoding_on_ray
+from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
-from eval.runs.options import OPTIONS
-from eval.runs.plugins import CHECKS, built, no_target
-from eval.runs.prompts import PromptTokenizer
-from eval.runs.settings import Run
+from eval.runs.progress import Reporter
+from eval.runs.prompts import said_of_unknown_words
+from eval.runs.runner import Checked, Decoding, RunPlan, execute, in_turn
+from eval.runs.settings import Parts, Run, RunSettings, run_of
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
+from eval.sandbox.sandbox import Sandbox
 from samplers.checks import shown
 from samplers.expression import expression_of
 
+DEFAULT_SAMPLERS = ("FixedSchedule()", "ConfidenceThreshold(0.9)")
+
+Warn: TypeAlias = Callable[[Sequence[str], Sequence[RunSettings]], None]
+"""Warns the user, given samplers as they were named and the settings that are run."""
+
 Axes: TypeAlias = Mapping[str, tuple[Any, ...]]
 """By field of `DecodeConfig` its values, each of which is run."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a setting, as expressions; an empty `model` is the command's."""
-
-    sampler: str
-    cache: str = "NoCache()"
-    verifier: str = "NoVerifier()"
-    blocks: str = "Sequential()"
-    model: str = ""
-
-
-class Loaded(NamedTuple):
-    """A model that is ready to answer.
-
-    Attributes:
-        dtype: Of its parameters.
-        target: Loads a verifier's causal model.
-        files: Files that the model was read from.
-        source: Its name in the settings.
-    """
-
-    model: MaskPredictor
-    tokenizer: PromptTokenizer
-    dtype: str
-    target: Callable[[str], CausalTarget] = no_target
-    files: tuple[Path, ...] = ()
-    source: str = ""
-    revision: str = ""
-
-    def run(self, selection: Selection, parts: Parts, options: Mapping[str, Any]) -> Run:
-        """Returns the run of a setting on some examples, with the given options of the decode.
-
-        Raises ValueError if a part or an option is none.
-        """
-        plugins = built(vars(parts), self.target)
-        return Run(
-            model=self.model,
-            tokenizer=self.tokenizer,
-            selection=selection,
-            decoding=decoding_of(selection, options, plugins["blocks"]),
-            model_source=self.source or None,
-            revision=self.revision or None,
-            dtype=self.dtype,
-            files=self.files,
-            **plugins,
-        )
 
 
 @dataclass(frozen=True)
@@ -135,7 +103,9 @@ class Sweep:
             self.models, selections, self.caches, self.verifiers, self.blocks, self._options(),
             self.samplers,
         ):  # fmt: skip
-            run = loaded[source].run(selection, Parts(sampler, cache, verifier, blocks), options)
+            run = run_of(
+                loaded[source], selection, Parts(sampler, cache, verifier, blocks), options
+            )
             if run.verifier.asks_sampler or sampler == self.samplers[0]:
                 prompts = self.prompts or None
                 yield replace(run, batch_size=self.batch_size, prompts=prompts, trace=trace)
@@ -149,21 +119,106 @@ class Sweep:
         ]
 
 
-def decoding_of(
-    selection: Selection, options: Mapping[str, Any], blocks: BlockSchedule = Sequential()
-) -> DecodeConfig:
-    """Returns the options of a decode: those given, else the task's own, else the defaults.
+class Measured(NamedTuple):
+    """A results folder, and those of its settings that the command decoded."""
 
-    A block schedule with a block length of its own takes the place of the task's block length.
-    Raises ValueError if an option is out of its range.
-    """
-    task = selection.task
-    given = {"gen_length": task.gen_length, **options}
-    if task.block_length is not None and blocks.block_length is None:
-        # A published block length may be more than the answer length that was asked for.
-        own = min(task.block_length, given["gen_length"])
-        given = {"block_length": own, **given}
-    return DecodeConfig(**given)
+    folder: Folder
+    settings: list[RunSettings]
+
+
+def run(options: argparse.Namespace, warn: Warn) -> Measured:
+    """Runs the settings that the options name."""
+    sweep = Sweep(
+        models=(options.model,),
+        tasks=(options.task,),
+        samplers=tuple(options.sampler or DEFAULT_SAMPLERS),
+        caches=tuple(options.cache or ("NoCache()",)),
+        verifiers=tuple(options.verifier or ("NoVerifier()",)),
+        blocks=tuple(options.blocks or ("Sequential()",)),
+        decoding=axes_of(options),
+        batch_size=options.batch_size,
+        prompts=options.prompts or "",
+        revision=options.revision,
+    )
+    return measure(sweep, options, warn)
+
+
+def run_sweep(options: argparse.Namespace, warn: Warn) -> Measured:
+    """Runs the settings that a file names; options that are given take the place of the file's."""
+    sweep = read_sweep(options.config)
+    sweep = replace(sweep, decoding={**sweep.decoding, **axes_of(options)})
+    sweep = replace(sweep, models=tuple(options.model or sweep.models))
+    return measure(sweep, options, warn)
+
+
+def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
+    """Decodes what the results folder lacks, all of it checked before the first forward."""
+    place = Place.of_launch()
+    Folder(options.out).require_usable()
+    if options.ray_actors and not options.ray:
+        raise ValueError(
+            f"--ray-actors must be given with --ray, got --ray-actors {options.ray_actors} alone."
+        )
+    own: list[RunSettings] = []
+
+    def tell(plan: RunPlan, others: list[RunSettings]) -> None:
+        own.extend(one.settings for one in plan.runs)
+        if place.rank > 0:
+            return
+        for one in plan.skipped:
+            sys.stderr.write(f"Skipped {one.setting}: {one.reason}\n")
+        if others:
+            sys.stderr.write(
+                f"The folder holds {len(others)} settings besides; they stay in the report "
+                "(--drop-others leaves them out).\n"
+            )
+        warn_of_unknown_words(plan.runs)
+        warn(sweep.samplers, own)
+
+    decoding: AbstractContextManager[Decoding] = nullcontext(in_turn)
+    here = options
+    if options.ray:
+        opener = partial(open_runs, sweep, options)
+        decoding = decoding_on_ray(options, opener, Folder(options.out), place.world_size)
+        # This process decodes nothing: it checks the runs and keeps the records.
+        here = argparse.Namespace(**{**vars(options), "device": "cpu"})
+    with decoding as decoded:
+        folder = execute(
+            open_runs(sweep, here),
+            options.out,
+            place=place,
+            decoded=decoded,
+            reporter=Reporter(Console(stderr=True)),
+            retry_errors=options.retry_errors,
+            skip_impossible=options.skip_impossible,
+            drop_others=options.drop_others,
+            on_plan=tell,
+        )
+    return Measured(folder, own)
+
+
+def open_runs(sweep: Sweep, options: argparse.Namespace) -> list[Run]:
+    """Reads the examples and loads the models of a sweep."""
+    selections = sweep.selections(code_for(options))
+    loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
+    return list(sweep.runs(loaded, selections, trace=not options.no_trace))
+
+
+def code_for(options: argparse.Namespace) -> CodeRunner:
+    """Returns what runs programs that a model wrote, as far as the user allows it."""
+    return Sandbox(options.code_runner) if options.allow_code else NO_CODE
+
+
+def warn_of_unknown_words(runs: Sequence[Checked]) -> None:
+    """Warns on standard error, once a task and model, of words that the tokenizer does not know."""
+    told = set()
+    for run, examples, settings in runs:
+        key = (settings.model, settings.task, settings.prompts)
+        if key not in told:
+            told.add(key)
+            said = said_of_unknown_words(run.tokenizer, examples, chat=settings.prompts == "chat")
+            if said:
+                sys.stderr.write(f"WARNING: {settings.task}, model {settings.model}: {said}\n")
 
 
 def read_sweep(path: str | Path) -> Sweep:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from eval.files import REPAIR, decoded
+from dllm_decode.cli.files import REPAIR, decoded
 from eval.tasks.base import Example, Task
 from samplers.checks import require_choice, require_count
 

@@ -14,14 +14,16 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
 
+from dllm_decode.cli.files import write_json
+from dllm_decode.cli.models import Place
+from dllm_decode.cli.plugins import parse_cache, parse_sampler
 from dllm_decode.core.model import fingerprint_of
-from dllm_decode.training import Progress, ProgressBar, Settings, train
+from dllm_decode.core.progress import ProgressBar
+from dllm_decode.training import Progress, Settings, train
 from dllm_decode.training.fsdp import require_launch
 from dllm_decode.training.teacher import Demonstration, Lessons
-from eval.files import write_json
-from eval.runs.command import code_for
-from eval.runs.plugins import parse_cache, parse_sampler
-from eval.runs.settings import Place, Run
+from eval.runs.settings import Run
+from eval.runs.sweep import code_for
 from eval.training.held_out import (
     HeldOutScores,
     compared,
@@ -204,7 +206,8 @@ class Distillation:
 
             progress = train(
                 student.objective, optimisers, lessons, settings, accelerator=accelerator,
-                evaluate=evaluate, observe=shown,
+                evaluate=evaluate,
+                observe=lambda report: shown.update(report.spent, report.said()),
                 measures=("accuracy", "low", "high", "forwards"),
             )  # fmt: skip
         on_first(accelerator, lambda: student.write(self.folder))

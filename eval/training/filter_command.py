@@ -12,9 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dllm_decode import NoVerifier
+from dllm_decode.cli.files import ANEW, digest, write_json
+from dllm_decode.cli.models import open_model
+from dllm_decode.cli.options import given_of
+from dllm_decode.cli.plugins import parse_cache, parse_sampler
 from dllm_decode.core.model import fingerprint_of
+from dllm_decode.core.progress import ProgressBar
 from dllm_decode.engine import compatibility
-from dllm_decode.training import ProgressBar
 from dllm_decode.training.filter_examples import FilterExamples, collect_examples, join
 from dllm_decode.training.learn2pd import (
     LEAST_PROMPTS,
@@ -24,12 +28,8 @@ from dllm_decode.training.learn2pd import (
     split,
     train_filter,
 )
-from eval.files import ANEW, write_json
-from eval.runs.command import code_for, open_model
-from eval.runs.options import given_of
-from eval.runs.plugins import parse_cache, parse_sampler
-from eval.runs.records import digest
 from eval.runs.settings import Run
+from eval.runs.sweep import code_for
 from eval.training.arguments import FILTER_DECODING
 from eval.training.held_out import (
     HeldOutScores,
@@ -135,8 +135,9 @@ class FilterTraining:
         splits = split(examples, settings.seed)
         with ProgressBar(console, "training") as bar:
             network = train_filter(
-                splits.train, splits.val, settings, folder=self.work / "checkpoints", observe=bar
-            )
+                splits.train, splits.val, settings, folder=self.work / "checkpoints",
+                observe=lambda report: bar.update(report.spent, report.said()),
+            )  # fmt: skip
         thresholds = sorted({*options.threshold, *PLAIN})
         console.print(_table_of_blocks(network, splits.test, thresholds))
         save_filter(

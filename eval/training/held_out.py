@@ -12,13 +12,14 @@ import msgspec
 from msgspec import Meta
 from rich.table import Table
 
-from eval.files import ANEW, read_object, write_json
+from dllm_decode.cli.files import ANEW, read_object, write_json
+from dllm_decode.cli.models import ALONE, Place
 from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
 from eval.reports.comparison import difference
 from eval.runs.answers import answer
-from eval.runs.lines import ScoredExample
 from eval.runs.provenance import machine_of
-from eval.runs.settings import ALONE, Place, Run
+from eval.runs.records import ScoredExample
+from eval.runs.settings import Run
 from eval.tasks import Example
 from eval.training.questions import Questions
 from samplers.expression import expression_of

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dllm_decode import CachePolicy, DecodeConfig
+from dllm_decode.cli.models import Loaded
+from dllm_decode.cli.plugins import split_address
 from dllm_decode.engine.loop import new_decoder
-from eval.runs.names import Selection, digest_of, parse_task, split_address
+from eval.runs.names import Selection, digest_of, parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt, said_of_unknown_words
-from eval.runs.settings import Run
-from eval.runs.sweep import Loaded, decoding_of
+from eval.runs.settings import Run, decoding_of
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import Example
 from eval.training.run_folder import DIGEST

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from torch.optim import AdamW, Optimizer
 
+from dllm_decode.cli.models import load
+from dllm_decode.cli.options import LENGTHS, given_of
+from dllm_decode.cli.plugins import parse_model
 from dllm_decode.models.loading.weights import check_weights, weight_files
 from dllm_decode.models.masked_transformer import own_network
 from dllm_decode.training import Batch, Objective, make_optimisers
@@ -17,9 +20,6 @@ from dllm_decode.training.certainty import (
 )
 from dllm_decode.training.lora import LoRA, require_lora
 from dllm_decode.training.saving import read_family, save_like
-from eval.runs.command import load
-from eval.runs.options import LENGTHS, given_of
-from eval.runs.plugins import parse_model
 from eval.training.questions import Questions, config_of
 
 

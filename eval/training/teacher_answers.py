@@ -7,12 +7,13 @@ import msgspec
 import torch
 from rich.console import Console
 
+from dllm_decode.cli.files import ANEW, read_object, write_json
+from dllm_decode.cli.models import Place
 from dllm_decode.core.observers import Trace
-from dllm_decode.training import ProgressBar
+from dllm_decode.core.progress import ProgressBar
 from dllm_decode.training.teacher import Demonstration
-from eval.files import ANEW, read_object, write_json
 from eval.runs.answers import answer
-from eval.runs.settings import Place, Run
+from eval.runs.settings import Run
 from eval.tasks import Example
 from eval.training.held_out import score_of
 from eval.training.questions import Questions

@@ -16,13 +16,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 
 from dllm_decode import CachePolicy, MaskPredictor, decode_many
 from dllm_decode.caches import NoCache
+from dllm_decode.core.progress import ProgressBar
 from dllm_decode.training import (
     Batch,
     Kind,
     KindRows,
     Objective,
     Progress,
-    ProgressBar,
     Settings,
     make_optimisers,
     train,
@@ -121,7 +121,7 @@ def run(
             settings,
             accelerator=accelerator,
             evaluate=evaluate,
-            observe=bar,
+            observe=lambda report: bar.update(report.spent, report.said()),
             resume=options.resume,
         )
         tokenizer.save_pretrained(folder)

@@ -9,15 +9,15 @@ from tiny_models import tiny
 
 from dllm_decode import decode
 from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, Sequential
+from dllm_decode.cli.plugins import parse_blocks, parse_sampler
 from dllm_decode.core.options import DecodeConfig
-from eval.calibrate.card import FORMAT, read_card
-from eval.calibrate.ladders import rung_of
-from eval.cli import evaluate as main
-from eval.runs.cache_error import TokenIds, TokenPrompts, error_of
+from eval.commands import evaluate as main
+from eval.runs.folder import Folder
 from eval.runs.names import Selection
-from eval.runs.plugins import parse_blocks, parse_sampler
-from eval.runs.records import Folder
 from eval.runs.settings import Run
+from eval.studies.cache_error import TokenIds, TokenPrompts, error_of
+from eval.studies.card import FORMAT, read_card
+from eval.studies.ladders import rung_of
 from samplers import ConfidenceThreshold
 
 TASK = "word_problems?split=test&limit=3"

@@ -11,10 +11,11 @@ import pytest
 from eval_runs import write_model
 
 from dllm_decode import load_model, load_target
+from dllm_decode.cli import files
+from dllm_decode.cli.files import digest_of
 from dllm_decode.verify import ARVerify, Guided
-from eval.cli import evaluate as main
-from eval.runs import provenance
-from eval.runs.provenance import CODE_NOTE, FILES_NOTE, digest_of, files_of
+from eval.commands import evaluate as main
+from eval.runs.provenance import CODE_NOTE, FILES_NOTE, files_of
 from eval.runs.runner import execute
 from samplers import CreditDecoding, Learn2PD
 
@@ -98,8 +99,8 @@ def test_models_targets_and_wrapped_filters_say_what_they_were_read_from() -> No
 
 
 def test_large_files_are_known_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "_NUM_PIECES", 4)
-    monkeypatch.setattr(provenance, "_PIECE_BYTES", 2)
+    monkeypatch.setattr(files, "_NUM_PIECES", 4)
+    monkeypatch.setattr(files, "_PIECE_BYTES", 2)
     file = tmp_path / "weights"
 
     def digest(contents: bytes) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli import main, make_parser
+from dllm_decode.cli.main import main, make_parser
 
 QUESTION = (
     "emma has 12 apples. emma finds 30 more apples and then gives 8 apples to ben. "

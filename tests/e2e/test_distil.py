@@ -10,7 +10,7 @@ from accelerate.state import AcceleratorState
 from processes import in_two_processes
 
 from dllm_decode import load_model
-from eval.cli import main
+from dllm_decode.cli.main import main
 from eval.training import distil_command, teacher_answers
 
 
@@ -159,7 +159,7 @@ def test_a_refusal_ends_every_process(tmp_path: Path) -> None:
     """The first process ended, and the others waited for it."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("mine")
-    told = in_two_processes("-m", "eval.cli", "distil", *options(tmp_path / "run"))
+    told = in_two_processes("-m", "dllm_decode", "distil", *options(tmp_path / "run"))
     assert [code for code, _ in told] == [2, 2]
     assert "--output must be new or hold a run" in told[0][1]
     assert "must be" not in told[1][1]

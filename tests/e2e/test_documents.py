@@ -15,10 +15,10 @@ from typing import NamedTuple
 import pytest
 
 from dllm_decode import DecodeConfig
-from eval.cli import make_eval_parser as make_parser
-from eval.cli import make_parser as make_command_parser
-from eval.runs.options import given_of
-from eval.runs.plugins import check_verifier, parse_blocks, parse_cache, parse_sampler
+from dllm_decode.cli.main import make_parser as make_command_parser
+from dllm_decode.cli.options import given_of
+from dllm_decode.cli.plugins import check_verifier, parse_blocks, parse_cache, parse_sampler
+from eval.commands import make_eval_parser as make_parser
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

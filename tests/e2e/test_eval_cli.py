@@ -8,8 +8,8 @@ from typing import NoReturn
 import pytest
 from eval_runs import write_model
 
-from eval.cli import evaluate as main
-from eval.runs.records import Folder
+from eval.commands import evaluate as main
+from eval.runs.folder import Folder
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_mistakes_are_answered_in_a_sentence(
     if command[0] == "lm":
         pytest.importorskip("lm_eval")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("eval.runs.command.load_model", _no_model)
+    monkeypatch.setattr("dllm_decode.cli.models.load_model", _no_model)
     (tmp_path / "file").write_text("")
     (tmp_path / "halves").write_text('{"prompt": "a\\ud800", "answer": "b"}\n')
     (tmp_path / "latin").write_bytes(b'{"prompt": "\xe9", "answer": "b"}\n')

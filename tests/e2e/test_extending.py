@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.cli import evaluate as main
+from eval.commands import evaluate as main
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "extending.md"
 RECIPES = re.split(r"^## ", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from dllm_decode import FreeCache, decode, generate, load_model
+from dllm_decode.cli.main import main
 from dllm_decode.models.diffusion_gemma import DiffusionGemma
-from eval.cli import main
 from eval.runs.prompts import encode_prompt
 from eval.tasks import WordProblems
 from samplers import AcceptAndRenoise

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dllm_decode import generate, load_model
-from eval.cli import main
+from dllm_decode.cli.main import main
 
 QUESTION = (
     "emma has 12 apples. emma finds 5 more apples and then gives 2 apples to ben. "

@@ -9,7 +9,7 @@ import pytest
 from processes import ray_environment
 from served import wait_until
 
-from eval.runs.records import Folder
+from eval.runs.folder import Folder
 
 pytest.importorskip("ray", reason="needs the extra ray")
 ROOT = Path(__file__).parents[2]

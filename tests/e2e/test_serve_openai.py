@@ -13,7 +13,7 @@ import pytest
 from served import QUESTIONS, chat_of, wait_until
 
 from dllm_decode import generate, load_model
-from eval.cli import main
+from dllm_decode.cli.main import main
 from samplers import ConfidenceThreshold
 
 openai = pytest.importorskip("openai")
@@ -31,7 +31,7 @@ class Process:
 
     def __init__(self, *words: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "eval.cli", "serve", "--port", "0", *words]
+        command = [sys.executable, "-m", "dllm_decode", "serve", "--port", "0", *words]
         self.said: list[str] = []
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True

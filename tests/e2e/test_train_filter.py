@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from dllm_decode import decode, load_model
-from eval.cli import main
+from dllm_decode.cli.main import main
 from eval.training import filter_command
 from samplers import Learn2PD
 from samplers.learn2pd import load_filter

@@ -27,8 +27,8 @@ from dllm_decode import decode
 from dllm_decode.models import load_model, save_model
 from dllm_decode.models.loading.find import ASSETS
 from eval.reports.summary import measured
+from eval.runs.folder import Folder
 from eval.runs.names import parse_task
-from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.runs.sweep import read_sweep
 from samplers import FixedSchedule

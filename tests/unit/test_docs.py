@@ -10,9 +10,9 @@ import dllm_decode
 import samplers
 from dllm_decode import CachePolicy, blocks, caches, verify
 from dllm_decode.blocks import BlockSchedule
-from eval.cli import make_eval_parser
-from eval.runs.command import DEFAULT_SAMPLERS
+from eval.commands import make_eval_parser
 from eval.runs.names import parse_task
+from eval.runs.sweep import DEFAULT_SAMPLERS
 from eval.tasks.problem_files import PROTOCOLS
 from samplers import ALL_SAMPLERS, RevisingSampler, Sampler, Wrapper
 
@@ -79,13 +79,6 @@ def test_every_name_of_the_reference_exists(page: Path) -> None:
         if line.startswith("::: "):
             module, _, name = line.removeprefix("::: ").rpartition(".")
             assert hasattr(import_module(module), name), line
-
-
-def test_the_pictures_are_those_that_their_script_draws() -> None:
-    made = runpy.run_path(str(DOCS / "make_pictures.py"))
-    for name, draw in made["PICTURES"].items():
-        text = (DOCS / "img" / f"{name}.svg").read_text(encoding="utf-8")
-        assert text == draw().svg(), f"Run docs/make_pictures.py: {name} has changed."
 
 
 def test_functions_that_the_picture_of_a_round_names_are_there() -> None:

@@ -2,51 +2,88 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import gpu
-from benchmarks.gpu_parts import PARTS
-from benchmarks.setting import Setting
+from benchmarks.setting import GEOMETRIES, Setting
 
+WORDS = ["--quick", "--device", "cpu"]
 TINY = Setting(
     "tiny", prompt_length=12, gen_length=16, block_length=8, steps_per_block=4, dtype="float32",
     num_threads=1,
 )  # fmt: skip
-WORDS = ["--quick", "--device", "cpu", "--geometry", "tiny"]
-SLOW = set(PARTS) - {"collection", "correctness"}
 
 
-@pytest.mark.parametrize(
-    "part", ["collection", *(pytest.param(part, marks=pytest.mark.slow) for part in sorted(SLOW))]
-)
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiles nothing, which would take minutes."""
+    monkeypatch.setattr(gpu, "WAYS", {"eager": False})
+    monkeypatch.setitem(GEOMETRIES, "small", GEOMETRIES["tiny"])
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("part", [part for part in gpu.PARTS if part != "tests"])
 def test_a_part_measures_something(part: str) -> None:
-    rows, text = PARTS[part](TINY)
+    rows = gpu.PARTS[part](TINY)
     json.dumps(rows)
-    assert rows
-    assert part != "step" or "Self CPU" in text
+    assert {row.get("forwards of", row.get("forwards")) for row in rows} == {"eager"}
 
 
-def test_finished_parts_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("part", gpu.PARTS)
+def test_every_part_runs_as_its_users_run_it(part: str, tmp_path: Path) -> None:
+    gpu.main([*WORDS, "--folder", str(tmp_path), "--parts", part])
+    record = json.loads((tmp_path / f"{part}.json").read_text())
+    assert record["setting"]["geometry"] == "tiny"
+    if part == "tests":
+        assert {row["exit status"] for row in record["rows"]} == {0}
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_cpu_agrees_with_itself_and_not_with_other_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    *exact, rough = gpu.correctness(TINY)
+    assert all(row["same"] == row["of"] for row in exact)
+    assert exact[-1]["largest error"] == 0.0
+    assert 0.8 < rough["same"] / rough["of"] < 1.0
+    logits, count = gpu._logits, []
+
+    def other(model):
+        count.append(model)
+        if len(count) == 2:
+            model.transformer.norm.weight[::2] *= -1
+        return logits(model)
+
+    monkeypatch.setattr(gpu, "_logits", other)
+    *_, exact, rough = gpu.correctness(TINY)
+    assert exact["largest error"] > 1
+    assert rough["same"] / rough["of"] < 0.5
+
+
+def test_finished_parts_are_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     ran: list[str] = []
 
-    def run(command: list[str], **_: Any) -> Any:
-        part = command[-1]
+    def run(part: str, setting: Setting, path: Path) -> None:
         ran.append(part)
-        if part == "tree" and ran.count("tree") == 1:
-            return type("Done", (), {"returncode": 1})
-        gpu.main([*command[4:]])
-        return type("Done", (), {"returncode": 0})
+        if part != "step" or ran.count("step") > 1:
+            gpu.measure_part(part, setting, path)
 
-    monkeypatch.setattr(gpu.subprocess, "run", run)
-    words = [*WORDS, "--folder", str(tmp_path), "--parts", "free-cache", "tree"]
-    with pytest.raises(SystemExit, match="These parts must be run again: tree"):
+    monkeypatch.setattr(gpu, "run", run)
+    monkeypatch.setattr(gpu, "PARTS", dict.fromkeys(gpu.PARTS, _one_line))
+    words = [*WORDS, "--folder", str(tmp_path), "--parts", "step", "one-row"]
+    with pytest.raises(SystemExit, match=r"These parts must be run again: step\."):
         gpu.main(words)
     gpu.main(words)
-    assert ran == ["free-cache", "tree", "tree"]
-    record = json.loads((tmp_path / "tree.json").read_text())
-    assert [row["time"] for row in record["rows"]] == [1, 2, 3, 4, 5, 6]
-    assert record["setting"]["geometry"] == "tiny"
+    assert ran == ["step", "one-row", "step"]
+    assert "step: Says its batch" in capsys.readouterr().out
     gpu.main([*words, "--again"])
-    assert ran[3:] == ["free-cache", "tree"]
+    assert ran[3:] == ["step", "one-row"]
+
+
+def _one_line(setting: Setting) -> gpu.Rows:
+    """Says its batch."""
+    return [{"rows": setting.batch_size}]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import peers
+from benchmarks import peer_process, peers
 from benchmarks.frame import table_of
-from benchmarks.peers import compare_with_peers, contender, find_checkouts
+from benchmarks.peers import compare_with_peers, find_checkouts
 from benchmarks.setting import Setting
 
 ROOT = Path(__file__).parents[3]
@@ -81,7 +81,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         interpreters.append(command[0])
         with monkeypatch.context() as patch:
             patch.setattr(sys, "path", ["", *sys.path])
-            contender.main(*command[2:])
+            peer_process.main(*command[2:])
         for name in ("generate", "model", "model.modeling_llada"):
             sys.modules.pop(name, None)
         return subprocess.CompletedProcess(command, 0, "", "")
@@ -92,7 +92,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_tokens_of_a_peer_are_compared(checkout: Path, in_this_process: list[str]) -> None:
-    checkouts = find_checkouts([f"fast-dllm={checkout}"], TINY)
+    checkouts = find_checkouts([f"fast-dllm={checkout}"])
     *_, rows = compare_with_peers(TINY, checkouts, "their-python", 2)
     assert [row["contender"] for row in rows] == [
         "fast-dllm: generate", MODES["generate"],
@@ -117,12 +117,7 @@ def test_a_peer_that_fails_names_the_other_interpreter(tmp_path: Path) -> None:
 def test_peers_that_cannot_run_are_refused_first(checkout: Path, tmp_path: Path) -> None:
     for text in ("fast-dllm", "other=/tmp"):
         with pytest.raises(ValueError, match="must be NAME=PATH"):
-            find_checkouts([text], TINY)
+            find_checkouts([text])
     with pytest.raises(ValueError, match=r"must have a file generate\.py"):
-        find_checkouts([f"fast-dllm={tmp_path}"], TINY)
-    (tmp_path / "generation").mkdir()
-    (tmp_path / "generation" / "core.py").touch()
-    given = [f"freedave={tmp_path}", f"fast-dllm={checkout}"]
-    assert find_checkouts(given, TINY) == {"freedave": tmp_path, "fast-dllm": checkout / "llada"}
-    with pytest.raises(ValueError, match="one token a step"):
-        find_checkouts(given, replace(TINY, steps_per_block=4))
+        find_checkouts([f"fast-dllm={tmp_path}"])
+    assert find_checkouts([f"fast-dllm={checkout}"]) == {"fast-dllm": checkout / "llada"}

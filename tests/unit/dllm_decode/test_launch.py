@@ -14,8 +14,8 @@ ENTRY_POINTS = (
     *(
         pytest.param([*words, "--help"], marks=pytest.mark.slow)
         for words in (
-            ["-m", "eval"], ["-m", "benchmarks"], ["-m", "benchmarks.calibration"],
-            ["-m", "benchmarks.many"], ["examples/llada_gsm8k.py"], ["examples/my_sampler.py"],
+            ["-m", "eval"], ["-m", "benchmarks"], ["-m", "benchmarks.serve"],
+            ["examples/llada_gsm8k.py"], ["examples/my_sampler.py"],
             ["examples/speculative.py"],
             *([f"examples/mini/train_{name}.py"] for name in (
                 "long", "long_ar", "mini", "mini_ar", "mini_uniform",

@@ -24,13 +24,13 @@ from dllm_decode import (
     load_model,
 )
 from dllm_decode.blocks import MultiBlock, Sequential
-from eval.cli import evaluate as main
+from eval.commands import evaluate as main
 from eval.lm_harness import command as lm_command
 from eval.lm_harness.likelihood import LeftToRight, MonteCarlo
 from eval.lm_harness.settings import LmSettings, Opened
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
-from eval.runs.cache_error import TokenIds
+from eval.studies.cache_error import TokenIds
 from samplers import ConfidenceThreshold, FixedSchedule
 
 ROOT = Path(__file__).parents[4]

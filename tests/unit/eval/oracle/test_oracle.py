@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dllm_decode import ForwardInputs, StepEvent, decode
-from eval.cli import evaluate as main
+from eval.commands import evaluate as main
 from eval.oracle.exact import accuracy
 from eval.oracle.joint import Joint, even_sizes, left_to_right
 from eval.oracle.oracle import OracleModel

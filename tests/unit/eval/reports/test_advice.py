@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 from eval_runs import SETTINGS, folder_of, record
 
-from eval.cli import evaluate
+from eval.commands import evaluate
 from eval.metrics.costs import COSTS, usual_cost
 from eval.metrics.statistics import Z_95
 from eval.reports.advice import advice
 from eval.reports.summary import measured
-from eval.runs.records import Folder
+from eval.runs.folder import Folder
 
 
 def compared(path: Path, num_examples: int) -> Folder:
     """Three settings; one with fewer forwards loses answers, one with fewer columns loses none."""
     whole = replace(SETTINGS, num_examples=num_examples)
     steps = replace(whole, sampler="ConfidenceThreshold(threshold=0.5)")
-    cached = replace(whole, cache="DualCache(refresh_every=0, before=0, after=0, entry='sampler')")
+    cached = replace(whole, cache="DualCache(refresh_every=0, before=0, after=0)")
     costs = ((whole, 0, 8, 160), (steps, num_examples // 10, 2, 40), (cached, 0, 8, 64))
     return folder_of(path, [whole, steps, cached], [
         record(own, f"e{number:04}", float(number >= num_wrong), nfe=nfe, query_positions=columns,

@@ -10,7 +10,7 @@ from eval_runs import SETTINGS, record
 from PIL import Image
 
 from dllm_decode import DecodeConfig
-from eval.cli import evaluate as main
+from eval.commands import evaluate as main
 from eval.reports.animation import draw_frame, num_rounds, tint, write_animation
 from eval.reports.replay import Example, panels_of, parts_of
 from eval.runs.runner import execute

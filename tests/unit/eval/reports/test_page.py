@@ -20,10 +20,10 @@ from eval.reports.replay import panels_of
 from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.templates import ASSETS
-from eval.runs import records
-from eval.runs.records import Folder
+from eval.runs.answers import RunnersUp
+from eval.runs.folder import Folder
+from eval.runs.records import read_parts
 from eval.runs.runner import execute
-from eval.runs.traces import RunnersUp
 from samplers import ConfidenceThreshold, Wino
 
 RUNS = eval_runs.runs()
@@ -154,8 +154,10 @@ def test_edited_examples_are_not_compared_with_old_ones(finished: Folder, tmp_pa
 def test_a_report_reads_its_folder_once(finished: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """It read every record five times: 8,000 of them took minutes."""
     read = []
-    parts = records.read_parts
-    monkeypatch.setattr(records, "read_parts", lambda path: read.append(path) or parts(path))
+    parts = read_parts
+    monkeypatch.setattr(
+        "eval.runs.folder.read_parts", lambda path: read.append(path) or parts(path)
+    )
     assert show(finished) == 0
     assert len(read) == 1
 

@@ -9,7 +9,7 @@ import pytest
 from eval_runs import folder_of
 
 from dllm_decode import DecodeConfig
-from eval.cli import evaluate as main
+from eval.commands import evaluate as main
 from eval.metrics.metrics import TradeOff
 from eval.metrics.statistics import wilson
 from eval.oracle.exact import accuracy, curve, joint_of
@@ -19,10 +19,11 @@ from eval.reports.replay import picture_of, replay_page
 from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.table import other_scores
-from eval.runs.lines import Record
+from eval.runs.folder import Folder
 from eval.runs.names import parse_task
-from eval.runs.records import Folder, RunSettings
+from eval.runs.records import Record
 from eval.runs.runner import execute
+from eval.runs.settings import RunSettings
 from eval.tasks.lists import ListQuestion, valid_outputs
 
 SETTINGS = replace(

@@ -16,8 +16,8 @@ from eval.reports.pooling import per_example
 from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.table import table
-from eval.runs.records import RunSettings
 from eval.runs.runner import execute
+from eval.runs.settings import RunSettings
 from samplers import FixedSchedule
 
 

@@ -11,8 +11,8 @@ from eval.metrics.costs import COSTS
 from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.table import table
-from eval.runs.cache_error import error_of
 from eval.runs.runner import execute
+from eval.studies.cache_error import error_of
 from eval.tasks import text_scores
 from samplers import FixedSchedule
 

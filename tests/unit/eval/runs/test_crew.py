@@ -9,10 +9,10 @@ from pathlib import Path
 import eval_runs
 import pytest
 
-from eval.__main__ import evaluate
+from eval.commands import evaluate
 from eval.runs.crew import Actor, Decoded, shared
-from eval.runs.lines import Record
-from eval.runs.records import Folder
+from eval.runs.folder import Folder
+from eval.runs.records import Record
 from eval.runs.runner import PendingBatch, Worker, execute
 
 

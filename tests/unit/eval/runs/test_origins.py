@@ -7,10 +7,10 @@ from pathlib import Path
 import eval_runs
 import pytest
 
-from eval.cli import main
+from dllm_decode.cli.main import main
+from dllm_decode.cli.plugins import sources_of
 from eval.reports.command import show
-from eval.runs.provenance import sources_of
-from eval.runs.records import Folder
+from eval.runs.folder import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run
 from samplers import FixedSchedule, parse

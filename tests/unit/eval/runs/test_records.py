@@ -9,9 +9,9 @@ from typing import Any
 import eval_runs
 import pytest
 
-from eval.cli import evaluate as main
+from eval.commands import evaluate as main
 from eval.reports.summary import measured
-from eval.runs.records import Folder
+from eval.runs.folder import Folder
 from eval.runs.runner import execute
 from samplers import FixedSchedule
 

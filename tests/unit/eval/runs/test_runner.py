@@ -17,13 +17,13 @@ from toys import tiny_target
 
 from dllm_decode import CausalTarget, DelayedCache, FreeCache
 from dllm_decode.blocks import Sequential
+from dllm_decode.cli.models import Loaded, Place
 from eval.reports.summary import measured
 from eval.runs import provenance
+from eval.runs.folder import Folder
 from eval.runs.progress import Reporter
-from eval.runs.records import Folder
 from eval.runs.runner import execute
-from eval.runs.settings import Place
-from eval.runs.sweep import Loaded, Sweep
+from eval.runs.sweep import Sweep
 from samplers import FixedSchedule, Wino
 
 

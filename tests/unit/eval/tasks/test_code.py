@@ -10,10 +10,10 @@ import eval_runs
 import pytest
 from eval_runs import write_lines
 
-from eval.cli import evaluate, main
-from eval.runs import command as runs_command
+from dllm_decode.cli.main import main
+from eval.commands import evaluate
+from eval.runs.folder import Folder
 from eval.runs.names import parse_task
-from eval.runs.records import Folder
 from eval.runs.runner import execute
 from eval.sandbox.code_runner import NO_CODE
 from eval.sandbox.sandbox import Sandbox
@@ -233,7 +233,7 @@ def test_the_command_line_decodes_and_scores_only_if_told_to(
         "--gen-length", "16", "--no-trace",
     ]  # fmt: skip
     with monkeypatch.context() as patched:
-        patched.setattr(runs_command, "load_model", lambda *_, **__: pytest.fail("loaded"))
+        patched.setattr("dllm_decode.cli.models.load_model", lambda *_, **__: pytest.fail("loaded"))
         assert evaluate(command) == 2
         assert "mbpp is scored by running programs" in capsys.readouterr().err
         assert evaluate([*command, "--allow-code", "--code-runner", "no-such-one"]) == 2

@@ -7,8 +7,10 @@ import pytest
 from eval_runs import write_lines
 
 from dllm_decode.blocks import Sequential
+from dllm_decode.cli.models import Loaded
 from eval.runs.names import parse_task
-from eval.runs.sweep import Loaded, Sweep, decoding_of
+from eval.runs.settings import decoding_of
+from eval.runs.sweep import Sweep
 from eval.tasks.gsm8k import Gsm8k, flexible_answer, strict_answer
 from eval.tasks.problem_files import PROTOCOLS
 

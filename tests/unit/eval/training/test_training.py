@@ -15,12 +15,13 @@ from safetensors.torch import save_file
 from toys import HashModel
 
 from dllm_decode import DecodeConfig, StepEvent, decode, load_model
+from dllm_decode.cli.files import write_json
+from dllm_decode.cli.main import main
+from dllm_decode.cli.models import Place
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.find import find_model
-from eval.cli import main
-from eval.files import write_json
-from eval.runs.cache_error import TokenIds
-from eval.runs.settings import Place, Run
+from eval.runs.settings import Run
+from eval.studies.cache_error import TokenIds
 from eval.training.filter_command import read_examples
 from eval.training.held_out import HeldOutScores, compared, measure, read_measured
 from eval.training.questions import Questions, read_questions

@@ -1,0 +1,1 @@
+"""The command line; other packages register commands by entry points."""

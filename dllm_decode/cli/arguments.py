@@ -1,0 +1,121 @@
+"""Options of the commands, as dataclasses. Nothing heavy is imported."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Port: TypeAlias = Annotated[int, Meta(ge=0, le=2**16 - 1)]
+# OpenMP ends the process where memory lacks for more threads.
+Threads: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
+Expression: TypeAlias = Annotated[str, "EXPR"]
+File: TypeAlias = Annotated[str, "FILE"]
+Folder: TypeAlias = Annotated[str, "FOLDER"]
+Name: TypeAlias = Annotated[str, "NAME"]
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model is decoded.
+
+    Attributes:
+        model: Embedded name, folder or hub id; options follow a question mark, as in
+            'FOLDER?family=my_module:MY_FAMILY&mask_id=5', also block_length, adapter, quantize.
+        revision: Branch, tag or commit of a hub id.
+    """
+
+    model: Annotated[str, "MODEL"] = "mini"
+    revision: Name = ""
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """Where the model is decoded.
+
+    Attributes:
+        device: Where the model runs: cpu, cuda, cuda:1, or auto, which spreads it over all devices;
+            of several processes, each has its own 'cuda'.
+        dtype: Precision of the parameters. `None`: the checkpoint's.
+        threads: Processor threads. `None`: torch's choice.
+    """
+
+    device: Name = "cpu"
+    dtype: Dtype | None = None
+    threads: Threads | None = None
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """Plug-ins of a decode.
+
+    Attributes:
+        sampler: Which positions to commit. `None`: ConfidenceThreshold(0.9), on a uniform-state
+            model AcceptAndRenoise().
+        cache: Which columns to recompute.
+        verifier: How a round's forwards are run, and who decides.
+        blocks: Block schedule: which positions are open.
+    """
+
+    sampler: Expression | None = None
+    cache: Expression = "NoCache()"
+    verifier: Expression = "NoVerifier()"
+    blocks: Expression = "Sequential()"
+
+
+@dataclass(frozen=True)
+class Question:
+    """Options of `generate`.
+
+    Attributes:
+        text: The question; - reads it from standard input.
+        template: The answer with blanks to fill: [MASK:12] is twelve tokens, [MASK] one.
+        input: Prompts, a JSON object a line: text or messages, template, id, gen_length,
+            temperature and so on.
+        output: Answers to --input, a line each; those that are there are not decoded again.
+        num_rows: Prompts of --input that are decoded together.
+        live: Show the answer while it is decoded.
+        plain: Take the text as it is, without the chat template.
+    """
+
+    text: str | None = field(default=None, metadata={"nargs": "?"})
+    template: Annotated[str, "TEXT"] = ""
+    input: File = ""
+    output: File = ""
+    num_rows: Positive = 8
+    live: bool = False
+    plain: bool = False
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Options of `read`.
+
+    Attributes:
+        text: A text with choices such as [yes|no]; [MASK:3] is left open.
+        question: The question that the text answers.
+    """
+
+    text: str
+    question: Annotated[str, "TEXT"] | None = None
+
+
+@dataclass(frozen=True)
+class Server:
+    """Options of `serve`.
+
+    Attributes:
+        served_name: Name of the model for clients. `None`: the last part of its address.
+        host: Where the server listens; 0.0.0.0 lets other machines in.
+        port: Where the server listens; 0 is any free port.
+        api_key: Key that clients must send. `None`: nothing.
+        allow_sampler: A further sampler, which requests may name; each has a batch of its own.
+    """
+
+    served_name: Name | None = None
+    host: Annotated[str, "HOST"] = "127.0.0.1"
+    port: Port = 8000
+    api_key: Annotated[str, "KEY"] | None = None
+    allow_sampler: list[Annotated[str, "NAME=EXPR"]] = field(default_factory=list)

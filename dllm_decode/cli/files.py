@@ -1,0 +1,167 @@
+"""Reads and writes files of JSON, and digests of files and values.
+
+A file appears under its name only when it is complete.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from types import GenericAlias
+from typing import Any, TypeVar
+
+import msgspec
+from filelock import FileLock, Timeout
+
+Value = TypeVar("Value")
+
+_NUM_PIECES = 1024
+_PIECE_BYTES = 16 * 1024
+
+ANEW = "remove the file, and the same command makes it anew"
+REPAIR = "repair or remove it"
+
+
+def read_object(file: Path, kind: Any = dict[str, Any], *, remedy: str = ANEW) -> Any:
+    """Reads a file of JSON, and checks its contents against a type as `decoded` does."""
+    return decoded(file.read_bytes(), kind, str(file), remedy)
+
+
+def decoded(content: bytes, kind: type[Value] | GenericAlias, where: str, remedy: str) -> Value:
+    """Reads JSON of a declared type: NaN, unknown fields of a Struct and half texts are refused.
+
+    Raises ValueError if the contents are anything else; the message names the place `where`, such
+    as a file and its line, the field, and the remedy.
+    """
+    with _refused(where, remedy):
+        return msgspec.json.decode(content, type=kind)
+
+
+def converted(value: object, kind: type[Value] | GenericAlias, where: str, remedy: str) -> Value:
+    """Checks a value that was read already, as `decoded` does."""
+    with _refused(where, remedy):
+        return msgspec.convert(value, kind)
+
+
+def is_of(value: object, kind: Any) -> bool:
+    """Says whether a value that was read from JSON or TOML is of a type: True is no number."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+@contextmanager
+def _refused(where: str, remedy: str) -> Iterator[None]:
+    """Turns msgspec's errors into a ValueError that names the place, the field and the remedy."""
+    try:
+        yield
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{where} must {_wanted(error)}; {remedy}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} must be JSON, got: {error}; {remedy}.") from None
+
+
+def _wanted(error: msgspec.ValidationError) -> str:
+    said, _, path = str(error).partition(" - at `$")
+    said, path = said.replace("`", ""), path.strip("`.")
+    missing, unknown = "Object missing required field ", "Object contains unknown field "
+    if said.startswith(missing):
+        inside = f" in {path!r}" if path else ""
+        return f"have a field {said.removeprefix(missing)!r}{inside}, got none"
+    if said.startswith(unknown):
+        return f"have the fields of this version, got {said.removeprefix(unknown)!r} besides"
+    said = said[:1].lower() + said[1:]
+    # The values of an object without declared fields have no name.
+    place = "be" if path.startswith("[") or not path else f"have {path!r}"
+    return f"{place} in its official form: {said}"
+
+
+def write_json(file: Path, content: object) -> None:
+    """Writes a file of JSON, see `write_text`."""
+    write_text(file, json.dumps(content, indent=1) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Writes a file and makes its folder, so that no other process reads half of the file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
+
+
+def require_file(option: str, path: str) -> Path:
+    """Returns where a file will be written; refuses it before the contents are computed.
+
+    Raises ValueError if its folder is not there, or it is a folder.
+    """
+    file = Path(path)
+    if file.is_dir() or not file.parent.is_dir():
+        raise ValueError(f"{option} must be a file in a folder that is there, got {path!r}.")
+    return file
+
+
+def require_folder(path: Path) -> None:
+    """Raises ValueError if a file is where a folder will be made."""
+    nearest = next(one for one in (path, *path.parents) if one.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"{path} must be a folder, or be new, got the file {nearest}.")
+
+
+@contextmanager
+def only_writer(file: Path, refusal: str) -> Iterator[None]:
+    """Holds a lock file, which ends with its process; its folder must be there.
+
+    Raises ValueError with the text `refusal` if another process holds it.
+    """
+    try:
+        with FileLock(file).acquire(timeout=0):
+            yield
+    except Timeout:
+        raise ValueError(refusal) from None
+
+
+def cut_torn_line(path: Path) -> None:
+    """Removes what a process that was killed left of its last line."""
+    written = path.read_bytes()
+    whole = written.rfind(b"\n") + 1
+    if whole < len(written):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+
+
+def digest_of(file: Path) -> str:
+    """Returns a digest of a file's size and contents; when it was written does not count.
+
+    Up to 16 MiB are read whole. A larger file, such as 16 GB of weights, is known by 1024 pieces of
+    16 KiB, evenly from its first byte to its last: training changes weights nearly everywhere. A
+    change that misses every piece, such as that of a single norm in a large file, is not noticed.
+    """
+    size = file.stat().st_size
+    found = blake2b(str(size).encode(), digest_size=12)
+    starts: Iterable[int] = range(0, size, _PIECE_BYTES)
+    if size > _NUM_PIECES * _PIECE_BYTES:
+        starts = (i * (size - _PIECE_BYTES) // (_NUM_PIECES - 1) for i in range(_NUM_PIECES))
+    with file.open("rb", buffering=0) as opened:
+        for start in starts:
+            opened.seek(start)
+            found.update(opened.read(_PIECE_BYTES))
+    return found.hexdigest()
+
+
+def digest(value: object) -> str:
+    """Returns a short hash of a value's canonical JSON."""
+    return digest_of_text(canonical(value))
+
+
+def canonical(value: object) -> str:
+    """Returns a value as JSON, the same text for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def digest_of_text(text: str) -> str:
+    """Returns a short hash of a text."""
+    return blake2b(text.encode(), digest_size=12).hexdigest()

@@ -1,0 +1,201 @@
+"""Models of the command line, and one that answers with the plug-ins of its options."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, Unpack
+
+import torch
+
+from dllm_decode import (
+    CachePolicy,
+    CausalTarget,
+    DecodeConfig,
+    GenerateOutput,
+    MaskPredictor,
+    Verifier,
+    generate,
+    load_model,
+    load_target,
+    new_decoder,
+    stream_to_terminal,
+)
+from dllm_decode.blocks import BlockSchedule
+from dllm_decode.cli.options import given_of
+from dllm_decode.cli.plugins import CHECKS, built, no_target, parse_model
+from dllm_decode.core.options import DecodeOptions
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.models.loading.load import LoadedModel
+from dllm_decode.text.generation import default_sampler
+from dllm_decode.text.texts import UseTemplate
+from samplers import Sampler
+
+Chat = Sequence[Mapping[str, str]]
+
+_LAUNCH_VARIABLES = {
+    "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+    "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+    "local_rank": ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of several processes this is; `local_rank` is among those of its machine."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+    @staticmethod
+    def of_launch() -> "Place":
+        """Reads what `accelerate launch`, `torchrun` or `mpirun` tells each of its processes.
+
+        Raises ValueError if the rank is not below the number of processes.
+        """
+        found = {}
+        for field_name, variables in _LAUNCH_VARIABLES.items():
+            told = [os.environ[name] for name in variables if name in os.environ]
+            if told:
+                found[field_name] = int(told[0])
+        place = Place(**found)
+        if not 0 <= place.rank < place.world_size:
+            raise ValueError(
+                "The environment must give the rank of a process below the number of processes, "
+                f"got rank {place.rank} of {place.world_size}. Unset RANK, or set WORLD_SIZE too."
+            )
+        return place
+
+
+ALONE = Place()
+
+
+class Loaded(NamedTuple):
+    """A model that is ready to answer.
+
+    Attributes:
+        dtype: Of its parameters.
+        target: Loads a verifier's causal model.
+        files: Files that the model was read from.
+        source: Its name in the settings.
+    """
+
+    model: MaskPredictor
+    tokenizer: Any
+    dtype: str
+    target: Callable[[str], CausalTarget] = no_target
+    files: tuple[Path, ...] = ()
+    source: str = ""
+    revision: str = ""
+
+
+def open_model(
+    source: str, options: argparse.Namespace, revision: str = "", *, needs_tokenizer: bool = True
+) -> Loaded:
+    """Sets the number of threads, and loads a model as `load` does."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return load(
+        source, device=options.device, dtype=options.dtype, revision=revision,
+        needs_tokenizer=needs_tokenizer,
+    )  # fmt: skip
+
+
+def load(
+    source: str, *, device: str | None = "cpu", dtype: str | None = None, revision: str = "",
+    needs_tokenizer: bool = True,
+) -> Loaded:  # fmt: skip
+    """Loads the model of an address as `load_model` does; each process has its own "cuda"."""
+    own = f"cuda:{Place.of_launch().local_rank}" if device == "cuda" else device
+    found: tuple[LoadedModel, Any] = load_model(
+        **asdict(parse_model(source)), device=own, dtype=dtype, revision=revision or None,
+        tokenizer="required" if needs_tokenizer else "optional",
+    )  # fmt: skip
+    model, tokenizer = found
+    wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
+    return Loaded(
+        model=model,
+        tokenizer=tokenizer,
+        dtype=str(model.dtype).removeprefix("torch."),
+        # Once for all runs that name the same target; not on `device`, which may be "auto".
+        target=lru_cache(
+            lambda name: load_target(name, tokenizer, device=model.device, dtype=wanted)
+        ),
+        files=model.files,
+        source=source,
+        revision=revision,
+    )
+
+
+class Speaker(NamedTuple):
+    """A model with its address, dtype and files, and what it answers with."""
+
+    model: MaskPredictor
+    tokenizer: Any
+    source: str
+    dtype: str
+    files: tuple[Path, ...]
+    sampler: Sampler[Any]
+    cache: CachePolicy
+    verifier: Verifier
+    blocks: BlockSchedule
+    config: DecodeConfig
+
+    def answer(
+        self,
+        question: str | Chat | None,
+        *,
+        live: bool,
+        chat: UseTemplate = "auto",
+        template: str = "",
+    ) -> GenerateOutput:
+        """Answers a text or a chat as `generate` does; None fills `template` without a question.
+
+        With `live` the answer is shown on the terminal while it is decoded.
+        """
+        shown = stream_to_terminal(self.tokenizer) if live else nullcontext()
+        with shown as watch:
+            return generate(
+                self.model,
+                self.tokenizer,
+                question,
+                self.sampler,
+                chat=chat,
+                templates=template or (),
+                config=self.config,
+                cache=self.cache,
+                verifier=self.verifier,
+                blocks=self.blocks,
+                observers=[] if watch is None else [watch],
+            )
+
+    def decoder(self, sampler: Sampler[Any], config: DecodeConfig) -> Decoder:
+        """Returns a decoder with the model and its other plug-ins, as `new_decoder` does."""
+        return new_decoder(
+            self.model, sampler, cache=self.cache, verifier=self.verifier, blocks=self.blocks,
+            config=config,
+        )  # fmt: skip
+
+
+def load_speaker(options: argparse.Namespace, **given: Unpack[DecodeOptions]) -> Speaker:
+    """Loads the model of a command line and the plug-ins that answer with it.
+
+    `given` takes the place of options of the decode. Raises OSError if the model cannot be read,
+    ValueError if something is mistyped or does not fit.
+    """
+    # Mistyped plug-ins are refused before a model is loaded.
+    for name, check in CHECKS.items():
+        if vars(options)[name] is not None:
+            check(vars(options)[name])
+    config = DecodeConfig(**{**given_of(options), **given})
+    loaded = open_model(options.model, options, options.revision)
+    sampler = options.sampler or repr(default_sampler(loaded.model))
+    plugins = built({**vars(options), "sampler": sampler}, loaded.target)
+    return Speaker(
+        loaded.model, loaded.tokenizer, loaded.source, loaded.dtype, loaded.files, config=config,
+        **plugins,
+    )  # fmt: skip

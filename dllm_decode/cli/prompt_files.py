@@ -1,0 +1,237 @@
+"""`dllm-decode generate --input FILE --output FILE`: a prompt a line, an answer a line."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from dllm_decode import Request, RequestQueue, run
+from dllm_decode.cli.files import (
+    cut_torn_line,
+    decoded,
+    digest,
+    digest_of,
+    only_writer,
+    require_file,
+)
+from dllm_decode.cli.models import Speaker
+from dllm_decode.cli.plugins import parse_model, sources_of
+from dllm_decode.core.model import fingerprint_of
+from dllm_decode.core.options import RequestOptions
+from dllm_decode.core.prompts import Prompt, filling_options
+from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.loop import raise_errors
+from dllm_decode.text.answers import answer_of
+from dllm_decode.text.blanks import start_ids, template_ids
+from dllm_decode.text.generation import warn_if_never_asked
+from dllm_decode.text.progress import AnswerProgress
+from dllm_decode.text.texts import UseTemplate, prompt_ids
+from samplers.expression import expression_of
+
+_REMEDY = "mend or remove the line"
+
+
+class InputLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A line of the input, a text or a chat; both may be left out with a template.
+
+    The answer's blanks and the options of its decode are as in `generate`; `id` is copied to the
+    answer, which `stop_strings` end.
+    """
+
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    template: str | None = None
+    id: str | int | None = None
+    stop_strings: tuple[str, ...] = ()
+    gen_length: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop_at_eos: bool | None = None
+    truncate_at_eos: bool | None = None
+
+    def options(self) -> RequestOptions:
+        """Returns the options of the decode that the line names."""
+        given = msgspec.structs.asdict(self)
+        found = {name: given[name] for name in RequestOptions.__annotations__}
+        return cast(RequestOptions, {name: v for name, v in found.items() if v is not None})
+
+
+class OutputLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A line of the output, with the fields of an `Answer`.
+
+    Attributes:
+        line: Number of its line in the input, from 1.
+        key: Digest of the line of the input and of all settings.
+    """
+
+    line: int
+    id: str | int | None
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    forwards: int
+    key: str
+
+
+class Prompted(NamedTuple):
+    """A line of the input, the key of its answer, and the request of its decode.
+
+    The request's index is the number of the line, from 0.
+    """
+
+    asked: InputLine
+    request: Request
+    key: str
+
+
+def answer_file(
+    speaker: Speaker, source: str, target: str, *, num_rows: int, chat: UseTemplate, progress: bool
+) -> str:
+    """Answers the prompts of a file that are not answered yet, and returns what was done.
+
+    Each answer is appended to `target` as soon as it has ended; at most `num_rows` prompts are
+    decoded together. Raises ValueError, before anything is decoded, if a line cannot be answered,
+    or the output is of another input or of other settings.
+    """
+    file = require_file("--output", target)
+    with only_writer(Path(f"{file}.lock"), f"Another process writes {file}; wait until it ends."):
+        lines = read_prompts(Path(source))
+        warn_if_never_asked(speaker.model, speaker.sampler, speaker.verifier)
+        templates = {
+            number: _template(speaker, one.template, _place(source, number))
+            for number, one in lines.items()
+            if one.template is not None
+        }
+        lengths = [one.gen_length or 0 for one in lines.values()]
+        longest = max(speaker.config.gen_length, *lengths, *map(len, templates.values()))
+        decoder = speaker.decoder(speaker.sampler, speaker.config.updated(gen_length=longest))
+        settings = _settings(speaker, chat)
+        prompted = [
+            Prompted(
+                asked,
+                _request(speaker, decoder, number, asked, templates.get(number, ()), source, chat),
+                digest([*settings, number, msgspec.to_builtins(asked)]),
+            )
+            for number, asked in lines.items()
+        ]
+        done = _done(file, {one.request.index: one.key for one in prompted}, source)
+        left = {one.request.index: one for one in prompted if one.request.index not in done}
+        _decode(decoder, speaker.tokenizer, left, file, num_rows=num_rows, progress=progress)
+    before = f"; {len(done)} were there before" if done else ""
+    return f"{len(left)} answers written to {file}{before}."
+
+
+def read_prompts(file: Path) -> dict[int, InputLine]:
+    """Returns the prompts of a file of JSON lines, by number of the line, from 0.
+
+    Raises ValueError if there is none, or a line is no prompt; names it.
+    """
+    if not file.is_file():
+        raise ValueError(f"--input must be a file of JSON lines, got {str(file)!r}.")
+    found = {}
+    for number, line in enumerate(file.read_bytes().split(b"\n")):
+        if not line.strip():
+            continue
+        where = _place(file, number)
+        asked = decoded(line, InputLine, where, _REMEDY)
+        num_given = (asked.text is not None) + (asked.messages is not None)
+        if num_given > 1 or (not num_given and asked.template is None):
+            raise ValueError(
+                f"{where} must have either 'text' or 'messages', or a 'template'; {_REMEDY}."
+            )
+        found[number] = asked
+    if not found:
+        raise ValueError(f"--input must hold one JSON object a line, got none in {str(file)!r}.")
+    return found
+
+
+def _template(speaker: Speaker, text: str, where: str) -> list[int]:
+    try:
+        return template_ids(speaker.tokenizer, text, speaker.model)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _place(file: str | Path, number: int) -> str:
+    return f"Line {number + 1} of {file}"
+
+
+def _request(
+    speaker: Speaker,
+    decoder: Decoder,
+    number: int,
+    asked: InputLine,
+    template: Sequence[int],
+    source: str,
+    chat: UseTemplate,
+) -> Request:
+    tokenizer = speaker.tokenizer
+    try:
+        given = asked.messages if asked.text is None else asked.text
+        prompts: list[Prompt] = (
+            [start_ids(tokenizer)] if given is None else prompt_ids(tokenizer, given, chat=chat)
+        )
+        stop: StopRule = NeverStop()
+        if asked.stop_strings:
+            stop = StopStrings(tokenizer, asked.stop_strings)
+        options: RequestOptions = {"gen_length": speaker.config.gen_length, **asked.options()}
+        if template:
+            options = filling_options(template, asked.options())
+        return decoder.request(prompts[0], number, template=template, stop=stop, **options)
+    except ValueError as error:
+        raise ValueError(f"{_place(source, number)}: {error}") from None
+
+
+def _settings(speaker: Speaker, chat: UseTemplate) -> list[object]:
+    """Returns what decides all answers: options, files of the model and of plug-ins, and code."""
+    plugins = (speaker.sampler, speaker.cache, speaker.verifier, speaker.blocks)
+    files = (*speaker.files, *speaker.sampler.files, *speaker.verifier.files)
+    return [
+        fingerprint_of(speaker.model), speaker.dtype, parse_model(speaker.source).quantize, chat,
+        *map(expression_of, (*plugins, speaker.config)),
+        sources_of(plugins, speaker.source), [digest_of(file) for file in files],
+    ]  # fmt: skip
+
+
+def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:
+    """Returns the numbers of the prompts that are answered; cuts off half of a last line."""
+    if not file.exists():
+        return set()
+    *lines, _ = file.read_bytes().split(b"\n")
+    found = set()
+    for number, line in enumerate(lines):
+        where = _place(file, number)
+        answered = decoded(line, OutputLine, where, "choose another --output")
+        if keys.get(answered.line - 1) != answered.key:
+            raise ValueError(
+                f"{where} must answer line {answered.line} of {source} with the settings of this "
+                "command, but prompt or settings differ; choose another --output."
+            )
+        found.add(answered.line - 1)
+    cut_torn_line(file)
+    return found
+
+
+def _decode(
+    decoder: Decoder,
+    tokenizer: Any,
+    left: Mapping[int, Prompted],
+    file: Path,
+    *,
+    num_rows: int,
+    progress: bool,
+) -> None:
+    queue = RequestQueue(one.request for one in left.values())
+    counted = AnswerProgress(len(left)) if progress else nullcontext()
+    with file.open("ab") as out, counted as bar:
+        for ended in raise_errors(run(decoder, queue, num_rows, [] if bar is None else [bar])):
+            asked, request, key = left[ended.request]
+            answer = answer_of(tokenizer, request, ended.output, 0, asked.stop_strings)
+            line = OutputLine(line=request.index + 1, id=asked.id, key=key, **answer.to_dict())
+            out.write(msgspec.json.encode(line) + b"\n")
+            out.flush()

@@ -1,0 +1,72 @@
+"""Runs `dllm-decode serve`."""
+
+import importlib.util
+import sys
+from argparse import Namespace
+from dataclasses import fields
+from pathlib import Path
+
+from dllm_decode.cli.models import load_speaker
+from dllm_decode.cli.plugins import parse_model, parse_sampler
+from dllm_decode.serve.limits import Limits
+from samplers import Sampler
+
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client", "jinja2")
+
+
+def run(options: Namespace) -> int:
+    """Serves a model until the process is told to end."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"serve needs {', '.join(missing)}, which are not installed: pip install '.[serve]'."
+        )
+    # They need the extra, and load torch.
+    from dllm_decode.serve.server import LOCAL, bind, serve
+    from dllm_decode.serve.service import Service
+    from dllm_decode.text.generation import warn_if_never_asked
+
+    limits = Limits(**{one.name: getattr(options, one.name) for one in fields(Limits)})
+    others = _other_samplers(options)
+    with bind(options.host, options.port) as bound:
+        speaker = load_speaker(options, gen_length=limits.max_tokens)
+        if others and not speaker.verifier.asks_sampler:
+            raise ValueError(
+                "--allow-sampler must be left out with a verifier that never asks a sampler, got "
+                f"{', '.join(others)} and {options.verifier}."
+            )
+        warn_if_never_asked(speaker.model, speaker.sampler, speaker.verifier)
+        samplers = {"default": speaker.sampler, **others}
+        decoders = {name: speaker.decoder(one, speaker.config) for name, one in samplers.items()}
+        name = options.served_name or Path(parse_model(options.model).source).name
+        service = Service.start(name, speaker.tokenizer, decoders, limits)
+        deciding = [speaker.sampler] if speaker.verifier.asks_sampler else []
+        plugins = ", ".join(map(repr, [*deciding, *service.plugins.values()]))
+        _say(
+            f"{name} with {plugins}, {limits.num_rows} rows of at most "
+            f"{service.max_length} tokens, {limits.max_columns} tokens together."
+        )
+        if options.host not in LOCAL and options.api_key is None:
+            _say(
+                "Everyone who can reach this machine may use the server; --api-key asks for a key."
+            )
+        serve(service, bound, options.host, api_key=options.api_key, say=_say)
+    return 0
+
+
+def _other_samplers(options: Namespace) -> dict[str, Sampler]:
+    """Returns the samplers that requests may name besides "default"."""
+    found: dict[str, Sampler] = {}
+    for written in options.allow_sampler:
+        name, sign, expression = written.partition("=")
+        if not sign or not name.isidentifier() or name in {"default", *found}:
+            raise ValueError(
+                f"--allow-sampler must be NAME=EXPR, with a name of its own, got {written!r}."
+            )
+        found[name] = parse_sampler(expression)
+    return found
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

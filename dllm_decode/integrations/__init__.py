@@ -1,1 +1,0 @@
-"""Samplers inside other engines."""

@@ -1,1 +1,0 @@
-"""Calibration: the fastest setting that keeps the accuracy, with a guarantee."""

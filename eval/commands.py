@@ -1,0 +1,139 @@
+"""The commands that evaluation, training and benchmarks add to `dllm-decode`.
+
+Nothing heavy is imported, so that help is shown at once.
+"""
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dllm_decode.cli.arguments import Plugins
+from dllm_decode.cli.main import (
+    GOES_ON,
+    MACHINE,
+    MODEL,
+    PLUGINS,
+    REST,
+    Command,
+    make_parser_of,
+    run_line,
+)
+from dllm_decode.cli.options import LENGTHS, OptionParser, OptionsOf, decoding
+from dllm_decode.own_packages import require_own
+from eval import arguments as own
+from eval.training import arguments as training
+
+_LOST = "Stopped; nothing is kept.\n"
+_KEPT = "Stopped; records are kept, the same command goes on from here.\n"
+_RECORDS = "programs and records"
+_BATCHES = OptionsOf(own.Batches, REST)
+_RECORDING = OptionsOf(own.Recording, _RECORDS)
+_TRAINING = (MODEL, OptionsOf(training.QuestionOptions), _BATCHES)
+_ACTORS = OptionsOf(own.Actors, REST)
+_SEVERAL = (decoding(repeat=True), MACHINE, _ACTORS, _RECORDING)
+_MEASURED = OptionsOf(own.MeasureOptions, names=("task", "out"))
+_RECORDED = ("no_trace", "allow_code", "code_runner", "retry_errors")
+_TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
+
+EVAL_COMMANDS = {
+    "run": Command(
+        "decode and score one task with one or more samplers",
+        "eval.reports.command:run_and_report",
+        (_MEASURED, MODEL, OptionsOf(Plugins, repeat=True, defaults=_TWO), _BATCHES,
+         *_SEVERAL),
+        _KEPT,
+    ),
+    "sweep": Command(
+        "run every combination that a TOML file names", "eval.reports.command:sweep_and_report",
+        (OptionsOf(own.MeasureOptions, names=("config", "out", "model")), *_SEVERAL), _KEPT,
+    ),
+    "calibrate": Command(
+        "find the fastest setting that keeps the accuracy, with a guarantee",
+        "eval.studies.calibrate:run",
+        (_MEASURED, MODEL, OptionsOf(own.Calibration),
+         OptionsOf(Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(),
+         MACHINE,
+         OptionsOf(own.Recording, _RECORDS, _RECORDED)),
+        _KEPT,
+    ),
+    "report": Command(
+        "write table, pictures and replays of a results folder", "eval.reports.command:report",
+        (OptionsOf(own.ReportOptions, names=("folder", "replays", "cost", "before")),), _LOST,
+    ),
+    "trace": Command(
+        "show how one example was decoded", "eval.reports.command:trace",
+        (OptionsOf(own.ReportOptions, names=("folder", "example", "html", "gif")),), _LOST,
+    ),
+    "oracle": Command(
+        "what samplers do on a model without errors of its own", "eval.oracle.command:run",
+        (OptionsOf(own.Oracle),), _LOST,
+    ),
+    "cache-error": Command(
+        "how far each cache is from exact", "eval.studies.cache_error:run",
+        (OptionsOf(own.Errors), MODEL, OptionsOf(Plugins, names=("blocks",)),
+         OptionsOf(Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
+         OptionsOf(own.Batches, names=("batch_size",)), decoding(), MACHINE),
+        _LOST,
+    ),
+    "lm": Command(
+        "tasks of the Language Model Evaluation Harness", "eval.lm_harness.command:run",
+        (MODEL, PLUGINS, OptionsOf(own.Harness), MACHINE,
+         decoding(defaults={"temperature": "the task's"})),
+        _LOST,
+    ),
+}  # fmt: skip
+
+
+def evaluate(arguments: Sequence[str] | None = None) -> int:
+    """Runs `eval` and returns the exit status: 1 if examples failed, 2 if something was refused."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    return run_line(make_eval_parser(), EVAL_COMMANDS, words)
+
+
+def make_eval_parser() -> OptionParser:
+    """Builds the command line of `eval`."""
+    about = "Measures how well and how fast a decoder fills answers."
+    examples = (Path(__file__).parent / "help/eval.txt").read_text(encoding="utf-8")
+    return make_parser_of("dllm-decode eval", about, EVAL_COMMANDS, examples, epilog=examples)
+
+
+def bench(words: Sequence[str]) -> int:
+    """Runs the benchmarks."""
+    require_own("benchmarks")
+    sys.argv = ["dllm-decode bench", *words]
+    runpy.run_module("benchmarks", run_name="__main__")
+    return 0
+
+
+EVAL = Command(
+    "measure accuracy and speed: dllm-decode eval --help",
+    "eval.commands:evaluate",
+    takes_words=True,
+    below=EVAL_COMMANDS.keys(),
+)
+BENCH = Command(
+    "speed and memory on this machine: dllm-decode bench --help",
+    "eval.commands:bench",
+    takes_words=True,
+)
+TASKS = Command("list the tasks, each with a line", "eval.listing:show")
+TRAIN_FILTER = Command(
+    "train a Learn2PD filter and judge it on held-out prompts",
+    "eval.training.filter_command:run",
+    (
+        *_TRAINING,
+        OptionsOf(training.FilterOptions),
+        MACHINE,
+        decoding(names=training.FILTER_DECODING),
+    ),
+    GOES_ON,
+)
+DISTIL = Command(
+    "train a model to be sure of several tokens at a time: dParallel, d3LLM",
+    "eval.training.distil_command:run",
+    (*_TRAINING, OptionsOf(training.Distilled), decoding(names=LENGTHS),
+     OptionsOf(training.Teacher, "the teacher, which is the model as it is"),
+     OptionsOf(training.Training, "the training"), OptionsOf(training.Devices, REST)),
+    GOES_ON,
+)  # fmt: skip

@@ -1,0 +1,201 @@
+"""Results folders: the settings that were run, and the records of all processes."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dllm_decode.cli.files import (
+    converted,
+    cut_torn_line,
+    digest,
+    only_writer,
+    read_object,
+    require_folder,
+    write_json,
+)
+from eval.runs.records import Record, read_parts
+from eval.runs.settings import NEW_FOLDER, RunSettings
+
+SETTINGS_FILE = "settings.json"
+FORMAT = 4
+
+
+class Skipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A setting, in words, that was not run because its parts do not fit together, and why."""
+
+    setting: str
+    reason: str
+
+
+class _SettingsFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The contents of `settings.json`.
+
+    Attributes:
+        runs: Settings as `RunSettings.written` gives them, the reference first.
+        skipped: Settings that the last command asked for and did not run.
+        dropped: Keys of settings that have records and are left out of reports.
+    """
+
+    format: int = FORMAT
+    runs: list[dict[str, Any]]
+    skipped: list[Skipped] = []
+    dropped: list[str] = []
+
+
+class Folder:
+    """A results folder: `settings.json`, and `part-<rank>.jsonl` for each process.
+
+    Killed at any moment, a process leaves at most a torn last line in its own part. Readers skip a
+    torn last line; the process that goes on with the part removes it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def claim(
+        self, runs: Iterable[RunSettings], *, skipped: Iterable[Skipped] = (), alone: bool = False
+    ) -> list[RunSettings]:
+        """Adds runs to the folder, the reference first; returns the runs that it holds besides.
+
+        A run that an earlier command asked for stays if it has records, so that a corrected
+        sweep, or one more sampler, needs no new folder. The first run of the folder stays first.
+        `skipped` were asked for and are not run. With `alone` these runs only are shown; records of
+        others stay on the disk, and a later command that asks for them finds them again. Whoever
+        shares the folder calls this while `writing`: runs of a process that has just begun have no
+        records yet. Raises ValueError if the folder is none, or is in another format.
+        """
+        self.require_usable()
+        runs = list(dict.fromkeys(runs))
+        self.path.mkdir(parents=True, exist_ok=True)
+        file = self.path / SETTINGS_FILE
+        earlier: list[RunSettings] = []
+        dropped: set[str] = set()
+        if file.exists():
+            used = {record["settings"] for record in self.records()}
+            earlier = [] if alone else [run for run in self.settings() if run.key("") in used]
+            dropped = used if alone else set(self._written().dropped)
+        others = [run for run in earlier if run not in runs]
+        # A corrected file has its own order; new settings come after those of the folder.
+        listed = [*earlier, *(r for r in runs if r not in earlier)] if others else runs
+        written = _SettingsFile(
+            runs=[run.written() for run in listed],
+            skipped=list(skipped),
+            dropped=sorted(dropped - {run.key("") for run in listed}),
+        )
+        write_json(file, msgspec.to_builtins(written))
+        return others
+
+    def require_usable(self) -> None:
+        """Checks that runs can be added, before anything is loaded for them.
+
+        Raises ValueError if the path is a file, or a folder in another format.
+        """
+        require_folder(self.path)
+        if (self.path / SETTINGS_FILE).exists():
+            self.settings()
+        elif any(self.path.glob("part-*.jsonl")):
+            raise ValueError(
+                f"A folder with records must hold {SETTINGS_FILE}, got {self.path} without it; "
+                "choose another folder."
+            )
+
+    def settings(self) -> list[RunSettings]:
+        """Returns the runs of the folder, the reference first.
+
+        Raises ValueError if the path is no results folder, or one of another version.
+        """
+        where = str(self.path / SETTINGS_FILE)
+        runs = self._written().runs
+        return [RunSettings.of(run, f"Run {i} of {where}") for i, run in enumerate(runs, start=1)]
+
+    def skipped(self) -> list[Skipped]:
+        """Returns the settings that the last command did not run, with the reasons."""
+        return self._written().skipped
+
+    def results(self) -> dict[RunSettings, list[Record]]:
+        """Returns the records of each run, the reference first; those of dropped runs are left out.
+
+        Raises ValueError if the folder is damaged, or a record is of no run of the folder, or has
+        another key than its run and example give.
+        """
+        found: dict[RunSettings, list[Record]] = {run: [] for run in self.settings()}
+        by_key = {run.key(""): run for run in found}
+        dropped = self._written().dropped
+        strays = []
+        for where, record in read_parts(self.path):
+            run = by_key.get(record["settings"])
+            if run and record["key"] == run.key(record["example"]):
+                found[run].append(record)
+            elif record["settings"] not in dropped:
+                strays.append(where)
+        if strays:
+            others = f" (and {len(strays) - 1} other lines)" if len(strays) > 1 else ""
+            raise ValueError(
+                f"{strays[0]}{others} must be of a setting in {self.path / SETTINGS_FILE}, got "
+                "another: one of the two files was edited or damaged. Give the command again that "
+                f"made the folder, which restores {SETTINGS_FILE} and keeps the records; if that "
+                "does not help, move the line elsewhere to decode its example anew."
+            )
+        return found
+
+    def records(self) -> list[Record]:
+        """Returns all records, of all processes, each key once; see `read_parts`."""
+        return [record for _, record in read_parts(self.path)]
+
+    @contextmanager
+    def writing(self, rank: int) -> Iterator[Path]:
+        """Gives the file of a process, a torn last line removed, to this process alone.
+
+        Makes the folder if need be. Raises ValueError if another process writes the file, or the
+        folder is not usable.
+        """
+        self.require_usable()
+        self.path.mkdir(parents=True, exist_ok=True)
+        refusal = (
+            f"A results folder must have one writer, got {self.path} while another process "
+            f"writes part-{rank}.jsonl; wait for it, or choose another folder."
+        )
+        with only_writer(self.path / f".part-{rank}.lock", refusal):
+            yield self.part(rank)
+
+    def part(self, rank: int) -> Path:
+        """Returns the file of a process, a torn last line removed."""
+        path = self.path / f"part-{rank}.jsonl"
+        if path.exists():
+            cut_torn_line(path)
+        return path
+
+    def note_machine(self, machine: Mapping[str, Any]) -> str:
+        """Notes the machine and versions of a run; returns the name that records give it."""
+        name = digest(machine)
+        file = self.path / f"machine-{name}.json"
+        if not file.exists():
+            write_json(file, machine)
+        return name
+
+    def machines(self) -> dict[str, dict[str, Any]]:
+        """Returns by name the machines and versions that the folder's runs were made on."""
+        return {
+            file.stem.removeprefix("machine-"): read_object(file, remedy="move it elsewhere")
+            for file in sorted(self.path.glob("machine-*.json"))
+        }
+
+    def _written(self) -> _SettingsFile:
+        file = self.path / SETTINGS_FILE
+        if not file.is_file():
+            raise ValueError(
+                f"A results folder must hold {SETTINGS_FILE}, got {self.path} without it; "
+                "give the folder that a run wrote."
+            )
+        written = read_object(file, remedy="choose another folder")
+        found = written.get("format")
+        if found != FORMAT:
+            raise ValueError(
+                f"{file} must be in format {FORMAT}, got format {found}: its records were written "
+                "by another version, and lack options that are compared here. Run anew into "
+                "another folder, or read it with the version that wrote it."
+            )
+        return converted(written, _SettingsFile, str(file), NEW_FOLDER)

@@ -1,0 +1,276 @@
+"""The error of a cache: its conditionals against the exact ones, along real decodes."""
+
+import argparse
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from rich.console import Console
+from torch import Tensor
+
+from dllm_decode import (
+    CachePolicy,
+    DelayedCache,
+    DualCache,
+    FreeCache,
+    MaskPredictor,
+    NoCache,
+    NoVerifier,
+    PrefixCache,
+    Verifier,
+)
+from dllm_decode.cli.files import require_file, write_json
+from dllm_decode.cli.models import open_model
+from dllm_decode.cli.options import given_of
+from dllm_decode.cli.plugins import parse_blocks, parse_cache, parse_sampler
+from dllm_decode.core.state import CacheState, State
+from dllm_decode.engine.decide import decide
+from dllm_decode.engine.decoder import Decoder, Look
+from dllm_decode.engine.settle import settle
+from dllm_decode.engine.views import look
+from eval.grid import show_grid
+from eval.metrics.statistics import mean, standard_error
+from eval.runs.answers import answer
+from eval.runs.names import Selection, parse_task
+from eval.runs.records import ScoredExample
+from eval.runs.runner import Checked
+from eval.runs.settings import Run, decoding_of
+from eval.runs.sweep import warn_of_unknown_words
+from eval.tasks import Example, Task
+from eval.tasks.base import Turn
+from samplers.expression import expression_of
+from samplers.facts import Fact
+from samplers.view import View
+
+CACHES: tuple[CachePolicy, ...] = (
+    NoCache(),
+    PrefixCache(),
+    DualCache(),
+    DualCache(refresh_every=8),
+    DualCache(before=16, after=16),
+    FreeCache(),
+    DelayedCache(),
+)
+
+_SETTINGS = (
+    "task", "model", "revision", "dtype", "sampler", "blocks", "num_prompts", "batch_size",
+)  # fmt: skip
+
+
+class TokenIds:
+    """A tokenizer for models without text: ids, separated by spaces."""
+
+    chat_template: str | None = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [int(token) for token in text.split()]
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        return " ".join(map(str, token_ids))
+
+    def apply_chat_template(self, conversation: list[Turn], **options: bool) -> str:
+        raise ValueError("Token ids have no chat template.")
+
+
+@dataclass(frozen=True)
+class TokenPrompts(Task):
+    """Prompts of token ids, whose answers are neither right nor wrong."""
+
+    ids: tuple[tuple[int, ...], ...]
+    name = "token ids"
+    version = 1
+    primary = "answer"
+    gen_length = 64
+    prompts = "plain"
+
+    @staticmethod
+    def random(model: MaskPredictor, num_prompts: int, *, seed: int = 0) -> "TokenPrompts":
+        """Draws prompts of 16 to 64 ids, none special."""
+        rng = random.Random(seed)
+        special = {model.mask_id, *model.eos_ids, *model.banned_ids}
+        ids = [token for token in range(model.vocab_size) if token not in special]
+        return TokenPrompts(
+            tuple(tuple(rng.choices(ids, k=rng.randint(16, 64))) for _ in range(num_prompts))
+        )
+
+    def examples(
+        self, split: str = "test", num_examples: int | None = None, seed: int = 0
+    ) -> list[Example]:
+        return [Example(" ".join(map(str, ids)), "", id=str(i)) for i, ids in enumerate(self.ids)]
+
+    def score(self, example: Example, text: str) -> dict[str, float | None]:
+        return {"answer": None}
+
+
+@dataclass(frozen=True)
+class CacheError:
+    """The error of one cache policy for one model, sampler and set of prompts.
+
+    Standard errors are over prompts.
+
+    Attributes:
+        cache: Its repr.
+        divergence: Mean over prompts of the mean KL(exact || cached) in nats at the positions that
+            the sampler could have committed.
+        changed: Mean over prompts of the share of steps that would have been decided otherwise on
+            the exact conditionals of the same canvas.
+        accuracy: Mean score of the answers that have one; `None` if none has.
+        nfe: Mean forwards of a row.
+        query_positions: Mean columns computed for a row.
+    """
+
+    cache: str
+    num_prompts: int
+    divergence: float
+    divergence_stderr: float
+    changed: float
+    changed_stderr: float
+    accuracy: float | None
+    accuracy_stderr: float | None
+    nfe: float
+    query_positions: float
+
+
+@dataclass(frozen=True)
+class Compared(Verifier):
+    """Lets the sampler decide on the cached view, and notes its decision on the exact view.
+
+    The exact view costs a forward a step, which is not counted. `sums` are, for each row of the
+    decode, of divergences, of their positions, of changed decisions, and of steps.
+    """
+
+    sums: Float[Tensor, "4 B"]
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return NoVerifier().gives
+
+    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
+        state, seen = look(decoder, state)
+        # Nothing is cached for the exact forward, and its layout is another one.
+        blank = state._replace(cache=CacheState(state.cache.capacity), layout=None)
+        computed, exact = look(replace(decoder, cache=NoCache()), blank)
+        self._note(decoder, state, seen, exact)
+        return state._replace(breaches=computed.breaches), seen
+
+    def _note(self, decoder: Decoder, state: State, seen: Look, exact: Look) -> None:
+        view, tokens = _decided(decoder, state, seen)
+        # The open positions may depend on the logits, too.
+        expected, others = _decided(decoder, state, exact)
+        divergence = _divergence(expected.logits, view.logits)
+        divergence = divergence.masked_fill(~view.eligible, 0.0)
+        changed = (others != tokens).any(-1)
+        parts = (divergence.sum(-1), view.eligible.sum(-1), changed, torch.ones_like(changed))
+        rows = [row.request.index for row in state.rows]
+        self.sums[:, rows] += torch.stack([part.double() for part in parts]).cpu()
+
+
+def _decided(decoder: Decoder, state: State, seen: Look) -> tuple[View, Int[Tensor, "B L"]]:
+    """Returns the sampler's view, and the tokens after its decision."""
+    after, seen, decision = decide(decoder, state, seen)
+    return seen.view, settle(decoder, after, seen, decision).canvas.tokens
+
+
+def error_of(run: Run) -> CacheError:
+    """Decodes the examples of a run as `decode` does, with an exact forward for each step."""
+    examples = run.selection.examples()
+    divergences: list[float] = []
+    changes: list[float] = []
+    answers: list[ScoredExample] = []
+    for first in range(0, len(examples), run.batch_size):
+        batch = examples[first : first + run.batch_size]
+        sums = torch.zeros(4, len(batch), dtype=torch.float64)
+        compared = replace(run, verifier=Compared(sums), trace=False)
+        answers += answer(compared, batch, run.decoding)
+        divergences += (sums[0] / sums[1]).tolist()
+        changes += (sums[2] / sums[3]).tolist()
+    primary = run.selection.task.primary
+    # An answer whose scorer raised is wrong, as in a report.
+    found = [0.0 if one["error"] is not None else one["scores"][primary] for one in answers]
+    scores = [score for score in found if score is not None]
+    return CacheError(
+        cache=expression_of(run.cache),
+        num_prompts=len(examples),
+        divergence=mean(divergences),
+        divergence_stderr=standard_error(divergences),
+        changed=mean(changes),
+        changed_stderr=standard_error(changes),
+        accuracy=mean(scores) if scores else None,
+        accuracy_stderr=standard_error(scores) if scores else None,
+        nfe=mean([one["nfe"] for one in answers]),
+        query_positions=mean([one["query_positions"] for one in answers]),
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, and prints the table."""
+    caches = [parse_cache(text) for text in options.cache] if options.cache else CACHES
+    sampler, blocks = parse_sampler(options.sampler), parse_blocks(options.blocks)
+    selection = parse_task(options.task) if options.task else None
+    if selection:
+        if options.num_prompts is not None:
+            raise ValueError(
+                "--num-prompts is for random prompts, got it beside a task; write "
+                f"limit={options.num_prompts} in its address instead."
+            )
+        # Before the model is loaded: files may be missing.
+        selection.require_scores(selection.examples())
+    written = None if options.json is None else require_file("--json", options.json)
+    has_texts = selection is not None
+    loaded = open_model(options.model, options, options.revision, needs_tokenizer=has_texts)
+    model, tokenizer = loaded.model, loaded.tokenizer
+    if selection is None:
+        task = TokenPrompts.random(model, options.num_prompts or 16, seed=options.seed or 0)
+        selection, tokenizer = Selection(task.name, task), TokenIds()
+    one = Run(
+        model, tokenizer, selection, sampler, blocks=blocks,
+        decoding=decoding_of(selection, given_of(options), blocks), batch_size=options.batch_size,
+        model_source=loaded.source,
+    )  # fmt: skip
+    runs = [replace(one, cache=cache) for cache in caches]
+    examples = selection.examples()
+    for each in runs:
+        each.check(examples)
+    if has_texts:
+        warn_of_unknown_words([Checked(one, examples, one.settings(examples))])
+    errors = [error_of(each) for each in runs]
+    console = Console(highlight=False)
+    console.print(f"n = {len(examples)} prompts; figures are followed by their standard error\n")
+    show_grid(console, grid_of(errors))
+    if written:
+        named = {name: value for name, value in vars(options).items() if name in _SETTINGS}
+        settings = named | {"num_prompts": len(examples)} | asdict(one.decoding)
+        content = {"settings": settings, "errors": [asdict(error) for error in errors]}
+        write_json(written, content)
+    return 0
+
+
+def grid_of(errors: Sequence[CacheError]) -> list[list[str]]:
+    """Returns the head and the rows of a table; a figure is followed by its standard error."""
+    head = "cache", "KL from exact, nats", "decisions changed", "accuracy", "NFE", "query positions"
+    grid = [list(head)]
+    for error in errors:
+        grid.append([
+            f"`{error.cache}`",
+            _told(error.divergence, error.divergence_stderr, 4),
+            _told(error.changed, error.changed_stderr, 3),
+            _told(error.accuracy, error.accuracy_stderr, 3),
+            f"{error.nfe:.1f}",
+            f"{error.query_positions:.0f}",
+        ])  # fmt: skip
+    return grid
+
+
+def _told(value: float | None, stderr: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f} ({stderr:.{digits}f})"
+
+
+def _divergence(
+    exact: Float[Tensor, "B W V"], cached: Float[Tensor, "B W V"]
+) -> Float[Tensor, "B W"]:
+    p, q = exact.double().log_softmax(-1), cached.double().log_softmax(-1)
+    # Tokens that must never be emitted have no share in either.
+    terms = torch.where(p == -torch.inf, 0.0, p.exp() * (p - q))
+    return terms.sum(-1).clamp(min=0.0)

@@ -1,0 +1,139 @@
+"""Decodes settings from cautious to bold, as far as the tests need; returns the card."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+
+from eval.metrics.statistics import mean
+from eval.runs.progress import Reporter
+from eval.runs.provenance import now
+from eval.runs.records import Record, score_of
+from eval.runs.runner import Checked, RecordPart, Worker
+from eval.studies.card import Card, Rating, name_of
+from eval.studies.procedure import Guarantee, Pairs, certify
+from eval.tasks import Task
+
+
+def calibrate(
+    reference: Checked,
+    ladder: Sequence[Checked],
+    guarantee: Guarantee,
+    part: RecordPart,
+    reporter: Reporter,
+    *,
+    agreement: bool = False,
+    order_on: int = 0,
+) -> Card:
+    """Tests settings from cautious to bold and decodes no more than the tests need.
+
+    Settings of the ladder are compared with the reference, in their order: by scores, or with
+    `agreement` by answers that equal the reference's. With `order_on` the order is learned on the
+    first so many prompts, and tested on the others. Raises ValueError if a score is undefined, or
+    the reference raised.
+    """
+    score = _agreement_of(reference.run.selection.task) if agreement else _scores_of
+    ordered = list(ladder)
+    if order_on:
+        firsts = [
+            list(islice(chain.from_iterable(Worker(one, part, reporter).finished()), order_on))
+            for one in (reference, *ladder)
+        ]
+        ordered = [ladder[i] for i in _learned(firsts[0], firsts[1:], score)]
+    looked: list[list[Record]] = [[] for _ in ordered]
+
+    def pairs(one: Checked, looked_at: list[Record]) -> Iterator[Pairs]:
+        # The reference is decoded as far as the setting: a display of its own would come and go.
+        known = Worker(reference, part).finished(order_on)
+        found = Worker(one, part, reporter).finished(order_on)
+        for first, second in zip(known, found, strict=True):
+            looked_at += second
+            yield [score(a, c) for a, c in zip(first, second, strict=True)]
+
+    verdicts = certify(map(pairs, ordered, looked), guarantee)
+    ratings = tuple(
+        Rating(one.settings.written(), verdict, _speed(records))
+        for one, verdict, records in zip(ordered, verdicts, looked, strict=False)
+    )
+    certified = [rating for rating in ratings if rating.verdict.certified]
+    keys = {reference.settings.key(example.id) for example in reference.examples[order_on:]}
+    own = [record for key, record in part.done.items() if key in keys]
+    best = max(certified, key=lambda rating: rating.tokens_per_forward, default=None)
+    return Card(
+        setting=best.setting if best else reference.settings.written(),
+        expressions={},
+        is_certified=best is not None,
+        guarantee=guarantee,
+        agreement=agreement,
+        reference=reference.settings.written(),
+        reference_tokens_per_forward=_speed(own),
+        ratings=ratings,
+        untested=tuple(name_of(one.settings.written()) for one in ordered[len(verdicts) :]),
+        ordered_on=order_on,
+        warnings=(),
+        machine={},
+        date=now(),
+    )
+
+
+Score = Callable[[Record, Record], tuple[float, float]]
+
+
+def _scores_of(first: Record, second: Record) -> tuple[float, float]:
+    _require_answered(first)
+    scores = []
+    for record in (first, second):
+        score = score_of(record)
+        if score is None:
+            raise ValueError(
+                f"The score {record['primary']!r} must be defined for every answer, got none for "
+                f"{record['example']}; choose --agreement or another task."
+            )
+        scores.append(float(score))
+    return scores[0], scores[1]
+
+
+def _agreement_of(task: Task) -> Score:
+    def agrees(first: Record, second: Record) -> tuple[float, float]:
+        _require_answered(first)
+        equal = second["error"] is None and task.extract(first["text"]) == task.extract(
+            second["text"]
+        )
+        return 1.0, float(equal)
+
+    return agrees
+
+
+def _require_answered(record: Record) -> None:
+    if record["error"] is not None:
+        raise ValueError(
+            f"The reference must answer every prompt, got {record['error']} for "
+            f"{record['example']}; --retry-errors decodes it anew."
+        )
+
+
+def _learned(
+    reference: Sequence[Record], ladder: Sequence[Sequence[Record]], score: Score
+) -> list[int]:
+    """Orders settings by their drop on prompts of their own; leaves out those that lose to others.
+
+    Takes the records of each setting, and returns indices of the ladder.
+
+    Source: Laufer-Goldshtein et al. 2022, "Efficiently Controlling Multiple Risks with Pareto
+    Testing", https://arxiv.org/abs/2210.07913, the order of the fixed sequence.
+    """
+    ranked = []
+    for index, records in enumerate(ladder):
+        pairs = [score(a, c) for a, c in zip(reference, records, strict=True)]
+        ranked.append((mean([a - c for a, c in pairs]), -_speed(records), index))
+    kept: list[int] = []
+    fastest = 0.0
+    for _, slowness, index in sorted(ranked):
+        if -slowness > fastest:
+            kept.append(index)
+            fastest = -slowness
+    return kept
+
+
+def _speed(records: Sequence[Record]) -> float:
+    finished = [record for record in records if record["error"] is None]
+    forwards = sum(record["nfe"] + record["target_nfe"] for record in finished)
+    return sum(record["length"] for record in finished) / forwards if forwards else 0.0

@@ -1,0 +1,62 @@
+"""Lists of settings from cautious to bold, by name and by text."""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from dllm_decode.cli.plugins import CHECKS, TITLES
+from eval.runs.settings import Parts
+from samplers.checks import shown
+
+# Quotes are inside of brackets, and after a sign outside of brackets the next one opens.
+_JOINED = re.compile(r" \+ (?![^()\[\]]*[)\]])")
+_THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+
+LADDERS: Mapping[str, tuple[str, ...]] = {
+    "threshold": tuple(f"ConfidenceThreshold({value})" for value in _THRESHOLDS),
+    "entropy": tuple(f"EntropyThreshold({value})" for value in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)),
+    "factor": tuple(f"Factor({value})" for value in (0.5, 0.7, 0.9, 1.0, 1.1, 1.3, 1.6)),
+    "steps": tuple(f"FixedSchedule({value})" for value in (16, 11, 8, 6, 4, 3, 2, 1)),
+}
+
+
+def rung_of(text: str, others: Mapping[str, str] = MappingProxyType({})) -> Parts:
+    """Reads a setting such as `ConfidenceThreshold(0.9) + MultiBlock(32) + model=FOLDER`.
+
+    Its parts are in any order: a sampler, and any of a cache, a verifier, a block schedule and a
+    model, such as a distilled or an adapted one; `others` are for parts that the text does not
+    name. Raises ValueError if a part is none of these, or one kind is there twice.
+    """
+    found: dict[str, str] = {}
+    for part in split_parts(text):
+        kind, value = _kind_of(part)
+        if kind in found:
+            raise ValueError(
+                f"A setting must have one {TITLES.get(kind, kind)}, got {shown(text)}."
+            )
+        found[kind] = value
+    if "sampler" not in found:
+        raise ValueError(f"A setting must have a sampler, got {shown(text)}.")
+    return Parts(**{**others, **found})
+
+
+def split_parts(text: str) -> list[str]:
+    """Splits at the plus signs outside of brackets and quotes."""
+    return [part.strip() for part in _JOINED.split(text)]
+
+
+def _kind_of(part: str) -> tuple[str, str]:
+    if part.startswith("model="):
+        return "model", part.removeprefix("model=")
+    reasons = []
+    for kind, check in CHECKS.items():
+        try:
+            check(part)
+        except ValueError as error:
+            reasons.append(str(error))
+        else:
+            return kind, part
+    raise ValueError(
+        "A part of a setting must be a sampler, a cache, a verifier or a block schedule: "
+        f"{reasons[0]}"
+    )

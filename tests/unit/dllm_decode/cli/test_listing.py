@@ -1,0 +1,31 @@
+import importlib.resources
+
+import pytest
+
+import dllm_decode
+from dllm_decode.cli.listing import entries
+from dllm_decode.cli.main import LISTS, main
+from dllm_decode.models.families import FAMILIES
+from samplers import ALL_SAMPLERS
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_a_command_lists_each_with_a_line(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names were in the documentation alone."""
+    assert main([kind]) == 0
+    shown = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    for name, line in entries(kind).items():
+        assert name in shown
+        assert line.split()[0] in shown
+        assert line.endswith((".", "`"))
+
+
+def test_the_lists_are_complete() -> None:
+    assert list(entries("samplers")) == [one.__name__ for one in ALL_SAMPLERS]
+    assert {"NoCache", "DualCache", "SuffixWindow"} < set(entries("caches"))
+    assert set(entries("verifiers")) == {"NoVerifier", "SelfVerify", "ARVerify", "Guided", "S2D2"}
+    assert set(entries("schedules")) == {"Sequential", "MultiBlock", "AdaptiveBlocks", "SubBlocks"}
+    embedded = importlib.resources.files(dllm_decode) / "assets"
+    names = {folder.name for folder in embedded.iterdir() if (folder / "config.json").is_file()}
+    assert set(entries("models")) == names | set(FAMILIES)

@@ -1,0 +1,72 @@
+"""The command `dllm-decode serve`: its extra, and its bounds."""
+
+from typing import Any
+
+import pytest
+
+from dllm_decode.cli import serving as command
+from dllm_decode.cli.main import main
+from dllm_decode.serve.limits import Limits
+
+
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    assert main(["serve", "--port", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "fastapi" in said
+    assert "pip install '.[serve]'" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"num_rows": 0}, "num_rows must be at least 1"),
+        ({"gen_length": 2048}, "gen_length must be at most max_tokens=1024"),
+        ({"max_columns": 100}, "max_length must be at most max_columns=100"),
+        ({"deadline_s": -1.0}, "deadline_s must be at least 0"),
+    ],
+)
+def test_bounds_that_do_not_fit_together_are_refused(words: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Limits(**words)  # type: ignore[arg-type]
+
+
+VERIFIER = "ARVerify(CausalTarget('mini-ar'))"
+
+
+def test_samplers_that_the_verifier_never_asks_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The server started, and ignored the field `sampler` of its requests."""
+    pytest.importorskip("fastapi", reason="needs the extra serve")
+    words = ["--verifier", VERIFIER, "--allow-sampler", "fixed=FixedSchedule(8)", "--port", "0"]
+    assert main(["serve", "--model", "mini", *words]) == 2
+    said = capsys.readouterr().err
+    assert "--allow-sampler must be left out with a verifier that never asks a sampler" in said
+    assert f"got fixed and {VERIFIER}" in said
+
+
+# The command shows warnings itself.
+@pytest.mark.filterwarnings("always")
+def test_the_server_says_what_decides(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It named a sampler that was never asked, and neither the verifier nor the cache."""
+    server = pytest.importorskip("dllm_decode.serve.server", reason="needs the extra serve")
+    shown = []
+
+    def end_at_once(service: Any, *place: Any, **more: Any) -> None:
+        shown.append({name: type(one).__name__ for name, one in service.plugins.items()})
+        service.engine.close()
+
+    monkeypatch.setattr(server, "serve", end_at_once)
+    words = ["--verifier", VERIFIER, "--cache", "DualCache()", "--sampler", "LocalLeap()"]
+    assert main(["serve", "--model", "mini", "--port", "0", *words]) == 0
+    warning, banner = capsys.readouterr().err.splitlines()
+    assert warning.startswith("Warning: LocalLeap(")
+    assert "has no effect: ARVerify(" in warning
+    assert banner.startswith("mini with ARVerify(")
+    assert ", DualCache(" in banner
+    assert shown == [{"verifier": "ARVerify", "cache": "DualCache"}]

@@ -1,0 +1,72 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from eval_runs import write_lines, write_model
+from tiny_models import MODELS, tiny
+
+from dllm_decode import DecodeConfig, FreeCache, MaskPredictor, PrefixCache
+from eval.commands import evaluate as main
+from eval.runs.names import Selection
+from eval.runs.settings import Run
+from eval.studies.cache_error import TokenIds, TokenPrompts, error_of, grid_of
+from samplers import ConfidenceThreshold, FixedSchedule, Sampler
+
+
+def run_of(model: MaskPredictor, sampler: Sampler, config: DecodeConfig) -> Run:
+    task = TokenPrompts(((5, 6, 7), (9, 10, 11, 12, 13), (8, 7, 6)))
+    return Run(model, TokenIds(), Selection("ids", task), sampler, decoding=config, batch_size=2)
+
+
+def test_no_cache_has_no_error_and_a_cache_has_some() -> None:
+    run = run_of(tiny("llada"), FixedSchedule(4), DecodeConfig(gen_length=8, block_length=8))
+    exact, cached = error_of(run), error_of(replace(run, cache=PrefixCache()))
+    assert exact.divergence == pytest.approx(0.0, abs=1e-12)
+    assert exact.changed == 0.0
+    assert cached.divergence > 1e-3
+    assert cached.changed > 0.0
+    assert cached.query_positions < exact.query_positions
+    assert cached.accuracy is None
+    assert cached.num_prompts == 3
+    assert "(" in grid_of([cached])[1][1]
+
+
+def test_a_cache_that_is_exact_is_measured_as_exact() -> None:
+    config = DecodeConfig(gen_length=12, block_length=4)
+    run = run_of(tiny("sdar"), ConfidenceThreshold(0.6), config)
+    error = error_of(replace(run, cache=FreeCache()))
+    assert error.divergence == pytest.approx(0.0, abs=1e-12)
+    assert error.changed == 0.0
+
+
+def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    written = tmp_path / "errors.json"
+    status = main(
+        ["cache-error", "--model", str(MODELS / "llada"), "--num-prompts", "2", "--gen-length",
+         "8", "--cache", "NoCache()", "--cache", "PrefixCache()", "--threads", "1",
+         "--json", str(written)]
+    )  # fmt: skip
+    torch.set_num_threads(threads)
+    assert status == 0
+    assert "| `NoCache()` | 0.0000 (0.0000) | 0.000 (0.000) | - |" in capsys.readouterr().out
+    content = json.loads(written.read_text())
+    assert content["settings"]["num_prompts"] == 2
+    assert len(content["errors"]) == 2
+
+
+def test_a_task_says_how_many_prompts_and_its_unknown_words_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"zorblax has {number} apples .", "answer": "3"} for number in range(2)]
+    task = f"jsonl:{write_lines(tmp_path / 'own.jsonl', *rows)}?gen_length=8"
+    written = tmp_path / "errors.json"
+    command = ["cache-error", task, "--model", str(write_model(tmp_path / "tiny")),
+               "--cache", "NoCache()", "--json", str(written)]  # fmt: skip
+    assert main([*command, "--num-prompts", "4"]) == 2
+    assert "--num-prompts is for random prompts" in capsys.readouterr().err
+    assert main(command) == 0
+    assert "not known to the tokenizer: zorblax." in capsys.readouterr().err
+    assert json.loads(written.read_text())["settings"]["num_prompts"] == 2

@@ -1,0 +1,97 @@
+"""Reliability diagrams against counts by hand."""
+
+from typing import Any
+
+import eval_runs
+import pytest
+import torch
+
+from dllm_decode import StepEvent, decode
+from eval.runs.answers import NUM_BINS, Proposals
+from eval.studies.reliability import reliability, reliability_of_proposals
+from samplers import ConfidenceThreshold, Wino
+
+
+def record(confidences: list[float | None], revisions: list[Any]) -> Any:
+    return {
+        "error": None, "length": len(confidences), "tokens": list(range(5, 5 + len(confidences))),
+        "trace": {"confidences": confidences, "revisions": revisions},
+    }  # fmt: skip
+
+
+# Position 1 was first committed as 9, then as its final 6; position 0 as its final token at once.
+REVISED = record([0.95, 0.85, None], [[1, 9, 0, 0.55, 2], [0, 5, 0, 0.65, 1]])
+
+
+def test_bins_hold_commits_and_their_agreement_with_the_final_tokens() -> None:
+    found = reliability([REVISED, record([0.91], [])])
+    assert [(one.low, one.num_commits, one.agreement) for one in found.bins] == [
+        (0.5, 1, 0.0), (0.6, 1, 1.0), (0.8, 1, 1.0), (0.9, 2, 1.0),
+    ]  # fmt: skip
+    assert found.num_commits == 5
+    assert found.bins[-1].confidence == pytest.approx(0.93)
+    # |0.55 - 0| + |0.65 - 1| + |0.85 - 1| + 2 |0.93 - 1|, over five.
+    assert found.calibration_error == pytest.approx((0.55 + 0.35 + 0.15 + 0.14) / 5)
+    with pytest.raises(ValueError, match="with traces"):
+        reliability([{**REVISED, "trace": None}])
+
+
+def proposed(**told: list[float]) -> Any:
+    """A record with some proposals, by bin: `b18=[2, 1, 1.8]`."""
+    bins: list[tuple[float, ...]] = [(0, 0, 0.0)] * NUM_BINS
+    for name, numbers in told.items():
+        bins[int(name[1:])] = tuple(numbers)
+    return record([], []) | {"example": "a", "trace": {"proposals": bins}}
+
+
+def test_proposals_of_all_records_share_the_bins() -> None:
+    """A threshold commits the proposals of its bin and of the bins above."""
+    found = reliability_of_proposals([
+        proposed(b18=[2, 1, 1.82], b2=[1, 0, 0.12]), proposed(b18=[2, 2, 1.88], b19=[5, 5, 5.0]),
+        record([0.5], []),
+    ])  # fmt: skip
+    assert [(one.low, one.num_commits, one.agreement, *one[-2:]) for one in found.bins] == [
+        (0.1, 1, 0.0, 1.0, 0.8), (0.9, 4, 0.75, 0.9, 8 / 9), (0.95, 5, 1.0, 0.5, 1.0),
+    ]  # fmt: skip
+    assert found.bins[1].confidence == pytest.approx(0.925)
+    # |0.12 - 0| + |3.7 - 3| + |5 - 5|, over ten.
+    assert found.calibration_error == pytest.approx(0.082)
+
+
+def test_damaged_proposals_are_named() -> None:
+    told = {"proposals": [(1, 1, 0.9)]}
+    with pytest.raises(ValueError, match="must be 20 bins of 3 numbers, got others for a"):
+        reliability_of_proposals([record([], []) | {"example": "a", "trace": told}])
+    with pytest.raises(ValueError, match="records with proposals, got none"):
+        reliability_of_proposals([REVISED])
+
+
+@pytest.mark.parametrize("sampler", [ConfidenceThreshold(0.2), Wino()], ids=repr)
+def test_proposals_are_those_of_every_state_up_to_the_end_of_the_answer(sampler: Any) -> None:
+    """Against a count position by position; revocable samplers see a position again."""
+    seen: list[tuple[int, int, int, float]] = []
+
+    def note(event: StepEvent) -> None:
+        for row, request in enumerate(event.requests.tolist()):
+            for column in event.view.eligible[row].nonzero().flatten().tolist():
+                position = int(event.view.positions[row, column])
+                token = int(event.view.proposal[row, column])
+                seen.append((request, position, token, float(event.view.confidence[row, column])))
+
+    proposals = Proposals()
+    out = decode(
+        eval_runs.model(), [[5, 6, 7], [9]], sampler, gen_length=16, block_length=8,
+        observers=[proposals, note],
+    )  # fmt: skip
+    lengths = out.lengths()
+    assert int(lengths.min()) < 16, "no answer ended early"
+    found = torch.tensor(proposals.of(out.tokens, lengths))
+    wanted = torch.zeros(2, NUM_BINS, 3)
+    for request, position, token, confidence in seen:
+        if position < lengths[request]:
+            own = wanted[request, min(int(confidence * NUM_BINS), NUM_BINS - 1)]
+            agrees = token == int(out.tokens[request, position])
+            own += torch.tensor([1.0, float(agrees), confidence])
+    assert found == pytest.approx(wanted, abs=1e-3)
+    num_proposals, num_agreeing = found[..., 0].sum(), found[..., 1].sum()
+    assert num_proposals > num_agreeing > 0
