@@ -3,24 +3,21 @@
 Under `Accelerator`, whatever is made on "cuda" or moved there is such a tensor. Every operation is
 computed on the CPU, and refused where CUDA would refuse it: tensors of two devices do not meet,
 scalars and indices apart. What the host would wait for is counted: reading a value, a shape that
-depends on values, and copies between host and device; it is refused while a graph is captured.
+depends on values, and copies between host and device.
 Not pretended are kernels, streams, memory, speed and rounding.
 """
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_models import tiny
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from dllm_decode import ForwardInputs, KVCache
 
 # No machine has as many: what is kept by device never meets a real one.
 DEVICE = torch.device("cuda", 63)
@@ -339,74 +336,3 @@ class Operations(TorchDispatchMode):
 
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
-
-
-class Recorder:
-    """Captures a forward as CUDA would: replays see the captured tensors and nothing else.
-
-    Attributes:
-        capturing: Makes the context of each replay, such as `Accelerator.capturing`.
-    """
-
-    def __init__(self, capturing: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self.num_captured = self.num_replayed = 0
-        self.capturing = capturing
-
-    def __call__(
-        self, run: Callable[[ForwardInputs], Tensor], inputs: ForwardInputs
-    ) -> Callable[[], Tensor]:
-        self.num_captured += 1
-        run(inputs)
-
-        def replay() -> Tensor:
-            self.num_replayed += 1
-            with self.capturing():
-                return run(inputs)
-
-        return replay
-
-
-class Replayed:
-    """A tiny mask predictor whose forwards are replayed, in buffers that are kept."""
-
-    def __init__(self, family: str, **options: Any) -> None:
-        self.model = tiny(family)
-        self.recorder = Recorder()
-        from dllm_decode.models.graphs.runner import GraphRunner
-
-        self.runner = GraphRunner(**{"capture": self.recorder, **options})
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def predict(self, inputs: ForwardInputs) -> Tensor:
-        return self.runner(self.model.predict, inputs)
-
-    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        return pooled(self.model, num_rows, num_slots, self.runner.pool)
-
-
-def cache_size(model: Any, num_rows: int, num_slots: int) -> tuple[int, int, int, int, int]:
-    shape = model.transformer.config
-    return (shape.num_layers, num_rows, shape.num_kv_heads, num_slots, shape.head_dim)
-
-
-def pooled(model: Any, num_rows: int, num_slots: int, pool: Any) -> KVCache:
-    """A cache as a model on CUDA has it."""
-    size = cache_size(model, num_rows, num_slots)
-    return pool.new_kv_cache(size, dtype=model.dtype, device=torch.device("cpu"))
-
-
-def forward(
-    kv_cache: KVCache | None, num_columns: int = 4, *, num_rows: int = 1, token: int = 8
-) -> ForwardInputs:
-    """A forward over the first columns and rows."""
-    columns = torch.arange(num_columns).repeat(num_rows, 1)
-    return ForwardInputs(
-        tokens=columns + token,
-        positions=columns,
-        wanted=columns,
-        kv_cache=kv_cache,
-        slots=None if kv_cache is None else slice(0, num_columns),
-        rows=None if kv_cache is None else slice(0, num_rows),
-    )

@@ -31,8 +31,9 @@ class CompiledForward:
 
     def __post_init__(self) -> None:
         # Half precision is rounded where eager code rounds it, so that tokens are the same.
-        rounds = {"emulate_precision_casts": True}
-        self._run = torch.compile(_logits, fullgraph=True, dynamic=True, options=rounds)
+        self._run = torch.compile(
+            _logits, fullgraph=True, dynamic=True, options={"emulate_precision_casts": True}
+        )
 
     def __call__(self, transformer: Transformer, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
         """Returns the logits of one group of rows."""

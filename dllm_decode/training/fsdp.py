@@ -17,7 +17,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.optim import Muon, Optimizer
 
-from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.network.layer import Layer
 
 _REFUSED = {
@@ -93,10 +92,6 @@ def prepare(
         # written; autocast rounds what it rounds in a process that holds the whole model.
         plugin.mixed_precision_policy = None
         losses.forward = accelerator.autocast()(losses.forward)
-        for part in losses.modules():
-            if isinstance(part, MaskedTransformer):
-                # A recorded graph reads the weights where they were gathered last time.
-                part.graphs = False
     prepared, *others = accelerator.prepare(losses, *optimisers)
     return prepared, others
 

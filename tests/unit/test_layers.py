@@ -21,7 +21,6 @@ CONTRACT = {
     for name in ("base", "facts", "state", "view", "wrapper", "logits", "checks", "expression")
 }
 MAY_IMPORT = {
-    "triton": ("samplers.logits.kernel",),
     "safetensors": ("samplers.learn2pd",),
     # For type checkers alone: it is not imported.
     "typing_extensions": ("samplers.state",),

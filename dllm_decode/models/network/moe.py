@@ -155,12 +155,19 @@ class Experts(Packable):
         """Maps each column by its expert; columns are sorted by expert."""
         if torch.is_grad_enabled():
             self.unpack()
-        groups, num_threads = self._can_group(columns), torch.get_num_threads()
+        groups = self._can_group(columns)
         work = self._grouped if groups and not self.is_packed else self._one_by_one
         # A training step has columns enough to divide each product among the threads; a compiled
         # forward is one graph.
-        is_whole = columns.is_cuda or not groups or num_threads == 1
-        if is_whole or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if (
+            columns.is_cuda
+            or not groups
+            or torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+        ):
+            return work(columns, ends, slice(None))
+        num_threads = torch.get_num_threads()
+        if num_threads == 1:
             return work(columns, ends, slice(None))
         shares = equal_shares(ends, _SHARES_PER_THREAD * num_threads)
         bounds = [0, *ends[[share.stop - 1 for share in shares]].tolist()]

@@ -76,10 +76,16 @@ class KVSlots(NamedTuple):
 
 
 class LayerKV(NamedTuple):
-    """The KV cache of one layer, and where fresh keys and values go."""
+    """The KV cache of one layer, and where fresh keys and values go.
+
+    Attributes:
+        cache: Keys and values of several layers.
+        number: Number of the layer in it.
+        target: Where fresh keys and values go.
+    """
 
     cache: KVCache
-    index: int
+    number: int
     target: KVSlots
 
 
@@ -128,8 +134,8 @@ def rotate_and_store(projected: Projected, rotation: Rotation, store: LayerKV | 
         turned = torch.cat([_norm(part, scaling) for part, scaling in parts], 1)
     query, key = _rotate(turned, rotation).split(sizes, 1)
     if store is not None:
-        key = _store(store.cache.keys, store.index, key, store.target)
-        value = _store(store.cache.values, store.index, value, store.target)
+        key = _store(store.cache.keys, store.number, key, store.target)
+        value = _store(store.cache.values, store.number, value, store.target)
     return Heads(query, key, value)
 
 

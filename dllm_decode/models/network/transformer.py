@@ -174,4 +174,4 @@ def _at(
         return stream, groups
     # Added up first: one tensor moves, not two.
     hidden = hidden if update is None else hidden + update
-    return Stream(hidden.to(device)), [on_device(group, device, hidden.dtype) for group in groups]
+    return Stream(hidden.to(device)), [on_device(group, device) for group in groups]

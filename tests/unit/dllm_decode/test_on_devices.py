@@ -1,7 +1,7 @@
 """Models on a pretended accelerator decode as on the CPU, and a step costs it little.
 
-On "cuda" a tensor on the wrong device is refused, and forwards are captured; in each step the CPU
-waits once, and there are few operations besides the model. Apple's device "mps" refuses float64.
+On "cuda" a tensor on the wrong device is refused; in each step the CPU waits once, and there are
+few operations besides the model. Apple's device "mps" refuses float64.
 """
 
 import copy
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from plugins_under_test import CACHES, INSTANCES
-from pretended import DEVICE, MPS, PROMPTS, Accelerator, Operations, Pretended, Recorder
+from pretended import DEVICE, MPS, PROMPTS, Accelerator, Operations, Pretended
 from tiny_models import FAMILIES, LAW_OPTIONS, MODELS, tiny
 from tiny_models import load_without_tokenizer as load_model
 from toys import tiny_llama
@@ -49,7 +49,6 @@ from dllm_decode import (
     decode_many,
 )
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.graphs.runner import GraphRunner
 from samplers import ConfidenceThreshold, FixedSchedule, Learn2PD, Prophet, Sampler
 from samplers.logits.float64 import has_float64, widest
 from samplers.logits.noise import uniform
@@ -141,15 +140,11 @@ def compare(on_cpu: Watched, there: Watched) -> None:
         torch.testing.assert_close(*confidences, equal_nan=True)
 
 
-def pair(
-    source: Any, kind: str = "cuda", *, graphs: bool = False, dtype: Any = None, **options: Any
-) -> Pair:
+def pair(source: Any, kind: str = "cuda", *, dtype: Any = None, **options: Any) -> Pair:
     dtype = dtype or {"cuda": torch.float64, "mps": torch.float32}[kind]
     here = load_model(source, dtype=dtype, **options)[0]
     with Accelerator({"cuda": DEVICE, "mps": MPS}[kind]) as accelerator:
         there = load_model(source, device=kind, dtype=dtype, **options)[0]
-    there.graphs = graphs
-    there._runner = GraphRunner(capture=Recorder(accelerator.capturing))
     assert there.device == accelerator.device
     return Pair(here, there, accelerator)
 
@@ -157,11 +152,6 @@ def pair(
 @cache
 def pair_of(kind: str, family: str) -> Pair:
     return pair(MODELS / family, kind, **LAW_OPTIONS[family])
-
-
-@cache
-def played(family: str) -> Pair:
-    return pair(MODELS / family, graphs=True, **LAW_OPTIONS[family])
 
 
 DRAFTED: dict[str, dict[str, Any]] = {
@@ -212,22 +202,6 @@ def test_every_way_to_decode_is_that_of_the_cpu(way: str, kind: str, family: str
         options = options | {"templates": [[mask] * 6 + [eos], [44, mask, 17], []]}
     out = model.decode(FixedSchedule(4), **options)
     assert "verifier" not in options or out.drafted.sum() > 0, "nothing was drafted"
-
-
-@pytest.mark.exhaustive(6)
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("way", WAYS)
-def test_captured_forwards_decode_as_on_the_cpu(way: str, family: str) -> None:
-    recorder = played(family).there._runner.capture
-    before = recorder.num_replayed
-    # The first time, forwards run as ever; the second, they are recorded.
-    played(family).decode(FixedSchedule(4), num_times=2, **WAYS[way])
-    cache = WAYS[way].get("cache", NoCache())
-    if not cache.needs_kv_cache:
-        assert recorder.num_replayed == before
-    # Under others, rows may compute different numbers of columns, and no graph has several groups.
-    elif isinstance(cache, PrefixCache | DualCache | FreeCache):
-        assert recorder.num_replayed > before
 
 
 JUDGES: dict[str, Any] = {
@@ -410,8 +384,7 @@ def test_self_verification_waits_at_most_twice_a_step(
 
 def test_a_filter_asks_nothing_once_it_is_there() -> None:
     options: Any = {"prompts": [[5, 6, 7], [8]], "gen_length": 32, "block_length": 32}
-    # Its bfloat16 would try kernels that a pretended device cannot run.
-    waits = pair("mini", fused=False).waits(Learn2PD("mini", 0.9), **options)
+    waits = pair("mini").waits(Learn2PD("mini", 0.9), **options)
     assert waits
     assert all(reads(step) == READS for step in waits)
 

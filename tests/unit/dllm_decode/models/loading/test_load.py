@@ -366,7 +366,7 @@ def test_a_missing_tokenizer_is_an_error_unless_asked_for(folder) -> None:
 def test_names_of_transformers_are_accepted(folder) -> None:
     assert load_model(folder, dtype="bfloat16")[0].dtype == torch.bfloat16
     assert load_model(folder, dtype="auto", device_map="cpu")[0].dtype == torch.float32
-    model, _ = load_model(folder, torch_dtype=torch.bfloat16, fused=False, graphs=False)
+    model, _ = load_model(folder, torch_dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
 
 
@@ -383,8 +383,11 @@ def test_names_of_transformers_are_accepted(folder) -> None:
         ({"dtype": ["a"]}, r"or 'auto', got \['a'\]"),
         ({"device": "meta", "device_map": "cpu"}, "device_map must be left out beside device"),
         ({"dtype": "float32", "torch_dtype": "float32"}, "torch_dtype must be left out beside dty"),
-        ({"fused": True}, "fused=True needs a CUDA device, got device='cpu'"),
-        ({"graphs": True}, "graphs=True needs a CUDA device, got device='cpu'"),
+        ({"compile": 1}, "compile must be True or False, got 1"),
+        (
+            {"compile": True, "device": {"": "cpu"}},
+            "compile must be False for a model that is spread",
+        ),
         ({"device": "mps"}, "A device must be one that .* got 'mps'"),
         ({"device": "xpu"}, "A device must be one that .* got 'xpu'"),
     ],

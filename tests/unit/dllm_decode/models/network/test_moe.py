@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dllm_decode.models.network import operations_torch as plain
 from dllm_decode.models.network.config import MoEConfig
 from dllm_decode.models.network.moe import Experts, MoE
 
@@ -79,7 +78,7 @@ def slowly(layer: MoE, hidden: Tensor) -> Tensor:
 @pytest.mark.parametrize("size", [(3, 7), (1, 40), (0, 5)], ids=str)
 def test_a_layer_is_the_slow_loop(config: MoEConfig, size: tuple[int, int]) -> None:
     layer, hidden = make(config), random(*size, H, seed=99)
-    assert torch.allclose(layer(hidden, plain), slowly(layer, hidden), atol=1e-10)
+    assert torch.allclose(layer(hidden), slowly(layer, hidden), atol=1e-10)
 
 
 @CONFIG
@@ -93,7 +92,7 @@ def test_in_lower_precision_it_is_the_slow_loop_up_to_rounding(
     width = 16 if device == "cuda" else H
     layer, hidden = make(config, dtype, width), random(3, 7, width, seed=99, dtype=dtype)
     expected = slowly(layer, hidden)
-    mixed = layer.to(device)(hidden.to(device), plain).cpu()
+    mixed = layer.to(device)(hidden.to(device)).cpu()
     assert mixed.dtype == dtype
     # In bfloat16 a near tie of two experts may fall otherwise; few tokens have one.
     error = (mixed.double() - expected).abs().amax(-1)
@@ -109,16 +108,16 @@ def test_experts_without_tokens_are_not_computed(
     layer, hidden = make(config), random(1, 2, H, seed=5)
     chosen = set(layer.router(hidden[0]).experts.flatten().tolist())
     unused = sorted(set(range(config.num_experts)) - chosen)
-    expected = layer(hidden, plain)
+    expected = layer(hidden)
     # Whoever reads them spoils the sum.
     layer.experts.gate_up[unused] = torch.nan
     layer.experts.down[unused] = torch.nan
-    assert torch.equal(layer(hidden, plain), expected)
+    assert torch.equal(layer(hidden), expected)
     assert unused or config.num_active * 2 >= config.num_experts
     products = []
     linear = F.linear
     monkeypatch.setattr(F, "linear", lambda *args: products.append(1) or linear(*args))
-    layer.experts(hidden[0], layer.router(hidden[0]), plain)
+    layer.experts(hidden[0], layer.router(hidden[0]))
     assert len(products) == 1 + 2 * len(chosen)
 
 
@@ -139,11 +138,11 @@ def test_grouped_products_are_the_loop(
 ) -> None:
     """On one thread, as on CUDA and with gradients, and shared out to threads."""
     layer, hidden = make(config, torch.float32), random(*size, H, seed=9, dtype=torch.float32)
-    grouped = layer(hidden, plain)
+    grouped = layer(hidden)
     with torch.no_grad():
-        shared = layer(hidden, plain)
+        shared = layer(hidden)
     monkeypatch.setattr(Experts, "_can_group", lambda self, columns: False)
-    looped = layer(hidden, plain)
+    looped = layer(hidden)
     assert torch.equal(shared, grouped)
     assert torch.allclose(grouped, looped, rtol=1e-4, atol=1e-4)
 

@@ -10,8 +10,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from dllm_decode.models import ForwardInputs, MaskedTransformer
-from dllm_decode.models.network import operations_torch as plain
-from dllm_decode.models.network.operations import Heads
+from dllm_decode.models.network.operations import Heads, attend
 
 B, L = 3, 20
 COLUMNS = torch.arange(L).expand(B, L)
@@ -136,8 +135,8 @@ def test_attention_with_gradients_is_that_without(num_kv_heads: int, masked: boo
     bias[1] = -torch.inf
     given = bias if masked else None
     heads = Heads(*(each.clone().requires_grad_() for each in tensors))
-    found = plain.attend(heads, given)
-    expected = plain.attend(Heads(*tensors), given)
+    found = attend(heads, given)
+    expected = attend(Heads(*tensors), given)
     sees = slice(0, 1) if masked else slice(None)
     torch.testing.assert_close(found[sees], expected[sees])
     assert found.isfinite().all()
