@@ -1,4 +1,4 @@
-"""A set of texts as states and classes of tokens, for rows whose answer must be one of the texts."""
+"""A set of texts as states and classes of tokens, for rows whose answer must be one of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

@@ -147,7 +147,7 @@ def _automaton(
 ) -> Automaton:
     """Joins the first state, those of later tokens, and the one after an EOS."""
     num_bytes = read.dead
-    start, end = num_bytes, num_bytes + 1
+    start = num_bytes
     # A class is what a token does after others, and at the beginning.
     pairs, classes = np.unique(
         later.functions * len(first.table) + first.functions, return_inverse=True
@@ -180,12 +180,12 @@ def _with_edges(
         eos_ids: Tokens that end an answer; they have no text.
     """
     end = len(columns)
-    is_live = (columns >= 0).any(0)
-    number = np.full(len(is_live), DEAD_CLASS)
-    number[is_live] = np.arange(is_live.sum()) + EOS_CLASS + 1
+    is_live: NDArray[np.bool_] = (columns >= 0).any(axis=0)
+    number = np.full(is_live.size, DEAD_CLASS)
+    number[is_live] = np.arange(int(is_live.sum())) + EOS_CLASS + 1
     classes = number[classes]
     classes[list(eos_ids)] = EOS_CLASS
-    whole = np.full((end + 1, is_live.sum() + 2), -1)
+    whole = np.full((end + 1, int(is_live.sum()) + 2), -1)
     whole[:end, 2:] = columns[:, is_live]
     whole[:end, EOS_CLASS] = np.where(distances == 0, end, -1)
     whole[end, EOS_CLASS] = end
@@ -201,7 +201,7 @@ def _reached(table: Numbers, start: int) -> NDArray[np.bool_]:
     """Returns the states that some tokens lead to from the first one."""
     reached = np.zeros(len(table), dtype=bool)
     fresh = np.array([start])
-    while len(fresh):
+    while fresh.size:
         reached[fresh] = True
         found = np.unique(table[fresh])
         found = found[found >= 0]
@@ -211,9 +211,9 @@ def _reached(table: Numbers, start: int) -> NDArray[np.bool_]:
 
 def _distances(table: Numbers, accepting: NDArray[np.bool_]) -> Numbers:
     """Returns the fewest tokens from each state to an accepting one; `_FAR` if none leads there."""
-    far = np.append(np.where(accepting, 0, _FAR), _FAR)
+    far: Numbers = np.append(np.where(accepting, 0, _FAR), _FAR)
     while True:
-        found = np.minimum(far[:-1], far[table].min(1) + 1)
+        found: Numbers = np.minimum(far[:-1], far[table].min(axis=1) + 1)
         if (found == far[:-1]).all():
             return found
         far[:-1] = np.minimum(found, _FAR)

@@ -140,7 +140,8 @@ def _built(pattern: str, begin: str, owner: str, limit_s: float) -> bytes:
     """Returns the output of the program that builds an automaton."""
     if find_spec("outlines_core") is None:
         raise ImportError(
-            'A constraint needs outlines_core. Install it with: pip install "dllm-decode[structured]"'
+            "A constraint needs outlines_core. Install it with: "
+            'pip install "dllm-decode[structured]"'
         )
     command = [sys.executable, str(Path(__file__).with_name("child.py")), str(_MEMORY_BYTES)]
     whole = f"{begin}(?:{pattern}){_END}".encode()

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -153,7 +153,7 @@ class JsonSchema(Constraint):
         if isinstance(schema, type) and is_dataclass(schema):
             schema = msgspec.json.schema(schema)
         elif isinstance(schema, type) and callable(getattr(schema, "model_json_schema", None)):
-            schema = schema.model_json_schema()
+            schema = cast(Any, schema).model_json_schema()
         if not isinstance(schema, dict):
             raise ValueError(
                 "JsonSchema must be given a dict, a pydantic model or a dataclass, got "

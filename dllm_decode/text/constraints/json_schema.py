@@ -19,15 +19,15 @@ _NUMBER = rf"{_INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 _CHARACTER = r'(?:[^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'
 
 _DATE = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
-_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_LABEL = "[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_MINUTE}:[0-5][0-9](?:\.[0-9]+)?(?:Z|[+-]{_MINUTE})"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _HEX = "[0-9a-fA-F]"
 _FORMATS = {
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
-    "email": rf"[a-zA-Z0-9_%+-]+(?:\.[a-zA-Z0-9_%+-]+)*@(?:[a-zA-Z0-9-]+\.)+[a-zA-Z]{{2,}}",
+    "email": r"[a-zA-Z0-9_%+-]+(?:\.[a-zA-Z0-9_%+-]+)*@(?:[a-zA-Z0-9-]+\.)+[a-zA-Z]{2,}",
     "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "ipv4": rf"{_OCTET}(?:\.{_OCTET}){{3}}",
     "uri": r"https?://[a-zA-Z0-9-]+(?:\.[a-zA-Z0-9-]+)*(?::[0-9]+)?(?:/[a-zA-Z0-9._~%+=&?/-]*)?",
@@ -150,7 +150,7 @@ class _Reader:
         if "type" not in schema and named is None:
             _require_keywords(schema, set(), path)
             return self._any(self.depth)
-        types = _types_of(schema, path) if "type" in schema else [named]
+        types = _types_of(schema, path) if "type" in schema else [named or ""]
         known = set().union(*(_KEYWORDS.get(name, set()) for name in types))
         _require_keywords(schema, known | {"type"}, path)
         readers = {"string": self._string, "array": self._array, "object": self._object}
@@ -274,7 +274,7 @@ _SCALARS = {"null": _NULL, "boolean": _BOOLEAN, "integer": _INTEGER, "number": _
 _LISTS = ("enum", "const")
 
 # The keywords of each type that are understood.
-_KEYWORDS: dict[str | None, set[str]] = {
+_KEYWORDS: dict[str, set[str]] = {
     "object": {"properties", "required", "additionalProperties"},
     "array": {"items", "prefixItems", "minItems", "maxItems"},
     "string": {"pattern", "format", "minLength", "maxLength"},

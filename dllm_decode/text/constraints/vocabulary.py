@@ -7,7 +7,6 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
-
 # The byte of each character by which byte-level tokenizers write it, as in GPT-2.
 _SHOWN = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = sorted(set(range(256)) - set(_SHOWN))

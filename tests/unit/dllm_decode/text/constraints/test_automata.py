@@ -9,8 +9,14 @@ import pytest
 import torch
 
 from dllm_decode.core.language import DEAD_CLASS, EOS_CLASS, Automaton
-from dllm_decode.text.constraints import Choice, JsonSchema, Regex, Vocabulary, compile_constraint
-from dllm_decode.text.constraints import characters
+from dllm_decode.text.constraints import (
+    Choice,
+    JsonSchema,
+    Regex,
+    Vocabulary,
+    characters,
+    compile_constraint,
+)
 from dllm_decode.text.constraints.automata import MAX_STATES
 
 EOS, MASK = 0, 1
