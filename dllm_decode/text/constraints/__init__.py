@@ -1,13 +1,13 @@
 """Constraints on answers: regular expressions, JSON schemas and choices."""
 
 from dllm_decode.text.constraints.automata import compile_constraint, require_length
-from dllm_decode.text.constraints.constraints import Choice, Constraint, JsonSchema, Regex
+from dllm_decode.text.constraints.constraints import Constraint, JsonSchema, OneOf, Regex
 from dllm_decode.text.constraints.vocabulary import Vocabulary, read_vocabulary
 
 __all__ = [
-    "Choice",
     "Constraint",
     "JsonSchema",
+    "OneOf",
     "Regex",
     "Vocabulary",
     "compile_constraint",

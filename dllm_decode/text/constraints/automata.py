@@ -180,7 +180,7 @@ def _with_edges(
         eos_ids: Tokens that end an answer; they have no text.
     """
     end = len(columns)
-    is_live: NDArray[np.bool_] = (columns >= 0).any(axis=0)
+    is_live = np.asarray((columns >= 0).any(axis=0))
     number = np.full(is_live.size, DEAD_CLASS)
     number[is_live] = np.arange(int(is_live.sum())) + EOS_CLASS + 1
     classes = number[classes]

@@ -70,7 +70,7 @@ class Regex(Constraint):
 
 
 @dataclass(frozen=True)
-class Choice(Constraint):
+class OneOf(Constraint):
     """Answers that are one of some texts.
 
     Attributes:
@@ -88,14 +88,14 @@ class Choice(Constraint):
             or not all(isinstance(text, str) and text for text in self.choices)
         ):
             raise ValueError(
-                f"Choice must be given a list of texts that are not empty, got {shown(choices)}."
+                f"OneOf must be given a list of texts that are not empty, got {shown(choices)}."
             )
 
     def __hash__(self) -> int:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        return f"Choice({list(self.choices)!r})"
+        return f"OneOf({list(self.choices)!r})"
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ import torch
 
 from dllm_decode.core.language import DEAD_CLASS, EOS_CLASS, Automaton
 from dllm_decode.text.constraints import (
-    Choice,
     JsonSchema,
+    OneOf,
     Regex,
     Vocabulary,
     characters,
@@ -175,9 +175,9 @@ def test_an_expression_that_needs_too_much_time_or_memory_ends(
 
 def test_a_text_that_the_tokenizer_cannot_write_is_refused() -> None:
     vocabulary = vocabulary_of([b"yes", b"n", b"a"])
-    assert compile_constraint(Choice(["yes", "na"]), vocabulary).least_length() == 1
+    assert compile_constraint(OneOf(["yes", "na"]), vocabulary).least_length() == 1
     with pytest.raises(ValueError, match="got 'no', whose character 1, 'o', it cannot write"):
-        compile_constraint(Choice(["yes", "no"]), vocabulary)
+        compile_constraint(OneOf(["yes", "no"]), vocabulary)
     with pytest.raises(ValueError, match="got 'né', whose character 1, 'é'"):
         compile_constraint(Regex("né+"), vocabulary)
     # Texts that cannot be written are left out where others can.

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from dllm_decode.core.language import EOS_CLASS, Automaton
 from dllm_decode.text.constraints import (
-    Choice,
     Constraint,
     JsonSchema,
+    OneOf,
     Regex,
     Vocabulary,
     compile_constraint,
@@ -204,16 +204,16 @@ def test_an_open_shape_has_as_many_levels_as_depth_says() -> None:
 def test_constraints_are_values() -> None:
     assert Regex("a+") == Regex("a+")
     assert eval(repr(Regex("a+"))) == Regex("a+")
-    assert Choice(["a", "b"]) == eval(repr(Choice(["a", "b"])))
+    assert OneOf(["a", "b"]) == eval(repr(OneOf(["a", "b"])))
     assert JsonSchema(PERSON) == eval(repr(JsonSchema(PERSON)))
-    assert len({Regex("a").digest, Choice(["a"]).digest, Choice(["a", "b"]).digest}) == 3
+    assert len({Regex("a").digest, OneOf(["a"]).digest, OneOf(["a", "b"]).digest}) == 3
     assert hash(JsonSchema(PERSON)) == hash(JsonSchema(dict(PERSON)))
 
 
 def test_choices_are_texts_not_expressions() -> None:
     texts = ["a.b", "a|b", "(", "[x]", "^$", "\\d", "é #&~-", "{1}"]
-    assert all(accepts(Choice(texts), text) for text in texts)
-    assert not any(accepts(Choice(texts), text) for text in ["axb", "a", "b", "1", ""])
+    assert all(accepts(OneOf(texts), text) for text in texts)
+    assert not any(accepts(OneOf(texts), text) for text in ["axb", "a", "b", "1", ""])
 
 
 @pytest.mark.parametrize(
@@ -288,15 +288,15 @@ def test_a_schema_whose_parts_double_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize("choices", [[], "yes", ["a", 3], ["a", ""], 3])
 def test_a_choice_needs_texts(choices: Any) -> None:
-    with pytest.raises(ValueError, match="Choice must be given a list of texts"):
-        Choice(choices)
+    with pytest.raises(ValueError, match="OneOf must be given a list of texts"):
+        OneOf(choices)
 
 
 def test_an_answer_that_is_too_short_is_refused_with_the_least_length() -> None:
-    constraint = Choice(["maybe", "never"])
+    constraint = OneOf(["maybe", "never"])
     automaton = compile_constraint(constraint, VOCABULARY)
     require_length(constraint, automaton, 5)
     with pytest.raises(ValueError, match=r"gen_length must be at least 5, .* got 4"):
         require_length(constraint, automaton, 4)
-    with pytest.raises(ValueError, match="Choice must have a text that agrees with the given"):
+    with pytest.raises(ValueError, match="OneOf must have a text that agrees with the given"):
         require_length(constraint, automaton, 9, template=[ord("x") + 1])
