@@ -1,0 +1,331 @@
+"""Answers that are in a set of texts: which token a row proposes at each open column.
+
+A path is a token for every open column of an answer, such that the answer's text is in the row's
+set. Because the whole path is possible, a sampler may commit any of its tokens and leave the
+others: the path itself shows that the rest can be completed.
+
+    column        0      1      2      3      4      5
+    token         {      A      A      "      A      .        { " settled   A open, with logits
+    weight        -    log p  log p    -    log p    0        . open, without logits
+
+    filters       <--- best sum of weights, or total probability, from each state to the end
+    trace         ---> from the first column's state, the best class of tokens, or one drawn
+
+Source: Suresh et al. 2025, "DINGO: Constrained Inference for Diffusion LLMs",
+https://arxiv.org/abs/2505.23061: the most probable string of a regular language, by dynamic
+programming over one block. Differs: the path reaches to the end of the answer, over columns without
+logits too; tokens are read by class; the filter runs backwards, so that strings can also be drawn
+from the exact conditional law.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from dllm_decode.core.language import Automata
+from samplers.logits import noise
+from samplers.logits.float64 import in_float64, widest
+from samplers.logits.statistics import divided
+
+# A token that the model excludes is taken only if the set of texts leaves no other. So far below
+# the largest logit, float64 still tells the rest of a path apart.
+_EXCLUDED = -1e6
+
+
+class Span(NamedTuple):
+    """The columns of each row's answer over which a path runs.
+
+    Columns after the row's own answer count as settled and hold an EOS.
+
+    Attributes:
+        tokens: The tokens; any where they are not settled.
+        settled: Columns whose token is decided.
+        states: The state of the row's automaton before the first column.
+        num_left: Open columns after the last one, without logits or settled tokens among them.
+    """
+
+    tokens: Int[Tensor, "B T"]
+    settled: Bool[Tensor, "B T"]
+    states: Int[Tensor, " B"]
+    num_left: Int[Tensor, " B"]
+
+
+class Path(NamedTuple):
+    """The tokens of a path at the columns that have logits.
+
+    Attributes:
+        tokens: The path's token; the settled one at settled columns.
+        possible: Classes of tokens that some path has at the column; at a settled column that of
+            its token.
+        found: Rows that have a path; the tokens of the other rows are arbitrary.
+    """
+
+    tokens: Int[Tensor, "B N"]
+    possible: Bool[Tensor, "B N C"]
+    found: Bool[Tensor, " B"]
+
+
+class _Weights(NamedTuple):
+    """The weight of each class of tokens at each column that has logits, as a logarithm.
+
+    Attributes:
+        law: In the sum over all paths, or in their maximum.
+        choice: In the choice of a column's class: the same, or with Gumbel noise.
+    """
+
+    law: Float[Tensor, "B N C"]
+    choice: Float[Tensor, "B N C"]
+
+
+class _Plan(NamedTuple):
+    """The class of tokens at each column that has logits; `possible` and `found` as in `Path`."""
+
+    labels: Int[Tensor, "B N"]
+    possible: Bool[Tensor, "B N C"]
+    found: Bool[Tensor, " B"]
+
+
+Combine: TypeAlias = Callable[[Tensor, Automata], Tensor]
+"""Combines the weights of edges (B, E) into those of the states that they begin in (B, S + 1)."""
+
+
+def best_path(
+    automata: Automata,
+    span: Span,
+    logits: Float[Tensor, "B N V"],
+    columns: Int[Tensor, "B N"],
+) -> Path:
+    """Returns the most probable path of each row: that of the largest sum of log probabilities.
+
+    A column without logits weighs nothing. Every column after an EOS holds an EOS, whose
+    probability counts. Among tied tokens of a class the lowest id is taken.
+
+    Args:
+        automata: The sets of texts.
+        span: The columns of the path.
+        logits: Logits of some columns.
+        columns: Which columns of the span they are, each at most once.
+    """
+    law = _with_excluded(_largest_of_class(automata, logits))
+    plan = _planned(automata, span, columns, _Weights(law, law), _largest)
+    found = [
+        _token_of(automata, logits[:, number], plan.labels[:, number])
+        # One column at a time, because a copy of all logits is gigabytes.
+        for number in range(logits.shape[1])
+    ]
+    return _path(span, columns, plan, found)
+
+
+def draw_path(
+    automata: Automata,
+    span: Span,
+    logits: Float[Tensor, "B N V"],
+    columns: Int[Tensor, "B N"],
+    *,
+    temperature: Float[Tensor, " B"] | float,
+    keys: Int[Tensor, "B N"],
+) -> Path:
+    """Draws a path from the product of the columns' laws, given that it is a path.
+
+    The draw is exact: a backward filter sums over all completions, then each column's class is
+    drawn in turn by Gumbel-max, and with it its token, by the same noise that draws tokens without
+    a set of texts. Columns without logits after all others only have to leave a completion.
+    One before another with logits takes the class that leaves the most probability.
+
+    Args:
+        automata: The sets of texts.
+        span: The columns of the path.
+        logits: Logits of some columns.
+        columns: Which columns of the span they are, each at most once.
+        temperature: Of the draws, above 0.
+        keys: Noise keys of the columns that have logits.
+    """
+
+    def perturbed(number: int) -> Float[Tensor, "B V"]:
+        scaled = divided(in_float64(logits[:, number]), temperature)
+        own = noise.gumbel(keys[:, number].to(scaled.device), scaled.shape[-1])
+        return (scaled + own).to(logits.device, widest(logits.device))
+
+    # One column at a time, because a float64 copy of all logits is gigabytes.
+    law, choice = [], []
+    for number in range(logits.shape[1]):
+        law.append(_log_sum_of_class(automata, divided(in_float64(logits[:, number]), temperature)))
+        choice.append(_largest_of_class(automata, perturbed(number)[:, None]))
+    weights = _Weights(*(_with_excluded(torch.cat(part, 1)) for part in (law, choice)))
+    plan = _planned(automata, span, columns, weights, _log_sum)
+    found = [
+        _token_of(automata, perturbed(number), plan.labels[:, number])
+        for number in range(logits.shape[1])
+    ]
+    return _path(span, columns, plan, found)
+
+
+def _path(
+    span: Span, columns: Int[Tensor, "B N"], plan: "_Plan", found: list[Int[Tensor, " B"]]
+) -> Path:
+    """Returns the path whose tokens were found at columns with logits."""
+    tokens = torch.stack(found, 1) if found else torch.zeros_like(columns)
+    settled, own = span.settled.gather(1, columns), span.tokens.gather(1, columns)
+    return Path(torch.where(settled, own, tokens), plan.possible, plan.found)
+
+
+def _planned(
+    automata: Automata,
+    span: Span,
+    columns: Int[Tensor, "B N"],
+    weights: _Weights,
+    combined: Combine,
+) -> _Plan:
+    """Chooses the class of tokens at each column that has logits.
+
+    Args:
+        automata: The sets of texts.
+        span: The columns of the path.
+        columns: Which columns of the span have logits.
+        weights: The weights of classes there.
+        combined: How the weights of a state's edges become one.
+    """
+    B, T = span.tokens.shape
+    is_open = torch.zeros(B, T, dtype=torch.bool, device=columns.device)
+    is_open = is_open.scatter_(1, columns, True) & ~span.settled
+    own = automata.classes.gather(1, span.tokens.clamp(min=0))
+    classes = torch.arange(automata.num_classes, device=columns.device)
+    is_other = span.settled[..., None] & (classes != own[..., None])
+    index = columns[..., None].expand_as(weights.law)
+    law, choice = (
+        part.new_zeros(B, T, part.shape[-1])
+        .scatter(1, index, part)
+        .masked_fill_(~is_open[..., None], 0.0)
+        .masked_fill_(is_other, -torch.inf)
+        for part in weights
+    )
+    ahead = _filtered(automata, span, law, is_open, combined)
+    labels = _traced(automata, span.states, choice, ahead)
+    possible = _possible(automata, span.states, law, ahead)
+    found = ahead[:, 0].gather(1, span.states[:, None]).squeeze(1) > -torch.inf
+    return _Plan(labels.gather(1, columns), possible.gather(1, index), found)
+
+
+def _filtered(
+    automata: Automata,
+    span: Span,
+    law: Float[Tensor, "B T C"],
+    is_open: Bool[Tensor, "B T"],
+    combined: Combine,
+) -> Float[Tensor, "B T+1 S+1"]:
+    """Returns what the rest of the columns weighs, before each column and from each state."""
+    dead = law.new_full((len(law), 1), -torch.inf)
+    fits = automata.distances <= span.num_left[:, None]
+    ahead = torch.cat([torch.where(fits, 0.0, dead), dead], 1)
+    found = [ahead]
+    for column in reversed(range(law.shape[1])):
+        edges = law[:, column].gather(1, automata.labels) + ahead.gather(1, automata.targets)
+        # The weights of a settled column are one finite number, for which both are the same.
+        best, total = _largest(edges, automata), combined(edges, automata)
+        ahead = torch.where(is_open[:, column, None], total, best)
+        found.append(ahead)
+    return torch.stack(found[::-1], 1)
+
+
+def _traced(
+    automata: Automata,
+    states: Int[Tensor, " B"],
+    choice: Float[Tensor, "B T C"],
+    ahead: Float[Tensor, "B T+1 S+1"],
+) -> Int[Tensor, "B T"]:
+    """Returns the class of the best edge at each column, from the first column's state on."""
+    labels = []
+    for column in range(choice.shape[1]):
+        edges = choice[:, column].gather(1, automata.labels)
+        edges = edges + ahead[:, column + 1].gather(1, automata.targets)
+        edges = edges.masked_fill_(automata.sources != states[:, None], -torch.inf)
+        best = edges.max(1, keepdim=True).indices
+        labels.append(automata.labels.gather(1, best))
+        states = automata.targets.gather(1, best).squeeze(1)
+    return torch.cat(labels, 1)
+
+
+def _possible(
+    automata: Automata,
+    states: Int[Tensor, " B"],
+    law: Float[Tensor, "B T C"],
+    ahead: Float[Tensor, "B T+1 S+1"],
+) -> Bool[Tensor, "B T C"]:
+    """Returns which classes some path has at each column."""
+    reached = torch.zeros_like(ahead[:, 0], dtype=torch.bool).scatter_(1, states[:, None], True)
+    found = []
+    for column in range(law.shape[1]):
+        edges = law[:, column].gather(1, automata.labels) + ahead[:, column + 1].gather(
+            1, automata.targets
+        )
+        is_taken = reached.gather(1, automata.sources) & (edges > -torch.inf)
+        found.append(_any_of(is_taken, automata.labels, automata.num_classes))
+        reached = _any_of(is_taken, automata.targets, automata.num_states + 1)
+    return torch.stack(found, 1)
+
+
+def _any_of(
+    is_taken: Bool[Tensor, "B E"], index: Int[Tensor, "B E"], size: int
+) -> Bool[Tensor, "B n"]:
+    """Returns which numbers the index has where edges are taken."""
+    none = torch.zeros(len(index), size, dtype=torch.uint8, device=index.device)
+    return none.scatter_reduce_(1, index, is_taken.byte(), "amax").bool()
+
+
+def _largest(edges: Float[Tensor, "B E"], automata: Automata) -> Float[Tensor, "B S+1"]:
+    """Returns the largest weight of each state's edges."""
+    none = edges.new_full((len(edges), automata.num_states + 1), -torch.inf)
+    return none.scatter_reduce_(1, automata.sources, edges, "amax")
+
+
+def _log_sum(edges: Float[Tensor, "B E"], automata: Automata) -> Float[Tensor, "B S+1"]:
+    """Returns the logarithm of the sum of the exponentials of each state's edges."""
+    largest = _largest(edges, automata)
+    return _log_sum_at(edges, automata.sources, largest)
+
+
+def _log_sum_at(
+    values: Float[Tensor, "B E"], index: Int[Tensor, "B E"], largest: Float[Tensor, "B n"]
+) -> Float[Tensor, "B n"]:
+    """Adds up exponentials by index, relative to the largest value of each."""
+    origin = torch.where(largest > -torch.inf, largest, 0.0)
+    shares = (values - origin.gather(1, index)).exp()
+    return torch.zeros_like(largest).scatter_add_(1, index, shares).log() + origin
+
+
+def _largest_of_class(automata: Automata, values: Float[Tensor, "B N V"]) -> Float[Tensor, "B N C"]:
+    """Returns the largest value of each class of tokens, in float64 where the device has it."""
+    B, N, V = values.shape
+    none = values.new_full((B, N, automata.num_classes), -torch.inf)
+    found = none.scatter_reduce_(2, automata.classes[:, None].expand(B, N, V), values, "amax")
+    return found.to(widest(values.device))
+
+
+def _log_sum_of_class(automata: Automata, values: Float[Tensor, "B V"]) -> Float[Tensor, "B 1 C"]:
+    """Returns the logarithm of the sum of the exponentials of each class of tokens."""
+    classes = automata.classes.to(values.device)
+    none = values.new_full((len(values), automata.num_classes), -torch.inf)
+    largest = none.scatter_reduce_(1, classes, values, "amax")
+    found = _log_sum_at(values, classes, largest)
+    device = automata.classes.device
+    return found[:, None].to(device, widest(device))
+
+
+def _with_excluded(weights: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
+    """Returns weights without -inf, so that an excluded token is taken if no other is possible."""
+    largest = weights.amax(-1, keepdim=True)
+    floor = torch.where(largest > -torch.inf, largest, 0.0) + _EXCLUDED
+    return weights.maximum(floor)
+
+
+def _token_of(
+    automata: Automata, values: Float[Tensor, "B V"], labels: Int[Tensor, " B"]
+) -> Int[Tensor, " B"]:
+    """Returns the token of the largest value in a class; the lowest id of ties."""
+    is_other = automata.classes != labels[:, None]
+    largest = values.masked_fill(is_other, -torch.inf).max(-1)
+    example = automata.examples.gather(1, labels[:, None]).squeeze(1)
+    return torch.where(largest.values > -torch.inf, largest.indices, example)

@@ -1,0 +1,16 @@
+"""Constraints on answers: regular expressions, JSON schemas and choices."""
+
+from dllm_decode.text.constraints.automata import compile_constraint, require_length
+from dllm_decode.text.constraints.constraints import Constraint, JsonSchema, OneOf, Regex
+from dllm_decode.text.constraints.vocabulary import Vocabulary, read_vocabulary
+
+__all__ = [
+    "Constraint",
+    "JsonSchema",
+    "OneOf",
+    "Regex",
+    "Vocabulary",
+    "compile_constraint",
+    "read_vocabulary",
+    "require_length",
+]

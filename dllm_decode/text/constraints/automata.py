@@ -1,0 +1,247 @@
+"""Compiles a constraint for a tokenizer: the automaton of its texts, token by token."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dllm_decode.core.language import DEAD_CLASS, EOS_CLASS, Automaton
+from dllm_decode.text.constraints.characters import ByteAutomaton, Numbers, read_expression
+from dllm_decode.text.constraints.constraints import Constraint
+from dllm_decode.text.constraints.vocabulary import Vocabulary
+
+MAX_STATES = 5_000
+LIMIT_S = 10.0
+
+# Entries of the largest table, of states and classes: 400 MB.
+_MAX_ENTRIES = 100_000_000
+
+_FAR = 2**31 - 1
+
+
+@lru_cache(maxsize=64)
+def compile_constraint(
+    constraint: Constraint,
+    vocabulary: Vocabulary,
+    *,
+    max_states: int = MAX_STATES,
+    limit_s: float = LIMIT_S,
+) -> Automaton:
+    """Returns the automaton of a constraint's texts; the last 64 are kept.
+
+    Args:
+        constraint: The texts.
+        vocabulary: The texts of the model's tokens.
+        max_states: Most states of the automaton, before it is read by tokens.
+        limit_s: Seconds after which the compilation of the expression ends.
+
+    Raises:
+        ImportError: If the extra `structured` is not installed.
+        ValueError: If the constraint is not regular, too large, or cannot be written.
+    """
+    owner = constraint.label
+    read = read_expression(
+        constraint.pattern(), owner=owner, limit_s=limit_s, has_null=constraint.has_null
+    )
+    if read.dead > max_states:
+        raise ValueError(
+            f"{owner} must have at most {max_states} states, got {read.dead}. Write shorter "
+            "repetitions, or fewer alternatives."
+        )
+    if constraint.texts is not None:
+        _require_written(constraint, constraint.texts, vocabulary)
+    later = _fold(read, vocabulary.later, np.arange(read.dead + 1), owner)
+    first = _fold(read, vocabulary.first, np.array([read.start]), owner)
+    found = _automaton(read, later, first, vocabulary.eos_ids)
+    if found.distances[0] == _FAR:
+        _require_written(constraint, [(read.shortest_text() or b"").decode()], vocabulary)
+    return found
+
+
+def require_length(
+    constraint: Constraint,
+    automaton: Automaton,
+    gen_length: int,
+    *,
+    template: Sequence[int] = (),
+    mask_id: int | None = None,
+) -> None:
+    """Raises ValueError unless an answer of so many tokens can be one of the constraint's texts.
+
+    Args:
+        constraint: The texts.
+        automaton: The compiled constraint.
+        gen_length: Tokens of the answer.
+        template: First tokens of the answer, `mask_id` where they are open.
+        mask_id: The [MASK] token.
+    """
+    least = automaton.least_length(template, mask_id)
+    if least is None:
+        raise ValueError(
+            f"{constraint.label} must have a text that agrees with the given tokens, got none that "
+            f"does: {constraint!r}."
+        )
+    if least > gen_length:
+        raise ValueError(
+            f"gen_length must be at least {least}, the tokens of the shortest answer that "
+            f"{constraint.label} allows, got {gen_length}."
+        )
+
+
+class _Folded(NamedTuple):
+    """Which states tokens lead to.
+
+    Attributes:
+        functions: The function of each token; 0 leads to the dead state from everywhere.
+        table: The state to which each function leads from each of the first states.
+    """
+
+    functions: Numbers
+    table: NDArray[np.int32]
+
+
+def _fold(
+    read: ByteAutomaton, texts: tuple[bytes | None, ...], states: Numbers, owner: str
+) -> _Folded:
+    """Reads the texts of all tokens at once, from each of some states.
+
+    Byte by byte: tokens that lead from every state to the same states so far share a function,
+    and each pair of a function and a kind of byte is looked up once.
+    """
+    dead, begin = np.full_like(states, read.dead), states
+    rows = [dead.astype(np.int32), begin.astype(np.int32)]
+    numbers = {row.tobytes(): number for number, row in enumerate(rows)}
+    functions = np.array([text is not None for text in texts], dtype=np.int64)
+    # With states that are dead at once, both rows are the same.
+    functions *= numbers[rows[1].tobytes()]
+    lengths = np.array([len(text or b"") for text in texts])
+    starts = np.cumsum(lengths) - lengths
+    kinds = read.kinds[np.frombuffer(b"".join(text or b"" for text in texts), np.uint8)]
+    steps = read.table.astype(np.int32).T
+    for place in range(int(lengths.max(initial=0))):
+        who = np.flatnonzero((lengths > place) & (functions > 0))
+        pairs = functions[who] * len(steps) + kinds[starts[who] + place]
+        pairs, inverse = np.unique(pairs, return_inverse=True)
+        found = []
+        for pair in pairs.tolist():
+            function, kind = divmod(pair, len(steps))
+            row = steps[kind][rows[function]]
+            number = numbers.setdefault(row.tobytes(), len(rows))
+            if number == len(rows):
+                rows.append(row)
+            found.append(number)
+        if len(rows) * len(states) > _MAX_ENTRIES:
+            raise ValueError(
+                f"{owner} must have fewer states for a vocabulary of {len(texts)} tokens, got "
+                f"{len(states)} states and {len(rows)} classes of tokens."
+            )
+        functions[who] = np.array(found, dtype=np.int64)[inverse]
+    return _Folded(functions, np.stack(rows))
+
+
+def _automaton(
+    read: ByteAutomaton, later: _Folded, first: _Folded, eos_ids: tuple[int, ...]
+) -> Automaton:
+    """Joins the first state, those of later tokens, and the one after an EOS."""
+    num_bytes = read.dead
+    start = num_bytes
+    # A class is what a token does after others, and at the beginning.
+    pairs, classes = np.unique(
+        later.functions * len(first.table) + first.functions, return_inverse=True
+    )
+    after, at_start = np.divmod(pairs, len(first.table))
+    table = np.full((num_bytes + 2, len(pairs)), -1)
+    table[:num_bytes] = later.table[after][:, :num_bytes].T
+    table[start] = first.table[at_start, 0]
+    table[table == read.dead] = -1
+    accepting = np.append(read.accepting[:num_bytes], [read.accepting[read.start], False])
+    distances = _distances(table, accepting)
+    kept = np.flatnonzero(_reached(table, start) & (distances < _FAR))
+    order = np.concatenate([[start], kept[kept != start]])
+    number = np.full(num_bytes + 2, -1)
+    number[order] = np.arange(len(order))
+    table = np.where(table[order] < 0, -1, number[table[order]])
+    columns, merged = np.unique(table, axis=1, return_inverse=True)
+    return _with_edges(columns, merged.ravel()[classes], distances[order], eos_ids)
+
+
+def _with_edges(
+    columns: Numbers, classes: Numbers, distances: Numbers, eos_ids: tuple[int, ...]
+) -> Automaton:
+    """Returns an automaton with one more state, after an EOS.
+
+    Args:
+        columns: The next state of each state and class, -1 for none.
+        classes: The class of each token.
+        distances: Fewest tokens to an accepting state.
+        eos_ids: Tokens that end an answer; they have no text.
+    """
+    end = len(columns)
+    is_live = np.asarray((columns >= 0).any(axis=0))
+    number = np.full(is_live.size, DEAD_CLASS)
+    number[is_live] = np.arange(int(is_live.sum())) + EOS_CLASS + 1
+    classes = number[classes]
+    classes[list(eos_ids)] = EOS_CLASS
+    whole = np.full((end + 1, int(is_live.sum()) + 2), -1)
+    whole[:end, 2:] = columns[:, is_live]
+    whole[:end, EOS_CLASS] = np.where(distances == 0, end, -1)
+    whole[end, EOS_CLASS] = end
+    sources, labels = np.nonzero(whole >= 0)
+    examples = np.zeros(whole.shape[1], dtype=np.int64)
+    found, first = np.unique(classes, return_index=True)
+    examples[found] = first
+    parts = (classes, sources, labels, whole[sources, labels], np.append(distances, 0), examples)
+    return Automaton(*(torch.from_numpy(part.astype(np.int64)) for part in parts))
+
+
+def _reached(table: Numbers, start: int) -> NDArray[np.bool_]:
+    """Returns the states that some tokens lead to from the first one."""
+    reached = np.zeros(len(table), dtype=bool)
+    fresh = np.array([start])
+    while fresh.size:
+        reached[fresh] = True
+        found = np.unique(table[fresh])
+        found = found[found >= 0]
+        fresh = found[~reached[found]]
+    return reached
+
+
+def _distances(table: Numbers, accepting: NDArray[np.bool_]) -> Numbers:
+    """Returns the fewest tokens from each state to an accepting one; `_FAR` if none leads there."""
+    far: Numbers = np.append(np.where(accepting, 0, _FAR), _FAR)
+    while True:
+        found: Numbers = np.minimum(far[:-1], far[table].min(axis=1) + 1)
+        if (found == far[:-1]).all():
+            return found
+        far[:-1] = np.minimum(found, _FAR)
+
+
+def _require_written(constraint: Constraint, texts: Sequence[str], vocabulary: Vocabulary) -> None:
+    """Raises ValueError if there is a text that the tokenizer cannot write."""
+    first = {text for text in vocabulary.first if text is not None}
+    later = {text for text in vocabulary.later if text is not None}
+    for text in texts:
+        written = _written(text.encode(), first, later).decode(errors="ignore")
+        if written != text:
+            raise ValueError(
+                f"{constraint.label} must have texts that the tokenizer can write, got {text!r}, "
+                f"whose character {len(written)}, {text[len(written)]!r}, it cannot write there."
+            )
+
+
+def _written(text: bytes, first: set[bytes], later: set[bytes]) -> bytes:
+    """Returns the longest beginning of a text that tokens can write."""
+    longest = max(map(len, first | later), default=0)
+    # An answer without tokens writes nothing.
+    reached = {0}
+    line = [size for size in range(longest + 1) if text[:size] in first]
+    for place in line:
+        reached.add(place)
+        for stop in range(place + 1, min(place + longest, len(text)) + 1):
+            if stop not in reached and text[place:stop] in later:
+                reached.add(stop)
+                line.append(stop)
+    return text[: max(reached)]

@@ -1,0 +1,342 @@
+"""A JSON schema as a regular expression over the JSON texts that are valid for it.
+
+The expression matches valid texts only, though not all of them: objects are closed and in the
+schema's order, and strings that a `pattern` describes have no escapes.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from dllm_decode.text.constraints.expressions import literal, whole_text, without_escaped
+from samplers.checks import shown
+
+_NULL = "null"
+_BOOLEAN = "(?:true|false)"
+_INTEGER = r"-?(?:0|[1-9][0-9]*)"
+_NUMBER = rf"{_INTEGER}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+_CHARACTER = r'(?:[^"\\\x00-\x1F\x7F-\x9F]|\\["\\/bfnrt])'
+
+_DATE = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"
+_MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_MINUTE}:[0-5][0-9](?:\.[0-9]+)?(?:Z|[+-]{_MINUTE})"
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_HEX = "[0-9a-fA-F]"
+_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "email": r"[a-zA-Z0-9_%+-]+(?:\.[a-zA-Z0-9_%+-]+)*@(?:[a-zA-Z0-9-]+\.)+[a-zA-Z]{2,}",
+    "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
+    "ipv4": rf"{_OCTET}(?:\.{_OCTET}){{3}}",
+    "uri": r"https?://[a-zA-Z0-9-]+(?:\.[a-zA-Z0-9-]+)*(?::[0-9]+)?(?:/[a-zA-Z0-9._~%+=&?/-]*)?",
+}
+
+# They change no text.
+_NOTES = {
+    "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
+    "$schema", "$id", "$comment", "$defs", "definitions",
+}  # fmt: skip
+
+# An expression that long takes minutes to compile.
+_MAX_LENGTH = 200_000
+
+Schema: TypeAlias = Any
+
+
+def expression_of(schema: Schema, *, depth: int, whitespace: str) -> str:
+    """Returns a regular expression, without anchors, of valid JSON texts.
+
+    Args:
+        schema: The schema, of JSON values.
+        depth: Levels of nested values where the schema leaves their shape open.
+        whitespace: Expression of the space between parts.
+
+    Raises:
+        ValueError: If it is no schema, or has a keyword that is not known here.
+    """
+    return _Reader(schema, depth, whitespace).read(schema, "$", ())
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the parts of one schema.
+
+    Attributes:
+        root: The whole schema, for `$ref`.
+        depth: Levels of nested values of any shape.
+        space: Expression of the space between parts.
+    """
+
+    root: Schema
+    depth: int
+    space: str
+
+    def read(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
+        """Returns the expression of a part of the schema.
+
+        Args:
+            schema: The part.
+            path: Where it is, for messages.
+            refs: The `$ref` that led there.
+        """
+        if schema is True:
+            return self._any(self.depth)
+        if not isinstance(schema, dict):
+            raise ValueError(f"{path} of a JSON schema must be an object, got {shown(schema)}.")
+        keyword = next((name for name in ("$ref", "enum", "const", "anyOf") if name in schema), "")
+        if keyword:
+            readers = {"$ref": self._ref, "anyOf": self._any_of}
+            _require_keywords(schema, {keyword, "type"} if keyword in _LISTS else {keyword}, path)
+            found = readers.get(keyword, self._listed)(schema, path, refs)
+        else:
+            found = self._typed(schema, path, refs)
+        if len(found) > _MAX_LENGTH:
+            raise ValueError(
+                f"{path} of a JSON schema must have an expression of at most {_MAX_LENGTH} "
+                f"characters, got {len(found)}. Make the schema smaller."
+            )
+        return found
+
+    def _ref(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
+        ref = schema["$ref"]
+        if ref in refs:
+            raise ValueError(
+                f"{path}.$ref must not lead back to itself, got {shown(ref)}; a regular language "
+                "cannot nest without end. Write the levels out."
+            )
+        part: Any = self.root
+        names = ref.split("/")[1:] if isinstance(ref, str) and ref.startswith("#/") else [None]
+        for name in names:
+            name = name.replace("~1", "/").replace("~0", "~") if name else name
+            if not isinstance(part, Mapping) or name not in part:
+                raise ValueError(
+                    f"{path}.$ref must name a part of the schema, such as #/$defs/Name, got "
+                    f"{shown(ref)}."
+                )
+            part = part[name]
+        return self.read(part, path, (*refs, ref))
+
+    def _any_of(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
+        return _either(
+            self.read(part, f"{path}.anyOf[{number}]", refs)
+            for number, part in enumerate(_list_of(schema, "anyOf", path))
+        )
+
+    def _listed(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
+        keyword = "enum" if "enum" in schema else "const"
+        values = _list_of(schema, "enum", path) if keyword == "enum" else [schema["const"]]
+        if "type" in schema:
+            types = _types_of(schema, path)
+            values = [value for value in values if any(_IS_OF[name](value) for name in types)]
+            if not values:
+                raise ValueError(f"{path}.{keyword} must have a value of the type {types}.")
+        return _either(self._value(value) for value in values)
+
+    def _value(self, value: Any) -> str:
+        """Returns the expression of one value."""
+        if isinstance(value, dict):
+            parts = [
+                f"{self._value(key)}{self._colon}{self._value(own)}" for key, own in value.items()
+            ]
+            return self._within("{", parts, "}")
+        if isinstance(value, list):
+            return self._within("[", [self._value(own) for own in value], "]")
+        return literal(json.dumps(value, ensure_ascii=False))
+
+    def _typed(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
+        named = next((name for name, known in _KEYWORDS.items() if known & schema.keys()), None)
+        if "type" not in schema and named is None:
+            _require_keywords(schema, set(), path)
+            return self._any(self.depth)
+        types = _types_of(schema, path) if "type" in schema else [named or ""]
+        known = set().union(*(_KEYWORDS.get(name, set()) for name in types))
+        _require_keywords(schema, known | {"type"}, path)
+        readers = {"string": self._string, "array": self._array, "object": self._object}
+        return _either(
+            readers[name](schema, path, refs) if name in readers else _SCALARS[name]
+            for name in types
+        )
+
+    def _string(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
+        least, most = _bounds(schema, "minLength", "maxLength", path)
+        own = [name for name in ("pattern", "format") if name in schema]
+        if len(own) + bool(least or most is not None) > 1:
+            raise ValueError(
+                f"{path} of a JSON schema must have one of pattern, format and bounds of its "
+                f"length, got {', '.join(schema)}. Write the length into the pattern."
+            )
+        if "format" in schema:
+            name = schema["format"]
+            if name not in _FORMATS:
+                raise ValueError(
+                    f"{path}.format must be one of {', '.join(_FORMATS)}, got {shown(name)}."
+                )
+            return f'"{_FORMATS[name]}"'
+        if "pattern" in schema:
+            pattern = schema["pattern"]
+            if not isinstance(pattern, str):
+                raise ValueError(f"{path}.pattern must be a text, got {shown(pattern)}.")
+            return f'"(?:{without_escaped(whole_text(pattern, owner=f"{path}.pattern"))})"'
+        return f'"{_CHARACTER}{_times(least, most)}"'
+
+    def _array(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
+        least, most = _bounds(schema, "minItems", "maxItems", path)
+        if "prefixItems" in schema:
+            parts = [
+                self.read(part, f"{path}.prefixItems[{number}]", refs)
+                for number, part in enumerate(_list_of(schema, "prefixItems", path))
+            ]
+            if least > len(parts) or (most is not None and most < len(parts)):
+                raise ValueError(
+                    f"{path}.prefixItems must have as many items as minItems and maxItems allow, "
+                    f"got {len(parts)}."
+                )
+            return self._within("[", parts, "]")
+        items = schema.get("items", True)
+        if items is True:
+            return self._repeated("[", self._any(max(0, self.depth - 1)), "]", least, most)
+        return self._repeated("[", self.read(items, f"{path}.items", refs), "]", least, most)
+
+    def _object(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
+        properties, required = schema.get("properties"), schema.get("required", [])
+        if not isinstance(properties, dict | None):
+            raise ValueError(f"{path}.properties must be an object, got {shown(properties)}.")
+        if (
+            not isinstance(required, list)
+            or not set(map(str, required)) <= (properties or {}).keys()
+        ):
+            raise ValueError(f"{path}.required must list properties, got {shown(required)}.")
+        if not properties:
+            return self._map(schema, path, refs)
+        parts = [
+            f"{self._value(name)}{self._colon}{self.read(part, f'{path}.properties.{name}', refs)}"
+            for name, part in properties.items()
+        ]
+        after, tail = [], ""
+        for name, part in zip(reversed(properties), reversed(parts), strict=True):
+            after.append(f"{part}{tail}")
+            next_part = f"{self._comma}{part}"
+            tail = f"{next_part}{tail}" if name in required else f"(?:{next_part})?{tail}"
+        # An object begins with its first required property, or with an optional one before that.
+        places = [place for place, name in enumerate(properties) if name in required]
+        num_first = places[0] + 1 if places else len(properties)
+        body = f"{_either(after[::-1][:num_first])}{self.space}"
+        return rf"\{{{self.space}{body if places else f'(?:{body})?'}\}}"
+
+    def _map(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
+        """Returns the expression of an object whose properties have any names."""
+        own = schema.get("additionalProperties", True)
+        if own is False:
+            return self._within("{", [], "}")
+        inner = (
+            self._any(max(0, self.depth - 1))
+            if own is True
+            else self.read(own, f"{path}.additionalProperties", refs)
+        )
+        return self._repeated("{", f"{_TEXT}{self._colon}{inner}", "}", 0, None)
+
+    def _any(self, depth: int) -> str:
+        """Returns the expression of any JSON value with so many levels of objects and arrays."""
+        found = [_NULL, _BOOLEAN, _NUMBER, _TEXT]
+        if depth:
+            inner = self._any(depth - 1)
+            found.append(self._repeated("[", inner, "]", 0, None))
+            found.append(self._repeated("{", f"{_TEXT}{self._colon}{inner}", "}", 0, None))
+        return _either(found)
+
+    def _repeated(self, begin: str, part: str, end: str, least: int, most: int | None) -> str:
+        """Returns the expression of as many equal parts as the bounds allow."""
+        if most == 0:
+            return self._within(begin, [], end)
+        bounds = max(least - 1, 0), None if most is None else most - 1
+        body = f"{part}(?:{self._comma}{part}){_times(*bounds)}{self.space}"
+        body = body if least else f"(?:{body})?"
+        return f"{literal(begin)}{self.space}{body}{literal(end)}"
+
+    def _within(self, begin: str, parts: list[str], end: str) -> str:
+        """Returns the expression of some parts, each once."""
+        body = f"{self._comma.join(parts)}{self.space}" if parts else ""
+        return f"{literal(begin)}{self.space}{body}{literal(end)}"
+
+    @property
+    def _colon(self) -> str:
+        return f"{self.space}:{self.space}"
+
+    @property
+    def _comma(self) -> str:
+        return f"{self.space},{self.space}"
+
+
+_TEXT = f'"{_CHARACTER}*"'
+_SCALARS = {"null": _NULL, "boolean": _BOOLEAN, "integer": _INTEGER, "number": _NUMBER}
+_LISTS = ("enum", "const")
+
+# The keywords of each type that are understood.
+_KEYWORDS: dict[str, set[str]] = {
+    "object": {"properties", "required", "additionalProperties"},
+    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "string": {"pattern", "format", "minLength", "maxLength"},
+}
+
+_IS_OF: dict[str, Callable[[Any], bool]] = {
+    "null": lambda value: value is None,
+    "boolean": lambda value: isinstance(value, bool),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "string": lambda value: isinstance(value, str),
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+}
+
+
+def _types_of(schema: Schema, path: str) -> list[str]:
+    """Returns the types that a part of a schema names."""
+    given = schema["type"]
+    types = given if isinstance(given, list) else [given]
+    if not types or not all(isinstance(name, str) and name in _IS_OF for name in types):
+        raise ValueError(f"{path}.type must be one of {', '.join(_IS_OF)}, got {shown(given)}.")
+    return types
+
+
+def _require_keywords(schema: Schema, known: set[str], path: str) -> None:
+    """Raises ValueError if a part of a schema has a keyword that is not understood there."""
+    for name in schema:
+        if name not in known | _NOTES:
+            raise ValueError(
+                f"{path}.{name} of a JSON schema must be left out, because constraints do not know "
+                f"it there; they know {', '.join(sorted(known)) or 'no keyword'}."
+            )
+
+
+def _list_of(schema: Schema, name: str, path: str) -> list[Any]:
+    found = schema[name]
+    if not isinstance(found, list) or not found:
+        raise ValueError(f"{path}.{name} must be a list that is not empty, got {shown(found)}.")
+    return found
+
+
+def _bounds(schema: Schema, least: str, most: str, path: str) -> tuple[int, int | None]:
+    """Returns the bounds of a length."""
+    for name in (least, most):
+        value = schema.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{path}.{name} must be an integer of at least 0, got {shown(value)}.")
+    low, high = schema.get(least, 0), schema.get(most)
+    if high is not None and high < low:
+        raise ValueError(f"{path}.{most} must be at least {least}={low}, got {high}.")
+    return low, high
+
+
+def _either(parts: Iterable[str]) -> str:
+    """Returns an expression that matches one of some others."""
+    listed = list(dict.fromkeys(parts))
+    return listed[0] if len(listed) == 1 else f"(?:{'|'.join(listed)})"
+
+
+def _times(least: int, most: int | None) -> str:
+    """Returns the suffix of an expression that repeats it."""
+    if most is None:
+        return f"{{{least},}}" if least else "*"
+    return f"{{{least},{most}}}"

@@ -1,0 +1,184 @@
+"""Compiled constraints against Python's `re`, the full table of tokens, and `jsonschema`."""
+
+import random
+import re
+import time
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from dllm_decode.core.language import DEAD_CLASS, EOS_CLASS, Automaton
+from dllm_decode.text.constraints import (
+    JsonSchema,
+    OneOf,
+    Regex,
+    Vocabulary,
+    characters,
+    compile_constraint,
+)
+from dllm_decode.text.constraints.automata import MAX_STATES
+
+EOS, MASK = 0, 1
+
+
+def vocabulary_of(texts: Sequence[bytes]) -> Vocabulary:
+    """Returns a vocabulary with an EOS and a [MASK] before the texts."""
+    own = [None, None, *texts]
+    return Vocabulary.of(own, own, (EOS,))
+
+
+def bytes_and_pairs(num_pairs: int) -> list[bytes]:
+    """Returns all bytes, and random longer tokens, some of which end within a character."""
+    draw = random.Random(0)
+    letters = b'abcdefghij0123456789 "{}[],:._-@yesno\n'
+    texts = [bytes([byte]) for byte in range(256)]
+    seen = set(texts)
+    while len(texts) < 256 + num_pairs:
+        text = bytes(draw.choices(letters, k=draw.randint(2, 6)))
+        if draw.random() < 0.1:
+            text += "é漢😀".encode()[: draw.randint(1, 8)]
+        if text not in seen:
+            seen.add(text)
+            texts.append(text)
+    return texts
+
+
+TEXTS = bytes_and_pairs(700)
+VOCABULARY = vocabulary_of(TEXTS)
+
+
+def accepts(automaton: Automaton, tokens: Sequence[int]) -> bool:
+    """Follows the edges one by one."""
+    edges = {
+        (int(source), int(label)): int(target)
+        for source, label, target in zip(
+            automaton.sources, automaton.labels, automaton.targets, strict=True
+        )
+    }
+    state = 0
+    for token in tokens:
+        state = edges.get((state, int(automaton.classes[token])), -1)
+    return state >= 0 and int(automaton.distances[state]) == 0
+
+
+def random_tokens(text: bytes, draw: random.Random) -> list[int]:
+    """Splits a text into random tokens of the vocabulary."""
+    found = []
+    while text:
+        sizes = [size for size in range(1, 7) if text[:size] in TEXTS and len(text) >= size]
+        size = draw.choice(sizes)
+        found.append(TEXTS.index(text[:size]) + 2)
+        text = text[size:]
+    return found
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["(1|11)-(1|11)", "a*", "(?:yes|no)?", "[a-c]+é?", "^x.{0,3}$", r"\d{2}\.\d", "(?s).*", "漢|é"],
+)
+def test_an_automaton_accepts_what_python_matches_however_it_is_split(expression: str) -> None:
+    draw, automaton = random.Random(1), compile_constraint(Regex(expression), VOCABULARY)
+    fitting = ["1-11", "11-1", "", "yes", "aaaa", "abcé", "x漢é\t", "23.4", "漢", "a\nb"]
+    others = ["1-111", "y", "xabcd", "x\n", "é漢", "ab1", "2.34", "a b", "no!"]
+    found = []
+    for text in [*fitting, *others]:
+        expected = re.fullmatch(expression, text) is not None
+        for _ in range(3):
+            assert accepts(automaton, random_tokens(text.encode(), draw)) == expected, text
+        found.append(expected)
+    assert any(found)
+    assert not all(found) or expression == "(?s).*"
+
+
+def test_classes_are_the_equal_columns_of_the_full_table() -> None:
+    automaton = compile_constraint(Regex(r'[a-e]{1,3}(?:"x"|-1)*'), VOCABULARY)
+    table = torch.full((automaton.num_states, automaton.num_classes), -1)
+    table[automaton.sources, automaton.labels] = automaton.targets
+    full = table[:, automaton.classes]
+    _, expected = full.unique(dim=1, return_inverse=True)
+    pairs = set(zip(expected.tolist(), automaton.classes.tolist(), strict=True))
+    assert len(pairs) == len(set(expected.tolist())) == automaton.num_classes
+    assert automaton.classes[MASK] == DEAD_CLASS
+    assert automaton.classes[EOS] == EOS_CLASS
+    for label in range(automaton.num_classes):
+        own = (automaton.classes == label).nonzero()
+        assert automaton.examples[label] == own.min()
+
+
+def test_no_edge_leads_to_a_state_without_an_end() -> None:
+    automaton = compile_constraint(Regex("(?:ab)*c|a[^b]"), VOCABULARY)
+    assert (automaton.distances < 5).all()
+    reached = {0, *automaton.targets.tolist()}
+    assert reached == set(range(automaton.num_states))
+
+
+def test_distances_and_least_lengths_count_tokens() -> None:
+    automaton = compile_constraint(
+        Regex("(?:abc)+-"), vocabulary_of([b"a", b"b", b"c", b"bc", b"-"])
+    )
+    a, b, c, bc, end = range(2, 7)
+    assert automaton.distances[0] == automaton.least_length() == 3
+    assert automaton.least_length([a, b], MASK) == 4
+    assert automaton.least_length([MASK, MASK, MASK, a], MASK) == 6
+    assert automaton.least_length([MASK, c], MASK) is None
+    assert automaton.least_length([a, bc, end, EOS], MASK) == 4
+    assert automaton.least_length([a, bc, EOS], MASK) is None
+
+
+def test_the_first_token_of_an_answer_may_have_another_text() -> None:
+    """Words with spaces between them, as the embedded models have."""
+    first = [None, None, b"a", b"b"]
+    later = [None, None, b" a", b" b"]
+    automaton = compile_constraint(Regex("a( b)*"), Vocabulary.of(first, later, (EOS,)))
+    assert accepts(automaton, [2])
+    assert accepts(automaton, [2, 3, 3])
+    assert not accepts(automaton, [3])
+    assert not accepts(automaton, [2, 2])
+
+
+def test_a_compiled_constraint_is_kept() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}}
+    turned = {"type": "object", "properties": dict(reversed(schema["properties"].items()))}
+    assert schema == turned
+    first = compile_constraint(JsonSchema(schema), VOCABULARY)
+    assert compile_constraint(JsonSchema(schema), vocabulary_of(TEXTS)) is first
+    assert compile_constraint(JsonSchema(turned), VOCABULARY) is not first
+    assert JsonSchema(schema).digest != JsonSchema(turned).digest
+    assert compile_constraint(JsonSchema(schema), vocabulary_of(TEXTS[:300])) is not first
+
+
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        (Regex("[a&&b]"), "Regex must match a text, got one that matches none"),
+        (Regex("[b-a]"), "Regex must be a regular expression in the syntax of Rust's regex"),
+        (Regex("a{6000}"), f"Regex must have at most {MAX_STATES} states, got 6001"),
+    ],
+)
+def test_an_expression_that_cannot_be_compiled_is_refused(constraint: Regex, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        compile_constraint(constraint, VOCABULARY)
+
+
+@pytest.mark.parametrize(("limit_s", "memory_bytes"), [(0.5, 1 << 31), (60.0, 1 << 27)])
+def test_an_expression_that_needs_too_much_time_or_memory_ends(
+    limit_s: float, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its automaton has 2^30 states."""
+    monkeypatch.setattr(characters, "_MEMORY_BYTES", memory_bytes)
+    started_s = time.monotonic()
+    with pytest.raises(ValueError, match="must be small enough to be compiled within"):
+        compile_constraint(Regex("(a|b)*a(a|b){30}"), VOCABULARY, limit_s=limit_s)
+    assert time.monotonic() - started_s < 30.0
+
+
+def test_a_text_that_the_tokenizer_cannot_write_is_refused() -> None:
+    vocabulary = vocabulary_of([b"yes", b"n", b"a"])
+    assert compile_constraint(OneOf(["yes", "na"]), vocabulary).least_length() == 1
+    with pytest.raises(ValueError, match="got 'no', whose character 1, 'o', it cannot write"):
+        compile_constraint(OneOf(["yes", "no"]), vocabulary)
+    with pytest.raises(ValueError, match="got 'né', whose character 1, 'é'"):
+        compile_constraint(Regex("né+"), vocabulary)
+    # Texts that cannot be written are left out where others can.
+    assert compile_constraint(Regex("no?"), vocabulary).least_length() == 1
