@@ -39,11 +39,13 @@ class MachineOptions:
         device: Where the model runs: cpu, cuda, cuda:1, or auto, which spreads it over all devices;
             of several processes, each has its own 'cuda'.
         dtype: Precision of the parameters. `None`: the checkpoint's.
+        compile: Run forwards through torch.compile: the first ones take long.
         threads: Processor threads. `None`: torch's choice.
     """
 
     device: Name = "cpu"
     dtype: Dtype | None = None
+    compile: bool = False
     threads: Threads | None = None
 
 

@@ -100,19 +100,20 @@ def open_model(
     if options.threads:
         torch.set_num_threads(options.threads)
     return load(
-        source, device=options.device, dtype=options.dtype, revision=revision,
-        needs_tokenizer=needs_tokenizer,
+        source, device=options.device, dtype=options.dtype, compile=options.compile,
+        revision=revision, needs_tokenizer=needs_tokenizer,
     )  # fmt: skip
 
 
 def load(
-    source: str, *, device: str | None = "cpu", dtype: str | None = None, revision: str = "",
-    needs_tokenizer: bool = True,
+    source: str, *, device: str | None = "cpu", dtype: str | None = None, compile: bool = False,
+    revision: str = "", needs_tokenizer: bool = True,
 ) -> Loaded:  # fmt: skip
     """Loads the model of an address as `load_model` does; each process has its own "cuda"."""
     own = f"cuda:{Place.of_launch().local_rank}" if device == "cuda" else device
     found: tuple[LoadedModel, Any] = load_model(
-        **asdict(parse_model(source)), device=own, dtype=dtype, revision=revision or None,
+        **asdict(parse_model(source)), device=own, dtype=dtype, compile=compile,
+        revision=revision or None,
         tokenizer="required" if needs_tokenizer else "optional",
     )  # fmt: skip
     model, tokenizer = found

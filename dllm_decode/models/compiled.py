@@ -4,7 +4,7 @@ Source: the way of gpt-fast, https://github.com/pytorch-labs/gpt-fast: plain tor
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -13,36 +13,44 @@ from torch import Tensor
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.models.network.transformer import Transformer
 
-# Kinds of forwards: with a cache or without, with a mask for each query, for all, or none, of one
-# row or several, for one wanted column or several. Each is compiled once, for all sizes.
+# Kinds of forwards: with a cache or without; with a mask for each query, for all, or none; of one
+# row or several; of one wanted column or several. Each is compiled once, for all sizes.
 _MOST_KINDS = 64
 
 
-@dataclass
-class CompiledForward:
-    """Runs forwards of one network through `torch.compile`.
+def compiled_forward(transformer: Transformer) -> Callable[[ForwardInputs], Float[Tensor, "B W V"]]:
+    """Returns the forward of one group of rows, head included, through `torch.compile`.
 
     A kind of forward is compiled when it first occurs, which takes from seconds to a minute; other
     sizes of the same kind are served by the same code. Results are those of the eager forward up
-    to rounding.
+    to rounding; half precision is rounded where eager code rounds it.
+
+    Raises:
+        ValueError: If the network is spread over devices, or its weights are quantised.
     """
+    require_compilable(transformer)
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, _MOST_KINDS)
+    run = torch.compile(
+        _logits, fullgraph=True, dynamic=True, options={"emulate_precision_casts": True}
+    )
 
-    _run: Callable[..., Tensor] = field(init=False)
-
-    def __post_init__(self) -> None:
-        # Half precision is rounded where eager code rounds it, so that tokens are the same.
-        self._run = torch.compile(
-            _logits, fullgraph=True, dynamic=True, options={"emulate_precision_casts": True}
-        )
-
-    def __call__(self, transformer: Transformer, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
-        """Returns the logits of one group of rows."""
+    def forward(inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
         frequencies = transformer.config.rope.frequencies(inputs.positions.device)
-        with torch._dynamo.config.patch(recompile_limit=_MOST_KINDS):
-            return self._run(transformer, _plain(inputs), frequencies)
+        return run(transformer, plain_inputs(inputs), frequencies)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "CompiledForward":
-        return CompiledForward()
+    return forward
+
+
+def require_compilable(transformer: Transformer) -> None:
+    """Raises ValueError for a network that is spread over devices, or stored in fewer bits."""
+    if transformer.route is not None or transformer.quantized is not None:
+        raise ValueError(
+            "A model that is compiled must be on one device, with weights that are not quantised, "
+            f"got quantize={transformer.quantized!r} and the devices "
+            f"{sorted({str(there) for there in (transformer.route or {}).values()})}. Load it with "
+            "compile=False."
+        )
 
 
 def _logits(
@@ -51,7 +59,7 @@ def _logits(
     return transformer.head(transformer.forward_groups([inputs], frequencies))
 
 
-def _plain(inputs: ForwardInputs) -> ForwardInputs:
+def plain_inputs(inputs: ForwardInputs) -> ForwardInputs:
     """Returns inputs with tensors for slots, and rows that are all rows of the cache if they can.
 
     Numbers in slices would be compiled into the code.

@@ -1,9 +1,11 @@
 """The mask predictor that a loaded checkpoint becomes: a transformer and what its config says."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dllm_decode.core.model import ForwardInputs, KVCache, MaskPredictor, zeroed_cache
-from dllm_decode.models.compiled import CompiledForward
+from dllm_decode.models.compiled import compiled_forward
 from dllm_decode.models.network.context import split
 from dllm_decode.models.network.transformer import Transformer
 
@@ -25,9 +27,6 @@ class MaskedTransformer(nn.Module):
         is_causal_too: Under a causal mask the logits at a column predict the next token, as in the
             autoregressive model that it was made of; see `as_causal_target`.
         fingerprint: See `Fingerprinted`: of the files that `load_model` read, else the name.
-        compiled: True: a forward of one group of rows runs through `torch.compile`, on any device.
-            Forwards of several groups, which rows at different places of their blocks need, are
-            eager: they have too many combinations of sizes. May be set at any time.
         files: Files that it was loaded from; () if it was not loaded.
     """
 
@@ -63,14 +62,37 @@ class MaskedTransformer(nn.Module):
         self.max_length = max_length
         self.is_causal_too = is_causal_too
         self.fingerprint = name
-        self.compiled = False
         self.files: tuple[Path, ...] = ()
-        self._compiled = CompiledForward()
+        self._compiled: Callable[[ForwardInputs], Tensor] | None = None
 
     @property
     def device(self) -> torch.device:
         """Where tensors are expected, and logits returned."""
         return self.transformer.device
+
+    @property
+    def compiled(self) -> bool:
+        """True: a forward of one group of rows runs through `torch.compile`, on any device.
+
+        May be set at any time; ValueError for a model that is spread over devices or quantised.
+        Forwards of several groups, which rows at different places of their blocks need, are eager,
+        because they have too many combinations of sizes.
+        """
+        return self._compiled is not None
+
+    @compiled.setter
+    def compiled(self, is_compiled: bool) -> None:
+        if is_compiled != self.compiled:
+            self._compiled = compiled_forward(self.transformer) if is_compiled else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "MaskedTransformer":
+        # Compiled code reads the weights of the model that it was compiled for.
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        state = self.__dict__ | {"_compiled": None}
+        twin.__dict__.update({name: deepcopy(part, memo) for name, part in state.items()})
+        twin.compiled = self.compiled
+        return twin
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,12 +101,12 @@ class MaskedTransformer(nn.Module):
 
     def predict(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
         """Runs one forward without gradients; only the wanted columns go through the head."""
-        if not self.compiled:
+        if self._compiled is None:
             return self._forward(inputs)
         # Inductor orders the weights as it needs them.
         self.transformer.unpack()
         with torch.inference_mode(), attention_on(self.device):
-            logits = self._compiled(self.transformer, inputs)
+            logits = self._compiled(inputs)
         # The caller may change the logits in place, wherever it runs.
         return logits if torch.is_inference_mode_enabled() else logits.clone()
 

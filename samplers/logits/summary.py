@@ -93,9 +93,8 @@ class Summary:
     @cached_property
     def _all(self) -> tuple[TopK, Spread]:
         size = self.logits.shape[:2]
-        # As one axis, so that few shapes are compiled. The default, 8, is for one model a process.
-        with torch._dynamo.config.patch(recompile_limit=64):
-            top, spread = _compiled()(self.logits.flatten(0, 1))
+        # As one axis, so that few shapes are compiled.
+        top, spread = _compiled()(self.logits.flatten(0, 1))
         return (
             TopK(*(part.unflatten(0, size) for part in top)),
             Spread(*(part.unflatten(0, size) for part in spread)),
