@@ -43,7 +43,16 @@ def compiled_forward(transformer: Transformer) -> Callable[[ForwardInputs], Floa
 
 
 def require_compilable(transformer: Transformer) -> None:
-    """Raises ValueError for a network that is spread over devices, or stored in fewer bits."""
+    """Raises ValueError for a network that is spread, stored in fewer bits, or of other experts.
+
+    Products of many experts at once are compiled in bfloat16 alone.
+    """
+    dtype = transformer.embedding.weight.dtype
+    if transformer.config.moe is not None and dtype != torch.bfloat16:
+        raise ValueError(
+            f"A mixture of experts that is compiled must be in bfloat16, got {dtype}. Load it with "
+            "dtype='bfloat16', or with compile=False."
+        )
     if transformer.route is not None or transformer.quantized is not None:
         raise ValueError(
             "A model that is compiled must be on one device, with weights that are not quantised, "
