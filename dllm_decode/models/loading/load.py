@@ -169,6 +169,7 @@ def load_model(
         block_length=block_length,
         tokenizer_mask_id=None if words is None else words.mask_token_id,
         tokenizer_eos_id=None if words is None else words.eos_token_id,
+        generation=_generation(folder),
     )
     _check_experts(facts, quantize)
     with torch.device("meta"):
@@ -192,7 +193,7 @@ def load_model(
         transformer,
         name=name,
         mask_id=facts.mask_id,
-        eos_ids=_eos_ids(folder, facts),
+        eos_ids=facts.eos_ids,
         banned_ids=padding_ids(words, facts),
         logit_shift=known.logit_shift,
         causal_block_length=facts.causal_block_length,
@@ -271,12 +272,6 @@ def _max_length(config: ConfigReader) -> int | None:
     return None if key is None else config.positive_int(key)
 
 
-def _eos_ids(folder: Path, facts: CheckpointFacts) -> tuple[int, ...]:
-    """Adds the tokens with which generation_config.json ends an answer."""
-    path, key = folder / "generation_config.json", "eos_token_id"
-    if not path.is_file():
-        return facts.eos_ids
-    stated = ConfigReader(read_json(path), file=repr(str(path)))
-    is_absent = stated.value(key) is None
-    listed = [] if is_absent else stated.integers(key, most=facts.shape.vocab_size - 1)
-    return tuple(dict.fromkeys([*facts.eos_ids, *listed]))
+def _generation(folder: Path) -> ConfigReader | None:
+    path = folder / "generation_config.json"
+    return ConfigReader(read_json(path), file=repr(str(path))) if path.is_file() else None
