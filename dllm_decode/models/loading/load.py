@@ -18,6 +18,7 @@ from dllm_decode.models.loading.placement import (
     check_devices,
     chosen_device,
     dispatch,
+    new_on_meta,
     only_device,
     place,
 )
@@ -33,7 +34,6 @@ from dllm_decode.models.loading.weights import (
 )
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.network.fused import Choice
-from dllm_decode.models.network.transformer import Transformer
 from samplers.checks import shown
 
 if TYPE_CHECKING:
@@ -172,8 +172,7 @@ def load_model(
         generation=_generation(folder),
     )
     _check_experts(facts, quantize)
-    with torch.device("meta"):
-        transformer = Transformer(facts.shape)
+    transformer = new_on_meta(facts.shape)
     files = weight_files(folder)
     stored = check_weights(transformer, known, files)
     if lora is not None:
