@@ -146,6 +146,7 @@ class Family:
         block_length: int | None = None,
         tokenizer_mask_id: int | None = None,
         tokenizer_eos_id: int | None = None,
+        generation: ConfigReader | None = None,
     ) -> CheckpointFacts:
         """Reads a config.json.
 
@@ -155,7 +156,9 @@ class Family:
             mask_id: Overrides what the file or the tokenizer says, or the family's default.
             block_length: Overrides what the file says, or the family's default.
             tokenizer_mask_id: The tokenizer's [MASK] token, which the file must not contradict.
-            tokenizer_eos_id: The token that ends an answer if file and family do not say.
+            tokenizer_eos_id: The token that ends an answer if files and family do not say.
+            generation: The checkpoint's generation_config.json, whose special tokens are taken
+                where config.json has none; those that end an answer are added in any case.
 
         Raises:
             ValueError: If a key is missing, has a value that it cannot have, or names something
@@ -164,10 +167,12 @@ class Family:
         reader = ConfigReader(config, file=file)
         self._require_allowed(reader)
         shape = self._shape(reader)
+        further = ConfigReader({}) if generation is None else generation
+        readers = (reader, further)
         return CheckpointFacts(
             shape,
-            self._mask_id(reader, mask_id, tokenizer_mask_id, shape.vocab_size),
-            self._eos_ids(reader, tokenizer_eos_id, shape.vocab_size),
+            self._mask_id(readers, mask_id, tokenizer_mask_id, shape.vocab_size),
+            self._eos_ids(readers, tokenizer_eos_id, shape.vocab_size),
             self._block_length(reader, block_length),
         )
 
@@ -190,8 +195,15 @@ class Family:
             raise ValueError(f"{config.file} of a {self.name} checkpoint: {error}") from None
 
     def _mask_id(
-        self, config: ConfigReader, given: int | None, of_tokenizer: int | None, vocab_size: int
+        self,
+        readers: tuple[ConfigReader, ConfigReader],
+        given: int | None,
+        of_tokenizer: int | None,
+        vocab_size: int,
     ) -> int:
+        config, generation = readers
+        if not any(map(config.has, self.mask_keys)) and generation.has("mask_token_id"):
+            config = generation
         key = next((key for key in self.mask_keys if config.has(key)), None)
         if given is None and key is not None:
             stated = config.integer(key, most=vocab_size - 1)
@@ -212,25 +224,30 @@ class Family:
         return mask_id
 
     def _eos_ids(
-        self, config: ConfigReader, of_tokenizer: int | None, vocab_size: int
+        self,
+        readers: tuple[ConfigReader, ConfigReader],
+        of_tokenizer: int | None,
+        vocab_size: int,
     ) -> tuple[int, ...]:
+        config, generation = readers
+        added = generation.integers("eos_token_id", [], most=vocab_size - 1)
         default = self.eos_id
         if default is None and of_tokenizer is not None and of_tokenizer < vocab_size:
             default = of_tokenizer
         key = next((key for key in self.eos_keys if config.has(key)), self.eos_keys[0])
-        if default is None and not config.has(key):
+        if default is None and not added and not config.has(key):
             raise ValueError(
                 f"{config.file} of a {self.name} checkpoint must say which token ends an answer, "
                 f"got nothing under {' or '.join(map(repr, self.eos_keys))}, and no tokenizer "
                 "whose eos_token is in the vocabulary. Add the key; or, for a family of your own, "
                 "change its eos_keys."
             )
-        listed = None if default is None else [default]
+        listed = added or (None if default is None else [default])
         first = config.integers(key, listed, most=vocab_size - 1)
         if not first:
             raise ValueError(f"{config.file}: {key!r} must be one token or more, got [].")
         known = [token for token in self.end_of_turn_ids if token < vocab_size]
-        return tuple(dict.fromkeys([*first, *known]))
+        return tuple(dict.fromkeys([*first, *known, *added]))
 
     def _block_length(self, config: ConfigReader, given: int | None) -> int:
         if given is not None:

@@ -5,27 +5,33 @@ Source: Nie et al. 2025, "Large Language Diffusion Models", https://arxiv.org/ab
 
 from dllm_decode.models.families.base import Family, Refusal
 from dllm_decode.models.families.reader import ConfigReader
-from dllm_decode.models.families.shared import MOST_LAYERS, read_norm_eps, read_rope_theta
+from dllm_decode.models.families.shared import (
+    MOST_LAYERS,
+    read_norm_eps,
+    read_rope,
+    require_whole_rotation,
+)
 from dllm_decode.models.network.config import NetworkConfig
 
 
-# Null is what OLMo's configuration, whose keys these are, has for "as another key says".
 def _shape(config: ConfigReader) -> NetworkConfig:
+    rope = read_rope(config)
+    require_whole_rotation(config, rope)
+    if rope.scaling is not None:
+        raise config.error("rope_parameters", "without scaling", config.value("rope_parameters"))
     hidden_size = config.positive_int("d_model")
     num_heads = config.positive_int("n_heads")
     return NetworkConfig(
         # Rows of the table; ids above the tokenizer's are padding, but they are stored.
-        vocab_size=config.positive_int(
-            "embedding_size", config.positive_int("vocab_size"), null_is_default=True
-        ),
+        vocab_size=config.positive_int("embedding_size", config.positive_int("vocab_size")),
         hidden_size=hidden_size,
         num_layers=config.positive_int("n_layers", most=MOST_LAYERS),
         num_heads=num_heads,
-        num_kv_heads=config.positive_int("n_kv_heads", num_heads, null_is_default=True),
+        num_kv_heads=config.positive_int("n_kv_heads", num_heads),
         head_dim=hidden_size // num_heads,
         mlp_hidden_size=_mlp_hidden_size(config, hidden_size),
-        norm_eps=read_norm_eps(config, 1e-5),
-        rope_theta=read_rope_theta(config, 10000.0),
+        norm_eps=read_norm_eps(config),
+        rope_theta=rope.theta,
         qkv_bias=config.boolean("include_qkv_bias", False),
         rope_in_float32=config.boolean("rope_full_precision", True),
         tied_head=config.boolean("weight_tying", True),
@@ -33,9 +39,9 @@ def _shape(config: ConfigReader) -> NetworkConfig:
 
 
 def _mlp_hidden_size(config: ConfigReader, hidden_size: int) -> int:
-    if config.value("mlp_hidden_size") is None:
-        return config.positive_int("mlp_ratio") * hidden_size
-    return config.positive_int("mlp_hidden_size")
+    if config.has("mlp_hidden_size"):
+        return config.positive_int("mlp_hidden_size")
+    return config.positive_int("mlp_ratio") * hidden_size
 
 
 LLADA = Family(

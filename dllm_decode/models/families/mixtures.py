@@ -14,6 +14,7 @@ from dllm_decode.models.families.shared import (
     read_factor,
     read_head_dim,
     read_num_layers,
+    read_rope,
     read_shape,
 )
 from dllm_decode.models.network.config import MoEConfig, NetworkConfig
@@ -56,9 +57,9 @@ def _llada2_moe(config: ConfigReader) -> NetworkConfig:
         # A single expert keeps its score.
         normalised=plain.num_active > 1,
         has_selection_bias=config.boolean("moe_router_enable_expert_bias", True),
-        num_groups=config.positive_int("n_group", 1),
-        num_open_groups=config.positive_int("topk_group", 1),
-        scale=read_factor(config, "routed_scaling_factor", 1.0),
+        num_groups=config.positive_int("n_group"),
+        num_open_groups=config.positive_int("topk_group"),
+        scale=read_factor(config, "routed_scaling_factor"),
         routes_in_float32=True,
         mixes_in_float32=True,
     )
@@ -74,8 +75,7 @@ def _llada2_moe(config: ConfigReader) -> NetworkConfig:
 
 
 def _rotary_dim(config: ConfigReader) -> int:
-    share = config.positive_number("partial_rotary_factor", 1.0, most=1.0)
-    rotary_dim = int(read_head_dim(config) * share)
+    rotary_dim = int(read_head_dim(config) * read_rope(config).share)
     if config.positive_int("rotary_dim", rotary_dim) != rotary_dim:
         raise ValueError(
             f"'rotary_dim' must be head_dim * partial_rotary_factor = {rotary_dim}, got "
@@ -123,7 +123,6 @@ MIXTURES = {
             Refusal("router_topk_group", (None, 1), "to be absent or null"),
             Refusal("routed_scaling_factor", (1,), "to be 1"),
             Refusal("shared_expert_intermediate_size", (None, 0), "to be absent or null"),
-            Refusal("partial_rotary_factor", (1,), "to be 1"),
         ),
         mask_id=156895,
         eos_id=156892,

@@ -16,9 +16,8 @@ _ABSENT = object()
 class ConfigReader:
     """The values of a config.json by their types.
 
-    A key that is absent has its default; without one it is an error. Null is a wrong value, except
-    where it is the documented word for "none". A key inside of an object is named as
-    "rope_parameters.factor", or as "factor" of `mapping("rope_parameters")`.
+    A key that is absent, or null, has its default; without one it is an error. A key inside of an
+    object is named as "rope_parameters.factor", or as "factor" of `mapping("rope_parameters")`.
 
     Attributes:
         file: Named in errors.
@@ -30,8 +29,8 @@ class ConfigReader:
         self._prefix = prefix
 
     def has(self, key: str) -> bool:
-        """Says whether a key is there, also if its value is null."""
-        return self._found(key) is not _ABSENT
+        """Says whether a key is there, and not null."""
+        return self.value(key) is not None
 
     def keys(self) -> list[str]:
         """Returns all keys, in the order of the file."""
@@ -39,19 +38,11 @@ class ConfigReader:
 
     def value(self, key: str) -> object:
         """Returns a value of any type; `None` if the key is absent or null."""
-        return self._found(key) if self.has(key) else None
+        found = self._found(key)
+        return None if found is _ABSENT else found
 
-    def positive_int(
-        self,
-        key: str,
-        default: int | None = None,
-        *,
-        most: int = _MOST,
-        null_is_default: bool = False,
-    ) -> int:
-        """Reads an integer from 1 on; null has the default only where its authors say so."""
-        if null_is_default and default is not None and self.value(key) is None:
-            return default
+    def positive_int(self, key: str, default: int | None = None, *, most: int = _MOST) -> int:
+        """Reads an integer from 1 on."""
         return self.integer(key, default, least=1, most=most)
 
     def integer(
@@ -124,10 +115,14 @@ class ConfigReader:
         return ValueError(f"{self.file}: {name!r} must be {required}, got {shown(value)}.")
 
     def is_one_of(self, key: str, allowed: Iterable[object]) -> bool:
-        """Says whether a key is absent or has one of these values; true is not 1, nor false 0."""
-        value = self.value(key)
+        """Says whether a key is absent or has one of these values; true is not 1, nor false 0.
+
+        Null is understood where false is: whoever wrote it takes both for "no".
+        """
+        value = self._found(key)
         kinds = [(type(one) is bool, one) for one in allowed]
-        return not self.has(key) or (type(value) is bool, value) in kinds
+        is_no = value is None and (True, False) in kinds
+        return value is _ABSENT or is_no or (type(value) is bool, value) in kinds
 
     def _found(self, key: str) -> object:
         if key in self._config:
@@ -139,15 +134,15 @@ class ConfigReader:
 
     def _value(self, key: str, default: Any) -> Any:
         value = self._found(key)
-        if value is not _ABSENT:
-            return value
-        if default is None:
+        if default is not None and (value is _ABSENT or value is None):
+            return default
+        if value is _ABSENT:
             raise ValueError(
                 f"{self.file} must have the key {self._prefix + key!r}, which is missing. Take "
                 f"{self.file} from the official repository; or, for a family of your own, change "
                 "its read_shape."
             )
-        return default
+        return value
 
 
 def is_integer(value: object, least: int, most: int) -> bool:

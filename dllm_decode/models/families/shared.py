@@ -2,9 +2,10 @@
 
 from math import log
 from operator import floordiv
+from typing import Any, NamedTuple
 
 from dllm_decode.models.families.base import Refusal
-from dllm_decode.models.families.reader import MOST_LENGTH, ConfigReader
+from dllm_decode.models.families.reader import MOST_LENGTH, ConfigReader, shown
 from dllm_decode.models.network.config import MoEConfig, NetworkConfig
 from dllm_decode.models.network.rope import Llama3Scaling, RopeScaling, YarnScaling
 
@@ -13,6 +14,11 @@ MOST_LAYERS = 4096
 MOST_EXPERTS = 65536
 # Likewise of factors that scale frequencies or the weights of experts.
 MOST_FACTOR = 1e4
+_ROPE_KEYS = (
+    "rope_theta", "partial_rotary_factor", "rope_type", "type", "factor", "low_freq_factor",
+    "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale",
+    "mscale_all_dim", "attention_factor", "truncate", "llama_4_scaling_beta",
+)  # fmt: skip
 
 NAMES = {
     "embedding.weight": "model.embed_tokens.weight",
@@ -71,23 +77,23 @@ def read_shape(
 
     The other switches are those of `NetworkConfig`; `mlp_key` holds the width of dense layers.
     """
+    rope = read_rope(config)
     if rotary_dim is None:
-        _require_whole_rotation(config)
+        require_whole_rotation(config, rope)
     num_heads = config.positive_int("num_attention_heads")
     # Where no layer is dense, the width of dense layers is often left out.
     dense_size = None if moe is None else moe.hidden_size
-    theta, scaling = _rope(config)
     return NetworkConfig(
         vocab_size=config.positive_int("vocab_size"),
         hidden_size=config.positive_int("hidden_size"),
         num_layers=read_num_layers(config),
         num_heads=num_heads,
-        num_kv_heads=config.positive_int("num_key_value_heads", num_heads, null_is_default=True),
+        num_kv_heads=config.positive_int("num_key_value_heads", num_heads),
         head_dim=read_head_dim(config),
         mlp_hidden_size=config.positive_int(mlp_key, None if dense_layers else dense_size),
-        norm_eps=read_norm_eps(config, 1e-6),
-        rope_theta=theta,
-        rope_scaling=scaling,
+        norm_eps=read_norm_eps(config),
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
         rotary_dim=rotary_dim,
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
@@ -98,37 +104,20 @@ def read_shape(
     )
 
 
-def _require_whole_rotation(config: ConfigReader) -> None:
-    """Refuses a checkpoint that turns a part of each head, if the family does not say which."""
-    nested = [config.mapping("rope_parameters")] if config.has("rope_parameters") else []
-    for place in (config, *nested):
-        share = place.positive_number("partial_rotary_factor", 1.0, most=1.0)
-        if share != 1:
-            raise ValueError(
-                f"{place.file}: 'partial_rotary_factor' must be 1 or absent, got {share}. In this "
-                "family whole heads are rotated; choose another checkpoint."
-            )
-
-
 def read_num_layers(config: ConfigReader) -> int:
     """Reads how many layers there are."""
     return config.positive_int("num_hidden_layers", most=MOST_LAYERS)
 
 
 def read_head_dim(config: ConfigReader) -> int:
-    """Reads the width of a head; null is the width of the model over the number of heads."""
+    """Reads the width of a head; else the width of the model over the heads."""
     sizes = (config.positive_int(key) for key in ("hidden_size", "num_attention_heads"))
-    return config.positive_int("head_dim", floordiv(*sizes) or 1, null_is_default=True)
+    return config.positive_int("head_dim", floordiv(*sizes) or 1)
 
 
-def read_norm_eps(config: ConfigReader, default: float) -> float:
+def read_norm_eps(config: ConfigReader) -> float:
     """Reads the number that norms add to the mean square; every model has 1e-5 or less."""
-    return config.positive_number("rms_norm_eps", default, most=0.01)
-
-
-def read_rope_theta(config: ConfigReader, default: float | None = None) -> float:
-    """Reads the base of the rotary frequencies, which fall only if it is above 1."""
-    return config.positive_number("rope_theta", default, above=1.0, most=1e12)
+    return config.positive_number("rms_norm_eps", most=0.01)
 
 
 def read_factor(config: ConfigReader, key: str, default: float | None = None) -> float:
@@ -136,16 +125,73 @@ def read_factor(config: ConfigReader, key: str, default: float | None = None) ->
     return config.positive_number(key, default, most=MOST_FACTOR)
 
 
-def _rope(config: ConfigReader) -> tuple[float, RopeScaling | None]:
-    """Reads the base of the frequencies and their scaling, where either version has put them."""
-    # transformers 5 moved all of it into one object. RND1 writes false where others write null.
-    if config.has("rope_parameters"):
-        rope = config.mapping("rope_parameters")
-        return read_rope_theta(rope), _scaling(rope)
-    stated = config.value("rope_scaling")
-    is_plain = stated is None or stated is False
-    scaling = None if is_plain else _scaling(config.mapping("rope_scaling"))
-    return read_rope_theta(config), scaling
+class StatedRope(NamedTuple):
+    """What a config.json says about rotation.
+
+    Attributes:
+        theta: Base of the rotary frequencies.
+        scaling: Of the frequencies; `None`: as trained.
+        share: The leading part of each head that turns.
+    """
+
+    theta: float
+    scaling: RopeScaling | None
+    share: float
+
+
+def read_rope(config: ConfigReader) -> StatedRope:
+    """Reads all about rotation, wherever one of the versions of transformers has put it.
+
+    Raises:
+        ValueError: If two places disagree, or one has a key that is not implemented.
+    """
+    # Version 4 has two of the keys beside an object, version 5 moved all of it into another.
+    stated: dict[str, Any] = {}
+    for key in ("rope_theta", "partial_rotary_factor"):
+        _state(stated, config, key)
+    for place in ("rope_scaling", "rope_parameters"):
+        # RND1 writes false where others write null.
+        if config.has(place) and config.value(place) is not False:
+            nested = config.mapping(place)
+            for key in nested.keys():  # noqa: SIM118 - it is no dict
+                _state(stated, nested, key)
+    rope = ConfigReader(stated, file=config.file, prefix=_place(config))
+    for key in stated:
+        if key not in _ROPE_KEYS:
+            raise rope.error(key, "absent, since it is not implemented", stated[key])
+    if "rope_theta" not in stated:
+        raise ValueError(
+            f"{config.file} must have the key 'rope_theta', or 'rope_parameters' with that in it, "
+            "got neither. Take it from the official repository."
+        )
+    return StatedRope(
+        # Frequencies fall only if it is above 1.
+        rope.positive_number("rope_theta", above=1.0, most=1e12),
+        _scaling(rope),
+        rope.positive_number("partial_rotary_factor", 1.0, most=1.0),
+    )
+
+
+def _state(stated: dict[str, Any], place: ConfigReader, key: str) -> None:
+    """Adds a value, if there is one."""
+    value = place.value(key)
+    if value is not None and stated.setdefault(key, value) != value:
+        raise place.error(key, f"{shown(stated[key])} as elsewhere in the file", value)
+
+
+def _place(config: ConfigReader) -> str:
+    """Returns how errors name the object that holds keys of rotation."""
+    named = ("rope_parameters", "rope_scaling")
+    return next((f"{key}." for key in named if config.value(key)), "")
+
+
+def require_whole_rotation(config: ConfigReader, rope: StatedRope) -> None:
+    """Refuses a checkpoint that turns a part of each head, if the family does not say which."""
+    if rope.share != 1:
+        raise ValueError(
+            f"{config.file}: 'partial_rotary_factor' must be 1 or absent, got {rope.share}. In "
+            "this family whole heads are rotated; choose another checkpoint."
+        )
 
 
 def _scaling(rope: ConfigReader) -> RopeScaling | None:

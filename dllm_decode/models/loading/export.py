@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dllm_decode.models.families import LLADA
+from dllm_decode.models.loading.placement import empty, new_on_meta
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
@@ -74,9 +75,8 @@ def new_llada(
         rope_in_float32=True,
         tied_head=tied_head,
     )
-    with torch.device("meta"):
-        transformer = Transformer(shape)
-    transformer.to(dtype).to_empty(device=device)
+    transformer = new_on_meta(shape).to(dtype)
+    empty(transformer, device)
     _initialise(transformer, seed)
     return MaskedTransformer(transformer, name=name, mask_id=mask_id, eos_ids=eos_ids)
 

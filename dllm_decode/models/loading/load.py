@@ -18,6 +18,7 @@ from dllm_decode.models.loading.placement import (
     check_devices,
     chosen_device,
     dispatch,
+    new_on_meta,
     only_device,
     place,
 )
@@ -32,7 +33,6 @@ from dllm_decode.models.loading.weights import (
     weight_files,
 )
 from dllm_decode.models.masked_transformer import MaskedTransformer
-from dllm_decode.models.network.transformer import Transformer
 from samplers.checks import shown
 
 if TYPE_CHECKING:
@@ -166,10 +166,10 @@ def load_model(
         block_length=block_length,
         tokenizer_mask_id=None if words is None else words.mask_token_id,
         tokenizer_eos_id=None if words is None else words.eos_token_id,
+        generation=_generation(folder),
     )
     _check_experts(facts, quantize)
-    with torch.device("meta"):
-        transformer = Transformer(facts.shape)
+    transformer = new_on_meta(facts.shape)
     files = weight_files(folder)
     stored = check_weights(transformer, known, files)
     if lora is not None:
@@ -188,7 +188,7 @@ def load_model(
         transformer,
         name=name,
         mask_id=facts.mask_id,
-        eos_ids=_eos_ids(folder, facts),
+        eos_ids=facts.eos_ids,
         banned_ids=padding_ids(words, facts),
         logit_shift=known.logit_shift,
         causal_block_length=facts.causal_block_length,
@@ -266,12 +266,6 @@ def _max_length(config: ConfigReader) -> int | None:
     return None if key is None else config.positive_int(key)
 
 
-def _eos_ids(folder: Path, facts: CheckpointFacts) -> tuple[int, ...]:
-    """Adds the tokens with which generation_config.json ends an answer."""
-    path, key = folder / "generation_config.json", "eos_token_id"
-    if not path.is_file():
-        return facts.eos_ids
-    stated = ConfigReader(read_json(path), file=repr(str(path)))
-    is_absent = stated.value(key) is None
-    listed = [] if is_absent else stated.integers(key, most=facts.shape.vocab_size - 1)
-    return tuple(dict.fromkeys([*facts.eos_ids, *listed]))
+def _generation(folder: Path) -> ConfigReader | None:
+    path = folder / "generation_config.json"
+    return ConfigReader(read_json(path), file=repr(str(path))) if path.is_file() else None

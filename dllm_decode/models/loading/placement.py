@@ -1,15 +1,17 @@
 """Which device computes each part of a model, and where its weights are kept meanwhile."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
 
 Device: TypeAlias = str | int | torch.device
@@ -34,6 +36,23 @@ class Placement:
     kept: Mapping[str, torch.device | None]
     computed: Mapping[str, torch.device]
     folder: Path | None = None
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Leaves out initial values, for which torch imports its compiler on the meta device."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def new_on_meta(config: NetworkConfig) -> Transformer:
+    """Builds a network without memory."""
+    with torch.device("meta"), _Uninitialised():
+        return Transformer(config)
 
 
 def chosen_device(device: Device | DeviceMap | None) -> Device | DeviceMap:
@@ -133,11 +152,19 @@ def allocate(transformer: Transformer, placement: Placement) -> None:
     for part, place in placement.kept.items():
         module = transformer.get_submodule(part)
         if place is not None:
-            module.to_empty(device=place)
+            empty(module, place)
         else:
             assert placement.folder is not None
             placement.folder.mkdir(parents=True, exist_ok=True)
             _map_files(module, placement.folder / part)
+
+
+def empty(module: nn.Module, device: str | torch.device) -> None:
+    """Gives memory to parameters on the meta device; `to_empty` imports sympy for it."""
+    _replace(
+        module,
+        lambda _, meta: torch.empty(meta.shape, dtype=meta.dtype, device=device),
+    )
 
 
 def dispatch(transformer: Transformer, placement: Placement) -> None:
@@ -190,9 +217,14 @@ def _by_part(transformer: Transformer, device_map: DeviceMap) -> dict[str, Devic
 
 
 def _map_files(module: nn.Module, prefix: Path) -> None:
+    def mapped(name: str, meta: Tensor) -> Tensor:
+        file, size = f"{prefix}.{name}.bin", meta.numel()
+        return torch.from_file(file, shared=True, size=size, dtype=meta.dtype).view(meta.shape)
+
+    _replace(module, mapped)
+
+
+def _replace(module: nn.Module, made: Callable[[str, Tensor], Tensor]) -> None:
     for name, parameter in list(module.named_parameters()):
         owner, _, leaf = name.rpartition(".")
-        file = f"{prefix}.{name}.bin"
-        size, shape = parameter.numel(), parameter.shape
-        mapped: Tensor = torch.from_file(file, shared=True, size=size, dtype=parameter.dtype)
-        setattr(module.get_submodule(owner), leaf, nn.Parameter(mapped.view(shape)))
+        setattr(module.get_submodule(owner), leaf, nn.Parameter(made(name, parameter)))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
             f"{str(path)!r} must not be nested deeper than Python reads. Download it again."
         ) from None
     except ValueError as error:
+        _refuse_pointer(path)
         raise ValueError(
             f"{str(path)!r} is not valid JSON ({error}). Download it again."
         ) from error
@@ -83,14 +85,21 @@ def by_transformers(folder: Path) -> Iterator[None]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Lists the safetensors files of a checkpoint.
+    """Lists the safetensors files of a checkpoint; a single file goes before shards, and says so.
 
     Raises:
         FileNotFoundError: If a file is missing.
         ValueError: If a file is damaged, or lacks a tensor that the index names for it.
     """
-    index = folder / "model.safetensors.index.json"
-    shards = _shards(index) if index.is_file() else {"model.safetensors": []}
+    index, single = folder / "model.safetensors.index.json", "model.safetensors"
+    shards = _shards(index) if index.is_file() else {single: []}
+    if single not in shards and (folder / single).is_file():
+        # As transformers does.
+        logging.getLogger("dllm_decode").warning(
+            "%r holds weights twice: %s is read, and not the files that %s names. Remove those "
+            "that are stale.", str(folder), single, index.name,
+        )  # fmt: skip
+        shards = {single: []}
     files = [folder / name for name in sorted(shards)]
     absent = [path.name for path in files if not path.is_file()]
     if not absent:
@@ -150,15 +159,28 @@ def open_weights(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt", device="cpu")
     except SafetensorError as error:
+        _refuse_pointer(path)
         raise ValueError(
             f"{str(path)!r} is damaged or cut short ({error}). Download the file again."
         ) from error
+
+
+def _refuse_pointer(path: Path) -> None:
+    """Raises ValueError if a file was cloned without its content."""
+    with path.open("rb") as file:
+        if file.read(24).startswith(b"version https://git-lfs"):
+            raise ValueError(
+                f"{str(path)!r} must hold its content, got a pointer of Git LFS. Run `git lfs "
+                "pull` in its folder, or download the file from the hub."
+            )
 
 
 def check_weights(transformer: Transformer, family: Family, files: list[Path]) -> torch.dtype:
     """Returns the embedding's dtype, ValueError if the files' headers differ from the network."""
     expected = {name: list(part.shape) for name, part in family.tensors(transformer).items()}
     found = _headers(files)
+    if transformer.config.tied_head:
+        _take_tied_head(family, files, found)
     problems = [f"missing {name}" for name in expected if name not in found]
     problems += [f"left over {name}" for name in found if name not in expected]
     problems += [
@@ -175,6 +197,28 @@ def check_weights(transformer: Transformer, family: Family, files: list[Path]) -
             f"Check that the files in {str(files[0].parent)!r} are of one model, and complete."
         )
     return _DTYPES[found[family.names["embedding.weight"]].dtype]
+
+
+def _take_tied_head(family: Family, files: list[Path], found: dict[str, _Header]) -> None:
+    """Strikes out the head of a model that has none but its embedding, if a file stores it too."""
+    embedding, head = (family.names.get(f"{part}.weight") for part in ("embedding", "head"))
+    if head not in found or embedding not in found:
+        return
+    del found[head]
+    if not torch.equal(_read(embedding, files), _read(head, files)):
+        raise ValueError(
+            f"config.json says that the head is the embedding, so {head} must equal {embedding}, "
+            f"got others in {str(files[0].parent)!r}. Correct config.json, or remove {head}."
+        )
+
+
+def _read(name: str, files: list[Path]) -> Tensor:
+    for path in files:
+        with open_weights(path) as opened:
+            if name in opened.keys():  # noqa: SIM118 - it is no dict
+                tensor: Tensor = opened.get_tensor(name)
+                return tensor
+    raise KeyError(name)
 
 
 def _headers(files: list[Path]) -> dict[str, _Header]:
@@ -208,7 +252,8 @@ def fill(transformer: Transformer, family: Family, files: list[Path]) -> dict[st
     digests: dict[str, str] = {}
     for path in files:
         with open_weights(path) as opened:
-            for name in opened.keys():  # noqa: SIM118 - it is no dict
+            # A head that is the embedding has no place of its own.
+            for name in parts.keys() & opened.keys():
                 stored = opened.get_tensor(name)
                 digests[name] = digest_of(stored)
                 parts[name].copy_(stored)

@@ -1,6 +1,7 @@
 import json
 import re
 import shutil
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -246,7 +247,7 @@ def test_one_tensor_at_a_time_is_read(folder, monkeypatch) -> None:
 def test_missing_left_over_and_misshaped_tensors_are_all_named(folder, monkeypatch) -> None:
     """Before memory is allocated."""
     layer = "model.transformer.blocks.1"
-    monkeypatch.setattr(load.Transformer, "to_empty", lambda *args, **kwargs: pytest.fail("built"))
+    monkeypatch.setattr(load, "allocate", lambda *args, **kwargs: pytest.fail("built"))
     edit_weights(folder, **{
         f"{layer}.q_proj.weight": None, "model.transformer.ln_f.weight": None,
         f"{layer}.q_proj.bias": torch.zeros(16), f"{layer}.ff_proj.weight": torch.zeros(24, 15),
@@ -305,6 +306,7 @@ def with_a_tensor_twice(folder: Path) -> None:
 
 # Files that are cut, changed or not JSON at any place: property/test_fuzz_files.py.
 INDEX = "model.safetensors.index.json"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 NAMES_NO_FILES = rf"{re.escape(INDEX)}': 'weight_map' must say in which file"
 DAMAGES: list[tuple[Callable[[Path], object], type[Exception], str]] = [
     (quantised, ValueError, r"as F64, F32, BF16, F16, got I8 for model\.transformer\.blocks\.0\.up_"
@@ -319,6 +321,8 @@ DAMAGES: list[tuple[Callable[[Path], object], type[Exception], str]] = [
       for text in ("{", '{"weight_map": 3}')),
     *((written(INDEX, json.dumps({"weight_map": files})), ValueError, NAMES_NO_FILES)
       for files in ({}, {"a": 1}, {"a": "../model.safetensors"})),
+    (written("config.json", POINTER), ValueError, "json' must hold its content, got a pointer"),
+    (written("model.safetensors", POINTER), ValueError, "got a pointer of Git LFS. Run `git lfs"),
     (written("config.json", '{"a":' * 100_000 + "1" + "}" * 100_000), ValueError,
      r"config\.json' must not be nested deeper"),
 ]  # fmt: skip
@@ -414,7 +418,7 @@ def test_the_length_that_a_model_was_trained_for_is_known(folder) -> None:
     edit_config(folder, max_sequence_length=4096)
     assert load_model(folder)[0].max_length == 4096
     # Such a value was as good as absent.
-    for wrong in (None, "4096", True, -1):
+    for wrong in ("4096", True, -1):
         edit_config(folder, max_sequence_length=wrong)
         with pytest.raises(ValueError, match="'max_sequence_length' must be an integer from 1"):
             load_model(folder)
@@ -473,3 +477,35 @@ def test_a_revision_of_anything_but_a_hub_id_is_refused(folder) -> None:
     _, tokenizer = load_model("mini")
     with pytest.raises(ValueError, match="revision must be left out with 'mini-ar'"):
         load_target("mini-ar", tokenizer, revision="v2")
+
+
+def test_a_stored_head_that_is_the_embedding_is_taken_and_another_named(tmp_path) -> None:
+    """It was left over, although many tied checkpoints have it."""
+    model = new_tiny(tied_head=True)
+    save_model(model, tmp_path)
+    name = "model.transformer.ff_out.weight"
+    edit_weights(tmp_path, **{name: model.transformer.embedding.weight.detach().clone()})
+    assert same(load_model(tmp_path)[0], model)
+    edit_weights(tmp_path, **{name: model.transformer.embedding.weight.detach() + 1})
+    with pytest.raises(ValueError, match=f"so {name} must equal model.transformer.wte.weight"):
+        load_model(tmp_path)
+
+
+def test_weights_that_are_there_twice_are_said(folder, tmp_path, caplog) -> None:
+    """Shards were read without a word, where transformers reads the single file."""
+    save_model(new_tiny(seed=1), tmp_path / "shards", max_shard_bytes=4000)
+    shutil.copytree(tmp_path / "shards", folder, dirs_exist_ok=True)
+    assert same(load_model(folder)[0], new_tiny())
+    assert "holds weights twice: model.safetensors is read, and not the files" in caplog.text
+
+
+def test_no_compiler_is_imported_to_load_and_to_generate() -> None:
+    """Half of the time to the first answer went to it."""
+    program = (
+        "import sys; from dllm_decode import generate, load_model\n"
+        "model, tokenizer = load_model('mini', device='cpu')\n"
+        "generate(model, tokenizer, 'What is 3 plus 4?', gen_length=8)\n"
+        "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
