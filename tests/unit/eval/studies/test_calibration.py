@@ -147,6 +147,9 @@ def test_a_rung_holds_whatever_is_written() -> None:
     assert parse_sampler(rung.sampler) == ConfidenceThreshold(0.9)
     assert (parse_cache(rung.cache), rung.model) == (DualCache(), "a+b")
     assert split_parts("A('x + y') + B(C(1) + 2)") == ["A('x + y')", "B(C(1) + 2)"]
+    # A bracket inside of quotes opened one.
+    for path in ("/x/run + (old)/f", "a + (b", "a) + b", "a + [b"):
+        assert split_parts(f"A('{path}') + B()") == [f"A('{path}')", "B()"]
     for ladder in LADDERS.values():
         assert len({repr(parse_sampler(text)) for text in ladder}) == len(ladder)
 
