@@ -265,6 +265,7 @@ def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
     [
         ([], {}, "at least one text, chat or prompt"),
         ([{"text": "a"}], {}, 'must have "role" and "content"'),
+        ([{"role": "robot", "content": "a"}], {}, "role of a message must be one of system,"),
         (torch.tensor([[1.5]]), {}, "Token ids must be integers"),
         ([[1, 1.5]], {}, r"Token ids must be integers, got 1\.5\."),
         ([QUESTION, 5], {}, "inputs must be of one kind, got a text and 5"),
