@@ -145,8 +145,9 @@ def _warnings(
               if name != choice]  # fmt: skip
     if any(own & seen for seen in before):
         found.append(
-            "Some or all of these prompts were calibrated on before, with other settings or numbers: chosen "
-            "after looking, they void the guarantee. Take other prompts (examples_seed, split)."
+            "Some or all of these prompts were calibrated on before, with other settings or "
+            "numbers: chosen after looking, they void the guarantee. Take other prompts "
+            "(examples_seed, split)."
         )
     elif seen and choice not in earlier:
         found.append(
