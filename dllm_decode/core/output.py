@@ -48,13 +48,9 @@ class DecodeOutput:
     commits: Commits | None = None
 
     def lengths(self) -> Int[Tensor, " B"]:
-        """Counts each answer's tokens up to and including its first EOS, all if it has none.
-
-        A position that was still masked when the row stopped counts as an EOS.
-        """
-        eos = torch.isin(self.tokens, torch.tensor(self.eos_ids))
-        before = (eos.cumsum(-1) == 0).sum(-1)
-        return torch.minimum(before + 1, torch.tensor(self.tokens.shape[1]))
+        """Counts the tokens of each of `answers`, and the EOS that ends it unless it is full."""
+        most = self.tokens.shape[1]
+        return torch.tensor([min(len(answer) + 1, most) for answer in self.answers()])
 
     def answers(self) -> list[list[int]]:
         """Returns each row's token ids before its first EOS.

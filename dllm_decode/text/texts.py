@@ -23,6 +23,9 @@ UseTemplate: TypeAlias = bool | Literal["auto"]
 """True: texts go through the chat template. "auto": if the tokenizer has a template."""
 
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
 @runtime_checkable
 class Tokenizer(Protocol):
     """The methods of a transformers tokenizer that `generate` calls."""
@@ -166,6 +169,10 @@ def _turn(message: Any) -> Message:
     keys = set(_require(Mapping, message, "a chat"))
     if not {"role", "content"} <= keys:
         raise ValueError(f'A message of a chat must have "role" and "content", got {sorted(keys)}.')
+    if message["role"] not in _ROLES:
+        raise ValueError(
+            f"The role of a message must be one of {', '.join(_ROLES)}, got {message['role']!r}."
+        )
     content = message["content"]
     if not isinstance(content, list | tuple):
         return {**message}

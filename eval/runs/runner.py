@@ -17,6 +17,7 @@ from eval.runs.records import Record, ScoredExample, append
 from eval.runs.settings import Run, RunSettings
 from eval.tasks import Example
 from eval.tasks.checks import FAILURES
+from samplers.logits.noise import wrapped
 
 # Seeds are this far apart, so that no two rows of a run share their noise.
 _BATCH_STRIDE = 1 << 32
@@ -98,7 +99,7 @@ class Worker:
         rows = self._batches[batch.number]
         warm_up = self._num_begun < _NUM_WARM_UP
         self._num_begun += len(rows)
-        seed = self._settings.decoding.seed + _BATCH_STRIDE * batch.number
+        seed = wrapped(self._settings.decoding.seed + _BATCH_STRIDE * batch.number)
         records = self._decode(rows, seed, warm_up=warm_up)
         return [record for record in records if record["example"] in batch.missing]
 
@@ -132,7 +133,9 @@ class Worker:
                 return [
                     record
                     for i, example in enumerate(examples, start=1)
-                    for record in self._decode([example], seed + i * _ROW_STRIDE, warm_up=warm_up)
+                    for record in self._decode(
+                        [example], wrapped(seed + i * _ROW_STRIDE), warm_up=warm_up
+                    )
                 ]
             answers = [{"error": said_of(error)}]
         return [

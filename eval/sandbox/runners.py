@@ -31,7 +31,8 @@ def commands_of(runner: str, memory_bytes: int) -> list[list[str]]:
     the text is empty or not quoted as in a shell.
     """
     try:
-        words = shlex.split(runner)
+        # It would read standard input in place of None.
+        words = shlex.split(runner if isinstance(runner, str) else "")
     except ValueError as error:
         raise ValueError(
             f"The code runner must be quoted as in a shell, got {runner!r} ({error})."

@@ -134,21 +134,25 @@ def _warnings(
         guarantee.max_drop, guarantee.confidence, guarantee.test,
     ])  # fmt: skip
     file = folder.path / CHOICES_FILE
-    earlier: dict[str, str] = (
-        read_object(file, dict[str, str], remedy="move it elsewhere") if file.exists() else {}
+    # Files of earlier versions hold one digest of all prompts.
+    kind = dict[str, str | list[str]]
+    earlier: dict[str, str | list[str]] = (
+        read_object(file, kind, remedy="move it elsewhere") if file.exists() else {}
     )
-    others = [
-        name for name, own in earlier.items() if name != choice and own == settings[0].examples
-    ]
-    if others:
+    prompts = [digest(example.prompt) for example in selection.examples()]
+    own = {*prompts, settings[0].examples}
+    before = [{seen} if isinstance(seen, str) else set(seen) for name, seen in earlier.items()
+              if name != choice]  # fmt: skip
+    if any(own & seen for seen in before):
         found.append(
-            "These prompts were calibrated on before, with other settings or numbers: chosen "
-            "after looking, they void the guarantee. Take other prompts (examples_seed, split)."
+            "Some or all of these prompts were calibrated on before, with other settings or "
+            "numbers: chosen after looking, they void the guarantee. Take other prompts "
+            "(examples_seed, split)."
         )
     elif seen and choice not in earlier:
         found.append(
             f"{len(seen)} of the settings had records before: the guarantee holds only if the "
             "list was chosen without looking at them."
         )
-    write_json(file, {**earlier, choice: settings[0].examples})
+    write_json(file, {**earlier, choice: prompts})
     return found

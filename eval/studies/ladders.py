@@ -1,15 +1,16 @@
 """Lists of settings from cautious to bold, by name and by text."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from io import StringIO
+from tokenize import TokenError, TokenInfo, generate_tokens
 from types import MappingProxyType
 
 from dllm_decode.cli.plugins import CHECKS, TITLES
 from eval.runs.settings import Parts
 from samplers.checks import shown
 
-# Quotes are inside of brackets, and after a sign outside of brackets the next one opens.
-_JOINED = re.compile(r" \+ (?![^()\[\]]*[)\]])")
+_OPENING, _CLOSING = ("(", "["), (")", "]")
 _THRESHOLDS = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 
 LADDERS: Mapping[str, tuple[str, ...]] = {
@@ -41,8 +42,26 @@ def rung_of(text: str, others: Mapping[str, str] = MappingProxyType({})) -> Part
 
 
 def split_parts(text: str) -> list[str]:
-    """Splits at the plus signs outside of brackets and quotes."""
-    return [part.strip() for part in _JOINED.split(text)]
+    """Splits at the plus signs with a space on each side, outside of brackets and quotes."""
+    return [part.strip() for part in _joined(text)]
+
+
+def _joined(text: str) -> Iterator[str]:
+    begin = depth = 0
+    for token in _tokens_of(text):
+        depth += (token.string in _OPENING) - (token.string in _CLOSING)
+        place = token.start[1]
+        # A folder's name may have any sign but this one.
+        if depth <= 0 and token.string == "+" and text[place - 1 : place + 2] == " + ":
+            yield text[begin:place]
+            begin = place + 1
+    yield text[begin:]
+
+
+def _tokens_of(text: str) -> Iterator[TokenInfo]:
+    """Yields Python's tokens, as far as the text has any."""
+    with suppress(TokenError, SyntaxError):
+        yield from generate_tokens(StringIO(text).readline)
 
 
 def _kind_of(part: str) -> tuple[str, str]:

@@ -10,11 +10,14 @@ LLaDA's setting holds EOS back, and Dream's draws at temperature 0.1 with top_p 
 decode, not of a prompt.
 """
 
-import re
+import ast
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from textwrap import dedent
 from typing import Any
+
+from markdown_it import MarkdownIt
 
 from eval.sandbox.code_runner import CodeRunner, NoCode
 from eval.tasks.base import Example, Task
@@ -22,7 +25,8 @@ from eval.tasks.problem_files import PublishedTask
 
 PYTHON = ("", "python", "python3", "py")
 
-_FENCED = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+# Models indent fences in any way: an item of a list, or a tag before them, must not hide them.
+_MARKDOWN = MarkdownIt("commonmark").disable(["code", "html_block", "list"])
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class CodeTask(PublishedTask):
 
     sandbox: CodeRunner = field(default_factory=NoCode)
 
-    version = 1
+    version = 2
     primary = "passed"
 
     @property
@@ -83,9 +87,48 @@ class CodeTask(PublishedTask):
 def python_blocks(text: str) -> list[str]:
     """Returns the fenced blocks that are marked as Python or as nothing, in their order.
 
-    A block that is not closed goes to the end of the text.
+    A block that is not closed goes to the end of the text. Where the only fence has no Python after
+    it, it closes the text before it.
     """
-    return [code for tag, code in _FENCED.findall(text) if tag.strip().lower() in PYTHON]
+    lines = [part for line in text.split("\n") for part in _own_lines(line)]
+    fences = [token for token in _MARKDOWN.parse("\n".join(lines)) if token.type == "fence"]
+    if len(fences) == 1 and fences[0].map and not _is_python(fences[0].content):
+        before = "\n".join(lines[: fences[0].map[0]])
+        if before.strip():
+            return [f"{before}\n"]
+    found = [(fence.content, fence.map or [0]) for fence in fences if _tag_of(fence.info) in PYTHON]
+    return [_unshifted(content, lines[place[0] :]) for content, place in found]
+
+
+def _unshifted(content: str, lines: Sequence[str]) -> str:
+    """Returns the content of the fence that begins these lines.
+
+    Markdown takes the fence's indentation from each line, also if some have less of it.
+    """
+    fence, *rest = lines
+    indent = fence[: len(fence) - len(fence.lstrip())]
+    own = rest[: content.removesuffix("\n").count("\n") + 1]
+    is_whole = all(line.startswith(indent) for line in own if line.strip())
+    return content if is_whole else "\n".join([*own, ""])
+
+
+def _own_lines(line: str) -> list[str]:
+    """Puts a fence that comes after words, where Markdown knows none, on a line of its own."""
+    words, fence, tag = line.partition("```")
+    is_late = fence and words.strip(" \t`>") and tag.strip("` ").lower() in PYTHON
+    return [words, fence + tag] if is_late else [line]
+
+
+def _tag_of(info: str) -> str:
+    """Returns the language of a fence, which options may follow."""
+    return next(iter(info.lower().split()), "")
+
+
+def _is_python(code: str) -> bool:
+    try:
+        return bool(ast.parse(dedent(code)).body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
 
 
 def fenced(code: str) -> str:

@@ -93,7 +93,8 @@ def _example(row: Found) -> Example:
     names = ", ".join(fields) or "none"
     prompt = fields.pop("prompt", None) or fields.pop("question", None)
     answer = fields.pop("answer", None)
-    if not is_prompt(prompt) or not isinstance(answer, str | int | float):
+    is_answer = isinstance(answer, str | int | float) and not isinstance(answer, bool)
+    if not is_prompt(prompt) or not is_answer:
         raise ValueError(
             f"{row.where} must have a 'prompt' (or 'question': text or chat turns) and an 'answer' "
             f"(text or a number), got the fields {names}; repair or remove the line."

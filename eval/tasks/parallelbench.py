@@ -193,7 +193,7 @@ class ParallelBench(FileTask):
     task: str
     primary: str = "answer"
 
-    version = 1
+    version = 2
     splits = (SPLIT,)
     scores_own_target = False  # Some labels are words, or texts that a grammar checker judges.
 

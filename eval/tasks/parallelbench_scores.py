@@ -20,11 +20,13 @@ class Scorer(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-def lenient_items(text: str) -> list[str]:
-    """Reads the items after the last `[` up to the next `]`, split at commas, without quotes."""
+def official_items(text: str) -> list[str]:
+    """Reads the items after the last `[` up to the next `]`, split at commas, as upstream does.
+
+    Double quotes and spaces around an item go; other quotes, tabs and line breaks are part of it.
+    """
     inner = text.rsplit("[", 1)[-1].split("]", 1)[0]
-    items = (item.strip(" \n\t\"'") for item in inner.split(","))
-    return [item for item in items if item]
+    return [item.strip(' "') for item in inner.split(",") if item.strip()]
 
 
 def strict_items(text: str) -> list[str] | None:
@@ -38,7 +40,7 @@ def strict_items(text: str) -> list[str] | None:
 
 def is_label(items: list[str], label: Any) -> bool:
     """Says whether the items are those of the label, in order."""
-    return items == (lenient_items(label) if isinstance(label, str) else list(label))
+    return items == (official_items(label) if isinstance(label, str) else list(label))
 
 
 def is_shuffled(items: list[str], label: Any) -> bool:
@@ -53,7 +55,7 @@ def is_edited(items: list[str], given: list[str], width: int, word: str) -> bool
 
 
 def list_scorer(is_right: Callable[[list[str], Any], bool], *needs: str) -> Scorer:
-    """Returns the scorer of a list: `answer` by lenient reading, `answer_strict` to the letter."""
+    """Returns the scorer of a list: `answer` is upstream's, `answer_strict` to the letter."""
 
     def score(text: str, given: Mapping[str, Any], label: Any) -> Scores:
         if isinstance(label, dict) and label.get("n_words", 1) != 1:
@@ -61,7 +63,7 @@ def list_scorer(is_right: Callable[[list[str], Any], bool], *needs: str) -> Scor
             return dict.fromkeys(("answer", "answer_strict"))
         strict = strict_items(text)
         return {
-            "answer": float(is_right(lenient_items(text), label)),
+            "answer": float(is_right(official_items(text), label)),
             "answer_strict": float(strict is not None and is_right(strict, label)),
         }
 
@@ -71,6 +73,8 @@ def list_scorer(is_right: Callable[[list[str], Any], bool], *needs: str) -> Scor
 def score_latin(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     """Scores a Latin square: every row and column has each symbol once.
 
+    The first row is the label's `first_row`, if it has one.
+
     `answer` takes the first rows of the right length and symbols; `answer_strict` wants no others.
     """
     symbols = sorted(str(symbol) for symbol in label["symbols"])
@@ -78,7 +82,8 @@ def score_latin(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     lines = [line for line in lines if line != [""]]
     # A row with a cell too many may have the right set of symbols; sorted lists tell it apart.
     rows = [line for line in lines if sorted(line) == symbols][: len(symbols)]
-    right = is_latin(rows, symbols)
+    first = label.get("first_row")
+    right = is_latin(rows, symbols) and first in (None, rows[0])
     return {"answer": float(right), "answer_strict": float(right and rows == lines)}
 
 

@@ -23,6 +23,7 @@ from eval.runs.settings import Run
 from eval.tasks import Example
 from eval.training.questions import Questions
 from samplers.expression import expression_of
+from samplers.logits.noise import wrapped
 
 # As in `eval run`: no two rows share their noise.
 _BATCH_STRIDE = 1 << 32
@@ -88,7 +89,7 @@ def measure(
     """
     size, mine = run.batch_size, []
     for start in range(0, len(examples), size)[place.rank :: place.world_size]:
-        seed = run.decoding.seed + _BATCH_STRIDE * (start // size)
+        seed = wrapped(run.decoding.seed + _BATCH_STRIDE * (start // size))
         batch = examples[start : start + size]
         records = answer(run, batch, replace(run.decoding, seed=seed))
         for i, (example, record) in enumerate(zip(batch, records, strict=True), start):

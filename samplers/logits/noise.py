@@ -24,6 +24,11 @@ def mix(value: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
     return value ^ _logical_shift(value, 31)
 
 
+def wrapped(seed: int) -> int:
+    """Returns a seed that was counted up, in signed 64 bits: after the largest comes the least."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
 def row_keys(seed: Int[Tensor, " B"] | int, request: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
     """Derives each row's noise key from its seed, or one seed of all rows, and its request."""
     seeds = seed if isinstance(seed, Tensor) else torch.full_like(request, seed)

@@ -176,7 +176,9 @@ def log_probability(
         tokens: Int[Tensor, " n"],
         temperature: Float[Tensor, " n"] | float = temperature,
     ) -> Float[Tensor, " n"]:
-        scaled = divided(in_float64(logits), temperature)
+        wide = in_float64(logits)
+        # Of quotients as large as 1e14, the difference would be rounded to 0.
+        scaled = divided(wide - wide.amax(-1, keepdim=True), temperature)
         own = scaled.gather(-1, tokens.to(scaled.device)[:, None]).squeeze(-1)
         return (own - scaled.logsumexp(-1)).to(tokens.device, widest(tokens.device))
 

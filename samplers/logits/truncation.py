@@ -22,14 +22,16 @@ class Truncation:
     https://arxiv.org/abs/2508.15487, the generation code of the checkpoint. `top_p`: Holtzman et
     al. 2020, "The Curious Case of Neural Text Degeneration", https://arxiv.org/abs/1904.09751.
     Differs: In float32 or better; the authors' is in the model's dtype. Among equal logits at the
-    border of `top_p`, the lowest ids stay.
+    border of `top_p`, the lowest ids stay. As in the authors' code, and unlike transformers, one
+    more token stays where the mass of the likeliest is exactly `top_p`.
 
     Each attribute is one number, or a tensor of one number a row; then the first axis of the logits
     is the rows, and each row's result is bit by bit that of the row alone.
 
     Attributes:
         temperature: Divisor of the logits; 0 leaves them as they are, for greedy proposals.
-        top_p: The smallest set of tokens of at least this much probability stays.
+        top_p: A token stays if those likelier than it have at most this much probability together:
+            of two equal tokens, both stay at 0.5.
         top_k: At most this many tokens stay, and those as likely as the last of them; 0: all.
     """
 
@@ -77,7 +79,7 @@ class Truncation:
 def _within_mass(
     logits: Float[Tensor, "*shape V"], top_p: Float[Tensor, "..."] | float
 ) -> Float[Tensor, "*shape V"]:
-    """Keeps the likeliest tokens up to and including the one whose mass reaches `top_p`."""
+    """Keeps the likeliest tokens up to and including the one whose mass exceeds `top_p`."""
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.softmax(-1)
     # The mass of the tokens before each; shifted, because a difference would round.

@@ -29,14 +29,20 @@ def logits_of(rows: list[list[float | None]]) -> torch.Tensor:
 
 
 def test_dream_s_filters_leave_the_same_distribution() -> None:
-    """Which of equal logits at the border of top-p survive depends on the sort; those are left."""
-    num_rows = num_cut = 0
+    """Which of equal logits at the border of top-p survive depends on the sort; their number not.
+
+    Two of these have a mass of exactly top-p, where the authors keep one more.
+    """
+    num_rows = num_cut = num_ties = 0
     for case in FILTERED["cases"]:
         truncate = Truncation(case["temperature"], case["top_p"] or 1.0, case["top_k"] or 0)
         found = truncate(logits_of(case["logits"]))
         view = view_with(found[None])
         for row, tie in enumerate(case["tie_at_border"]):
             if tie:
+                kept = sum(share > 0.0 for share in case["probs"][row])
+                assert int((found[row] > -torch.inf).sum()) == kept
+                num_ties += case["top_p_gap"][row] == 0.0
                 continue
             num_rows += 1
             num_cut += bool((found[row] == -torch.inf).any())
@@ -52,6 +58,7 @@ def test_dream_s_filters_leave_the_same_distribution() -> None:
                 assert math.isclose(float(statistic[0, row]), case[name][row], abs_tol=1e-6)
     assert num_rows > 400
     assert num_cut > 200
+    assert num_ties == 2
 
 
 @dataclass

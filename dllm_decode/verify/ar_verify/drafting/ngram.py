@@ -11,8 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.checks import require_count, require_number
+from samplers.checks import require_count, require_number, shown
 from samplers.logits.float64 import widest
+
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Proxy(ABC):
@@ -78,8 +80,12 @@ class NGram(Proxy):
         return self.length
 
     def fit(self, sequences: Sequence[Sequence[int]]) -> "NGram":
-        """Returns a model with the counts of these sequences of token ids, and no others."""
-        rows = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
+        """Returns a model with the counts of these sequences of token ids, and no others.
+
+        Raises:
+            ValueError: If a sequence holds something else than ids of the vocabulary.
+        """
+        rows = [self._row(sequence) for sequence in sequences]
         tables = []
         for length in range(1, self.length + 1):
             spans = [row.unfold(0, length, 1) for row in rows if len(row) >= length]
@@ -97,6 +103,20 @@ class NGram(Proxy):
             prior = self.strength * probability
             probability = (found.counts + prior) / (found.totals + self.strength)
         return probability.log()
+
+    def _row(self, sequence: Sequence[int]) -> Int[Tensor, " N"]:
+        try:
+            row = torch.as_tensor(sequence)
+            is_whole = not row.numel() or row.dtype in _WHOLE
+            # An id past the vocabulary would have the code of another pair.
+            if row.ndim == 1 and is_whole and not ((row < 0) | (row >= self.vocab_size)).any():
+                return row.long()
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            pass
+        raise ValueError(
+            f"A sequence must hold token ids from 0 to {self.vocab_size - 1}, got "
+            f"{shown(sequence)}."
+        )
 
     def _code(self, spans: Int[Tensor, "N n"]) -> Int[Tensor, " N"]:
         """Writes each span as one number in base V."""

@@ -239,7 +239,8 @@ def test_a_stop_rule_keeps_what_was_committed_after_a_mask() -> None:
     assert bool(out.unsettled[0, 0])
     settled = out.tokens[0][~out.unsettled[0]]
     assert out.answers() == [[token for token in settled.tolist() if token not in out.eos_ids]]
-    assert out.answers()[0]
+    # Lengths counted up to the first mask: 1.
+    assert out.lengths().tolist() == [len(out.answers()[0]) + 1] != [1]
     assert torch.equal(settled, whole.tokens[0][~out.unsettled[0]])
     assert not whole.unsettled.any()
 
@@ -264,6 +265,7 @@ def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
     [
         ([], {}, "at least one text, chat or prompt"),
         ([{"text": "a"}], {}, 'must have "role" and "content"'),
+        ([{"role": "robot", "content": "a"}], {}, "role of a message must be one of system,"),
         (torch.tensor([[1.5]]), {}, "Token ids must be integers"),
         ([[1, 1.5]], {}, r"Token ids must be integers, got 1\.5\."),
         ([QUESTION, 5], {}, "inputs must be of one kind, got a text and 5"),

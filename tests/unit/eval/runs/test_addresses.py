@@ -110,6 +110,7 @@ def test_a_file_of_ones_own_is_a_task(tmp_path: Path) -> None:
         (['{"prompt": "a", "answer": "b"}', '{"prompt": "a", "ans'], "Line 2 .* must be JSON"),
         (['{"prompt": "a"}'], "Line 1 .* 'answer'"),
         (['{"prompt": ["a"], "answer": "b"}'], "Line 1 .* chat turns"),
+        (['{"prompt": "a", "answer": true}'], r"Line 1 .* an 'answer' \(text or a number\)"),
         (["[1]"], "be JSON lines or a JSON list .* got `int`"),
         ([""], "a JSON list of them, got none; repair it"),
         (["[]"], "a JSON list of them, got none; repair it"),

@@ -198,6 +198,8 @@ def test_tests_that_are_no_python_are_no_fault_of_the_candidate() -> None:
         ({"wall_s": float("inf")}, "wall_s must be a number of seconds above 0, got inf"),
         ({"memory_bytes": 1 << 20}, "memory_bytes must be at least"),
         ({"runner": ""}, "must be auto, bwrap, podman, docker or a command .* Python, got ''"),
+        ({"runner": 5}, "must be auto, bwrap, podman, docker or a command .* Python, got 5"),
+        ({"runner": None}, "must be auto, bwrap, podman, docker or a command .*, got None"),
         ({"runner": "podman 'run"}, "must be quoted as in a shell"),
     ],
 )

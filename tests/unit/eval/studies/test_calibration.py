@@ -69,6 +69,19 @@ def test_stored_records_are_used_and_told(out: Path, capsys: pytest.CaptureFixtu
     calibrated(out)
 
 
+def test_prompts_that_overlap_with_those_of_a_calibration_are_told(tmp_path: Path) -> None:
+    """A set with one prompt more had no warning."""
+    said = []
+    for limit in (2, 3):
+        main([
+            "calibrate", f"word_problems?split=val&limit={limit}", str(tmp_path), "--sampler",
+            f"FixedSchedule({limit})", "--reference", "FixedSchedule(8)", "--gen-length", "8",
+        ])  # fmt: skip
+        said.append("".join(read_card(tmp_path / "card.json").warnings))
+    assert said[0] == ""
+    assert "chosen after looking" in said[1]
+
+
 def test_prompts_of_the_training_and_settings_that_were_decoded_before_are_told(
     tmp_path: Path,
 ) -> None:
@@ -147,6 +160,9 @@ def test_a_rung_holds_whatever_is_written() -> None:
     assert parse_sampler(rung.sampler) == ConfidenceThreshold(0.9)
     assert (parse_cache(rung.cache), rung.model) == (DualCache(), "a+b")
     assert split_parts("A('x + y') + B(C(1) + 2)") == ["A('x + y')", "B(C(1) + 2)"]
+    # A bracket inside of quotes opened one.
+    for path in ("/x/run + (old)/f", "a + (b", "a) + b", "a + [b"):
+        assert split_parts(f"A('{path}') + B()") == [f"A('{path}')", "B()"]
     for ladder in LADDERS.values():
         assert len({repr(parse_sampler(text)) for text in ladder}) == len(ladder)
 

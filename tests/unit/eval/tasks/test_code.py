@@ -182,6 +182,25 @@ def test_an_answer_in_a_fence_is_found_among_words(humaneval: str, mbpp: str) ->
     assert task.score(example, f"Sure:\n```python\n{whole}```") == RIGHT
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "{code}```", "{code}```\nThis halves n.", "Here it is: ```python\n{code}```",
+        "Here it is: ```\n{code}```\nand more", '```python title="a.py"\n{code}```',
+        "````python\n{code}````", "~~~python\n{code}~~~", "<think>\n```python\n{code}```",
+        "1. So:\n   ```python\n   {indented}   ```\n2. Done", "1. So:\n   ```python\n{code}```",
+        "- ```py\n{code}```", "> ```\n> {quoted}\n> ```", "```\n{code}", "Sure:\n```python\n{code}",
+        "      ```python\n      {deep}      ```", "```text\nwords\n```\n```python\n{code}```",
+    ],
+)  # fmt: skip
+def test_fences_of_all_kinds_hold_the_program(answer: str) -> None:
+    code = "def halves(n):\n    return n.bit_length()\n"
+    indented, deep = code.replace("\n    ", "\n       "), code.replace("\n    ", "\n          ")
+    quoted = code.strip().replace("\n", "\n> ")
+    text = answer.format(code=code, indented=indented, deep=deep, quoted=quoted)
+    assert python_blocks(text)[0] == code
+
+
 def test_set_up_and_imports_of_mbpp_are_run(tmp_path: Path) -> None:
     rows = [
         chore(11, test_setup_code="start = Box(5)", test_list=["assert start.x == 5"],

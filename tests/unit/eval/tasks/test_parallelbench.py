@@ -10,7 +10,7 @@ from eval_runs import write_lines
 
 from eval.runs.names import parse_task
 from eval.tasks import ParallelBench
-from eval.tasks.parallelbench_scores import SCORERS, lenient_items, strict_items
+from eval.tasks.parallelbench_scores import SCORERS, official_items, strict_items
 
 yaml = pytest.importorskip("yaml")
 
@@ -190,7 +190,7 @@ def test_a_label_without_its_fields_and_a_broken_config_are_named(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("text", "lenient", "strict"),
+    ("text", "official", "strict"),
     [
         ('Sure: ["A B", "C"] .', ["A B", "C"], ["A B", "C"]),
         ("[A B,C]", ["A B", "C"], None),
@@ -200,12 +200,16 @@ def test_a_label_without_its_fields_and_a_broken_config_are_named(tmp_path: Path
         ('["A", "B"', ["A", "B"], None),
         ('["A" "B"]', ['A" "B'], None),
         ("[]", [], None),
+        ("['A', 'B']", ["'A'", "'B'"], None),
+        ('["A",\t"B",\n"C"]', ["A", '\t"B', '\n"C'], None),
+        ('["A", "", "B"]', ["A", "", "B"], ["A", "", "B"]),
     ],
 )
-def test_lists_are_read_leniently_and_strictly(
-    text: str, lenient: list[str], strict: list[str] | None
+def test_lists_are_read_as_upstream_and_strictly(
+    text: str, official: list[str], strict: list[str] | None
 ) -> None:
-    assert lenient_items(text) == lenient
+    """Single quotes, tabs and line breaks were stripped, so that wrong answers scored 1."""
+    assert official_items(text) == official
     assert strict_items(text) == strict
 
 
@@ -250,6 +254,13 @@ SQUARE = "A,B,C\nB,C,A\nC,A,B"
 def test_a_latin_square_is_counted_in_cells(text: str, answer: float, strict: float) -> None:
     found = SCORERS["latin_square_score"].score(text, {}, {"symbols": ["C", "A", "B"]})
     assert found == {"answer": answer, "answer_strict": strict}
+
+
+def test_a_latin_square_begins_with_the_first_row_of_the_label() -> None:
+    score = SCORERS["latin_square_score"].score
+    label = {"symbols": ["A", "B", "C"], "first_row": ["A", "B", "C"]}
+    assert score(SQUARE, {}, label) == {"answer": 1.0, "answer_strict": 1.0}
+    assert score("B,C,A\nA,B,C\nC,A,B", {}, label) == {"answer": 0.0, "answer_strict": 0.0}
 
 
 STORED = "1234\n3412\n2143\n4321"

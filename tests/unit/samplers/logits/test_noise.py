@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from samplers.logits import noise
-from samplers.logits.noise import mix, uniform
+from samplers.logits.noise import mix, uniform, wrapped
 
 
 def test_mixing_agrees_with_the_published_generator() -> None:
@@ -30,3 +30,10 @@ def test_the_most_extreme_bits_stay_inside_the_unit_interval(
     monkeypatch.setattr(noise, "mix", lambda keys: keys)
     least, most = uniform(torch.tensor([0, -1])).tolist()
     assert 0.0 < least < 1e-15 < 1.0 - 1e-15 < most < 1.0
+
+
+def test_seeds_that_are_counted_up_stay_in_64_bits() -> None:
+    for seed in (-(2**63), -1, 0, 2**63 - 1):
+        assert wrapped(seed) == seed
+    assert wrapped(2**63) == -(2**63)
+    assert wrapped(2**63 - 1 + (1 << 32)) == -(2**63) + (1 << 32) - 1

@@ -253,6 +253,15 @@ def test_ranks_and_log_probabilities_of_given_tokens_are_those_of_the_whole_dist
     torch.testing.assert_close(found, exact)
 
 
+@pytest.mark.parametrize("temperature", [1e-15, 1e-30])
+def test_equal_tokens_share_a_log_probability_at_any_temperature(temperature: float) -> None:
+    """Quotients are so large that log 2 was lost in their rounding: both had 0."""
+    logits = torch.tensor([[[7.0, 7.0, 6.0]]])
+    found = log_probability(logits.expand(1, 3, 3), torch.tensor([[0, 1, 2]]), temperature)
+    assert found[0, :2].tolist() == pytest.approx([-math.log(2)] * 2)
+    assert float(found[0, 2]) == pytest.approx(-1 / temperature)
+
+
 def test_the_divergence_is_that_of_the_new_distribution_from_the_old() -> None:
     """The last is the authors' first step, which compares with zeros."""
     new, old, sure = (0.95, 0.04, 0.01), (0.80, 0.15, 0.05), (0.0, 0.0, 0.0, 1.0)

@@ -187,6 +187,14 @@ def test_the_counts_of_the_proxy_are_probabilities() -> None:
     assert float(after[2]) == pytest.approx((2 + 0.5 * bigram) / 3.5)
 
 
+@pytest.mark.parametrize("sequence", [[1, 12], [-1], [1.5], [True], [10**30], ["a"], "a", 5])
+def test_the_proxy_counts_ids_of_the_vocabulary_alone(sequence: Any) -> None:
+    """With 10 tokens, (1, 12) was counted as (2, 2)."""
+    with pytest.raises(ValueError, match="must hold token ids from 0 to 9, got"):
+        NGram(10, 2).fit([[3, 4], sequence])
+    assert NGram(10, 2).fit([[], torch.tensor([3, 4])]).tables[1].codes.tolist() == [34]
+
+
 def test_given_tokens_must_begin_the_answer() -> None:
     """Tokens that were given after open positions were overwritten; now they are refused."""
     for drafting in (PathSearch(), PathSearch(num_forwards=2)):
