@@ -19,6 +19,7 @@ from samplers.klass import Klass
 from samplers.learn2pd import Learn2PD
 from samplers.less import Less
 from samplers.local_leap import LocalLeap
+from samplers.mask_predict import MaskPredict
 from samplers.prophet import Prophet
 from samplers.quota_threshold import QuotaThreshold
 from samplers.registry import ALL_SAMPLERS, parse
@@ -51,6 +52,7 @@ __all__ = [
     "Learn2PD",
     "Less",
     "LocalLeap",
+    "MaskPredict",
     "Prophet",
     "QuotaThreshold",
     "RevisingSampler",

@@ -19,6 +19,7 @@ from samplers.klass import Klass
 from samplers.learn2pd import Learn2PD
 from samplers.less import Less
 from samplers.local_leap import LocalLeap
+from samplers.mask_predict import MaskPredict
 from samplers.prophet import Prophet
 from samplers.quota_threshold import QuotaThreshold
 from samplers.sched import SchED
@@ -41,6 +42,7 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     Learn2PD,
     Less,
     LocalLeap,
+    MaskPredict,
     Prophet,
     QuotaThreshold,
     SchED,

@@ -35,7 +35,7 @@ def test_tokens_are_those_of_the_eager_path(family: str, dtype: torch.dtype) -> 
     """Rows come and go, so that forwards have one group of rows and several, of many sizes."""
     model = load_tiny(family, dtype=dtype, **LAW_OPTIONS.get(family, {}))
     if "moe" in family and dtype == torch.float32:
-        with pytest.raises(ValueError, match="must be in bfloat16, got torch.float32"):
+        with pytest.raises(ValueError, match="must be in bfloat16"):
             model.compiled = True
         return
     found: list[list[torch.Tensor]] = []

@@ -1,0 +1,68 @@
+"""Fill everything, then doubt the least probable tokens (Mask-Predict)."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from samplers.base import Decision, RevisingSampler
+from samplers.checks import require_count
+from samplers.logits.statistics import highest
+from samplers.view import View
+
+
+class Predicted(NamedTuple):
+    """How far each row is, and how sure the model was of each token.
+
+    Attributes:
+        masks: Masks of the block when it was opened.
+        steps: Steps taken in the block.
+        confidence: Of each token when it was proposed.
+    """
+
+    masks: Int[Tensor, " B"]
+    steps: Int[Tensor, " B"]
+    confidence: Float[Tensor, "B W"]
+
+
+@dataclass(frozen=True)
+class MaskPredict(RevisingSampler[Predicted]):
+    """Proposes all masks in each step, and makes the least probable tokens [MASK] again.
+
+    Of a block of m masks, step t = 1, ..., S leaves the floor(m (S - t) / S) tokens of least
+    confidence masked, those of earlier steps too. The confidence of a token is that of the step
+    that proposed it. The last step settles the block.
+
+    Source: Ghazvininejad et al. 2019, "Mask-Predict: Parallel Decoding of Conditional Masked
+    Language Models", https://arxiv.org/abs/1904.09324, section 3.
+    Differs: Block by block, and of a given length. A block of fewer than S masks takes as many
+    steps as it has masks, because further steps would change nothing.
+
+    Attributes:
+        steps_per_block: Steps of a block, at least 1.
+
+    Raises:
+        ValueError: If there is no step.
+    """
+
+    steps_per_block: int = 10
+
+    def __post_init__(self) -> None:
+        require_count("steps_per_block", self.steps_per_block, 1)
+
+    def init(self, view: View) -> Predicted:
+        masks = view.eligible.sum(-1)
+        return Predicted(masks, torch.zeros_like(masks), torch.zeros_like(view.confidence))
+
+    def step(self, view: View, state: Predicted) -> tuple[Decision, Predicted]:
+        empty, filled = view.eligible & view.masked, view.eligible & ~view.masked
+        confidence = torch.where(empty, view.confidence, state.confidence)
+        num_steps = state.masks.clamp(min=1, max=self.steps_per_block)
+        left = (num_steps - state.steps - 1).clamp(min=0)
+        num_sure = view.eligible.sum(-1) - state.masks * left // num_steps
+        doubtful = view.eligible & ~highest(confidence, view.eligible, num_sure.clamp(min=1))
+        settle = view.eligible & (left == 0)[:, None]
+        decision = Decision(empty & ~doubtful, settle=settle, remask=filled & doubtful)
+        return decision, Predicted(state.masks, state.steps + 1, confidence)
