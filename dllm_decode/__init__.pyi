@@ -37,6 +37,7 @@ from .models import CausalTarget, load_model
 from .models.targets.load import load_target
 from .models.targets.own_weights import as_causal_target
 from .text.answers import Answer, GenerateOutput, TokenCommit
+from .text.constraints import JsonSchema, OneOf, Regex
 from .text.generation import generate
 from .text.reading import ReadAnswer, ReadChoice, read
 from .text.streaming import PrefixStream, draft_observer, stream_to_terminal
@@ -89,6 +90,7 @@ __all__ = [
     "Gains",
     "GenerateOutput",
     "Guided",
+    "JsonSchema",
     "KVCache",
     "Look",
     "MaskPredictor",
@@ -99,6 +101,7 @@ __all__ = [
     "NoCache",
     "NoVerifier",
     "Observer",
+    "OneOf",
     "Opening",
     "Pass",
     "PathSearch",
@@ -107,6 +110,7 @@ __all__ = [
     "PrefixStream",
     "ReadAnswer",
     "ReadChoice",
+    "Regex",
     "Request",
     "RequestQueue",
     "Revision",

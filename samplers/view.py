@@ -101,6 +101,9 @@ class View:
             authors' code gives these ids no share of any distribution, which changes the confidence
             of the other proposals too, and at a temperature above 0 it forgets one of the ids.
         eos_ids: Tokens that end an answer, see `is_eos`.
+        proposed: The token that is written where a position is committed, whatever the sampler
+            decides, because the row's answer must be in a set of texts; -1 where it is free.
+            `None`: no row has such a constraint.
     """
 
     tokens: Int[Tensor, "B W"]
@@ -119,6 +122,7 @@ class View:
     logit_bias: LogitBias | None = None
     deferred_ids: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] = ()
+    proposed: Int[Tensor, "B W"] | None = None
 
     @property
     def logits(self) -> Float[Tensor, "B W V"]:
@@ -153,10 +157,17 @@ class View:
 
     @cached_property
     def proposal(self) -> Int[Tensor, "B W"]:
-        """The token each position would commit: the argmax, or a draw at a temperature above 0."""
+        """The token each position would commit: the argmax, or a draw at a temperature above 0.
+
+        In rows with a constraint it is that of a path, see `proposed`.
+        """
+        return self.decided(self._own_proposal)
+
+    @property
+    def _own_proposal(self) -> Int[Tensor, "B W"]:
         if self.is_greedy:
             return self.most_likely
-        window, keys, columns = self._window, self._position_keys, self.computed.columns
+        window, keys, columns = self._window, self.position_keys, self.computed.columns
         keys = keys if columns is None else keys.gather(1, columns)
         drawn = statistics.draw(window.raised, self.temperature, keys)
         drawn = window.certain(window.scattered(drawn), self.tokens)
@@ -175,12 +186,13 @@ class View:
 
         1 / sum over j of exp(l_j - l_max) for the most likely token: accurate near 1.
         """
-        if self.is_greedy:
+        if self.is_greedy and self.proposed is None:
             return self._defer(self._highest_probability, scale=_DEFERRED)
         found = self.probability(self.proposal)
         if isinstance(self.temperature, Tensor):
-            is_drawn = self.temperature[:, None] > 0.0
-            found = torch.where(is_drawn, found, self._highest_probability)
+            is_own = self.temperature[:, None] > 0.0
+            is_own = is_own if self.proposed is None else is_own | (self.proposed >= 0)
+            found = torch.where(is_own, found, self._highest_probability)
         return self._defer(found, scale=_DEFERRED)
 
     @cached_property
@@ -271,11 +283,17 @@ class View:
 
     def uniform(self) -> Float[Tensor, "B W"]:
         """Returns a number in (0, 1) a position, keyed as token noise is, for random orders."""
-        return noise.uniform(self._position_keys + _ORDER_STREAM)
+        return noise.uniform(self.position_keys + _ORDER_STREAM)
 
     def random_tokens(self) -> Int[Tensor, "B W"]:
         """Returns a token a position that depends on no logits, keyed as token noise is."""
-        return noise.random_tokens(self._position_keys + _TOKEN_STREAM, self.vocab_size)
+        return noise.random_tokens(self.position_keys + _TOKEN_STREAM, self.vocab_size)
+
+    def decided(self, tokens: Int[Tensor, "B W"]) -> Int[Tensor, "B W"]:
+        """Returns tokens to write, in which constraints decide, see `proposed`."""
+        if self.proposed is None:
+            return tokens
+        return torch.where(self.proposed >= 0, self.proposed, tokens)
 
     def at_step(self, step: Int[Tensor, " B"]) -> "View":
         """Returns a view whose noise also depends on a number of each row, such as its step.
@@ -349,6 +367,7 @@ class View:
             block_start=_taken(self.block_start, rows),
             leave_one_out=_taken(self.leave_one_out, rows),
             logit_bias=None if self.logit_bias is None else self.logit_bias.at(rows),
+            proposed=_taken(self.proposed, rows),
         )
 
     def _columns(self, scope: Scope) -> slice | Int[Tensor, "B n"]:
@@ -380,6 +399,7 @@ class View:
             committed=self._num_committed,
             leave_one_out=None if self.leave_one_out is None else self.leave_one_out[rows, columns],
             logit_bias=None if self.logit_bias is None else self.logit_bias.at(rows, columns),
+            proposed=None if self.proposed is None else self.proposed[rows, columns],
         )
 
     @cached_property
@@ -403,7 +423,8 @@ class View:
         return torch.where(is_deferred, found * scale + raised, found)
 
     @property
-    def _position_keys(self) -> Int[Tensor, "B W"]:
+    def position_keys(self) -> Int[Tensor, "B W"]:
+        """Keys of the noise of each position."""
         keys = torch.zeros_like(self.tokens[:, 0]) if self.noise_keys is None else self.noise_keys
         return noise.position_keys(keys, self._num_committed, self.positions)
 

@@ -74,8 +74,11 @@ class Question:
     Attributes:
         text: The question; - reads it from standard input.
         template: The answer with blanks to fill: [MASK:12] is twelve tokens, [MASK] one.
-        input: Prompts, a JSON object a line: text or messages, template, id, gen_length,
-            temperature and so on.
+        regex: Regular expression that the answer must match.
+        json_schema: JSON schema that the answer must follow.
+        choice: A text that the answer may be; repeated, one of several.
+        input: Prompts, a JSON object a line: text or messages, template, constraint, id,
+            gen_length, temperature and so on.
         output: Answers to --input, a line each; those that are there are not decoded again.
         num_rows: Prompts of --input that are decoded together.
         live: Show the answer while it is decoded.
@@ -84,6 +87,9 @@ class Question:
 
     text: str | None = field(default=None, metadata={"nargs": "?"})
     template: Annotated[str, "TEXT"] = ""
+    regex: Expression = ""
+    json_schema: File = ""
+    choice: list[Annotated[str, "TEXT"]] = field(default_factory=list)
     input: File = ""
     output: File = ""
     num_rows: Positive = 8

@@ -22,6 +22,7 @@ def generate_once(options: Namespace) -> int:
     text = read_input(sys.stdin.read) if options.text == "-" else options.text
     if text is not None and not text.strip():
         raise ValueError("The question must not be empty; give a text, or - to read one.")
+    constraint = _constraint(options)
     chat: UseTemplate = False if options.plain else "auto"
     speaker = load_speaker(options)
     if options.input:
@@ -33,11 +34,39 @@ def generate_once(options: Namespace) -> int:
         )  # fmt: skip
         sys.stderr.write(f"{done}\n")
         return 0
-    out = speaker.answer(text, live=options.live, chat=chat, template=options.template)
+    out = speaker.answer(
+        text, live=options.live, chat=chat, template=options.template, constraint=constraint
+    )
     if not options.live:
         sys.stdout.write(f"{out.texts[0]}\n")
     sys.stderr.write(f"{out.cost}\n")
     return 0
+
+
+def _constraint(options: Namespace) -> Mapping[str, Any] | None:
+    """Returns the constraint that options name, as `constraint_of` reads it; `None`: none.
+
+    Raises ValueError if there are several, or one for a file of prompts.
+    """
+    named = {"regex": options.regex, "json": options.json_schema, "choice": options.choice}
+    given = {name: value for name, value in named.items() if value}
+    if not given:
+        return None
+    if len(given) > 1:
+        raise ValueError("One of --regex, --json-schema and --choice must be given, got several.")
+    if options.input:
+        raise ValueError(
+            "--regex, --json-schema and --choice must be left out with --input, whose lines have "
+            'their own: "constraint": {"regex": "[0-9]+"}.'
+        )
+    if "json" in given:
+        try:
+            given["json"] = json.loads(Path(options.json_schema).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(
+                f"--json-schema must be a file of JSON, got {options.json_schema}: {error}."
+            ) from None
+    return given
 
 
 def _check_generate(options: Namespace) -> None:

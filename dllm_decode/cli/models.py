@@ -30,6 +30,7 @@ from dllm_decode.cli.plugins import CHECKS, built, no_target, parse_model
 from dllm_decode.core.options import DecodeOptions
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.models.loading.load import LoadedModel
+from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.generation import default_sampler
 from dllm_decode.text.texts import UseTemplate
 from samplers import Sampler
@@ -153,6 +154,7 @@ class Speaker(NamedTuple):
         live: bool,
         chat: UseTemplate = "auto",
         template: str = "",
+        constraint: Mapping[str, Any] | None = None,
     ) -> GenerateOutput:
         """Answers a text or a chat as `generate` does; None fills `template` without a question.
 
@@ -167,6 +169,7 @@ class Speaker(NamedTuple):
                 self.sampler,
                 chat=chat,
                 templates=template or (),
+                constraint=None if constraint is None else constraint_of(constraint),
                 config=self.config,
                 cache=self.cache,
                 verifier=self.verifier,

@@ -26,7 +26,8 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import raise_errors
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
-from dllm_decode.text.generation import warn_if_never_asked
+from dllm_decode.text.constraints import constraint_of
+from dllm_decode.text.generation import compiled, warn_if_never_asked
 from dllm_decode.text.progress import AnswerProgress
 from dllm_decode.text.texts import UseTemplate, prompt_ids
 from samplers.expression import expression_of
@@ -37,13 +38,15 @@ _REMEDY = "mend or remove the line"
 class InputLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A line of the input, a text or a chat; both may be left out with a template.
 
-    The answer's blanks and the options of its decode are as in `generate`; `id` is copied to the
+    The answer's blanks and the options of its decode are as in `generate`; `constraint` is as
+    `constraint_of` reads it; `id` is copied to the
     answer, which `stop_strings` end.
     """
 
     text: str | None = None
     messages: list[dict[str, Any]] | None = None
     template: str | None = None
+    constraint: dict[str, Any] | None = None
     id: str | int | None = None
     stop_strings: tuple[str, ...] = ()
     gen_length: int | None = None
@@ -182,7 +185,11 @@ def _request(
         options: RequestOptions = {"gen_length": speaker.config.gen_length, **asked.options()}
         if template:
             options = filling_options(template, asked.options())
-        return decoder.request(prompts[0], number, template=template, stop=stop, **options)
+        constraint = None if asked.constraint is None else constraint_of(asked.constraint)
+        return decoder.request(
+            prompts[0], number, template=template, stop=stop,
+            constraint=compiled(decoder, tokenizer, constraint), **options,
+        )  # fmt: skip
     except ValueError as error:
         raise ValueError(f"{_place(source, number)}: {error}") from None
 

@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from dllm_decode.core.columns import Columns
+from dllm_decode.core.language import Automaton
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.stopping import NeverStop, StopRule
@@ -26,6 +27,7 @@ class Request:
         noise_index: A number that also seeds the noise, so that equal prompts in one decode draw
             differently.
         stop: Ends the answer early, in addition to an EOS.
+        automaton: The texts of which the answer must be one; `None`: any text.
     """
 
     index: int
@@ -34,6 +36,7 @@ class Request:
     template: Sequence[int] = ()
     noise_index: int = 0
     stop: StopRule = field(default_factory=NeverStop)
+    automaton: Automaton | None = None
 
     def first_open(self, mask_id: int) -> int:
         """Returns the first open position; `mask_id` is the [MASK] token."""

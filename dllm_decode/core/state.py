@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.commits import CommitState
+from dllm_decode.core.constraints import Constraints
 from dllm_decode.core.history import History
 from dllm_decode.core.layout import Layout
 from dllm_decode.core.model import KVCache
@@ -90,6 +91,7 @@ class State(NamedTuple):
         schedule: The block schedule's state.
         verifier: The verifier's state.
         commits: The commits so far; `None` unless they are recorded.
+        constraints: Sets of texts that answers must be in; `None`: no row has one.
         breaches: Rules that may have been broken in this round; read once a round.
         window: The sampler's window; `None`: to be made anew.
         layout: Layout of the last forward; `None`: to be made anew.
@@ -106,6 +108,7 @@ class State(NamedTuple):
     schedule: Any = None
     verifier: Any = None
     commits: CommitState | None = None
+    constraints: Constraints | None = None
     breaches: tuple[Breach, ...] = ()
     window: Window | None = None
     layout: Layout | None = None

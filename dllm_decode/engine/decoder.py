@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import NamedTuple, TypeAlias, Unpack
 
 import torch
 from jaxtyping import Int
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.caches.base import CachePolicy
+from dllm_decode.core.language import EOS_CLASS, Automaton
 from dllm_decode.core.model import Compilable, MaskPredictor, UniformState
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, RequestOptions
 from dllm_decode.core.passes import Window
@@ -26,7 +27,7 @@ from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.core.uniform_state import canvas_length_of, check_request
 from samplers.base import Decision, Sampler
-from samplers.checks import require_plugin
+from samplers.checks import require_plugin, shown
 from samplers.facts import Fact, PlugIn
 from samplers.view import View
 
@@ -130,6 +131,7 @@ class Decoder:
         noise_index: int | None = None,
         template: Sequence[int] = (),
         stop: StopRule = NeverStop(),
+        constraint: Automaton | None = None,
         **options: Unpack[RequestOptions],
     ) -> Request:
         """Returns a request with the options of this decode, or some of its own.
@@ -140,6 +142,7 @@ class Decoder:
             noise_index: As in `Request`; `None`: the index.
             template: First tokens of the answer, the model's `mask_id` where they are open.
             stop: Ends the answer early.
+            constraint: The texts of which the answer must be one, compiled for the model.
             options: Options that may differ from row to row.
 
         Raises:
@@ -178,9 +181,61 @@ class Decoder:
             template=read_template(template, self.model, config.gen_length),
             noise_index=index if noise_index is None else noise_index,
             stop=stop,
+            automaton=constraint,
         )
+        if constraint is not None:
+            _check_constraint(self, constraint, request)
         self.verifier.check_request(self, request)
         return request
+
+
+Constraining: TypeAlias = Automaton | Sequence[Automaton | None] | None
+"""The texts of which answers must be one: the same for all prompts, or those of each."""
+
+
+def _check_constraint(decoder: Decoder, constraint: object, request: Request) -> None:
+    """Raises ValueError unless an answer can be, and will be, one of a constraint's texts."""
+    model, sampler, verifier = decoder.model, decoder.sampler, decoder.verifier
+    if not isinstance(constraint, Automaton):
+        raise ValueError(
+            "constraint must be an Automaton, as compile_constraint(constraint, "
+            f"read_vocabulary(...)) returns it, got {shown(constraint)}. `generate` takes "
+            "constraints as they are."
+        )
+    classes, eos_ids = constraint.classes, decoder.verifier.eos_ids(model)
+    ends = [token < len(classes) and int(classes[token]) == EOS_CLASS for token in eos_ids]
+    if len(classes) != model.vocab_size or not all(ends):
+        raise ValueError(
+            f"constraint must be compiled for the tokens of {model.name}, {model.vocab_size} with "
+            f"EOS {eos_ids}, got one for {len(classes)}."
+        )
+    plugins = ((sampler, Fact.FINAL_TOKENS), (verifier, Fact.SAMPLER_DECIDES))
+    for plugin, fact in plugins:
+        if fact not in plugin.gives:
+            raise ValueError(
+                f"constraint needs {fact.sentence}, got {plugin!r}. Use {fact.remedy}, or leave "
+                "constraint out."
+            )
+    if isinstance(model, UniformState):
+        raise ValueError(f"constraint needs {Fact.HAS_MASK.sentence}, got {model.name}.")
+    least = constraint.least_length(request.template, model.mask_id)
+    if least is None:
+        raise ValueError("constraint must have a text that agrees with the template, got none.")
+    if least > request.config.gen_length:
+        raise ValueError(
+            f"gen_length must be at least {least}, the tokens of the shortest answer that the "
+            f"constraint allows, got {request.config.gen_length}."
+        )
+
+
+def require_constraints(constraint: object, num_prompts: int, *, least: bool = False) -> None:
+    """Raises ValueError unless a list of constraints holds one of each prompt, or no fewer."""
+    if not isinstance(constraint, Sequence):
+        return
+    if len(constraint) < num_prompts or (not least and len(constraint) > num_prompts):
+        raise ValueError(
+            f"constraint must hold one for each of {num_prompts} prompts, got {len(constraint)}."
+        )
 
 
 def requests_of(
@@ -189,16 +244,18 @@ def requests_of(
     templates: Iterable[Sequence[int]],
     stop: StopRule,
     *,
+    constraint: Constraining = None,
     fills_blanks: bool = False,
 ) -> Iterator[Request]:
-    """Yields a request for each prompt, with its template if there are any.
+    """Yields a request for each prompt, with its template and constraint if there are any.
 
     With `fills_blanks` an answer is as long as its template, whose tokens may follow an EOS.
 
     Raises:
-        ValueError: If a prompt or template cannot be decoded, or there are more of the one than of
-            the other.
+        ValueError: If a prompt, template or constraint cannot be decoded, or there are more of one
+            than of another.
     """
+    constraints = iter(constraint) if isinstance(constraint, Sequence) else repeat(constraint)
     everything_open = isinstance(templates, Sized) and not len(templates)
     pairs = zip_longest(prompts, () if everything_open else templates)
     for row, (prompt, template) in enumerate(pairs):
@@ -212,7 +269,10 @@ def requests_of(
         if fills_blanks and template is not None:
             own = filling_options(given, own)
         with _named(row):
-            request = decoder.request(prompt, row, template=given, stop=stop, **own)
+            require_constraints(constraint, row + 1, least=True)
+            request = decoder.request(
+                prompt, row, template=given, stop=stop, constraint=next(constraints), **own
+            )
         yield request
 
 

@@ -8,6 +8,7 @@ import torch
 
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.commits import CommitState
+from dllm_decode.core.constraints import Constraints
 from dllm_decode.core.history import History
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Numbers, Request, Row
@@ -49,6 +50,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         schedule=pad_state(state.schedule, more),
         verifier=pad_state(state.verifier, more),
         commits=commits,
+        constraints=Constraints.of((*state.rows, *new), device),
         cache=_cache_with(decoder, state, new, canvas),
         window=None,
         layout=None,
@@ -113,9 +115,9 @@ def leave(state: State, rows: Sequence[int]) -> State:
     for place, row in enumerate(order):
         for buffer in state.cache.buffers if place != row else ():
             buffer[:, place] = buffer[:, row]
-    cost = state.cost
+    cost, kept = state.cost, tuple(state.rows[row] for row in order)
     return state._replace(
-        rows=tuple(state.rows[row] for row in order),
+        rows=kept,
         canvas=state.canvas.take(index),
         noise_keys=state.noise_keys[index],
         cost=cost._replace(drafted=cost.drafted[index], accepted=cost.accepted[index]),
@@ -123,6 +125,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
         schedule=take_state(state.schedule, index),
         verifier=take_state(state.verifier, index),
         commits=take_state(state.commits, index),
+        constraints=Constraints.of(kept, state.device),
         cache=state.cache._replace(history=take_state(state.cache.history, index)),
         window=None,
         layout=None,

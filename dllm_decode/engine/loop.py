@@ -27,7 +27,13 @@ from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.core.uniform_state import check_commits
 from dllm_decode.engine import compatibility
-from dllm_decode.engine.decoder import Decoder, Verifier, requests_of
+from dllm_decode.engine.decoder import (
+    Constraining,
+    Decoder,
+    Verifier,
+    requests_of,
+    require_constraints,
+)
 from dllm_decode.engine.join import Ended, blank, ended_at_once, join, leave, outputs_of
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.round import one_round
@@ -47,6 +53,7 @@ def decode(
     verifier: Verifier = NoVerifier(),
     blocks: BlockSchedule = Sequential(),
     templates: Sequence[Sequence[int]] = (),
+    constraint: Constraining = None,
     observers: Sequence[Observer] = (),
     stop: StopRule = NeverStop(),
     return_logprobs: bool = False,
@@ -71,6 +78,8 @@ def decode(
         blocks: Which positions are open: one block after another, or several blocks at once.
         templates: Answers with some tokens given: per row, token ids with the model's `mask_id` at
             the open positions. Given tokens are never changed.
+        constraint: Texts of which the answers must be one, as `compile_constraint` returns them:
+            those of all prompts, or a list with those of each, `None` for any text.
         observers: Called after each round with a `StepEvent`; for traces, streaming, progress bars.
         stop: Ends answers early, in addition to an EOS.
         return_logprobs: Fill `DecodeOutput.commits`.
@@ -92,7 +101,8 @@ def decode(
     if not listed:
         raise ValueError("decode needs at least one prompt, got none.")
     check_one_template_each(len(templates), len(listed))
-    requests = requests_of(decoder, listed, templates, stop)
+    require_constraints(constraint, len(listed))
+    requests = requests_of(decoder, listed, templates, stop, constraint=constraint)
     return gathered(raise_errors(run(decoder, RequestQueue(requests), len(listed), observers)))
 
 
@@ -107,6 +117,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
     verifier: Verifier = NoVerifier(),
     blocks: BlockSchedule = Sequential(),
     templates: Iterable[Sequence[int]] = (),
+    constraint: Constraining = None,
     observers: Sequence[Observer] = (),
     stop: StopRule = NeverStop(),
     return_logprobs: bool = False,
@@ -145,11 +156,13 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
         prompts = token_lists(prompts)
     if isinstance(prompts, Sized) and isinstance(templates, Sized):
         check_one_template_each(len(templates), len(prompts))
+    if isinstance(prompts, Sized):
+        require_constraints(constraint, len(prompts))
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
         config=config.updated(**options), return_logprobs=return_logprobs,
     )  # fmt: skip
-    requests = requests_of(decoder, prompts, templates, stop)
+    requests = requests_of(decoder, prompts, templates, stop, constraint=constraint)
     return _in_order(raise_errors(run(decoder, RequestQueue(requests), num_rows, observers)))
 
 

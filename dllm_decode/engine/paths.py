@@ -107,7 +107,8 @@ def best_path(
         automata: The sets of texts.
         span: The columns of the path.
         logits: Logits of some columns.
-        columns: Which columns of the span they are, each at most once.
+        columns: Which columns of the span they are, each at most once; T where a column is in no
+            path, whose token is then arbitrary.
     """
     law = _with_excluded(_largest_of_class(automata, logits))
     plan = _planned(automata, span, columns, _Weights(law, law), _largest)
@@ -139,7 +140,7 @@ def draw_path(
         automata: The sets of texts.
         span: The columns of the path.
         logits: Logits of some columns.
-        columns: Which columns of the span they are, each at most once.
+        columns: As in `best_path`.
         temperature: Of the draws, above 0.
         keys: Noise keys of the columns that have logits.
     """
@@ -168,7 +169,8 @@ def _path(
 ) -> Path:
     """Returns the path whose tokens were found at columns with logits."""
     tokens = torch.stack(found, 1) if found else torch.zeros_like(columns)
-    settled, own = span.settled.gather(1, columns), span.tokens.gather(1, columns)
+    at = columns.clamp(max=span.tokens.shape[1] - 1)
+    settled, own = span.settled.gather(1, at), span.tokens.gather(1, at)
     return Path(torch.where(settled, own, tokens), plan.possible, plan.found)
 
 
@@ -189,16 +191,16 @@ def _planned(
         combined: How the weights of a state's edges become one.
     """
     B, T = span.tokens.shape
-    is_open = torch.zeros(B, T, dtype=torch.bool, device=columns.device)
-    is_open = is_open.scatter_(1, columns, True) & ~span.settled
+    is_open = torch.zeros(B, T + 1, dtype=torch.bool, device=columns.device)
+    is_open = is_open.scatter_(1, columns, True)[:, :T] & ~span.settled
     own = automata.classes.gather(1, span.tokens.clamp(min=0))
     classes = torch.arange(automata.num_classes, device=columns.device)
     is_other = span.settled[..., None] & (classes != own[..., None])
     index = columns[..., None].expand_as(weights.law)
     law, choice = (
-        part.new_zeros(B, T, part.shape[-1])
-        .scatter(1, index, part)
-        .masked_fill_(~is_open[..., None], 0.0)
+        part.new_zeros(B, T + 1, part.shape[-1])
+        .scatter_(1, index, part)[:, :T]
+        .masked_fill(~is_open[..., None], 0.0)
         .masked_fill_(is_other, -torch.inf)
         for part in weights
     )
@@ -206,7 +208,9 @@ def _planned(
     labels = _traced(automata, span.states, choice, ahead)
     possible = _possible(automata, span.states, law, ahead)
     found = ahead[:, 0].gather(1, span.states[:, None]).squeeze(1) > -torch.inf
-    return _Plan(labels.gather(1, columns), possible.gather(1, index), found)
+    at = columns.clamp(max=T - 1)
+    possible = possible.gather(1, at[..., None].expand_as(index))
+    return _Plan(labels.gather(1, at), possible, found)
 
 
 def _filtered(

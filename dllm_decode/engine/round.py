@@ -49,6 +49,8 @@ def one_round(
         The state afterwards, and the rows whose answer has ended, or that ended with an error.
     """
     state = open_blocks(decoder, state)
+    if state.constraints is not None:
+        state = state._replace(constraints=state.constraints.read(state.rows, state.canvas))
     if decoder.starts_as_noise:
         state = with_noise(decoder, state)
     state, seen = require_look(decoder.verifier.look(decoder, state), owner=decoder.verifier)

@@ -92,7 +92,7 @@ def moves_of(
         given: Columns of the window whose tokens never change.
     """
     allowed = view.eligible if sampler.scope == "block" else view.eligible | view.masked
-    tokens = view.proposal if decision.tokens is None else decision.tokens
+    tokens = view.proposal if decision.tokens is None else view.decided(decision.tokens)
     commit = settled = decision.commit & allowed & (tokens != mask_id)
     if decision.settle is not None:
         settled = decision.settle & allowed & (commit | ~view.masked)
@@ -120,6 +120,11 @@ def _checked(
     culprit: Sampler | Verifier,
 ) -> State:
     """Returns the state with a breach for each part of a decision that breaks a rule."""
+    if seen.view.proposed is not None:
+        # Where no path was found, [MASK] is proposed.
+        lost = seen.view.proposed == state.canvas.mask_id
+        duty = "leave an answer that agrees with the settled tokens"
+        state = state.with_breach(lost, "The constraint", duty, seen.rows)
     where = "masked" if decoder.sampler.scope != "block" else "eligible"
     duty = f"commit {where} positions only, and tokens other than [MASK]"
     state = state.with_breach(decision.commit & ~moves.commit, culprit, duty, seen.rows)

@@ -12,6 +12,7 @@ from dllm_decode.core.passes import Pass, Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.state import State
+from dllm_decode.engine.constrained import with_paths
 from dllm_decode.engine.decoder import Decoder, Look
 from dllm_decode.engine.forward import forward
 from samplers.logits import noise
@@ -139,7 +140,7 @@ def view_of(
     sizes = [row.end - row.prompt_length for row in own]
     size = _shared(sizes, lambda: canvas.ends - prompts)
     offsets = [row.opening.start - at for row, at in zip(own, window.starts, strict=True)]
-    return View(
+    view = View(
         tokens=window.part(canvas.tokens),
         computed=Summary(logits, asked, truncation_of(own, logits.device), decoder.compiles),
         masked=masked,
@@ -157,6 +158,9 @@ def view_of(
         deferred_ids=decoder.config.deferred_ids,
         eos_ids=canvas.eos_ids,
     )
+    if state.constraints is None:
+        return view
+    return with_paths(decoder, state, view, canvas=canvas, window=window, rows=rows)
 
 
 def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:

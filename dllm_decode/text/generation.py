@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.core.language import Automaton
 from dllm_decode.core.model import MaskPredictor, UniformState
 from dllm_decode.core.observers import Observer
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_integer
@@ -25,18 +26,20 @@ from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.core.uniform_state import check_config
 from dllm_decode.engine.compatibility import require_model
-from dllm_decode.engine.decoder import Verifier, requests_of
+from dllm_decode.engine.decoder import Decoder, Verifier, requests_of, require_constraints
 from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import gathered, new_decoder, raise_errors, require_observers, run
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.text.answers import GenerateOutput, answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
+from dllm_decode.text.constraints import Constraint, compile_constraint, read_vocabulary
 from dllm_decode.text.other_names import GenerateOptions, by_our_names
 from dllm_decode.text.progress import AnswerProgress
 from dllm_decode.text.streaming import DraftStreamer, PrefixStreamer, answer_stream
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers import AcceptAndRenoise, ConfidenceThreshold
 from samplers.base import Sampler
+from samplers.checks import shown
 
 
 def generate(
@@ -54,6 +57,7 @@ def generate(
     blocks: BlockSchedule = Sequential(),
     observers: Sequence[Observer] = (),
     streamer: PrefixStreamer | DraftStreamer | None = None,
+    constraint: Constraint | Sequence[Constraint | None] | None = None,
     stop_strings: str | Sequence[str] = (),
     num_return_sequences: int = 1,
     return_logprobs: bool = False,
@@ -102,6 +106,8 @@ def generate(
             `TextDiffusionStreamer`, is shown the whole answer after each round; any other, such as
             `TextStreamer`, the committed tokens that no mask precedes. Both are given the prompt
             first, as transformers does; `skip_prompt=True` hides it.
+        constraint: Texts of which the answer must be one: `Regex`, `JsonSchema` or `OneOf`; for all
+            inputs, or a list with one for each, `None` for any text. See docs/structured.md.
         stop_strings: Texts that end an answer; they and the text after them are not returned.
         num_return_sequences: Answers to each input, one after the other in the output; their noise
             differs, and is that of so many equal inputs. At temperature 0 the answers are equal
@@ -142,9 +148,16 @@ def generate(
         prompts = prompt_ids(tokenizer, inputs, attention_mask, chat=chat)
     check_one_template_each(len(blanks), len(prompts))
     stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
+    automata = [
+        automaton
+        for automaton in _compiled(decoder, tokenizer, constraint, len(prompts))
+        for _ in range(num_return_sequences)
+    ]
     prompts = [prompt for prompt in prompts for _ in range(num_return_sequences)]
     blanks = [template for template in blanks for _ in range(num_return_sequences)]
-    requests = list(requests_of(decoder, prompts, blanks, stop, fills_blanks=True))
+    requests = list(
+        requests_of(decoder, prompts, blanks, stop, constraint=automata, fills_blanks=True)
+    )
     stream = None if streamer is None else answer_stream(streamer, requests)
     with AnswerProgress(len(requests)) if progress else nullcontext() as bar:
         watching = [one for one in (*observers, stream, bar) if one is not None]
@@ -169,6 +182,35 @@ def warn_if_never_asked(model: MaskPredictor, sampler: Sampler, verifier: Verifi
     """Warns of a sampler that is not the model's default if the verifier never asks it."""
     if sampler != default_sampler(model) and not verifier.asks_sampler:
         warnings.warn(f"{sampler!r} has no effect: {verifier!r} never asks it.", stacklevel=3)
+
+
+def compiled(decoder: Decoder, tokenizer: Tokenizer, constraint: object) -> Automaton | None:
+    """Returns a constraint as the tokens of a decoder's model spell it; `None` stays `None`.
+
+    Raises:
+        ImportError: If the extra `structured` is not installed.
+        ValueError: If it is no constraint, or the tokens cannot spell it.
+    """
+    if constraint is None:
+        return None
+    if not isinstance(constraint, Constraint):
+        raise ValueError(
+            'constraint must be Regex("..."), JsonSchema({...}) or OneOf(["yes", "no"]), got '
+            f"{shown(constraint)}."
+        )
+    model = decoder.model
+    vocabulary = read_vocabulary(tokenizer, model.vocab_size, model.eos_ids, decoder.banned_ids)
+    return compile_constraint(constraint, vocabulary)
+
+
+def _compiled(
+    decoder: Decoder, tokenizer: Tokenizer, constraint: object, num_prompts: int
+) -> list[Automaton | None]:
+    """Returns the compiled constraint of each prompt."""
+    if not isinstance(constraint, list | tuple):
+        return [compiled(decoder, tokenizer, constraint)] * num_prompts
+    require_constraints(constraint, num_prompts)
+    return [compiled(decoder, tokenizer, one) for one in constraint]
 
 
 def _as_long_as(

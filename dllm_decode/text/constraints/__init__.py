@@ -1,7 +1,13 @@
 """Constraints on answers: regular expressions, JSON schemas and choices."""
 
 from dllm_decode.text.constraints.automata import compile_constraint, require_length
-from dllm_decode.text.constraints.constraints import Constraint, JsonSchema, OneOf, Regex
+from dllm_decode.text.constraints.constraints import (
+    Constraint,
+    JsonSchema,
+    OneOf,
+    Regex,
+    constraint_of,
+)
 from dllm_decode.text.constraints.vocabulary import Vocabulary, read_vocabulary
 
 __all__ = [
@@ -11,6 +17,7 @@ __all__ = [
     "Regex",
     "Vocabulary",
     "compile_constraint",
+    "constraint_of",
     "read_vocabulary",
     "require_length",
 ]

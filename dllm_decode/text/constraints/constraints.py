@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from hashlib import sha256
 from typing import Any, cast
@@ -167,3 +167,19 @@ class JsonSchema(Constraint):
 
     def pattern(self) -> str:
         return expression_of(self.as_dict(), depth=self.depth, whitespace=self.whitespace)
+
+
+def constraint_of(given: Mapping[str, Any]) -> Constraint:
+    """Returns a constraint written as JSON: `{"regex": ...}`, `{"json": ...}` or `{"choice": ...}`.
+
+    Raises:
+        ValueError: If it is written otherwise, or there is no such constraint.
+    """
+    kinds = {"regex": Regex, "json": JsonSchema, "choice": OneOf}
+    if not isinstance(given, Mapping) or len(given) != 1 or not given.keys() <= kinds.keys():
+        raise ValueError(
+            'constraint must be {"regex": TEXT}, {"json": SCHEMA} or {"choice": [TEXT, ...]}, got '
+            f"{shown(given)}."
+        )
+    ((name, value),) = given.items()
+    return kinds[name](value)

@@ -1,0 +1,86 @@
+"""The rows of a state whose answers must be in a set of texts, and how far they were read."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.language import Automata
+from dllm_decode.core.rows import Row
+
+
+class Constraints(NamedTuple):
+    """The automata of the rows that have one, in order, and their states.
+
+    The settled tokens at the beginning of an answer are read once. They never change, because only
+    samplers of final tokens decode rows with a constraint.
+
+    Attributes:
+        rows: The rows.
+        starts: First column of each that was not read, as the host knows it.
+        index: The same as `rows`, on the device.
+        columns: The same as `starts`, on the device.
+        states: State of each automaton before that column.
+        automata: The automata.
+    """
+
+    rows: tuple[int, ...]
+    starts: tuple[int, ...]
+    index: Int[Tensor, " N"]
+    columns: Int[Tensor, " N"]
+    states: Int[Tensor, " N"]
+    automata: Automata
+
+    @staticmethod
+    def of(rows: Sequence[Row], device: torch.device) -> "Constraints | None":
+        """Returns the constraints of a state's rows, nothing read; `None` if no row has one."""
+        own = [(n, row) for n, row in enumerate(rows) if row.request.automaton is not None]
+        if not own:
+            return None
+        found = [row.request.automaton for _, row in own if row.request.automaton is not None]
+        numbers = tuple(n for n, _ in own)
+        starts = tuple(row.prompt_length for _, row in own)
+        index, columns = torch.tensor([numbers, starts], device=device).unbind(0)
+        states = torch.zeros_like(index)
+        return Constraints(numbers, starts, index, columns, states, Automata.of(found, device))
+
+    def read(self, rows: Sequence[Row], canvas: Canvas) -> "Constraints":
+        """Returns the constraints after the tokens up to the first unsettled column of each row.
+
+        Args:
+            rows: All rows of the state.
+            canvas: Their canvas.
+        """
+        own = [rows[number] for number in self.rows]
+        starts = tuple(min(row.unsettled, row.answer_end) for row in own)
+        if starts == self.starts:
+            return self
+        ends = canvas.prompt_lengths + canvas.gen_lengths
+        places = torch.arange(canvas.width, device=ends.device)
+        first = torch.where(canvas.unsettled, places, canvas.width).amin(-1).minimum(ends)
+        first, tokens = first[self.index], canvas.tokens[self.index]
+        columns, states = self.columns, self.states
+        for _ in range(max(map(int.__sub__, starts, self.starts))):
+            is_next = columns < first
+            at = columns.clamp(max=canvas.width - 1)
+            after = self.automata.after(states, tokens.gather(1, at[:, None]).squeeze(1))
+            states, columns = torch.where(is_next, after, states), columns + is_next
+        return self._replace(starts=starts, columns=columns, states=states)
+
+    def among(self, rows: Sequence[int] | None) -> "Constraints | None":
+        """Returns the constraints of some rows, numbered as listed; `None` if there are none."""
+        if rows is None:
+            return self
+        places = {row: place for place, row in enumerate(self.rows)}
+        own = [(n, places[row]) for n, row in enumerate(rows) if row in places]
+        if not own:
+            return None
+        numbers, taken = zip(*own, strict=True)
+        index, kept = torch.tensor([numbers, taken], device=self.index.device).unbind(0)
+        starts = tuple(self.starts[place] for place in taken)
+        return Constraints(
+            numbers, starts, index, self.columns[kept], self.states[kept], self.automata.take(kept)
+        )

@@ -1,0 +1,114 @@
+"""Answers that are always of a form: `generate` and the command line, with `mini`."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dllm_decode import JsonSchema, OneOf, Regex, SelfVerify, generate, load_model
+from dllm_decode.cli.main import main
+
+QUESTION = (
+    "emma has 12 apples . emma finds 5 more apples and then gives 2 apples to ben . "
+    "how many apples does emma have now ?"
+)
+ASKED = {"gen_length": 64}
+NARROW = r"emma has \d\d? \. #### \d\d?"
+LIST: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}
+
+
+def test_every_answer_has_its_own_form() -> None:
+    model, tokenizer = load_model("mini")
+    assert tokenizer is not None
+    constraint = [Regex(NARROW), None, OneOf(["15", "16", "17"]), JsonSchema(LIST)]
+    for options in ({}, {"temperature": 1.0, "seed": 3}, {"verifier": SelfVerify()}):
+        out = generate(model, tokenizer, [QUESTION] * 4, constraint=constraint, **ASKED, **options)
+        narrow, free, one, listed = out.texts
+        assert re.fullmatch(NARROW, narrow)
+        assert one in ("15", "16", "17")
+        numbers = json.loads(listed)
+        assert 2 <= len(numbers) <= 3
+        assert all(isinstance(number, int) for number in numbers)
+        if not options:
+            assert free == generate(model, tokenizer, QUESTION, **ASKED).texts[0]
+
+
+def test_a_pattern_that_the_model_would_follow_changes_no_token() -> None:
+    model, tokenizer = load_model("mini")
+    assert tokenizer is not None
+    plain = generate(model, tokenizer, QUESTION, **ASKED)
+    asked = generate(model, tokenizer, QUESTION, constraint=Regex(r".*#### \d+"), **ASKED)
+    assert asked.texts == plain.texts
+    assert plain.texts[0].endswith("#### 15")
+
+
+def test_several_answers_and_templates_keep_the_form() -> None:
+    model, tokenizer = load_model("mini")
+    assert tokenizer is not None
+    out = generate(
+        model, tokenizer, QUESTION, constraint=OneOf(["15", "17"]), num_return_sequences=3,
+        temperature=2.0, **ASKED,
+    )  # fmt: skip
+    assert set(out.texts) <= {"15", "17"}
+    filled = generate(
+        model, tokenizer, QUESTION, templates="now [MASK:5] . #### [MASK]",
+        constraint=Regex(r"now \d+ - \d+ = \d+ \. #### \d+"),
+    )  # fmt: skip
+    assert re.fullmatch(r"now \d+ - \d+ = \d+ \. #### \d+", filled.texts[0])
+
+
+def test_a_wrong_constraint_is_refused() -> None:
+    model, tokenizer = load_model("mini")
+    assert tokenizer is not None
+    with pytest.raises(ValueError, match="gen_length must be at least 3"):
+        generate(model, tokenizer, QUESTION, constraint=Regex("1 2 3"), gen_length=2)
+    with pytest.raises(ValueError, match=r"constraint must be Regex.*got '\[0-9\]'"):
+        generate(model, tokenizer, QUESTION, constraint="[0-9]", **ASKED)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="one for each of 1 prompts, got 2"):
+        generate(model, tokenizer, QUESTION, constraint=[None, Regex("1")], **ASKED)
+    with pytest.raises(ValueError, match="tokenizer can write"):
+        generate(model, tokenizer, QUESTION, constraint=OneOf(["15", "{"]), **ASKED)
+
+
+def test_the_command_line_has_constraints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["generate", "--gen-length", "64", QUESTION]
+    assert main([*asked, "--choice", "15", "--choice", "17"]) == 0
+    assert capsys.readouterr().out.strip() in ("15", "17")
+    assert main([*asked, "--regex", NARROW]) == 0
+    assert re.fullmatch(NARROW, capsys.readouterr().out.strip())
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(LIST))
+    assert main([*asked, "--json-schema", str(file)]) == 0
+    assert len(json.loads(capsys.readouterr().out)) in (2, 3)
+    assert main([*asked, "--json-schema", str(file), "--regex", "1"]) == 2
+    assert "got several" in capsys.readouterr().err
+    file.write_text("{")
+    assert main([*asked, "--json-schema", str(file)]) == 2
+    assert "must be a file of JSON" in capsys.readouterr().err
+
+
+def test_a_line_of_a_file_has_a_constraint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines: list[dict[str, Any]] = [
+        {"text": QUESTION, "constraint": {"choice": ["16", "17"]}},
+        {"text": QUESTION},
+        {"text": QUESTION, "constraint": {"json": LIST}},
+    ]
+    source.write_text("\n".join(map(json.dumps, lines)))
+    words = ["generate", "--gen-length", "64", "--input", str(source), "--output", str(target)]
+    assert main(words) == 0
+    found = {one["line"]: one["text"] for one in map(json.loads, target.read_text().splitlines())}
+    assert found[1] in ("16", "17")
+    assert found[2].endswith("#### 15")
+    assert len(json.loads(found[3])) in (2, 3)
+    assert main([*words, "--regex", "1"]) == 2
+    source.write_text(json.dumps({"text": QUESTION, "constraint": {"regexp": "1"}}))
+    target.unlink()
+    assert main(words) == 2
+    assert "Line 1" in capsys.readouterr().err

@@ -1,0 +1,273 @@
+"""Laws of constraints: every answer is in its language, alone, in a batch and joined late."""
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from plugins_under_test import CACHES, INSTANCES, one_of_each_kind
+from tiny_models import BIDIRECTIONAL, FAMILIES, new_tiny, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dllm_decode import decode, decode_many
+from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential, SubBlocks
+from dllm_decode.caches import DualCache, NoCache
+from dllm_decode.core.constraints import Constraints
+from dllm_decode.core.language import Automaton
+from dllm_decode.core.model import MaskPredictor
+from dllm_decode.engine.compatibility import refusal_of
+from dllm_decode.text.constraints import JsonSchema, Regex, Vocabulary, compile_constraint
+from dllm_decode.verify import S2D2, NoVerifier, SelfVerify
+from samplers import ConfidenceThreshold, FixedSchedule, Sampler
+from samplers.facts import Fact
+
+PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
+PATTERNS = (
+    r"(?:yes|no)", r"\d{4}-\d{2}-\d{2}", r'\{"a": ?(?:true|false|[0-9]{1,3})\}', r"(?:ab|ba)*c?",
+    r"[a-c]+(?:,[a-c]+){0,2}", r".*",
+)  # fmt: skip
+NAMED = [sampler for sampler in INSTANCES if Fact.FINAL_TOKENS in sampler.gives]
+SCHEDULES: list[BlockSchedule] = [
+    Sequential(4), SubBlocks(4, 2), MultiBlock(4, 0.5, 0.5), AdaptiveBlocks((7, 40), 0.2, 4),
+]  # fmt: skip
+
+
+@cache
+def vocabulary_of(model: MaskPredictor) -> tuple[list[str | None], Vocabulary]:
+    draw, letters = random.Random(0), [*dict.fromkeys('abcyesno0123456789-{}":, truefalgm[]')]
+    special = {*model.eos_ids, model.mask_id, *model.banned_ids}
+    texts: list[str | None] = []
+    for token in range(model.vocab_size):
+        if token in special:
+            texts.append(None)
+        elif letters:
+            texts.append(letters.pop())
+        else:
+            texts.append("".join(draw.choices('ab,c0123-{}":yesnotruefalm', k=draw.randint(1, 3))))
+    written = [None if text is None else text.encode() for text in texts]
+    return texts, Vocabulary.of(written, written, model.eos_ids)
+
+
+def automaton_of(model: MaskPredictor, pattern: str) -> Automaton:
+    return compile_constraint(Regex(pattern), vocabulary_of(model)[1])
+
+
+def text_of(model: MaskPredictor, tokens: Sequence[int]) -> str:
+    texts, _ = vocabulary_of(model)
+    found = []
+    for token in tokens:
+        if token in model.eos_ids:
+            break
+        text = texts[token]
+        assert text is not None
+        found.append(text)
+    return "".join(found)
+
+
+def check(model: MaskPredictor, patterns: Sequence[str | None], tokens: torch.Tensor) -> None:
+    for pattern, row in zip(patterns, tokens.tolist(), strict=True):
+        if pattern is not None:
+            text = text_of(model, row)
+            assert re.fullmatch(pattern, text), (pattern, text)
+
+
+def compiled(model: MaskPredictor, patterns: Sequence[str | None]) -> list[Automaton | None]:
+    return [None if pattern is None else automaton_of(model, pattern) for pattern in patterns]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("sampler", one_of_each_kind(NAMED))
+def test_every_sampler_answers_in_the_language(sampler: Sampler, temperature: float) -> None:
+    for family in FAMILIES:
+        model = tiny(family)
+        for first in range(0, len(PATTERNS), 3):
+            own = PATTERNS[first : first + 3]
+            out = decode(
+                model, PROMPTS, sampler, constraint=compiled(model, own), gen_length=13,
+                block_length=4 if not model.causal_block_length else None,
+                temperature=temperature, seed=first,
+            )  # fmt: skip
+            check(model, own, out.tokens)
+
+
+def test_every_cache_and_schedule_answers_in_the_language() -> None:
+    count = 0
+    sampler = ConfidenceThreshold(0.02)
+    for family in FAMILIES:
+        model = tiny(family)
+        for number, (cache_, blocks) in enumerate(
+            (cache_, blocks) for cache_ in (NoCache(), *CACHES) for blocks in SCHEDULES
+        ):
+            own = [PATTERNS[(number + row) % len(PATTERNS)] for row in range(3)]
+            refusal = refusal_of(model, sampler, cache_, verifier=NoVerifier(), blocks=blocks)
+            if refusal or (model.causal_block_length and blocks != Sequential(4)):
+                continue
+            out = decode(
+                model, PROMPTS, sampler, cache=cache_, blocks=blocks, gen_length=12,
+                constraint=compiled(model, own), temperature=float(number % 2), seed=number,
+            )  # fmt: skip
+            check(model, own, out.tokens)
+            count += 1
+    assert count > 60
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("evaluate", ["batch", "tree", "sequential"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_self_verify_gives_the_tokens_of_plain_decoding(
+    family: str, evaluate: str, temperature: float
+) -> None:
+    model, own = tiny(family), [PATTERNS[2], None, PATTERNS[1]]
+    block = None if model.causal_block_length else 4
+    verifiers = ({}, {"verifier": SelfVerify(3, evaluate)})
+    plain, verified = (
+        decode(
+            model, PROMPTS, FixedSchedule(2), constraint=compiled(model, own), gen_length=13,
+            block_length=block, temperature=temperature, **options,
+        ).tokens
+        for options in verifiers
+    )  # fmt: skip
+    check(model, own, plain)
+    assert torch.equal(plain, verified)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("blocks", SCHEDULES, ids=repr)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_is_the_same_alone_in_a_batch_and_joined_late(
+    family: str, blocks: BlockSchedule, temperature: float
+) -> None:
+    model = tiny(family)
+    if model.causal_block_length and not isinstance(blocks, Sequential):
+        pytest.skip("its blocks have one length")
+    prompts = [*PROMPTS, [3, 4, 5], [8]]
+    own = [PATTERNS[1], None, PATTERNS[2], PATTERNS[3], None]
+    automata, sampler = compiled(model, own), ConfidenceThreshold(0.3)
+    options = {"blocks": blocks, "gen_length": 12, "temperature": temperature}
+    together = decode(model, prompts, sampler, constraint=automata, **options).tokens
+    check(model, own, together)
+    late = decode_many(model, prompts, sampler, num_rows=2, constraint=automata, **options)
+    assert torch.equal(torch.cat([out.tokens for out in late]), together)
+    plain = decode(model, prompts, sampler, **options).tokens
+    for row, automaton in enumerate(automata):
+        if automaton is None:
+            assert torch.equal(together[row], plain[row])
+    if temperature == 0.0:
+        for row, automaton in enumerate(automata):
+            alone = decode(model, [prompts[row]], sampler, constraint=automaton, **options)
+            assert torch.equal(alone.tokens[0], together[row])
+
+
+def test_given_tokens_and_lengths_are_kept() -> None:
+    model = tiny(BIDIRECTIONAL)
+    texts, _ = vocabulary_of(model)
+    mask, dash = model.mask_id, texts.index("-")
+    template = [mask] * 4 + [dash]
+    for length in range(10, 16):
+        out = decode(
+            model, PROMPTS[:1], ConfidenceThreshold(0.1), templates=[template], gen_length=length,
+            constraint=automaton_of(model, r"\d{4}-\d{2}-\d{2}"), block_length=length,
+        )  # fmt: skip
+        check(model, [r"\d{4}-\d{2}-\d{2}"], out.tokens)
+        assert out.tokens[0, 4] == dash
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_rows_without_a_constraint_cost_no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, counts = tiny(BIDIRECTIONAL), []
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(Constraints, "of", lambda rows, device: None)
+        with Counted() as counted:
+            for _ in decode_many(model, PROMPTS, FixedSchedule(2), num_rows=2, gen_length=8):
+                pass
+        counts.append(counted.count)
+    assert counts[0] == counts[1] > 100
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_language_of_every_text_changes_nothing(family: str, temperature: float) -> None:
+    model, compared = tiny(family), 0
+    every = automaton_of(model, "(?s).*")
+    for seed in range(4):
+        plain, free = (
+            decode(
+                model, PROMPTS, ConfidenceThreshold(0.1), constraint=constraint, gen_length=12,
+                temperature=temperature, seed=seed,
+            )
+            for constraint in (None, every)
+        )  # fmt: skip
+        for row, tokens in enumerate(plain.tokens.tolist()):
+            if not set(tokens) & set(model.eos_ids):
+                assert torch.equal(free.tokens[row], plain.tokens[row])
+                assert torch.equal(free.nfe[row], plain.nfe[row])
+                compared += 1
+    assert compared > 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_json_follows_its_schema(temperature: float) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"enum": ["yes", "no", "abc"]},
+            "ages": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+        },
+        "required": ["name", "ages"],
+    }
+    model = tiny(BIDIRECTIONAL)
+    _, vocabulary = vocabulary_of(model)
+    automaton = compile_constraint(JsonSchema(schema), vocabulary)
+    for seed in range(3):
+        out = decode(
+            model, PROMPTS, ConfidenceThreshold(0.1), constraint=automaton, gen_length=40,
+            block_length=8, temperature=temperature, seed=seed, verifier=SelfVerify(),
+            cache=DualCache(),
+        )  # fmt: skip
+        for row in out.tokens.tolist():
+            jsonschema.validate(json.loads(text_of(model, row)), schema)
+
+
+def test_a_request_is_refused_before_the_first_forward() -> None:
+    model = tiny(BIDIRECTIONAL)
+    date = automaton_of(model, r"\d{4}-\d{2}-\d{2}")
+    ask = {"constraint": date, "gen_length": 12, "block_length": 4}
+    least = date.least_length()
+    assert least is not None
+    assert least > 2
+    sampler = ConfidenceThreshold()
+    with pytest.raises(ValueError, match=f"at least {least}, .* got {least - 1}"):
+        decode(model, PROMPTS, sampler, constraint=date, gen_length=least - 1)
+    decode(model, PROMPTS, sampler, constraint=date, gen_length=least)
+    revising = [one for one in INSTANCES if one not in NAMED]
+    assert len({type(one) for one in revising}) == 4
+    for one in revising:
+        with pytest.raises(ValueError, match="constraint needs a sampler that never changes"):
+            decode(model, PROMPTS, one, **ask)
+    with pytest.raises(ValueError, match="constraint needs a verifier that lets"):
+        decode(model, PROMPTS, sampler, verifier=S2D2(), **ask)
+    with pytest.raises(ValueError, match="agrees with the template"):
+        decode(model, PROMPTS[:1], sampler, templates=[[vocabulary_of(model)[0].index("a")]], **ask)
+    with pytest.raises(ValueError, match="must be an Automaton"):
+        decode(model, PROMPTS, sampler, **ask | {"constraint": Regex("a")})
+    with pytest.raises(ValueError, match="one for each of 3 prompts, got 2"):
+        decode(model, PROMPTS, sampler, **ask | {"constraint": [date, None]})
+    with pytest.raises(ValueError, match="compiled for the tokens"):
+        decode(new_tiny(), [[1]], sampler, **ask)
