@@ -101,7 +101,7 @@ def open_model(
     if options.threads:
         torch.set_num_threads(options.threads)
     return load(
-        source, device=options.device, dtype=options.dtype, compile=options.compile,
+        source, device=options.device, dtype=options.dtype, compile=bool(options.compile),
         revision=revision, needs_tokenizer=needs_tokenizer,
     )  # fmt: skip
 

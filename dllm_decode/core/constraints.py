@@ -21,7 +21,7 @@ class Constraints(NamedTuple):
     Attributes:
         rows: The rows.
         starts: First column of each that was not read, as the host knows it.
-        index: The same as `rows`, on the device.
+        row_index: The same as `rows`, on the device.
         columns: The same as `starts`, on the device.
         states: State of each automaton before that column.
         automata: The automata.
@@ -29,7 +29,7 @@ class Constraints(NamedTuple):
 
     rows: tuple[int, ...]
     starts: tuple[int, ...]
-    index: Int[Tensor, " N"]
+    row_index: Int[Tensor, " N"]
     columns: Int[Tensor, " N"]
     states: Int[Tensor, " N"]
     automata: Automata
@@ -61,7 +61,7 @@ class Constraints(NamedTuple):
         ends = canvas.prompt_lengths + canvas.gen_lengths
         places = torch.arange(canvas.width, device=ends.device)
         first = torch.where(canvas.unsettled, places, canvas.width).amin(-1).minimum(ends)
-        first, tokens = first[self.index], canvas.tokens[self.index]
+        first, tokens = first[self.row_index], canvas.tokens[self.row_index]
         columns, states = self.columns, self.states
         for _ in range(max(map(int.__sub__, starts, self.starts))):
             is_next = columns < first
@@ -79,7 +79,7 @@ class Constraints(NamedTuple):
         if not own:
             return None
         numbers, taken = zip(*own, strict=True)
-        index, kept = torch.tensor([numbers, taken], device=self.index.device).unbind(0)
+        index, kept = torch.tensor([numbers, taken], device=self.row_index.device).unbind(0)
         starts = tuple(self.starts[place] for place in taken)
         return Constraints(
             numbers, starts, index, self.columns[kept], self.states[kept], self.automata.take(kept)

@@ -46,20 +46,22 @@ def with_paths(
     asked = view.computed.columns
     W = view.tokens.shape[1]
     if asked is None:
-        asked = torch.arange(W, device=own.index.device).expand(len(view.tokens), W)
-    asked = asked[own.index]
+        asked = torch.arange(W, device=own.row_index.device).expand(len(view.tokens), W)
+    asked = asked[own.row_index]
     firsts = by_row(window.first_columns)
-    firsts = firsts[own.index] if isinstance(firsts, Tensor) else firsts
+    firsts = firsts[own.row_index] if isinstance(firsts, Tensor) else firsts
     at = asked + firsts - own.columns[:, None]
     # Only masks that the sampler may fill: the other columns that a forward predicts depend on
     # which rows are in the batch.
-    is_open = view.masked[own.index].gather(1, asked) & view.in_answer[own.index].gather(1, asked)
+    is_open = view.masked[own.row_index].gather(1, asked) & view.in_answer[own.row_index].gather(
+        1, asked
+    )
     is_open &= (at >= 0) & (at < length)
     path = _path(view, own, span, asked, torch.where(is_open, at, length))
     tokens = torch.where(path.found[:, None], path.tokens, canvas.mask_id)
     tokens = tokens.masked_fill(~is_open, -1)
     found = tokens.new_full((len(tokens), W), -1).scatter_(1, asked, tokens)
-    proposed = torch.full_like(view.tokens, -1).index_copy(0, own.index, found)
+    proposed = torch.full_like(view.tokens, -1).index_copy(0, own.row_index, found)
     return replace(view, proposed=proposed)
 
 
@@ -78,11 +80,11 @@ def _length(decoder: Decoder, rows: Sequence[Row], own: Constraints) -> int:
 def _span(canvas: Canvas, own: Constraints, length: int) -> Span:
     """Returns the columns over which the paths of rows run."""
     columns = own.columns[:, None] + torch.arange(length, device=own.columns.device)
-    ends = (canvas.prompt_lengths + canvas.gen_lengths)[own.index]
+    ends = (canvas.prompt_lengths + canvas.gen_lengths)[own.row_index]
     is_after = columns >= ends[:, None]
     columns = columns.clamp(max=canvas.width - 1)
-    tokens = canvas.tokens[own.index].gather(1, columns)
-    unsettled = canvas.unsettled[own.index].gather(1, columns)
+    tokens = canvas.tokens[own.row_index].gather(1, columns)
+    unsettled = canvas.unsettled[own.row_index].gather(1, columns)
     return Span(
         tokens=tokens.masked_fill(is_after, canvas.eos_ids[0]),
         settled=~unsettled | is_after,
@@ -99,13 +101,13 @@ def _path(
     columns: Int[Tensor, "N n"],
 ) -> Path:
     """Returns the best paths, or those drawn at a temperature above 0."""
-    logits, temperature = view.computed.logits[own.index], view.temperature
+    logits, temperature = view.computed.logits[own.row_index], view.temperature
     if view.is_greedy:
         return best_path(own.automata, span, logits, columns)
-    keys = view.position_keys[own.index].gather(1, asked)
+    keys = view.position_keys[own.row_index].gather(1, asked)
     if not isinstance(temperature, Tensor):
         return draw_path(own.automata, span, logits, columns, temperature=temperature, keys=keys)
-    temperature = temperature[own.index]
+    temperature = temperature[own.row_index]
     is_drawn = temperature > 0.0
     above = torch.where(is_drawn, temperature, 1.0)
     drawn = draw_path(own.automata, span, logits, columns, temperature=above, keys=keys)

@@ -184,7 +184,7 @@ def warn_if_never_asked(model: MaskPredictor, sampler: Sampler, verifier: Verifi
         warnings.warn(f"{sampler!r} has no effect: {verifier!r} never asks it.", stacklevel=3)
 
 
-def compiled(decoder: Decoder, tokenizer: Tokenizer, constraint: object) -> Automaton | None:
+def compiled(decoder: Decoder, tokenizer: Any, constraint: object) -> Automaton | None:
     """Returns a constraint as the tokens of a decoder's model spell it; `None` stays `None`.
 
     Raises:

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import torch
 from plugins_under_test import CACHES, INSTANCES, one_of_each_kind
-from tiny_models import BIDIRECTIONAL, FAMILIES, new_tiny, tiny
+from tiny_models import BIDIRECTIONAL, BLOCK_CAUSAL, FAMILIES, new_tiny, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dllm_decode import decode, decode_many
@@ -261,8 +261,12 @@ def test_a_request_is_refused_before_the_first_forward() -> None:
     for one in revising:
         with pytest.raises(ValueError, match="constraint needs a sampler that never changes"):
             decode(model, PROMPTS, one, **ask)
+    causal = tiny(BLOCK_CAUSAL)
     with pytest.raises(ValueError, match="constraint needs a verifier that lets"):
-        decode(model, PROMPTS, sampler, verifier=S2D2(), **ask)
+        decode(
+            causal, PROMPTS, sampler, verifier=S2D2(), constraint=automaton_of(causal, "yes"),
+            gen_length=8,
+        )  # fmt: skip
     with pytest.raises(ValueError, match="agrees with the template"):
         decode(model, PROMPTS[:1], sampler, templates=[[vocabulary_of(model)[0].index("a")]], **ask)
     with pytest.raises(ValueError, match="must be an Automaton"):

@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from hashlib import sha256
 from typing import Any, cast
@@ -175,7 +175,11 @@ def constraint_of(given: Mapping[str, Any]) -> Constraint:
     Raises:
         ValueError: If it is written otherwise, or there is no such constraint.
     """
-    kinds = {"regex": Regex, "json": JsonSchema, "choice": OneOf}
+    kinds: dict[str, Callable[[Any], Constraint]] = {
+        "regex": Regex,
+        "json": JsonSchema,
+        "choice": OneOf,
+    }
     if not isinstance(given, Mapping) or len(given) != 1 or not given.keys() <= kinds.keys():
         raise ValueError(
             'constraint must be {"regex": TEXT}, {"json": SCHEMA} or {"choice": [TEXT, ...]}, got '
