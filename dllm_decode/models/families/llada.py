@@ -34,7 +34,7 @@ def _shape(config: ConfigReader) -> NetworkConfig:
         rope_theta=rope.theta,
         qkv_bias=config.boolean("include_qkv_bias", False),
         rope_in_float32=config.boolean("rope_full_precision", True),
-        tied_head=config.boolean("weight_tying", True),
+        tied_head=config.boolean("weight_tying"),
     )
 
 

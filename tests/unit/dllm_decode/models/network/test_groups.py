@@ -1,7 +1,6 @@
 """One call of a model for several groups of rows; `property/test_fuzz_engine.py` has the law."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -33,14 +32,14 @@ def test_every_matrix_multiplies_the_columns_of_all_groups_at_once() -> None:
     assert two["attention"] == 2 * one["attention"] > 0
 
 
-def test_only_a_single_group_may_be_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, replayed = tiny("llada"), list[ForwardInputs]()
+def test_a_single_group_alone_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, compiled = tiny("llada"), list[ForwardInputs]()
 
-    def runner(run: Any, inputs: ForwardInputs, *, required: bool) -> Tensor:
-        replayed.append(inputs)
-        return run(inputs)
+    def forward(inputs: ForwardInputs) -> Tensor:
+        compiled.append(inputs)
+        return model._forward(inputs)
 
-    monkeypatch.setattr(model, "_active_runner", lambda: runner)
-    for num_groups, num_replayed in ((2, 0), (1, 1)):
+    monkeypatch.setattr(model, "_compiled", forward)
+    for num_groups, num_compiled in ((2, 0), (1, 1)):
         model.predict_groups(groups_of(num_groups))
-        assert len(replayed) == num_replayed
+        assert len(compiled) == num_compiled

@@ -108,7 +108,8 @@ def test_scaled_rotations_are_those_of_transformers(rope: dict[str, object]) -> 
     theirs = LlamaRotaryEmbedding(LlamaConfig(**SIZES, rope_parameters=dict(rope)))
     cos, sin = theirs(torch.zeros(1), POSITIONS)
     facts = REGISTERED["a2d_llama"].read({**READ, "rope_parameters": rope}, mask_id=2)
-    ours = facts.shape.rope.rotation(POSITIONS, torch.float32)
+    turn = facts.shape.rope
+    ours = turn.rotation(POSITIONS, torch.float32, turn.frequencies(POSITIONS.device))
     assert torch.allclose(ours.cos[:, 0], cos, atol=2e-3)
     half = cos.shape[-1] // 2
     assert torch.allclose(ours.sin[:, 0, :, half:], sin[..., half:], atol=2e-3)
