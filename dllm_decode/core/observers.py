@@ -24,6 +24,7 @@ class StepEvent:
     Attributes:
         before: The rows that took the step.
         after: Those rows after the step; the rest of an answer that has ended holds EOS.
+        filled: Columns of `after` in which the engine, not the decision, wrote an EOS.
         view: The view on which the step was decided. A verifier that looks ahead takes several
             steps on one forward, each with a view of its own.
         rows: Those rows after the step, in numbers.
@@ -39,6 +40,7 @@ class StepEvent:
 
     before: Canvas
     after: Canvas
+    filled: Bool[Tensor, "B L"]
     view: View
     rows: tuple[Row, ...]
     ended: Bool[Tensor, " B"]
@@ -129,7 +131,7 @@ class Trace:
         )
         # A block-causal model also fills the columns of its last block after the answer.
         changed = (before != after) & view.in_answer
-        committed = ~masks_left & changed & ~_filled(event).gather(1, columns)
+        committed = ~masks_left & changed & ~event.filled.gather(1, columns)
         removed = ~masked & changed
         probability = view.probability(after.clamp(max=view.vocab_size - 1))
         # Copied once for all rows, because the host waits for each copy.
@@ -167,9 +169,9 @@ class Gain(NamedTuple):
 class Gains:
     """Records how many tokens each forward gave each row.
 
-    The steps that a verifier takes on one forward count together. EOS that the engine fills in
-    after a row's end is not counted. The numbers stay on the device until `by_row` is called.
-    Pass it in `observers`; it serves one call of `decode` or `decode_many`.
+    The steps that a verifier takes on one forward count together. EOS that the engine writes after
+    another or after a row's end is not counted. The numbers stay on the device until `by_row` is
+    called. Pass it in `observers`; it serves one call of `decode` or `decode_many`.
     """
 
     def __init__(self) -> None:
@@ -184,8 +186,8 @@ class Gains:
             canvas.unsettled if is_noise else canvas.masked
             for canvas in (event.before, event.after)
         )
-        written = (before & ~after & ~_filled(event)).sum(-1)
-        removed = (after & ~before).sum(-1)
+        written = (before & ~after & ~event.filled).sum(-1)
+        removed = (~before & (after | event.filled)).sum(-1)
         # A row's own columns tell its forwards apart; the batch also runs forwards without the row.
         forward = event.query_positions
         self._steps.append(torch.stack([event.requests, forward, written, removed]))
@@ -203,17 +205,6 @@ class Gains:
             request: Gain(list(own.values()), sum(own.values()) - removed[request])
             for request, own in gains.items()
         }
-
-
-def _filled(event: StepEvent) -> Bool[Tensor, "B L"]:
-    """Returns where rows that ended hold a fill EOS, or one of the sampler's that looks like it."""
-    after = event.after
-    eos = after.eos
-    follows = eos.cumsum(-1) - eos.long() > 0
-    # A row that goes on after an EOS until its answer is full gets no fill.
-    is_cut = [row.config.stop_at_eos or row.unsettled < row.answer_end for row in event.rows]
-    ends = event.ended & torch.tensor(is_cut, device=eos.device)
-    return ends[:, None] & follows & (after.tokens == after.eos_ids[0])
 
 
 def final_tokens(rows: Sequence[Row], canvas: Canvas, *, is_final: bool) -> list[list[int]]:

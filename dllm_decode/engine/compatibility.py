@@ -50,6 +50,21 @@ def _require(name: str, given: object, kind: type, example: str) -> None:
         raise ValueError(f"{name} must be {example}, got {shown(given)}.{_hint(name, given)}")
 
 
+def require_special_ids(model: MaskPredictor) -> None:
+    """Raises ValueError unless a model ends answers by tokens of its own, which are not [MASK]."""
+    ends = model.eos_ids
+    if not ends or any(not 0 <= token < model.vocab_size for token in ends):
+        raise ValueError(
+            f"eos_ids of {model.name} must be one or more ids in [0, {model.vocab_size}), got "
+            f"{shown(ends)}. Set them to the tokens that end an answer."
+        )
+    if model.mask_id in ends:
+        raise ValueError(
+            f"mask_id of {model.name} must not be one of its eos_ids, got {model.mask_id} in "
+            f"{shown(ends)}. Take it out of eos_ids, which the generation config may list."
+        )
+
+
 def require_declared(sampler: Sampler, *others: PlugIn) -> None:
     """Raises ValueError unless plug-ins are frozen dataclasses that declare facts and scope."""
     for part in parts_of((sampler, *others)):
@@ -114,6 +129,7 @@ def check(
     """Raises ValueError if a part is of the wrong kind, or needs a fact that no other one gives."""
     require_plugins(model, sampler, cache, verifier, blocks)
     require_declared(sampler, cache, verifier, blocks)
+    require_special_ids(model)
     refusal = refusal_of(model, sampler, cache, verifier=verifier, blocks=blocks)
     if refusal is not None:
         raise ValueError(refusal)

@@ -56,10 +56,10 @@ def one_round(
     state, seen = require_look(decoder.verifier.look(decoder, state), owner=decoder.verifier)
     state, seen, decision = decide(decoder, state, seen)
     before = state.canvas
-    state = settle(decoder, state, seen, decision)
+    state, moved = settle(decoder, state, seen, decision)
     state, done = advance(decoder, state, seen)
     if observers:
-        event = _event(decoder, before, state, seen, done)
+        event = _event(decoder, before, moved, state, seen, done)
         for observer in observers:
             observer(event)
     return state, done
@@ -228,9 +228,12 @@ def _stopped(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[in
 
 
 def _event(
-    decoder: Decoder, before: Canvas, state: State, seen: Look, done: Sequence[int]
+    decoder: Decoder, before: Canvas, moved: Canvas, state: State, seen: Look, done: Sequence[int]
 ) -> StepEvent:
-    """Returns the event that observers see: the rows that took a step, before and after it."""
+    """Returns the event that observers see: the rows that took a step, before and after it.
+
+    `moved` are those rows with the decision's tokens alone.
+    """
     stepping = list(seen.stepping(len(state.rows)))
     rows = tuple(state.rows[n] for n in stepping)
     listed = [
@@ -244,11 +247,14 @@ def _event(
     if index is not None:
         before, after = before.take(index), after.take(index)
         drafted, accepted = drafted[index], accepted[index]
+    filled = after.tokens != moved.tokens
     if done:
-        after = after.filled(after.unsettled & ended.bool()[:, None])
+        rest = after.unsettled & ended.bool()[:, None]
+        after, filled = after.filled(rest), filled | rest
     return StepEvent(
         before=before,
         after=after,
+        filled=filled,
         view=seen.view,
         rows=rows,
         ended=ended.bool(),

@@ -18,8 +18,13 @@ from samplers.state import put_state, take_state
 from samplers.view import View
 
 
-def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> State:
-    """Returns the state after a decision; only the rows that take a step change."""
+def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> tuple[State, Canvas]:
+    """Returns the state after a decision; only the rows that take a step change.
+
+    Returns:
+        The state, and the rows that took a step with the decision's tokens alone: without the EOS
+        that the engine writes after a committed one.
+    """
     canvas, view, window = state.canvas, seen.view, seen.window
     rows: Sequence[Row] = state.rows
     index = seen.row_index
@@ -29,7 +34,8 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> St
     moves = moves_of(decoder.sampler, canvas.mask_id, view, decision, window.part(canvas.given))
     culprit = decoder.sampler if seen.decision is None else decoder.verifier
     state = _checked(decoder, state, seen, decision, moves, culprit=culprit)
-    before, canvas = canvas, truncated(decoder, rows, _moved(canvas, window, moves))
+    before, moved = canvas, _moved(canvas, window, moves)
+    canvas = truncated(decoder, rows, moved)
     if state.commits is not None:
         state = _recorded(state, seen, moves, before, canvas)
     if index is not None:
@@ -37,7 +43,7 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> St
         tokens = whole.tokens.index_copy(0, index, canvas.tokens)
         unsettled = whole.unsettled.index_copy(0, index, canvas.unsettled)
         canvas = replace(whole, tokens=tokens, unsettled=unsettled)
-    return state._replace(canvas=canvas)
+    return state._replace(canvas=canvas), moved
 
 
 class Moves(NamedTuple):

@@ -170,7 +170,7 @@ class Compared(Verifier):
 def _decided(decoder: Decoder, state: State, seen: Look) -> tuple[View, Int[Tensor, "B L"]]:
     """Returns the sampler's view, and the tokens after its decision."""
     after, seen, decision = decide(decoder, state, seen)
-    return seen.view, settle(decoder, after, seen, decision).canvas.tokens
+    return seen.view, settle(decoder, after, seen, decision)[0].canvas.tokens
 
 
 def error_of(run: Run) -> CacheError:

@@ -1,3 +1,4 @@
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 from plugins_under_test import plugin
 from toys import HashModel
 
-from dllm_decode import Gain, Gains, StepEvent, Trace, decode
+from dllm_decode import Gain, Gains, StepEvent, StopRule, Trace, decode
 from samplers import Decision, FixedSchedule, Sampler, View
 from samplers.facts import Fact
 
@@ -48,6 +49,47 @@ def test_a_revision_is_kept_with_its_history() -> None:
     assert (out.tokens[:, 1] == seen[2][:, 1]).all()
     # Three; one, while position 1 is taken back; position 1 again.
     assert gains.by_row() == dict.fromkeys((0, 1), Gain([3, 1, 1], 4))
+
+
+@dataclass(frozen=True)
+class AfterOne(StopRule):
+    """Ends an answer after its first token."""
+
+    def stops(self, tokens: list[int]) -> bool:
+        return len(tokens) > 0
+
+
+def assert_records_agree(model: Any, sampler: Sampler, **options: Any) -> list[list[int]]:
+    """Returns the steps of each row, on which trace, gains and the recorded commits agree."""
+    trace, gains = Trace(), Gains()
+    prompts = [[1, 2], [3], [4, 5, 6]]
+    out = decode(
+        model, prompts, sampler, gen_length=12, observers=[trace, gains], return_logprobs=True,
+        **options,
+    )  # fmt: skip
+    assert out.commits is not None
+    steps = [trace.steps[row].tolist() for row in range(len(prompts))]
+    assert steps == out.commits.steps.tolist()
+    committed = [sum(step >= 0 for step in own) for own in steps]
+    assert [gains.by_row()[row].committed for row in range(len(prompts))] == committed
+    return steps
+
+
+def test_eos_filled_in_after_a_stop_rule_is_no_commit() -> None:
+    """The first of them counted."""
+    found = assert_records_agree(HashModel(), FixedSchedule(4), block_length=1, stop=AfterOne())
+    assert found == [[0] + [-1] * 11] * 3
+
+
+@pytest.mark.parametrize("sampler", [FixedSchedule(3), SECOND_THOUGHTS], ids=type)
+@pytest.mark.parametrize("stops", [True, False])
+def test_eos_written_after_a_committed_one_is_no_commit(sampler: Sampler, stops: bool) -> None:
+    """It counted in rows that went on, because masks were left before the EOS."""
+    model = HashModel(eos_ids=tuple(range(12, 23)))
+    found = assert_records_agree(
+        model, sampler, block_length=4, truncate_at_eos=True, stop_at_eos=stops
+    )
+    assert any(-1 in steps for steps in found)
 
 
 @pytest.mark.parametrize("observer", [Trace, Gains])

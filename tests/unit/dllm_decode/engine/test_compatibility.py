@@ -251,6 +251,24 @@ def test_a_sampler_that_changes_tokens_without_their_logits_is_named_at_the_step
         run(tiny("llada"), sampler, cache=DelayedCache())
 
 
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        ((), r"^eos_ids of .* must be one or more ids in \[0, 512\), got \(\)\. Set them"),
+        ((3, 512), r"^eos_ids of .* must be one or more ids in \[0, 512\), got \(3, 512\)"),
+        ((-1,), r"^eos_ids of .* must be one or more ids in \[0, 512\), got \(-1,\)"),
+        ("mask", r"^mask_id of .* must not be one of its eos_ids, got \d+ in .* Take it out"),
+    ],
+)  # fmt: skip
+def test_special_ids_that_cannot_end_an_answer_are_refused(ends: Any, message: str) -> None:
+    """A [MASK] that is an EOS stood in answers, and no EOS was an IndexError."""
+    model = Spied(tiny("llada"))
+    model.eos_ids = (3, model.mask_id) if ends == "mask" else ends
+    with pytest.raises(ValueError, match=message):
+        run(model, STEPWISE)
+    assert not model.calls
+
+
 class Undecorated(Sampler[None]):
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         return Decision(commit=view.eligible), None
