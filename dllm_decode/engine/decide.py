@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder, Look
-from samplers.base import Decision, Sampler, first_state, next_step
+from samplers.base import Decision, Sampler
 from samplers.state import merge_state, pad_state, put_state, take_state
 from samplers.view import View
 
@@ -35,7 +35,7 @@ def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Dec
     view, schedule = decoder.schedule.narrowed(seen.view, openings, schedule)
     if any(is_fresh):
         sampler = _begun(decoder.sampler, view, sampler, is_fresh)
-    decision, sampler = next_step(decoder.sampler, view, sampler)
+    decision, sampler = decoder.sampler.step(view, sampler)
     decision = decoder.schedule.with_commits(view, decision, openings)
     rows = list(state.rows)
     for n in stepping:
@@ -59,7 +59,7 @@ def _put(held: Any, after: Any, index: Int[Tensor, " N"], num_rows: int) -> Any:
 
 def _begun(sampler: Sampler, view: View, held: Any, is_fresh: Sequence[bool]) -> Any:
     """Returns the sampler's state for the rows of a view, begun anew in fresh rows."""
-    begun = first_state(sampler, view)
+    begun = sampler.init(view)
     if all(is_fresh) or held is None:
         return begun
     return merge_state(held, begun, torch.tensor(is_fresh, device=view.tokens.device))

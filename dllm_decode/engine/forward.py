@@ -18,8 +18,8 @@ from dllm_decode.core.model import num_calls, predict_all
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.plan import Plan
 from dllm_decode.core.state import State
+from dllm_decode.engine.checks import require_columns
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.guards import require_columns, require_hidden
 from dllm_decode.engine.inputs import inputs_of, part_of, with_leave_one_out
 from dllm_decode.engine.packing import packed_of, unpack, with_room
 from samplers.logits.statistics import certain_where
@@ -79,10 +79,10 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
         if spec.columns is None:
             chosen = decoder.cache.recompute(query)
             hidden = decoder.cache.hidden(query)
-            require_hidden(decoder, hidden, end)
         else:
             chosen = spec.columns[n]
-        require_columns(decoder, spec, chosen, end)
+            culprit = f"columns of Pass by {decoder.verifier!r} must be"
+            require_columns(decoder, chosen, end, culprit)
         if sight.with_kv_cache:
             # A slot holds nothing until its column is computed, so that it must not be read before.
             unwritten = without(without((range(end),), hidden), row.computed)

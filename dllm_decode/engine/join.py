@@ -14,7 +14,6 @@ from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Numbers, Request, Row
 from dllm_decode.core.state import CacheState, State
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.guards import require_numbers
 from samplers.logits.noise import row_keys
 from samplers.state import pad_state, take_state
 
@@ -28,7 +27,6 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     canvas = blank(decoder, new)
     numbers = decoder.schedule.numbers(canvas, decoder.block_length, None)
     if numbers is not None:
-        require_numbers(numbers, len(canvas), owner=decoder.schedule)
         own = [Numbers(schedule=tuple(listed)) for listed in numbers.tolist()]
         new = [row._replace(numbers=found) for row, found in zip(new, own, strict=True)]
     device, more = state.device, len(new)

@@ -27,6 +27,7 @@ from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.core.uniform_state import check_commits
 from dllm_decode.engine import compatibility
+from dllm_decode.engine.checks import with_checks
 from dllm_decode.engine.decoder import (
     Constraining,
     Decoder,
@@ -182,7 +183,7 @@ def new_decoder(
         ValueError: If the parts do not fit together; the message names both and the remedy.
     """
     compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)
-    decoder = Decoder(model, sampler, cache, verifier, blocks, config, return_logprobs)
+    decoder = with_checks(Decoder(model, sampler, cache, verifier, blocks, config, return_logprobs))
     sampler.check_model(name=model.name, fingerprint=fingerprint_of(model))
     sampler.check(model=model.name, gen_length=config.gen_length, block_length=decoder.block_length)
     verifier.check(model)

@@ -29,8 +29,8 @@ from dllm_decode.core.layout import Group, Layout
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Branches
 from dllm_decode.core.state import State
+from dllm_decode.engine.checks import require_branches
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.guards import require_branches
 from dllm_decode.engine.inputs import cache_rows
 
 

@@ -21,14 +21,7 @@ from dllm_decode.core.observers import Observer, StepEvent, final_tokens
 from dllm_decode.core.rows import Numbers, Opening, Row
 from dllm_decode.core.state import Breach, State
 from dllm_decode.engine.decide import decide
-from dllm_decode.engine.decoder import Decoder, Look, Verifier
-from dllm_decode.engine.guards import (
-    require_after,
-    require_look,
-    require_max_steps,
-    require_numbers,
-    require_opening,
-)
+from dllm_decode.engine.decoder import Decoder, Look
 from dllm_decode.engine.settle import settle
 from dllm_decode.engine.views import with_noise
 from samplers.checks import shown
@@ -53,7 +46,7 @@ def one_round(
         state = state._replace(constraints=state.constraints.read(state.rows, state.canvas))
     if decoder.starts_as_noise:
         state = with_noise(decoder, state)
-    state, seen = require_look(decoder.verifier.look(decoder, state), owner=decoder.verifier)
+    state, seen = decoder.verifier.look(decoder, state)
     state, seen, decision = decide(decoder, state, seen)
     before = state.canvas
     state, moved = settle(decoder, state, seen, decision)
@@ -80,7 +73,6 @@ def open_blocks(decoder: Decoder, state: State) -> State:
 def _opened(decoder: Decoder, row: Row) -> Row:
     """Returns a row with its new opening."""
     opening = decoder.schedule.opening(row, decoder.block_length, decoder.model.logit_shift)
-    require_opening(decoder, opening, row)
     if decoder.sampler.scope != "block":
         opening = _with_scope(decoder, row, opening)
     if opening.phase == row.opening.phase and row.steps >= row.limit:
@@ -89,8 +81,6 @@ def _opened(decoder: Decoder, row: Row) -> Row:
     if opening.phase != was.phase:
         masks = _num_masks(row, decoder.model.mask_id)
         limit = decoder.verifier.max_steps(decoder.sampler, masks)
-        is_own = type(decoder.verifier).max_steps is not Verifier.max_steps
-        require_max_steps(limit, owner=decoder.verifier if is_own else decoder.sampler)
         row = row._replace(is_fresh=True, steps=0, limit=limit)
     return row._replace(turn_forwards=0) if opening.turn != was.turn else row
 
@@ -125,7 +115,7 @@ def advance(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int
     A row ends with an error if a plug-in broke its contract there.
     """
     verifier = decoder.verifier
-    state, verified = require_after(verifier.after(decoder, state), owner=verifier)
+    state, verified = verifier.after(decoder, state)
     stepping, rows, done = seen.stepping(len(state.rows)), [], []
     read = _read_on_host(decoder, state, seen, verified)
     for n, (unsettled, has_ended, numbers, error) in enumerate(read):
@@ -158,15 +148,12 @@ def _read_on_host(
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
     first = torch.where(canvas.unsettled, columns, canvas.width).amin(-1)
     has_ended = (canvas.eos & (columns < first[:, None])).any(-1)
-    schedule, cache, verifier = decoder.schedule, decoder.cache, decoder.verifier
+    schedule, cache = decoder.schedule, decoder.cache
     numbers = [
         schedule.numbers(canvas, decoder.block_length, state.schedule),
         None if history is None else cache.numbers(canvas, history, decoder.model.logit_shift),
         verified,
     ]
-    for asked, owner in zip(numbers, (schedule, cache, verifier), strict=True):
-        if asked is not None:
-            require_numbers(asked, len(canvas), owner=owner)
     broken = [breach.found for breach in state.breaches]
     unsettled, ended, *found = _on_host([first, has_ended, *numbers, *broken])
     by_plugin = [[()] * B if listed is None else listed for listed in found[:3]]

@@ -30,7 +30,7 @@ from dllm_decode.verify.target_round import (
     require_target,
     written,
 )
-from samplers.base import Sampler, first_state, next_step
+from samplers.base import Sampler
 from samplers.checks import require_plugin
 from samplers.logits.statistics import certain_where, leading, most_likely
 from samplers.state import merge_state
@@ -184,8 +184,8 @@ class ARVerify(Verifier):
         for step in range(1, self.drafting.num_forwards):
             view = view_of(decoder, state, canvas, window, logits)
             view = replace(view, temperature=0.0)
-            held = first_state(decoder.sampler, view) if step == 1 else held
-            decision, held = next_step(decoder.sampler, view, held)
+            held = decoder.sampler.init(view) if step == 1 else held
+            decision, held = decoder.sampler.step(view, held)
             canvas = canvas_after(decoder, canvas, window, view, decision)
             numbers = canvas.unsettled.any(-1).nonzero().squeeze(-1).tolist()
             if not numbers:

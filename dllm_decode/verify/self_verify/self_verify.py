@@ -24,7 +24,6 @@ from dllm_decode.verify.self_verify.evaluated_states import (
     num_unsettled,
     placed,
 )
-from samplers.base import next_step
 from samplers.checks import require_choice, require_count
 from samplers.facts import Fact
 from samplers.state import take_state
@@ -294,6 +293,6 @@ def _stepped(
     )  # fmt: skip
     # All drafts share the statistics of the logits.
     view = imagined(replace(view, computed=computed))
-    decision, held = next_step(decoder.sampler, view, held)
+    decision, held = decoder.sampler.step(view, held)
     after = canvas_after(decoder, canvas, seen.window, view, decision)
     return truncated(decoder, [state.rows[row] for row in rows], after), held

@@ -1,21 +1,122 @@
-"""Guards: checks of what schedules, cache policies and verifiers return.
+"""Checks of plug-ins that this package did not write, made once when a decoder is built.
 
-`samplers.base.next_step` checks what samplers return. Rules that a decision or logits may break are
-noted where they are found (`State.with_breach`) and end their rows at the end of the round.
+A plug-in of somebody else is wrapped in a twin: an object of a subclass, with the same repr, whose
+methods check what the plug-in returns. Plug-ins of this package are not checked in a decode; the
+tests wrap all of them. Rules that a decision or logits may break are noted where they are found
+(`State.with_breach`), for every plug-in, and end their rows at the end of the round.
 """
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from jaxtyping import Int
 from torch import Tensor
 
+from dllm_decode.blocks.base import BlockSchedule
+from dllm_decode.caches.base import CachePolicy, CacheQuery
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, are_columns
-from dllm_decode.core.passes import Branches, Pass
+from dllm_decode.core.passes import Branches
 from dllm_decode.core.rows import Opening, Row
 from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder, Look, Verifier
-from samplers.base import require_decision
+from samplers.base import Sampler, first_state, next_step, require_decision
 from samplers.checks import shown
-from samplers.facts import Fact
+from samplers.expression import is_ours, parts_of
+from samplers.facts import Fact, PlugIn
 from samplers.state import map_state
+
+Kind = TypeVar("Kind", bound=PlugIn)
+
+
+def with_checks(decoder: Decoder) -> Decoder:
+    """Returns the decoder in which plug-ins of somebody else are replaced by checking twins."""
+    sampler, schedule, cache, verifier = (
+        decoder.sampler, decoder.schedule, decoder.cache, decoder.verifier
+    )  # fmt: skip
+
+    def opening(row: Row, block_length: int, shift: int) -> Opening:
+        found = schedule.opening(row, block_length, shift)
+        require_opening(decoder, found, row)
+        return found
+
+    def recompute(query: CacheQuery) -> Columns:
+        chosen = cache.recompute(query)
+        require_columns(decoder, chosen, query.end, f"recompute of {cache!r} must return")
+        return chosen
+
+    def hidden(query: CacheQuery) -> Columns:
+        found = cache.hidden(query)
+        require_hidden(decoder, found, query.end)
+        return found
+
+    return replace(
+        decoder,
+        sampler=_twin(
+            sampler, Sampler, step=partial(next_step, sampler), init=partial(first_state, sampler),
+            max_steps=partial(_max_steps, sampler),
+        ),
+        schedule=_twin(
+            schedule, BlockSchedule, opening=opening, numbers=partial(_numbers, schedule)
+        ),
+        cache=_twin(
+            cache, CachePolicy, recompute=recompute, hidden=hidden, numbers=partial(_numbers, cache)
+        ),
+        verifier=_twin(
+            verifier, Verifier, after=partial(_after, verifier),
+            max_steps=partial(_max_steps, verifier),
+            look=lambda *given: require_look(verifier.look(*given), owner=verifier),
+        ),
+    )  # fmt: skip
+
+
+def _numbers(owner: BlockSchedule | CachePolicy, canvas: Canvas, *others: Any) -> Any:
+    found = owner.numbers(canvas, *others)
+    if found is not None:
+        require_numbers(found, len(canvas), owner=owner)
+    return found
+
+
+def _max_steps(owner: Sampler | Verifier, *given: Any) -> int:
+    limit: int = owner.max_steps(*given)
+    require_max_steps(limit, owner=owner)
+    return limit
+
+
+def _after(
+    verifier: Verifier, decoder: Decoder, state: State
+) -> tuple[State, Int[Tensor, "B N"] | None]:
+    state, found = require_after(verifier.after(decoder, state), owner=verifier)
+    if found is not None:
+        require_numbers(found, len(state.rows), owner=verifier)
+    return state, found
+
+
+def _twin(plugin: Kind, base: type, **methods: Callable[..., Any]) -> Kind:
+    """Returns a plug-in whose methods, as far as it overrides those of its base, are these."""
+    kind = type(plugin)
+    if not is_foreign(plugin):
+        return plugin
+    own: dict[str, Any] = {
+        name: staticmethod(method)
+        for name, method in methods.items()
+        if getattr(kind, name) is not getattr(base, name)
+    }
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    twin = copy(plugin)
+    # The class changes, so that repr, fields and properties stay those of the plug-in.
+    object.__setattr__(
+        twin, "__class__", cast(Any, type(kind))(kind.__name__, (kind,), names | own)
+    )
+    return twin
+
+
+def is_foreign(plugin: PlugIn) -> bool:
+    """Returns whether somebody else wrote a plug-in, or one that it holds."""
+    return not all(is_ours(type(part)) for part in parts_of(plugin) if isinstance(part, PlugIn))
 
 
 def require_opening(decoder: Decoder, opening: object, row: Row) -> None:
@@ -116,12 +217,9 @@ def require_after(found: object, *, owner: Verifier) -> tuple[State, Int[Tensor,
     )
 
 
-def require_columns(decoder: Decoder, spec: Pass, chosen: object, end: int) -> None:
+def require_columns(decoder: Decoder, chosen: object, end: int, culprit: str) -> None:
     """Raises RuntimeError unless the columns of a row can be computed, in ascending order."""
     if not are_columns(chosen, end):
-        culprit = f"recompute of {decoder.cache!r} must return"
-        if spec.columns is not None:
-            culprit = f"columns of Pass by {decoder.verifier!r} must be"
         raise RuntimeError(
             f"{culprit} ranges of columns in ascending order, at least one and all within "
             f"[0, {end}), got {shown(chosen)} ({type(chosen).__name__})."
