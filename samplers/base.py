@@ -30,7 +30,7 @@ class Decision:
             `None`: none.
 
     A sampler that returns `settle` or `remask` must not give `Fact.FINAL_TOKENS`, and must need
-    `Fact.LOGITS_OF_COMMITTED` or `leave_one_out`.
+    `Fact.LOGITS_OF_COMMITTED` or `Fact.LEAVE_ONE_OUT`.
     """
 
     commit: Bool[Tensor, "B W"]
@@ -66,13 +66,8 @@ class Sampler(PlugIn, ABC, Generic[State]):
         return "block"
 
     @property
-    def leave_one_out(self) -> bool:
-        """True if the rule reads `View.leave_one_out`, which about doubles a forward's columns."""
-        return False
-
-    @property
     def needs(self) -> frozenset[Fact]:
-        """The facts that follow from `scope`, `leave_one_out`, `gives`, a state and a belief.
+        """The facts that follow from `scope`, `gives`, a state and a belief.
 
         A rule that overrides `init` has a state and needs `WHOLE_BLOCKS`, since its state may count
         masks or steps from the start of a block. Override `needs` to add a fact, or to leave out a
@@ -80,22 +75,20 @@ class Sampler(PlugIn, ABC, Generic[State]):
 
         Without `LOGITS_OF_COMMITTED` the engine may leave out the logits at committed positions,
         and a committed token is certain in every statistic of the view. A rule for uniform-state
-        models needs `UNIFORM_STATE` in place of `HAS_MASK`.
+        models needs `UNIFORM_STATE` and `STARTS_AS_NOISE` in place of `HAS_MASK`; one that reads
+        `View.leave_one_out` needs `LEAVE_ONE_OUT`, which about doubles a forward's columns.
         """
         needs = {Fact.HAS_MASK}
         if self.scope != "block":
             needs |= {Fact.LOGITS_BEHIND_BLOCK, Fact.SAMPLER_DECIDES, Fact.WHOLE_BLOCKS}
         if self.scope == "answer":
             needs |= {Fact.LOGITS_OF_COMMITTED}
-        if self.leave_one_out:
-            needs |= {Fact.OWN_COLUMN_LOGITS, Fact.SEES_BOTH_WAYS, Fact.EVERY_COLUMN}
-            needs |= {Fact.SAMPLER_DECIDES}
         if Fact.FINAL_TOKENS not in self.gives:
             needs |= {Fact.ONE_STEP_A_FORWARD, Fact.WHOLE_BLOCKS}
         if type(self).init is not Sampler.init:
             needs |= {Fact.WHOLE_BLOCKS}
         if type(self).belief is not Sampler.belief:
-            needs |= {Fact.READS_BELIEF, Fact.PASSES_BELIEF}
+            needs |= {Fact.READS_BELIEF, Fact.STARTS_AS_NOISE}
         return frozenset(needs)
 
     @property
@@ -131,7 +124,7 @@ class Sampler(PlugIn, ABC, Generic[State]):
     def belief(self, state: State) -> Float[Tensor, "B W V"] | None:
         """Returns logits that the model reads in the next forward: what it believes of each token.
 
-        A rule that overrides this needs `READS_BELIEF` and `PASSES_BELIEF`. In a row whose state
+        A rule that overrides this needs `READS_BELIEF` and `STARTS_AS_NOISE`. In a row whose state
         begins anew, the result is not used.
 
         Args:
@@ -228,10 +221,10 @@ def _require_facts(sampler: Sampler, decision: Decision) -> None:
             f"{sampler!r} gives FINAL_TOKENS, so its step must return neither settle nor remask. "
             "Derive it from RevisingSampler, or override `gives` without Fact.FINAL_TOKENS."
         )
-    if not sampler.leave_one_out and Fact.LOGITS_OF_COMMITTED not in sampler.needs:
+    if not sampler.needs & {Fact.LOGITS_OF_COMMITTED, Fact.LEAVE_ONE_OUT}:
         raise RuntimeError(
             f"{sampler!r} returns settle or remask, so it must need LOGITS_OF_COMMITTED or "
-            "leave_one_out. Override `needs`: super().needs | {Fact.LOGITS_OF_COMMITTED}."
+            "LEAVE_ONE_OUT. Override `needs`: super().needs | {Fact.LOGITS_OF_COMMITTED}."
         )
 
 

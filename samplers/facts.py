@@ -70,9 +70,15 @@ class Fact(Enum):
         "a verifier that runs a forward before every step",
         "NoVerifier()",
     )
-    PASSES_BELIEF = (
+    LEAVE_ONE_OUT = (
         "verifier",
-        "a verifier that hands the sampler's belief to the model",
+        "a verifier that lets the model predict each token without seeing it",
+        "NoVerifier()",
+    )
+    STARTS_AS_NOISE = (
+        "verifier",
+        "a verifier that begins a canvas as random tokens, and hands the sampler's belief to the "
+        "model",
         "NoVerifier()",
     )
     WHOLE_BLOCKS = (

@@ -99,7 +99,7 @@ def play(
             committed=4 + (~masked).sum(-1), temperature=temperature,
             noise_keys=row_keys(seed, torch.arange(B)), block_start=before, block_length=width,
             leave_one_out=torch.rand(B, whole, generator=generator) * ~masked
-            if sampler.leave_one_out
+            if Fact.LEAVE_ONE_OUT in sampler.needs
             else None,
         )  # fmt: skip
         state = sampler.init(view) if step == 0 else state

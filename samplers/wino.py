@@ -79,13 +79,10 @@ class Wino(Sampler[Committed]):
             )
 
     @property
-    def leave_one_out(self) -> bool:
-        return True
-
-    @property
     def needs(self) -> frozenset[Fact]:
-        # It re-masks, but never goes on without masks, so that it may take several steps a forward.
-        return super().needs - {Fact.ONE_STEP_A_FORWARD}
+        return super().needs | {
+            Fact.LEAVE_ONE_OUT, Fact.OWN_COLUMN_LOGITS, Fact.SEES_BOTH_WAYS, Fact.EVERY_COLUMN,
+        }  # fmt: skip
 
     @property
     def gives(self) -> frozenset[Fact]:

@@ -49,10 +49,6 @@ class Wrapper(Sampler[State]):
         return self.base.scope
 
     @property
-    def leave_one_out(self) -> bool:
-        return self.base.leave_one_out
-
-    @property
     def needs(self) -> frozenset[Fact]:
         return super().needs | self.base.needs
 

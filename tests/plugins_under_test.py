@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dllm_decode import caches
 from samplers import Decision, Learn2PD, Sampler, State, View, parse
+from samplers.facts import Fact
 from samplers.logits.noise import row_keys
 from samplers.logits.summary import Summary
 
@@ -245,7 +246,7 @@ def play(
             block_start=before,
             block_length=W,
             leave_one_out=torch.rand(B, width, generator=generator) * ~masked
-            if sampler.leave_one_out
+            if Fact.LEAVE_ONE_OUT in sampler.needs
             else None,
         )
         state = sampler.init(view) if step == 0 else state

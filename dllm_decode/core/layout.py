@@ -45,7 +45,7 @@ class Group(NamedTuple):
     num_keys: int
 
 
-LayoutKey: TypeAlias = tuple[tuple[tuple[Columns, int, Columns, int], ...], tuple[int, ...], int]
+LayoutKey: TypeAlias = tuple[tuple[tuple[Columns, int, Columns], ...], tuple[int, ...], int]
 """All that a layout depends on: columns of each branch, and starts and width of the window."""
 
 
@@ -67,7 +67,7 @@ class Layout(NamedTuple):
     @staticmethod
     def key_of(plans: Sequence[Plan], starts: tuple[int, ...], width: int) -> LayoutKey:
         """Returns the key of a forward, given the columns of each branch and of the window."""
-        own = tuple((plan.columns, plan.end, plan.hidden, plan.causal_until) for plan in plans)
+        own = tuple((plan.columns, plan.end, plan.hidden) for plan in plans)
         return own, starts, width
 
     @staticmethod
@@ -220,10 +220,6 @@ def _attend(
         parts = [plan.hidden[0] if plan.hidden else range(0) for plan in plans]
         starts, stops = zip(*((part.start, part.stop) for part in parts), strict=True)
         masks.append(((keys < _each(sight, starts)) | (keys >= _each(sight, stops)))[:, None])
-    untils = [plan.causal_until for plan in plans]
-    if any(untils):
-        is_later = (columns >= _each(sight, untils))[..., None]
-        masks.append(is_later | (keys <= columns[..., None]))
     return reduce(and_, masks) if masks else None
 
 

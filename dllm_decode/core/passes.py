@@ -1,15 +1,16 @@
 """One forward, described: the window to predict, and which branches, columns and keys."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns
+from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.rows import Row
 
 
@@ -121,6 +122,10 @@ class Branches(NamedTuple):
         return {row for row, number in pairs if number == 0}
 
 
+Edit: TypeAlias = Callable[[ForwardInputs, tuple[int, ...]], ForwardInputs]
+"""Returns other inputs for some rows of a forward, or some of its branches, given their numbers."""
+
+
 class Pass(NamedTuple):
     """Describes one forward.
 
@@ -133,10 +138,8 @@ class Pass(NamedTuple):
             must take other columns for the open block; `None`: as they are.
         columns: For each row the columns to compute, which needs a key-value cache; columns that
             were never computed are added. `None`: the policy is asked.
-        leave_one_out: True if logits that predict each column without seeing it are added.
-        causal_until: For each row a column: the columns before it see the columns up to themselves
-            alone. `None`: as the model attends.
-        belief: For each row, as `ForwardInputs.belief`.
+        edit: Changes what the model is given, such as who sees whom; `None`: nothing. Whoever adds
+            columns counts them.
     """
 
     window: Window
@@ -144,6 +147,4 @@ class Pass(NamedTuple):
     branches: Branches | None = None
     policy_rows: Sequence[Row] | None = None
     columns: Sequence[Columns] | None = None
-    leave_one_out: bool = False
-    causal_until: Sequence[int] | None = None
-    belief: Float[Tensor, "B W V"] | None = None
+    edit: Edit | None = None

@@ -20,14 +20,12 @@ class Plan(NamedTuple):
         end: First column that no computed column sees.
         needed: First column that predicts the open block.
         hidden: Columns that are neither computed nor seen.
-        causal_until: As in `Pass`; 0: as the model attends.
     """
 
     columns: Columns
     end: int
     needed: int
     hidden: Columns = ()
-    causal_until: int = 0
 
     @property
     def first(self) -> int:

@@ -154,6 +154,8 @@ def refusal_of(
     names = {giver: repr(plugin) for giver, plugin in plugins.items()} | {"model": model.name}
     for kind, plugin in plugins.items():
         needs = plugin.needs
+        if Fact.UNIFORM_STATE in needs:
+            needs |= {Fact.STARTS_AS_NOISE}
         for fact in Fact:
             if fact in needs and fact not in gives[fact.giver]:
                 return (

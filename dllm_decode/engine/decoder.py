@@ -109,6 +109,11 @@ class Decoder:
         return isinstance(self.model, UniformState)
 
     @property
+    def num_passes(self) -> int:
+        """Canvases of a row that a forward looks at: with guidance also the one without prompt."""
+        return 2 if self.config.cfg_scale else 1
+
+    @property
     def compiles(self) -> bool:
         """True if the statistics of logits are compiled, because the model is."""
         return isinstance(self.model, Compilable) and self.model.compiled

@@ -20,7 +20,7 @@ from dllm_decode.core.plan import Plan
 from dllm_decode.core.state import State
 from dllm_decode.engine.checks import require_columns
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.inputs import inputs_of, part_of, with_leave_one_out
+from dllm_decode.engine.inputs import inputs_of, part_of
 from dllm_decode.engine.packing import packed_of, unpack, with_room
 from samplers.logits.statistics import certain_where
 
@@ -30,8 +30,7 @@ def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Te
 
     Returns:
         The state afterwards, and for each row, or each of the branches, the logits that predict the
-        columns of `spec`: -inf for banned tokens, before truncation. With `leave_one_out`, as many
-        columns follow, predicted without being seen.
+        columns of `spec`: -inf for banned tokens, before truncation.
     """
     branches = spec.branches or Branches.of_rows(state.canvas)
     plans = _plans(decoder, state, spec)
@@ -87,8 +86,7 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
             # A slot holds nothing until its column is computed, so that it must not be read before.
             unwritten = without(without((range(end),), hidden), row.computed)
             chosen = union(chosen, unwritten)
-        until = 0 if spec.causal_until is None else spec.causal_until[n]
-        plans.append(Plan(chosen, end, query.needed, hidden, until))
+        plans.append(Plan(chosen, end, query.needed, hidden))
     return plans
 
 
@@ -115,11 +113,10 @@ def _without_given(canvas: Canvas, branches: Branches) -> Branches:
 
 def _run(decoder: Decoder, state: State, call: _Call) -> tuple[State, Float[Tensor, "N _ V"]]:
     """Calls the model on all groups at once; returns the logits in the order of the branches."""
-    model, spec, branches = decoder.model, call.spec, call.branches
+    model, branches = decoder.model, call.branches
     inputs, packs = [], []
     for group in call.layout.groups:
-        one = inputs_of(state, spec, branches, group)
-        one = with_leave_one_out(one, model.mask_id) if spec.leave_one_out else one
+        one = inputs_of(state, call.spec, branches, group)
         if branches.in_columns:
             one, packed = packed_of(state, branches, group, one)
             packs.append(packed)
@@ -133,13 +130,12 @@ def _run(decoder: Decoder, state: State, call: _Call) -> tuple[State, Float[Tens
 
 def _counted(decoder: Decoder, state: State, call: _Call) -> State:
     """Returns the state in which the forward is counted for each row that took part."""
-    spec, branches, plans, layout = call
-    num_passes = 2 if decoder.config.cfg_scale else 1
-    further = spec.window.width if spec.leave_one_out else 0
+    _, branches, plans, layout = call
+    num_passes = decoder.num_passes
     num_columns: Counter[int] = Counter()
     for group in layout.groups:
         for n in branches.rows_and_numbers(group.members)[0]:
-            num_columns[n] += plans[n].width + further
+            num_columns[n] += plans[n].width
     written, rows = branches.writers, list(state.rows)
     for n, computed in num_columns.items():
         row, plan = rows[n], plans[n]

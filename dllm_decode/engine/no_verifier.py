@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder, Look, Verifier
+from dllm_decode.engine.leave_one_out import look_without_own_token
+from dllm_decode.engine.uniform_state import look_at_noise
 from dllm_decode.engine.views import look
 from samplers.facts import Fact
 
@@ -14,7 +16,13 @@ class NoVerifier(Verifier):
 
     @property
     def gives(self) -> frozenset[Fact]:
-        return frozenset({Fact.SAMPLER_DECIDES, Fact.ONE_STEP_A_FORWARD, Fact.PASSES_BELIEF})
+        return frozenset({
+            Fact.SAMPLER_DECIDES, Fact.ONE_STEP_A_FORWARD, Fact.LEAVE_ONE_OUT, Fact.STARTS_AS_NOISE,
+        })  # fmt: skip
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
+        if decoder.starts_as_noise:
+            return look_at_noise(decoder, state)
+        if Fact.LEAVE_ONE_OUT in decoder.sampler.needs:
+            return look_without_own_token(decoder, state)
         return look(decoder, state)

@@ -23,7 +23,6 @@ from dllm_decode.core.state import Breach, State
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder, Look
 from dllm_decode.engine.settle import settle
-from dllm_decode.engine.views import with_noise
 from samplers.checks import shown
 from samplers.facts import Fact
 
@@ -44,8 +43,6 @@ def one_round(
     state = open_blocks(decoder, state)
     if state.constraints is not None:
         state = state._replace(constraints=state.constraints.read(state.rows, state.canvas))
-    if decoder.starts_as_noise:
-        state = with_noise(decoder, state)
     state, seen = decoder.verifier.look(decoder, state)
     state, seen, decision = decide(decoder, state, seen)
     before = state.canvas

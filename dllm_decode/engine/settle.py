@@ -178,6 +178,6 @@ def truncated(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Canvas:
     if not any(asks):
         return canvas
     where = None if all(asks) else torch.tensor(asks, device=canvas.tokens.device)
-    # A leave-one-out sampler re-masks tokens, but never leaves one open.
-    edits = not decoder.tokens_are_final and not decoder.sampler.leave_one_out
+    # A sampler that edits tokens, and does not only re-mask them, leaves some open.
+    edits = not decoder.tokens_are_final and decoder.reads_committed
     return canvas.truncated(where, keeps_tokens=edits)

@@ -1,87 +1,39 @@
 """A look at the model: one forward, and the sampler's view of its logits."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.passes import Pass, Window
+from dllm_decode.core.passes import Edit, Pass, Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.state import State
 from dllm_decode.engine.constrained import with_paths
 from dllm_decode.engine.decoder import Decoder, Look
 from dllm_decode.engine.forward import forward
-from samplers.logits import noise
-from samplers.logits.statistics import probability
 from samplers.logits.summary import Summary
 from samplers.logits.truncation import Truncation
-from samplers.view import View, by_row
+from samplers.view import View
 
 # Numbers of logit columns are rounded up to a multiple of this, so that there are few shapes.
 _STRIDE = 8
 
 
-def look(
-    decoder: Decoder, state: State, *, causal_until: Sequence[int] | None = None
-) -> tuple[State, Look]:
+def look(decoder: Decoder, state: State, *, edit: Edit | None = None) -> tuple[State, Look]:
     """Runs one forward and returns the sampler's view of every row.
 
     Args:
         decoder: The decoder.
         state: The rows.
-        causal_until: As in `Pass`.
+        edit: As in `Pass`.
     """
     state, window = with_window(decoder, state)
-    sampler = decoder.sampler
     asked = _asked(decoder, state, window)
-    spec = Pass(
-        window,
-        asked,
-        leave_one_out=sampler.leave_one_out,
-        causal_until=causal_until,
-        belief=None if state.sampler is None else _belief(decoder, state),
-    )
-    state, logits = forward(decoder, state, spec)
-    leave_one_out = None
-    if sampler.leave_one_out:
-        leave_one_out = leave_one_out_of(
-            logits[:, window.width :], state.canvas, window, state.rows
-        )
-        logits = logits[:, : window.width]
-    view = view_of(
-        decoder, state, state.canvas, window, logits, asked=asked, leave_one_out=leave_one_out
-    )
-    return state, Look(view, window)
-
-
-def with_noise(decoder: Decoder, state: State) -> State:
-    """Returns the state in which blocks that have just opened hold random tokens, not [MASK]."""
-    if not any(row.is_fresh for row in state.rows):
-        return state
-    state, window = with_window(decoder, state)
-    canvas = state.canvas
-    starts = by_row(window.first_columns - canvas.prompt_lengths)
-    positions = torch.arange(window.width, device=state.device) + starts
-    # A sampler counts its steps from 1, so that it does not draw these tokens again.
-    step = torch.zeros_like(state.noise_keys)
-    keys = noise.position_keys(noise.step_keys(state.noise_keys, step), step, positions)
-    drawn = noise.random_tokens(keys, decoder.model.vocab_size)
-    tokens = window.put(canvas.tokens, window.part(canvas.masked), drawn)
-    return state._replace(canvas=replace(canvas, tokens=tokens))
-
-
-def _belief(decoder: Decoder, state: State) -> Float[Tensor, "B W V"] | None:
-    """Returns the logits of the last step that the model reads; -inf in rows without any."""
-    belief, fresh = decoder.sampler.belief(state.sampler), [row.is_fresh for row in state.rows]
-    if belief is None or not any(fresh):
-        return belief
-    if all(fresh):
-        return None
-    return belief.masked_fill(torch.tensor(fresh, device=state.device)[:, None, None], -torch.inf)
+    state, logits = forward(decoder, state, Pass(window, asked, edit=edit))
+    return state, Look(view_of(decoder, state, state.canvas, window, logits, asked=asked), window)
 
 
 def with_window(decoder: Decoder, state: State) -> tuple[State, Window]:
@@ -113,7 +65,6 @@ def view_of(
     *,
     asked: Int[Tensor, "B N"] | None = None,
     rows: Sequence[int] | None = None,
-    leave_one_out: Float[Tensor, "B W"] | None = None,
 ) -> View:
     """Returns the sampler's view of a canvas, given logits of its window.
 
@@ -125,7 +76,6 @@ def view_of(
         logits: Logits of the window, as `forward` returns them.
         asked: As in `Pass`.
         rows: Which rows of the state the canvas has; `None`: all.
-        leave_one_out: As `View.leave_one_out`.
     """
     sampler = decoder.sampler
     own = state.rows if rows is None else [state.rows[row] for row in rows]
@@ -154,7 +104,6 @@ def view_of(
         block_start=_each(offsets, prompts) if sampler.scope == "answer" else 0,
         block_length=None if sampler.scope == "block" else decoder.block_length,
         reads_committed=decoder.reads_committed,
-        leave_one_out=leave_one_out,
         deferred_ids=decoder.config.deferred_ids,
         eos_ids=canvas.eos_ids,
     )
@@ -168,8 +117,7 @@ def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"]
 
     Each row has its unsettled open columns first, then others, so that all rows have equally many.
     """
-    sampler = decoder.sampler
-    if sampler.leave_one_out or decoder.reads_committed or sampler.scope != "block":
+    if decoder.reads_committed or decoder.sampler.scope != "block":
         return None
     unsettled = window.part(state.canvas.unsettled)
     if unsettled.device.type != "cpu":
@@ -226,16 +174,6 @@ def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[T
         is_divided = config.is_tempered and config.temperature > 0.0
         values.append(1.0 if is_divided else float(config.temperature))
     return values[0] if len(set(values)) == 1 else per_row(values, device)
-
-
-def leave_one_out_of(
-    logits: Float[Tensor, "B W V"], canvas: Canvas, window: Window, rows: Sequence[Row]
-) -> Float[Tensor, "B W"]:
-    """Returns the probability of each token of the window as its row asks, 0 at masks."""
-    tokens, masked = window.part(canvas.tokens), window.part(canvas.masked)
-    truncation = truncation_of(rows, logits.device)
-    logits = logits if truncation is None else truncation(logits)
-    return probability(logits, tokens.masked_fill(masked, 0)).masked_fill(masked, 0.0)
 
 
 def _shared(

@@ -29,7 +29,6 @@ from dllm_decode.core.state import CacheState, State
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder, Look
 from dllm_decode.engine.settle import settle
-from dllm_decode.engine.views import look
 from eval.grid import show_grid
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer
@@ -148,10 +147,11 @@ class Compared(Verifier):
         return NoVerifier().gives
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        state, seen = look(decoder, state)
+        plain = NoVerifier()
+        state, seen = plain.look(decoder, state)
         # Nothing is cached for the exact forward, and its layout is another one.
         blank = state._replace(cache=CacheState(state.cache.capacity), layout=None)
-        computed, exact = look(replace(decoder, cache=NoCache()), blank)
+        computed, exact = plain.look(replace(decoder, cache=NoCache()), blank)
         self._note(decoder, state, seen, exact)
         return state._replace(breaches=computed.breaches), seen
 

@@ -15,6 +15,7 @@ from dllm_decode import CachePolicy, DualCache, NoCache, PrefixCache
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.engine.loop import new_decoder, run
 from samplers import ConfidenceThreshold, EntropyBound, FixedSchedule, JointThreshold, Sampler, Wino
+from samplers.facts import Fact
 
 Kept = Literal["none", "prefix", "dual"]
 CACHES: dict[Kept, CachePolicy] = {"none": NoCache(), "prefix": PrefixCache(), "dual": DualCache()}
@@ -74,7 +75,7 @@ def plainly(case: Case, rule: reference.Rule, cache: Kept, asked: Request) -> re
     return reference.decode(
         reference.Looks(decoder.model, cache), row, rule,
         edits=isinstance(decoder.sampler, JointThreshold),
-        leaves_out=decoder.sampler.leave_one_out,
+        leaves_out=Fact.LEAVE_ONE_OUT in decoder.sampler.needs,
     )  # fmt: skip
 
 

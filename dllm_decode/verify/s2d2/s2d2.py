@@ -1,15 +1,15 @@
 """Self-speculation (S2D2): a block-causal model verifies its own draft from left to right."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.core.model import MaskPredictor
-from dllm_decode.core.passes import Branches, Pass, Window
+from dllm_decode.core.model import ForwardInputs, MaskPredictor
+from dllm_decode.core.passes import Branches, Edit, Pass, Window
 from dllm_decode.core.state import State
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder, Look, Verifier
@@ -38,14 +38,15 @@ class _ToVerify(NamedTuple):
         tokens: Canvases with the proposals of all rows.
         rows: The rows that verify.
         longest: The most positions to verify of a row.
-        causal_until: As in `Pass`.
+        until: For each row the column before which a column sees those up to itself alone; `None`:
+            as the model attends.
     """
 
     span: Bool[Tensor, "B W"]
     tokens: Int[Tensor, "B L"]
     rows: Sequence[int]
     longest: int
-    causal_until: Sequence[int] | None
+    until: Sequence[int] | None
 
 
 class Verified(NamedTuple):
@@ -141,7 +142,7 @@ class S2D2(Verifier):
         until = None
         if self.attend_to_text == "causal":
             until = [row.unsettled for row in state.rows]
-        state, seen = look(decoder, state, causal_until=until)
+        state, seen = look(decoder, state, edit=_causal(until))
         span = first_run(seen.view.eligible & seen.view.masked)
         held = self.router.init(seen.view) if state.verifier is None else state.verifier
         chosen, held = self.router.verifies(seen.view, span, held)
@@ -244,12 +245,29 @@ def _left_to_right(
     columns = None
     if decoder.sight.with_kv_cache:
         columns = [(range(max(0, start - shift), stop),) for start, stop in blocks]
+    until = to_verify.until and [to_verify.until[row] for row in branches.rows]
     spec = Pass(
-        window, places.repeat(num_branches, 1), branches,
-        columns=columns, causal_until=to_verify.causal_until,
-    )  # fmt: skip
+        window, places.repeat(num_branches, 1), branches, columns=columns, edit=_causal(until)
+    )
     state, logits = forward(decoder, state, spec)
     return state, logits[-len(rows) :]
+
+
+def _causal(until: Sequence[int] | None) -> Edit | None:
+    """Returns the edit after which columns before one of each row see those up to themselves."""
+    if until is None or not any(until):
+        return None
+
+    def edit(inputs: ForwardInputs, members: tuple[int, ...]) -> ForwardInputs:
+        columns, cache = inputs.positions, inputs.kv_cache
+        keys = torch.arange(
+            inputs.tokens.shape[1] if cache is None else cache.num_slots, device=columns.device
+        )
+        own = torch.tensor([until[member] for member in members], device=columns.device)
+        attend = (columns >= own[:, None])[..., None] | (keys <= columns[..., None])
+        return replace(inputs, attend=attend if inputs.attend is None else attend & inputs.attend)
+
+    return edit
 
 
 def _log_law(view: View, logits: Float[Tensor, "N S V"]) -> Float[Tensor, "N S V"]:

@@ -9,7 +9,6 @@ Row 0 has two drafts, row 1 one, row 2 (in its first forward of a block) none:
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_decode.core.canvas import Canvas
-from samplers.view import View
 
 
 class Level(NamedTuple):
@@ -60,7 +58,6 @@ class EvaluatedStates(NamedTuple):
     Attributes:
         tokens: The states; -1 in unused branches.
         logits: For each state the logits of the columns from `starts` on.
-        leave_one_out: As `View.leave_one_out`; without columns unless the sampler needs it.
         starts: Column of each row at which the logits begin.
         latest: The branch from which the row took its last step.
         reached: The branch of the row's present state; -1: it was not evaluated.
@@ -69,7 +66,6 @@ class EvaluatedStates(NamedTuple):
 
     tokens: Int[Tensor, "B D L"]
     logits: Float[Tensor, "B D W V"]
-    leave_one_out: Float[Tensor, "B D _"]
     starts: Int[Tensor, " B"]
     latest: Int[Tensor, " B"]
     reached: Int[Tensor, " B"]
@@ -104,8 +100,8 @@ class EvaluatedStates(NamedTuple):
         starts: Sequence[int],
         logit_starts: Sequence[int],
         width: int,
-    ) -> tuple[Float[Tensor, "N W V"], Float[Tensor, "N _"]]:
-        """Returns logits and leave-one-out probabilities of the latest states of some rows.
+    ) -> Float[Tensor, "N W V"]:
+        """Returns logits of the latest states of some rows.
 
         Args:
             rows: The rows.
@@ -113,8 +109,7 @@ class EvaluatedStates(NamedTuple):
             logit_starts: First column of the logits of each: `starts` of the states, on the host.
             width: Columns of the window.
         """
-        latest = self.latest[rows]
-        logits, leave_one_out = self.logits[rows, latest], self.leave_one_out[rows, latest]
+        logits = self.logits[rows, self.latest[rows]]
         offsets = [start - at for start, at in zip(starts, logit_starts, strict=True)]
         if len(set(offsets)) == 1:
             within: Any = (slice(None), slice(offsets[0], offsets[0] + width))
@@ -122,17 +117,8 @@ class EvaluatedStates(NamedTuple):
             columns = torch.tensor(offsets, device=rows.device)[:, None]
             columns = columns + torch.arange(width, device=rows.device)
             within = (torch.arange(len(rows), device=rows.device)[:, None], columns)
-        return logits[within], leave_one_out
-
-
-def imagined(view: View) -> View:
-    """Completes `leave_one_out`: the forward has not seen tokens that were committed after it."""
-    if view.leave_one_out is None:
-        return view
-    before = replace(view, reads_committed=True).probability(view.tokens)
-    return replace(
-        view, leave_one_out=torch.where(view.leave_one_out == 0.0, before, view.leave_one_out)
-    )
+        found: Tensor = logits[within]
+        return found
 
 
 def placed(

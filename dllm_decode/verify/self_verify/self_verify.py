@@ -15,12 +15,11 @@ from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder, Look, Verifier
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.settle import canvas_after, truncated
-from dllm_decode.engine.views import leave_one_out_of, look, view_of, window_of, with_window
+from dllm_decode.engine.views import look, view_of, window_of, with_window
 from dllm_decode.verify.self_verify.evaluated_states import (
     EvaluatedStates,
     Level,
     Standing,
-    imagined,
     num_unsettled,
     placed,
 )
@@ -144,7 +143,6 @@ class SelfVerify(Verifier):
             and self.draft_steps > 1
             and self.evaluate != "sequential"
             and decoder.sampler.scope == "block"
-            and not decoder.sampler.leave_one_out
             and is_exact
         )
         return decoder.window_length * (2 if sees_next else 1)
@@ -196,7 +194,7 @@ class SelfVerify(Verifier):
         depths = tuple(depth for depth, level in enumerate(levels) for _ in level.rows)
         tokens = torch.cat([level.tokens for level in levels])
         assert state.window is not None
-        spec = Pass(state.window, leave_one_out=decoder.sampler.leave_one_out)
+        spec = Pass(state.window)
         if width > decoder.window_length:
             spec = spec._replace(
                 window=Window.of(starts, width, state.canvas),
@@ -209,20 +207,10 @@ class SelfVerify(Verifier):
         else:
             branches = Branches(tokens, rows, depths, in_columns=self.evaluate == "tree")
             state, logits = forward(decoder, state, spec._replace(branches=branches))
-        leave_one_out = logits[:, :0, 0]
-        if spec.leave_one_out:
-            canvas = state.canvas.take(torch.tensor(rows, device=tokens.device))
-            own = Window.of([starts[row] for row in rows], width, canvas)
-            canvas = replace(canvas, tokens=tokens)
-            leave_one_out = leave_one_out_of(
-                logits[:, width:], canvas, own, [state.rows[row] for row in rows]
-            )
-            logits = logits[:, :width]
         size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.noise_keys)
         known = EvaluatedStates(
             tokens=placed(tokens, rows, depths, size, fill=-1),
             logits=placed(logits, rows, depths, size),
-            leave_one_out=placed(leave_one_out, rows, depths, size),
             starts=torch.tensor(starts, device=tokens.device),
             latest=zeros,
             reached=zeros,
@@ -271,13 +259,10 @@ def _shown(
     index = torch.tensor(rows, device=state.device)
     starts = [_starts(state)[row] for row in rows]
     logit_starts = [standings[row].start for row in rows]
-    logits, leave_one_out = known.shown(index, starts, logit_starts, decoder.window_length)
+    logits = known.shown(index, starts, logit_starts, decoder.window_length)
     canvas = state.canvas if len(rows) == len(state.rows) else state.canvas.take(index)
     window = window_of(decoder, [state.rows[row] for row in rows], canvas)
-    view = view_of(
-        decoder, state, canvas, window, logits, rows=rows,
-        leave_one_out=leave_one_out if decoder.sampler.leave_one_out else None,
-    )  # fmt: skip
+    view = view_of(decoder, state, canvas, window, logits, rows=rows)
     return Look(view, window, None if len(rows) == len(state.rows) else tuple(rows))
 
 
@@ -287,12 +272,9 @@ def _stepped(
     """Returns drafts after one more step of the sampler, on logits of an earlier state."""
     rows = seen.stepping(len(state.rows))
     computed = seen.view.computed
-    view = view_of(
-        decoder, state, canvas, seen.window, computed.model_logits, rows=rows,
-        leave_one_out=seen.view.leave_one_out,
-    )  # fmt: skip
+    view = view_of(decoder, state, canvas, seen.window, computed.model_logits, rows=rows)
     # All drafts share the statistics of the logits.
-    view = imagined(replace(view, computed=computed))
+    view = replace(view, computed=computed)
     decision, held = decoder.sampler.step(view, held)
     after = canvas_after(decoder, canvas, seen.window, view, decision)
     return truncated(decoder, [state.rows[row] for row in rows], after), held

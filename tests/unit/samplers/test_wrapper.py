@@ -35,7 +35,7 @@ def test_every_member_of_a_sampler_is_forwarded() -> None:
     """Whoever adds a member to `Sampler` must say here and in `Wrapper` what becomes of it."""
     forwarded = overridable() - DECIDES
     assert forwarded == {
-        "scope", "leave_one_out", "needs", "gives", "files", "check", "check_model", "max_steps",
+        "scope", "needs", "gives", "files", "check", "check_model", "max_steps",
     }  # fmt: skip
     assert forwarded <= set(vars(Wrapper))
 
@@ -47,7 +47,6 @@ def test_a_wrapper_answers_as_its_base(wrapper: Any) -> None:
     assert wrapped.needs >= UNUSUAL.needs
     assert Fact.LOGITS_OF_COMMITTED in wrapped.needs
     assert wrapped.gives == UNUSUAL.gives
-    assert not wrapped.leave_one_out
     assert wrapped.files == (Path("weights"),)
     assert wrapped.max_steps(3) == 30
     with pytest.raises(ValueError, match=r"asked about .*mini.*12.*4"):

@@ -69,4 +69,5 @@ def test_the_server_says_what_decides(
     assert "has no effect: ARVerify(" in warning
     assert banner.startswith("mini with ARVerify(")
     assert ", DualCache(" in banner
-    assert shown == [{"verifier": "ARVerify", "cache": "DualCache"}]
+    decides = {"verifier": "ARVerify", "cache": "DualCache", "blocks": "Sequential"}
+    assert shown == [decides]

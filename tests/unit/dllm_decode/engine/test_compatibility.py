@@ -102,7 +102,7 @@ KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
     (Wino(0.3), NoVerifier(), Sequential(), "llada", {"no"}),
     (Wino(0.3), NoVerifier(), Sequential(), "dream", set()),
     (Wino(0.3), NoVerifier(), Sequential(), "sdar", set()),
-    (Wino(0.3), SelfVerify(2), Sequential(), "llada", {"no"}),
+    (Wino(0.3), SelfVerify(2), Sequential(), "llada", set()),
     (CURIOUS, NoVerifier(), Sequential(), "llada", COMMITTED),
     (JOINT, NoVerifier(), Sequential(), "llada", COMMITTED),
     (JOINT, SelfVerify(2), Sequential(), "llada", set()),
@@ -242,7 +242,7 @@ def test_a_sampler_that_changes_tokens_but_gives_final_ones_is_named_at_the_step
 @pytest.mark.parametrize("also", ["remask", "settle"])
 def test_a_sampler_that_changes_tokens_without_their_logits_is_named_at_the_step(also: str) -> None:
     """A sampler that forgot `reads_committed` compared tokens with their own certainty."""
-    with pytest.raises(RuntimeError, match=r"must need LOGITS_OF_COMMITTED or leave_one_out"):
+    with pytest.raises(RuntimeError, match=r"must need LOGITS_OF_COMMITTED or LEAVE_ONE_OUT"):
         run(tiny("llada"), revising(also, NO_FACT, NO_FACT))
     # Where a cache freezes those logits it is refused.
     sampler = revising(also, COMMITTED_LOGITS, NO_FACT)

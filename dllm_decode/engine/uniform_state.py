@@ -1,0 +1,52 @@
+"""A look at a uniform-state model: a canvas begins as noise; the model reads its last logits."""
+
+from dataclasses import replace
+
+import torch
+
+from dllm_decode.core.model import ForwardInputs
+from dllm_decode.core.passes import Edit
+from dllm_decode.core.state import State
+from dllm_decode.engine.decoder import Decoder, Look
+from dllm_decode.engine.views import look, with_window
+from samplers.logits import noise
+from samplers.view import by_row
+
+
+def look_at_noise(decoder: Decoder, state: State) -> tuple[State, Look]:
+    """Runs one forward, with noise in new blocks and with the sampler's belief."""
+    fresh = [row.is_fresh for row in state.rows]
+    if any(fresh):
+        state = with_noise(decoder, state)
+    edit = None if state.sampler is None or all(fresh) else _believing(decoder, state, fresh)
+    return look(decoder, state, edit=edit)
+
+
+def with_noise(decoder: Decoder, state: State) -> State:
+    """Returns the state in which blocks that have just opened hold random tokens, not [MASK]."""
+    state, window = with_window(decoder, state)
+    canvas = state.canvas
+    starts = by_row(window.first_columns - canvas.prompt_lengths)
+    positions = torch.arange(window.width, device=state.device) + starts
+    # A sampler counts its steps from 1, so that it does not draw these tokens again.
+    step = torch.zeros_like(state.noise_keys)
+    keys = noise.position_keys(noise.step_keys(state.noise_keys, step), step, positions)
+    drawn = noise.random_tokens(keys, decoder.model.vocab_size)
+    tokens = window.put(canvas.tokens, window.part(canvas.masked), drawn)
+    return state._replace(canvas=replace(canvas, tokens=tokens))
+
+
+def _believing(decoder: Decoder, state: State, fresh: list[bool]) -> Edit | None:
+    """Returns the edit that gives the model the logits of the last step; -inf in fresh rows."""
+    belief = decoder.sampler.belief(state.sampler)
+    if belief is None:
+        return None
+    if any(fresh):
+        is_fresh = torch.tensor(fresh, device=state.device)[:, None, None]
+        belief = belief.masked_fill(is_fresh, -torch.inf)
+
+    def edit(inputs: ForwardInputs, members: tuple[int, ...]) -> ForwardInputs:
+        every = len(members) == len(belief)
+        return replace(inputs, belief=belief if every else belief[list(members)])
+
+    return edit
