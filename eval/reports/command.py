@@ -15,7 +15,7 @@ from eval.reports.page import page_of
 from eval.reports.replay import parts_of, picture_of, replay_page
 from eval.reports.report import PAGE, write_report
 from eval.reports.summary import measured
-from eval.reports.table import bold, commits, show_settings, table
+from eval.reports.table import bold, commits, pb_scores, show_settings, table
 from eval.runs.folder import Folder
 from eval.runs.records import Record
 from eval.runs.settings import RunSettings
@@ -64,6 +64,8 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
             if told:
                 _say(console, f"\n{told}", folds=console.is_terminal)
         console.print()
+    if told := pb_scores(found.summary):
+        _say(console, f"{told}\n")
     _say(console, f"Report: {path.with_name(PAGE)} and {path.name}")
     errors = sum(row["num_errors"] for row in rows)
     if errors:

@@ -26,7 +26,15 @@ from eval.reports.page import page_of, unfinished_notice
 from eval.reports.plots import draw_trade_off
 from eval.reports.replay import replay_page
 from eval.reports.summary import MeasuredFolder
-from eval.reports.table import accepted_lengths, bold, commits, other_scores, pass_at, table
+from eval.reports.table import (
+    accepted_lengths,
+    bold,
+    commits,
+    other_scores,
+    pass_at,
+    pb_scores,
+    table,
+)
 from eval.reports.templates import asset
 from eval.runs.names import LISTS, parse_task
 from eval.runs.records import Record
@@ -61,7 +69,7 @@ def write_report(
     pictures = _file_names({group: f"{group.model}\n{titles[group.asked]}" for group in groups})
     page = page_of([found], replays=replays, exact=exact, cost=cost)
     write_text(folder.path / PAGE, page)
-    parts = [_opening(summary)]
+    parts = [_opening(summary), pb_scores(summary)]
     for group, rows in groups.items():
         title = titles[group.asked]
         num_examples = rows[0]["settings"]["num_examples"]

@@ -1,6 +1,7 @@
 """The table of a report, in Markdown and on a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -142,6 +143,22 @@ def other_scores(rows: Sequence[Row]) -> str:
     for own, row in zip(names_of(rows), rows, strict=True):
         grid.append([f"`{own}`", *(_number(row["scores"].get(name), 3) for name in names)])
     said = "Means of the other scores, of the examples where they are defined."
+    return f"{said}\n\n{markdown_of(grid)}"
+
+
+def pb_scores(summary: Mapping[str, Any]) -> str:
+    """Returns the PB scores of each model over its tasks of ParallelBench; empty without such."""
+    found = summary["parallel_bench"]
+    if not found:
+        return ""
+    grid = [["model", "tasks", "settings", *found[0]["scores"]]]
+    for one in found:
+        scores = [_number(score, 2) for score in one["scores"].values()]
+        grid.append([one["model"], str(one["num_tasks"]), str(one["num_settings"]), *scores])
+    said = (
+        "ParallelBench: the most tokens a step (answer length over forwards, mean of the tasks) of "
+        "a setting whose mean accuracy is at least so many per cent."
+    )
     return f"{said}\n\n{markdown_of(grid)}"
 
 

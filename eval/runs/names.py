@@ -99,8 +99,9 @@ class Selection:
 
 
 def digest_of(examples: Sequence[Example]) -> str:
-    """Returns a hash of ids, prompts and targets, so that changed examples are noticed."""
-    return digest([[example.id, example.prompt, example.target] for example in examples])
+    """Returns a hash of ids, prompts, targets and templates, so that changes are noticed."""
+    parts = ([one.id, one.prompt, one.target, one.template] for one in examples)
+    return digest([own if own[-1] else own[:-1] for own in parts])
 
 
 def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:

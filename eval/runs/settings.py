@@ -17,7 +17,7 @@ from dllm_decode.cli.plugins import built
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import new_decoder
 from eval.runs.names import Selection, digest_of
-from eval.runs.prompts import PromptTokenizer, require_template
+from eval.runs.prompts import PromptTokenizer, require_template, templates_of
 from eval.tasks import Example
 from samplers import Sampler
 from samplers.expression import expression_of
@@ -157,6 +157,7 @@ class Run:
         has_turns = any(not isinstance(example.prompt, str) for example in examples)
         if has_turns or (self.prompts or self.selection.task.prompts) == "chat":
             require_template(self.tokenizer)
+        templates_of(self.tokenizer, self.model, examples, self.decoding.gen_length)
 
     def settings(self, examples: Sequence[Example]) -> RunSettings:
         """Returns what decides the answers to these examples."""

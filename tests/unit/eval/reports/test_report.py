@@ -259,3 +259,23 @@ def test_headings_tell_versions_apart(edited: Folder, capsys: pytest.CaptureFixt
     assert [line for line in shown.splitlines() if line in named] == named
     page = (edited.path / "report.html").read_text()
     assert all(f'"task":"{title}"' in page for title in titles)
+
+
+def test_pb_scores_are_of_settings_that_have_every_task(tmp_path: Path) -> None:
+    """Tokens a step are a mean over the tasks, whose answer lengths differ."""
+    path = "parallelbench:copies#waiting_line/"
+    tasks = [replace(SETTINGS, task=f"{path}copy"), replace(
+        SETTINGS, task=f"{path}sort", decoding=replace(SETTINGS.decoding, gen_length=12)
+    )]  # fmt: skip
+    settings, records = [], []
+    for sampler, scores, nfe in (("Slow()", (1, 1), 6), ("Fast()", (1, 0), 2), ("Part()", (1,), 1)):
+        for task, score in zip(tasks, scores, strict=False):
+            own = replace(task, sampler=sampler)
+            settings.append(own)
+            records += [record(own, example, score, nfe) for example in "abcd"]
+    folder = folder_of(tmp_path, settings, records)
+    scores = {"PB90": 1.5, "PB80": 1.5, "PB70": 1.5, "PB60": 1.5}
+    (found,) = measured(folder).summary["parallel_bench"]
+    assert found == {"model": "toy", "num_tasks": 2, "num_settings": 2, "scores": scores}
+    report = write_report(measured(folder)).read_text()
+    assert "| toy | 2 | 2 | 1.50 | 1.50 | 1.50 | 1.50 |" in report
