@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dllm_decode.cli.arguments import Plugins
+from dllm_decode.cli.arguments import Plugins, Question
 from dllm_decode.cli.main import (
     GOES_ON,
     MACHINE,
@@ -41,7 +41,7 @@ EVAL_COMMANDS = {
         "decode and score one task with one or more samplers",
         "eval.reports.command:run_and_report",
         (_MEASURED, MODEL, OptionsOf(Plugins, repeat=True, defaults=_TWO), _BATCHES,
-         *_SEVERAL),
+         *_SEVERAL, OptionsOf(Question, "constraint", ("regex", "json_schema", "choice"))),
         _KEPT,
     ),
     "sweep": Command(

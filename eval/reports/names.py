@@ -45,7 +45,7 @@ def _options(row: Row, rows: Sequence[Row]) -> list[str]:
     parts = []
     for name, value in row["settings"].items():
         if name not in _HIDDEN and len({str(other["settings"][name]) for other in rows}) > 1:
-            parts.append(f"{name}={value}")
+            parts.append(f"{name}={'none' if value == '' else value}")
     if len({seeds_of(other) for other in rows}) > 1:
         parts.append(f"seeds={seeds_of(row)}")
     return parts

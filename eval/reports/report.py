@@ -131,7 +131,7 @@ def _settings(rows: Sequence[Row]) -> str:
     hidden = ("sampler", "task", "examples", "seed")
     lines = []
     for name in (name for name in rows[0]["settings"] if name not in hidden):
-        values = dict.fromkeys(str(row["settings"][name]) for row in rows)
+        values = dict.fromkeys(str(row["settings"][name]) or "none" for row in rows)
         lines.append(f"- {name}: {', '.join(values)}")
     return "\n".join([*lines, f"- seeds: {'; '.join(dict.fromkeys(map(seeds_of, rows)))}"])
 

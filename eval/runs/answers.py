@@ -35,6 +35,7 @@ def answer(
         run.model, prompts, run.sampler, cache=run.cache, verifier=run.verifier,
         blocks=run.blocks, config=config, observers=[*observers, gains, *traced],
         templates=templates_of(run.tokenizer, run.model, examples, config.gen_length),
+        constraint=run.automaton(),
     )  # fmt: skip
     gained = gains.by_row()
     proposed = proposals.of(output.tokens, output.lengths())

@@ -107,7 +107,8 @@ class Worker:
         """Starts the display of the run."""
         settings, done = self._settings, self._part.done
         seed = f" seed {settings.decoding.seed}" if settings.decoding.seed else ""
-        label = f"{' + '.join(settings.parts)}{seed} on {settings.task}"
+        within = f" within {settings.constraint}" if settings.constraint else ""
+        label = f"{' + '.join(settings.parts)}{seed} on {settings.task}{within}"
         self._reporter.begin(label, len(self.keys), [done[k] for k in self.keys if k in done])
 
     def _keep(self, records: Sequence[Record]) -> None:
@@ -149,6 +150,7 @@ class Worker:
         decode(
             run.model, [[run.model.eos_ids[0]]], run.sampler, cache=run.cache,
             verifier=run.verifier, blocks=run.blocks, config=self._settings.decoding,
+            constraint=run.automaton(),
         )  # fmt: skip
 
     def _record(self, example: Example, found: ScoredExample, *, warm_up: bool) -> Record:

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 from rich.console import Console
 
 from dllm_decode import DecodeConfig
-from dllm_decode.cli.files import is_of
+from dllm_decode.cli.conversation import named_constraint
+from dllm_decode.cli.files import canonical, decoded, is_of
 from dllm_decode.cli.models import Loaded, Place, open_model
 from dllm_decode.cli.options import OPTIONS, axes_of
 from dllm_decode.cli.plugins import CHECKS
+from dllm_decode.text.constraints import constraint_of
 from eval.runs.crew import decoding_on_ray
 from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
@@ -50,6 +52,7 @@ class Sweep:
         decoding: Values of any options of the decode: answer length, temperature, seeds and so on.
             An option that is not named is the task's own, else the default.
         prompts: "chat" or "plain"; empty: the task's default.
+        constraints: Texts that answers must be among, as JSON; empty: the task's, or any.
     """
 
     models: tuple[str, ...]
@@ -62,11 +65,13 @@ class Sweep:
     batch_size: int = 16
     prompts: str = ""
     revision: str = ""
+    constraints: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
         axes = ("samplers", "caches", "verifiers", "blocks")
         parsers: dict[str, Callable[[str], object]] = {
             "models": str, "tasks": lambda address: parse_task(address).address,
+            "constraints": canonical_constraint,
             **dict(zip(axes, CHECKS.values(), strict=True)),
         }  # fmt: skip
         for name, parse in parsers.items():
@@ -99,16 +104,19 @@ class Sweep:
 
         `loaded` has the models by name; with `trace` step and confidence are recorded.
         """
-        for source, selection, cache, verifier, blocks, options, sampler in product(
+        for source, selection, cache, verifier, blocks, options, constraint, sampler in product(
             self.models, selections, self.caches, self.verifiers, self.blocks, self._options(),
-            self.samplers,
+            self.constraints, self.samplers,
         ):  # fmt: skip
             run = run_of(
                 loaded[source], selection, Parts(sampler, cache, verifier, blocks), options
             )
             if run.verifier.asks_sampler or sampler == self.samplers[0]:
                 prompts = self.prompts or None
-                yield replace(run, batch_size=self.batch_size, prompts=prompts, trace=trace)
+                yield replace(
+                    run, batch_size=self.batch_size, prompts=prompts, trace=trace,
+                    constraint=canonical_constraint(constraint),
+                )  # fmt: skip
 
     def _options(self) -> list[dict[str, Any]]:
         """Returns every combination of the options."""
@@ -128,6 +136,7 @@ class Measured(NamedTuple):
 
 def run(options: argparse.Namespace, warn: Warn) -> Measured:
     """Runs the settings that the options name."""
+    constraint = named_constraint(argparse.Namespace(**vars(options), input=""))
     sweep = Sweep(
         models=(options.model,),
         tasks=(options.task,),
@@ -139,6 +148,7 @@ def run(options: argparse.Namespace, warn: Warn) -> Measured:
         batch_size=options.batch_size,
         prompts=options.prompts or "",
         revision=options.revision,
+        constraints=("" if constraint is None else canonical(constraint),),
     )
     return measure(sweep, options, warn)
 
@@ -202,6 +212,15 @@ def open_runs(sweep: Sweep, options: argparse.Namespace) -> list[Run]:
     selections = sweep.selections(code_for(options))
     loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
     return list(sweep.runs(loaded, selections, trace=not options.no_trace))
+
+
+def canonical_constraint(text: str) -> str:
+    """Returns a constraint as records have it, or raises ValueError if the text is none."""
+    if not text:
+        return ""
+    given = decoded(text.encode(), dict[str, Any], f"The constraint {shown(text)}", "write another")
+    constraint_of(given)
+    return canonical(given)
 
 
 def code_for(options: argparse.Namespace) -> CodeRunner:

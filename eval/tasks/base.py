@@ -98,6 +98,14 @@ class Task(ABC):
         return ()
 
     @property
+    def constraint(self) -> Mapping[str, Any] | None:
+        """Texts that answers must be among, unless a run names others; None: any text.
+
+        `{"regex": ...}`, `{"json": SCHEMA}` or `{"choice": [...]}`, as in a file of prompts.
+        """
+        return None
+
+    @property
     def scores_own_target(self) -> bool:
         """True if `score` gives every target 1; a run checks the first before it decodes.
 

@@ -1,8 +1,9 @@
 import io
+import json
 import re
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,17 @@ from toys import tiny_target
 from dllm_decode import CausalTarget, DelayedCache, FreeCache
 from dllm_decode.blocks import Sequential
 from dllm_decode.cli.models import Loaded, Place
+from eval.commands import evaluate as main
+from eval.reports.names import names_of
 from eval.reports.summary import measured
 from eval.runs import provenance
 from eval.runs.folder import Folder
+from eval.runs.names import Selection
 from eval.runs.progress import Reporter
 from eval.runs.runner import execute
+from eval.runs.settings import RunSettings
 from eval.runs.sweep import Sweep
+from eval.tasks import WordProblems
 from samplers import FixedSchedule, Wino
 
 
@@ -279,3 +285,71 @@ def test_no_time_is_told_where_nobody_announced_how_much_is_left() -> None:
         reporter.add([eval_runs.record(eval_runs.SETTINGS, str(n), 1.0) for n in range(60)])
     assert stream.getvalue().count(": 60/60 accuracy 1.000") == 2
     assert " left" not in stream.getvalue()
+
+
+PATTERN = r"#### \d+"
+
+
+def constrained(tmp_path: Path, *words: str) -> Any:
+    """Runs a tiny model with options of the command line; returns its folder."""
+    model = eval_runs.write_model(tmp_path / "model")
+    out = tmp_path / "out"
+    asked = ["run", "word_problems?limit=3", str(out), "--model", str(model), "--gen-length", "8",
+             "--sampler", "FixedSchedule(4)", "--batch-size", "2"]  # fmt: skip
+    assert main([*asked, *words]) == 0
+    return Folder(out)
+
+
+def test_answers_of_a_run_with_a_constraint_match_it_and_never_mix_with_others(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("outlines_core")
+    constrained(tmp_path)
+    folder = constrained(tmp_path, "--regex", PATTERN)
+    free, bound = folder.results().items()
+    assert (free[0].constraint, json.loads(bound[0].constraint)) == ("", {"regex": PATTERN})
+    assert not any(re.fullmatch(PATTERN, one["text"]) for one in free[1])
+    assert [bool(re.fullmatch(PATTERN, one["text"])) for one in bound[1]] == [True] * 3
+    rows = measured(folder).summary["rows"]
+    assert names_of(rows)[0].endswith("constraint=none")
+    # Records keep the keys that they had before there were constraints.
+    written = free[0].written()
+    assert written.pop("constraint") == ""
+    assert free[0].identity() == written
+    assert RunSettings.of(written) == free[0]
+
+
+@dataclass(frozen=True)
+class Bounded(WordProblems):
+    """Names a constraint of its own."""
+
+    constraint = {"choice": ["3", "4"]}  # noqa: RUF012  # nothing changes it
+
+
+def test_a_task_names_a_constraint_unless_the_run_names_another(tmp_path: Path) -> None:
+    pytest.importorskip("outlines_core")
+    (run,) = eval_runs.runs(samplers=(FixedSchedule(8),))
+    run = replace(run, selection=Selection("bounded", Bounded(), limit=2))
+    assert {one["text"] for one in execute([run], tmp_path / "a").records()} <= {"3", "4"}
+    other = replace(run, constraint='{"choice":["5"]}')
+    assert [one["text"] for one in execute([other], tmp_path / "b").records()] == ["5", "5"]
+
+
+def test_a_constraint_that_cannot_be_met_is_refused_before_the_first_forward(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("outlines_core")
+    for constraint, sampler, message in (
+        ('{"regex":"(#### ){9}3"}', FixedSchedule(8), "gen_length must be at least 1[01]"),
+        ('{"regex":"[0-9]+"}', Wino(), "constraint needs a sampler that never changes a token"),
+    ):
+        runs = eval_runs.runs(samplers=(sampler,))
+        with pytest.raises(ValueError, match=message):
+            execute([replace(runs[0], constraint=constraint)], tmp_path / "out")
+        assert runs[0].model.num_forwards == 0  # type: ignore[attr-defined]  # a counted model
+    for texts, message in (
+        (('{"regexp":"a"}',), r"constraint must be \{.regex.: TEXT\}"),
+        (('{"regex":"a"}', '{"regex": "a"}'), r"constraints must be distinct, got .* twice"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Sweep(("mini",), ("word_problems",), ("Factor()",), constraints=texts)
