@@ -24,22 +24,6 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Actors:
-    """Processes that share a run.
-
-    Attributes:
-        ray: Decode on Ray actors, which hold the model each: of the Ray at ADDRESS ('auto': the
-            one that runs on this machine), or of one that is started for the command.
-        ray_actors: Number of actors. `None`: one for each GPU of the Ray, or each processor.
-    """
-
-    ray: Annotated[str, "ADDRESS"] | None = field(
-        default=None, metadata={"nargs": "?", "const": "local"}
-    )
-    ray_actors: Positive | None = None
-
-
-@dataclass(frozen=True)
 class Recording:
     """How records are made.
 

@@ -30,8 +30,7 @@ _RECORDS = "programs and records"
 _BATCHES = OptionsOf(own.Batches, REST)
 _RECORDING = OptionsOf(own.Recording, _RECORDS)
 _TRAINING = (MODEL, OptionsOf(training.QuestionOptions), _BATCHES)
-_ACTORS = OptionsOf(own.Actors, REST)
-_SEVERAL = (decoding(repeat=True), MACHINE, _ACTORS, _RECORDING)
+_SEVERAL = (decoding(repeat=True), MACHINE, _RECORDING)
 _MEASURED = OptionsOf(own.MeasureOptions, names=("task", "out"))
 _RECORDED = ("no_trace", "allow_code", "code_runner", "retry_errors")
 _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}

@@ -5,9 +5,7 @@ import difflib
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -21,12 +19,11 @@ from dllm_decode.cli.models import Loaded, Place, open_model
 from dllm_decode.cli.options import OPTIONS, axes_of
 from dllm_decode.cli.plugins import CHECKS
 from dllm_decode.text.constraints import constraint_of
-from eval.runs.crew import decoding_on_ray
 from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
 from eval.runs.progress import Reporter
 from eval.runs.prompts import said_of_unknown_words
-from eval.runs.runner import Checked, Decoding, RunPlan, execute, in_turn
+from eval.runs.runner import Checked, RunPlan, execute
 from eval.runs.settings import Parts, Run, RunSettings, run_of
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.sandbox.sandbox import Sandbox
@@ -165,10 +162,6 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
     """Decodes what the results folder lacks, all of it checked before the first forward."""
     place = Place.of_launch()
     Folder(options.out).require_usable()
-    if options.ray_actors and not options.ray:
-        raise ValueError(
-            f"--ray-actors must be given with --ray, got --ray-actors {options.ray_actors} alone."
-        )
     own: list[RunSettings] = []
 
     def tell(plan: RunPlan, others: list[RunSettings]) -> None:
@@ -185,33 +178,19 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
         warn_of_unknown_words(plan.runs)
         warn(sweep.samplers, own)
 
-    decoding: AbstractContextManager[Decoding] = nullcontext(in_turn)
-    here = options
-    if options.ray:
-        opener = partial(open_runs, sweep, options)
-        decoding = decoding_on_ray(options, opener, Folder(options.out), place.world_size)
-        # This process decodes nothing: it checks the runs and keeps the records.
-        here = argparse.Namespace(**{**vars(options), "device": "cpu"})
-    with decoding as decoded:
-        folder = execute(
-            open_runs(sweep, here),
-            options.out,
-            place=place,
-            decoded=decoded,
-            reporter=Reporter(Console(stderr=True)),
-            retry_errors=options.retry_errors,
-            skip_impossible=options.skip_impossible,
-            drop_others=options.drop_others,
-            on_plan=tell,
-        )
-    return Measured(folder, own)
-
-
-def open_runs(sweep: Sweep, options: argparse.Namespace) -> list[Run]:
-    """Reads the examples and loads the models of a sweep."""
     selections = sweep.selections(code_for(options))
     loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
-    return list(sweep.runs(loaded, selections, trace=not options.no_trace))
+    folder = execute(
+        list(sweep.runs(loaded, selections, trace=not options.no_trace)),
+        options.out,
+        place=place,
+        reporter=Reporter(Console(stderr=True)),
+        retry_errors=options.retry_errors,
+        skip_impossible=options.skip_impossible,
+        drop_others=options.drop_others,
+        on_plan=tell,
+    )
+    return Measured(folder, own)
 
 
 def canonical_constraint(text: str) -> str:

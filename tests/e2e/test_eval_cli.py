@@ -133,7 +133,6 @@ def test_the_oracle_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "lists/copy?limit=1", "file/out"], "must be a folder, or be new"),
         (["run", "lists/copy", "out", "--batch-size", f"{10**20}"], "must be at most 2147483647"),
         (["run", "lists/copy", "out", "--threads", "100000"], "must be at most 1024, got 100000"),
-        (["run", "lists/copy", "out", "--ray-actors", "2"], "must be given with --ray, got"),
         (["run", "jsonl:halves", "out"], "Line 1 of halves must be JSON, got"),
         (["run", "jsonl:latin", "out"], "latin must be JSON lines or a JSON list in UTF-8"),
         (["sweep", "rows.toml", "out"], "rows.toml: batch_size must be at least 1, got 0"),
