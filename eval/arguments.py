@@ -139,7 +139,6 @@ class ReportOptions:
         before: Another results folder to compare with, in comparison.html.
         example: Id of an example, or the start of one. Empty: the first.
         html: Write a replay page instead of showing the answer.
-        gif: Write an animation: .gif, .png or .webp.
     """
 
     folder: str
@@ -148,7 +147,6 @@ class ReportOptions:
     before: Folder | None = None
     example: Annotated[str, "ID"] = ""
     html: File | None = None
-    gif: File | None = None
 
 
 @dataclass(frozen=True)

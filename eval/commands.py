@@ -62,7 +62,7 @@ EVAL_COMMANDS = {
     ),
     "trace": Command(
         "show how one example was decoded", "eval.reports.command:trace",
-        (OptionsOf(own.ReportOptions, names=("folder", "example", "html", "gif")),), _LOST,
+        (OptionsOf(own.ReportOptions, names=("folder", "example", "html")),), _LOST,
     ),
     "oracle": Command(
         "what samplers do on a model without errors of its own", "eval.oracle.command:run",

@@ -10,7 +10,6 @@ from dllm_decode.cli.files import require_file, write_text
 from eval.metrics.costs import COSTS, CostMeasure, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice
-from eval.reports.animation import write_animation
 from eval.reports.page import page_of
 from eval.reports.replay import parts_of, picture_of, replay_page
 from eval.reports.report import PAGE, write_report
@@ -80,18 +79,11 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
 
 def trace(options: argparse.Namespace) -> int:
     """Shows how one example was decoded, in the terminal or as a page."""
-    page, animation = (
-        require_file(name, path) if path else None
-        for name, path in (("--html", options.html), ("--gif", options.gif))
-    )
+    page = require_file("--html", options.html) if options.html else None
     found, console = _examples_of(Folder(options.folder), options.example), Console(highlight=False)
     if page:
         write_text(page, replay_page(found))
         _say(console, f"Replay: {options.html}")
-    if animation:
-        write_animation(found, animation)
-        _say(console, f"Animation: {options.gif}")
-    if page or animation:
         return 0
     first = found[0][1]
     _say(console, f"{first['prompt']}\ntarget: {first['target']}\n", folds=True)

@@ -25,7 +25,6 @@ from eval.tasks import (
     Sudoku4,
     Task,
     WordProblems,
-    WordsToSentence,
 )
 from eval.tasks.checks import require_examples, require_target_score
 from eval.tasks.jsonl import JsonLines
@@ -41,7 +40,6 @@ TASKS: Mapping[str, Callable[..., Task]] = {
     "mbpp": Mbpp,
     "puzzles/latin": LatinSquare,
     "puzzles/sudoku4": Sudoku4,
-    "writing/words_to_sentence": WordsToSentence,
 }
 LISTS = "lists/"
 JSON_LINES = "jsonl:"
