@@ -49,17 +49,29 @@ def groups_of(rows: Iterable[Row]) -> dict[RowGroup, list[Row]]:
     return found
 
 
-def titles_of(asked: Iterable[ExampleSet]) -> dict[ExampleSet, str]:
-    """Names tasks by their address; also by version or examples if several have one address."""
+def titles_of(
+    asked: Iterable[ExampleSet], machines: Iterable[Mapping[str, Any]] = ()
+) -> dict[ExampleSet, str]:
+    """Names tasks by their address; also by version or examples if several have one address.
+
+    The address is as the user wrote it on the command line of one of the machines.
+    """
+    words = [word for one in machines for word in str(one.get("command", "")).split()]
+    typed = {_parts_of(word): word for word in words}
     known = dict.fromkeys(asked)
     titles = {}
     for one in known:
         versions = {other.version for other in known if other.task == one.task}
         alike = [other for other in known if other[:2] == one[:2]]
-        titles[one] = one.task
+        titles[one] = typed.get(_parts_of(one.task), one.task)
         titles[one] += f", version {one.version}" if len(versions) > 1 else ""
         titles[one] += f", examples {one.examples[:6]}" if len(alike) > 1 else ""
     return titles
+
+
+def _parts_of(address: str) -> tuple[str, frozenset[str]]:
+    name, _, options = address.partition("?")
+    return name, frozenset(options.split("&"))
 
 
 def points_of(rows: Sequence[Row], cost: CostMeasure) -> dict[int, TradeOff]:

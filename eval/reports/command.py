@@ -14,7 +14,7 @@ from eval.reports.page import page_of
 from eval.reports.replay import parts_of, picture_of, replay_page
 from eval.reports.report import PAGE, write_report
 from eval.reports.summary import measured
-from eval.reports.table import bold, commits, pb_scores, show_settings, table
+from eval.reports.table import bold, commits, origin, pb_scores, show_settings, table
 from eval.runs.folder import Folder
 from eval.runs.records import Record
 from eval.runs.settings import RunSettings
@@ -50,7 +50,7 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
     rows = found.summary["rows"]
     console = Console(highlight=False)
     groups = groups_of(row for row in rows if row["num_records"])
-    titles = titles_of(group.asked for group in groups)
+    titles = titles_of((group.asked for group in groups), found.summary["machines"])
     has_several = len({group.model for group in groups}) > 1
     for (model, asked), own in groups.items():
         _say(console, f"{titles[asked]}, model {model}" if has_several else titles[asked])
@@ -59,7 +59,7 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
             show_settings(console, own, chosen)
         else:
             _say(console, table(own, chosen))
-        for told in (bold(chosen), advice(own, chosen), commits(own)):
+        for told in (advice(own, chosen), bold(chosen), origin(own, found.summary), commits(own)):
             if told:
                 _say(console, f"\n{told}", folds=console.is_terminal)
         console.print()

@@ -1,6 +1,6 @@
 """The table of a report, in Markdown and on a terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -100,6 +100,38 @@ def accepted_lengths(rows: Sequence[Row]) -> str:
             lines.append(f"- `{name}`: {counted}")
     head = "Accepted lengths, as tokens committed by a forward: number of such forwards."
     return "\n".join([head, "", *lines]) if lines else ""
+
+
+def origin(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
+    """Says where numbers come from: model, precision, device, dates, versions and options."""
+    settings = [row["settings"] for row in rows]
+
+    def listed(values: Iterable[Any]) -> str:
+        return " and ".join(dict.fromkeys(str(value) for value in values if value))
+
+    def each(name: str) -> str:
+        return listed(one.get(name) for one in settings)
+
+    machines, revisions = summary["machines"], each("revision")
+    model = f"{each('model')}{f' at {revisions}' * bool(revisions)} in {each('dtype')}"
+    device = listed(
+        f"{one.get('device_name') or one.get('device')} ({one.get('threads')} threads)"
+        for one in machines
+    )
+    days = dict.fromkeys(date[:10] for date in summary["dates"])
+    commits = listed(one[:10] for one in summary["git"])
+    versions = [
+        f"dllm-decode {listed(one.get('package') for one in machines)} {commits}".rstrip(),
+        f"torch {listed(one.get('torch') for one in machines)}",
+        f"Python {listed(one.get('python') for one in machines)}",
+    ]
+    options = (
+        f"{name} {listed(repr(one[name]) for one in settings)}"
+        for name in ("gen_length", "block_length", "temperature", "batch_size", "prompts")
+    )
+    parts = [model, device and f"on {device}", " to ".join(days)]
+    parts += [*(versions if machines else ()), *options]
+    return f"From {', '.join(part for part in parts if part)}."
 
 
 def commits_of(row: Row, rows: Sequence[Row]) -> str:

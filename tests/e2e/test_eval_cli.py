@@ -110,7 +110,7 @@ def test_verifiers_are_compared_with_plain_decoding(
     # It asks no sampler, so none is named.
     assert "ARVerify(CausalTarget('mini-ar')" in report
     assert "| ARVerify | 1 |" in report
-    assert "ARVerify(target=" in next(out.glob("replay-*.html")).read_text()
+    assert "ARVerify(CausalTarget(" in next(out.glob("replay-*.html")).read_text()
     assert main(["trace", str(out)]) == 0
     assert "of the target, {" in capsys.readouterr().out
 

@@ -279,3 +279,28 @@ def test_pb_scores_are_of_settings_that_have_every_task(tmp_path: Path) -> None:
     assert found == {"model": "toy", "num_tasks": 2, "num_settings": 2, "scores": scores}
     report = write_report(measured(folder)).read_text()
     assert "| toy | 2 | 2 | 1.50 | 1.50 | 1.50 | 1.50 |" in report
+
+
+def test_a_report_says_where_its_numbers_come_from_and_names_tasks_as_they_were_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its title had the options of the address in another order than the command."""
+    model, out = eval_runs.write_model(tmp_path / "model"), tmp_path / "out"
+    typed = "lists/copy?n=3&limit=2"
+    asked = ["run", typed, str(out), "--model", str(model), "--gen-length", "8"]
+    machine = Folder(out)
+    assert main(asked) == 0
+    (file,) = out.glob("machine-*.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "command": " ".join(asked)}))
+    capsys.readouterr()
+    assert show(machine) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{typed}\n")
+    report = (out / "report.md").read_text()
+    assert f"## {typed}" in report
+    origin = next(line for line in report.splitlines() if line.startswith("From "))
+    assert f"From {model} in float32, on " in origin
+    for part in (" threads), 20", "torch 2", "Python 3", "gen_length 8, ", "batch_size 16, "):
+        assert part in origin
+    assert origin in shown
+    assert json.dumps(origin)[1:-1] in (out / "report.html").read_text()
