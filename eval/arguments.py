@@ -98,15 +98,13 @@ class Errors:
     """Options of `cache-error`.
 
     Attributes:
-        task: Address of the task. Empty: random prompts, no accuracy.
+        task: Address of the task.
         sampler: Which positions to commit.
-        num_prompts: Random prompts, without a task. `None`: 16.
         json: File that the figures are written to, too.
     """
 
-    task: str = field(default="", metadata={"nargs": "?"})
+    task: str = field(default="word_problems?limit=16", metadata={"nargs": "?"})
     sampler: Expression = "ConfidenceThreshold(0.9)"
-    num_prompts: Positive | None = None
     json: File | None = None
 
 

@@ -55,7 +55,7 @@ def is_inserted(items: list[str], label: Any) -> bool:
         if word not in rest:
             return False
         rest.remove(word)
-    return rest == label["input"]
+    return rest == list(label["input"])
 
 
 def is_removed(items: list[str], label: Any) -> bool:
@@ -68,12 +68,13 @@ def is_replaced(items: list[str], label: Any) -> bool:
 
     Without a word any other one may take the place of an item, or of `n_words`.
     """
-    given, word = label["input"], label["word"]
+    given, word = list(label["input"]), label["word"]
     if len(items) != len(given):
         return False
     if word is None:
         changed = [a for a, b in zip(items, given, strict=True) if a != b]
-        return len(changed) == label.get("n_words", 1)
+        num_words: int = label.get("n_words", 1)
+        return len(changed) == num_words
     at = items.index(word) if word in items else 0
     return items == [*given[:at], word, *given[at + 1 :]]
 
