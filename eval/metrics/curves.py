@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from eval.metrics.costs import COSTS, CostMeasure, Row, speed_of
 from eval.metrics.metrics import TradeOff, aup, pareto_front, pb_score, speed_at_accuracy
 from eval.metrics.statistics import mean
-from eval.runs.names import PARALLEL_BENCH
+from eval.tasks.parallelbench import PARALLEL_BENCH
 
 ACCURACIES = (0.8, 0.75, 0.7)
 PB_ACCURACIES = (0.9, 0.8, 0.7, 0.6)

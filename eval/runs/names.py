@@ -28,6 +28,7 @@ from eval.tasks import (
 )
 from eval.tasks.checks import require_examples, require_target_score
 from eval.tasks.jsonl import JsonLines
+from eval.tasks.parallelbench import PARALLEL_BENCH
 from samplers.checks import shown
 from samplers.expression import import_class
 
@@ -43,7 +44,6 @@ TASKS: Mapping[str, Callable[..., Task]] = {
 }
 LISTS = "lists/"
 JSON_LINES = "jsonl:"
-PARALLEL_BENCH = "parallelbench:"
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 SELECTION: Mapping[str, Any] = {"split": str, "limit": _Count, "examples_seed": _Count}
 """By option of every task its type."""

@@ -17,6 +17,9 @@ from samplers.checks import require_choice
 GEN_LENGTHS = {"waiting_line": 32, "waiting_line_n15": 128}
 OTHER_GEN_LENGTH = 64
 
+PARALLEL_BENCH = "parallelbench:"
+"""Beginning of the addresses of its tasks."""
+
 FORMS = ("free", "infill")
 MASK = "[MASK]"
 
