@@ -24,22 +24,6 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Actors:
-    """Processes that share a run.
-
-    Attributes:
-        ray: Decode on Ray actors, which hold the model each: of the Ray at ADDRESS ('auto': the
-            one that runs on this machine), or of one that is started for the command.
-        ray_actors: Number of actors. `None`: one for each GPU of the Ray, or each processor.
-    """
-
-    ray: Annotated[str, "ADDRESS"] | None = field(
-        default=None, metadata={"nargs": "?", "const": "local"}
-    )
-    ray_actors: Positive | None = None
-
-
-@dataclass(frozen=True)
 class Recording:
     """How records are made.
 
@@ -114,15 +98,13 @@ class Errors:
     """Options of `cache-error`.
 
     Attributes:
-        task: Address of the task. Empty: random prompts, no accuracy.
+        task: Address of the task.
         sampler: Which positions to commit.
-        num_prompts: Random prompts, without a task. `None`: 16.
         json: File that the figures are written to, too.
     """
 
-    task: str = field(default="", metadata={"nargs": "?"})
+    task: str = field(default="word_problems?limit=16", metadata={"nargs": "?"})
     sampler: Expression = "ConfidenceThreshold(0.9)"
-    num_prompts: Positive | None = None
     json: File | None = None
 
 
@@ -155,7 +137,6 @@ class ReportOptions:
         before: Another results folder to compare with, in comparison.html.
         example: Id of an example, or the start of one. Empty: the first.
         html: Write a replay page instead of showing the answer.
-        gif: Write an animation: .gif, .png or .webp.
     """
 
     folder: str
@@ -164,7 +145,6 @@ class ReportOptions:
     before: Folder | None = None
     example: Annotated[str, "ID"] = ""
     html: File | None = None
-    gif: File | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dllm_decode.cli.arguments import Plugins
+from dllm_decode.cli.arguments import Plugins, Question
 from dllm_decode.cli.main import (
     GOES_ON,
     MACHINE,
@@ -30,8 +30,7 @@ _RECORDS = "programs and records"
 _BATCHES = OptionsOf(own.Batches, REST)
 _RECORDING = OptionsOf(own.Recording, _RECORDS)
 _TRAINING = (MODEL, OptionsOf(training.QuestionOptions), _BATCHES)
-_ACTORS = OptionsOf(own.Actors, REST)
-_SEVERAL = (decoding(repeat=True), MACHINE, _ACTORS, _RECORDING)
+_SEVERAL = (decoding(repeat=True), MACHINE, _RECORDING)
 _MEASURED = OptionsOf(own.MeasureOptions, names=("task", "out"))
 _RECORDED = ("no_trace", "allow_code", "code_runner", "retry_errors")
 _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
@@ -41,7 +40,7 @@ EVAL_COMMANDS = {
         "decode and score one task with one or more samplers",
         "eval.reports.command:run_and_report",
         (_MEASURED, MODEL, OptionsOf(Plugins, repeat=True, defaults=_TWO), _BATCHES,
-         *_SEVERAL),
+         *_SEVERAL, OptionsOf(Question, "constraint", ("regex", "json_schema", "choice"))),
         _KEPT,
     ),
     "sweep": Command(
@@ -63,7 +62,7 @@ EVAL_COMMANDS = {
     ),
     "trace": Command(
         "show how one example was decoded", "eval.reports.command:trace",
-        (OptionsOf(own.ReportOptions, names=("folder", "example", "html", "gif")),), _LOST,
+        (OptionsOf(own.ReportOptions, names=("folder", "example", "html")),), _LOST,
     ),
     "oracle": Command(
         "what samplers do on a model without errors of its own", "eval.oracle.command:run",

@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Mapping
 
 from dllm_decode.cli.listing import line_of, print_table
-from eval.runs.names import JSON_LINES, LISTS, PARALLEL_BENCH, TASKS
+from eval.runs.names import JSON_LINES, LISTS, TASKS
 from eval.tasks.jsonl import JsonLines
 from eval.tasks.lists import ListTask
-from eval.tasks.parallelbench import ParallelBench
+from eval.tasks.parallelbench import PARALLEL_BENCH, ParallelBench
 
 _END = '"word_problems?split=test&limit=200"; options of addresses: docs/evaluation.md'
 

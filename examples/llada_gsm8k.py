@@ -13,15 +13,17 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from dllm_decode import DecodeOutput, MaskPredictor, decode_many, load_model
-from dllm_decode.cli.plugins import parse_cache
+from dllm_decode import DecodeOutput, MaskPredictor, Verifier, decode_many, load_model
+from dllm_decode.cli.plugins import parse_cache, parse_verifier
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
 from dllm_decode.core.progress import ProgressBar
+from dllm_decode.models import load_target
 from eval.metrics.statistics import wilson
 from eval.runs.names import parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt
@@ -32,10 +34,11 @@ SHOWN_ANSWERS = 3
 
 
 class Problems(NamedTuple):
-    """Examples of a task, and the model that answers them."""
+    """Examples of a task, and the model and verifier that answer them."""
 
     model: MaskPredictor
     tokenizer: PromptTokenizer
+    verifier: Verifier
     task: Task
     examples: Sequence[Example]
 
@@ -67,13 +70,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default = [f"FixedSchedule({num_steps})", "ConfidenceThreshold(0.9)"]
         samplers = [parse(text) for text in options.sampler or default]
         model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
-        problems, results = Problems(model, tokenizer, task, examples), []
+        verifier = parse_verifier(
+            options.verifier, partial(load_target, tokenizer=tokenizer, device=model.device)
+        )
+        if not verifier.asks_sampler:
+            del samplers[1:]
+        problems, results = Problems(model, tokenizer, verifier, task, examples), []
         for sampler in samplers:
             num_shown = 0 if results else SHOWN_ANSWERS
             results.append(run(problems, sampler, options, console, num_shown=num_shown))
     except (ValueError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
-    console.print(table_of(samplers, results, options))
+    console.print(table_of(samplers, verifier, results, options))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -90,6 +98,9 @@ def make_parser() -> argparse.ArgumentParser:
         "(default: one token a step, and ConfidenceThreshold(0.9))")  # fmt: skip
     add("--cache", default="NoCache()", metavar="EXPR",
         help='such as "DualCache()" (default: NoCache())')  # fmt: skip
+    add("--verifier", default="NoVerifier()", metavar="EXPR",
+        help="such as \"ARVerify(CausalTarget('mini-ar'))\", whose target decides in the samplers' "
+        "place, so that one is run (default: NoVerifier())")  # fmt: skip
     add("--gen-length", type=int, help="answer length in tokens (default: the task's)")
     add("--block-length", type=int, help="tokens per block (default: the task's, else the model's)")
     add("--num-rows", type=int, default=32,
@@ -105,7 +116,7 @@ def run(
     num_shown: int,
 ) -> Result:  # fmt: skip
     """Decodes all examples and scores them; prints the first answers as soon as they are there."""
-    model, tokenizer, task, examples = problems
+    model, tokenizer, verifier, task, examples = problems
     chat = task.prompts == "chat"
     prompts = [encode_prompt(tokenizer, example, chat=chat) for example in examples]
     texts: list[str] = []
@@ -115,7 +126,7 @@ def run(
     with ProgressBar(console, type(sampler).__name__, len(examples)) as bar:
         answers = decode_many(
             model, prompts, sampler, num_rows=options.num_rows, cache=parse_cache(options.cache),
-            gen_length=options.gen_length, block_length=options.block_length,
+            verifier=verifier, gen_length=options.gen_length, block_length=options.block_length,
         )  # fmt: skip
         for example, output in zip(examples, answers, strict=True):
             outputs.append(output)
@@ -136,8 +147,9 @@ def show_answer(console: Console, example: Example, text: str, score: float) -> 
 
 
 def table_of(
-    samplers: Sequence[Sampler], results: Sequence[Result], options: argparse.Namespace
-) -> Table:
+    samplers: Sequence[Sampler], verifier: Verifier, results: Sequence[Result],
+    options: argparse.Namespace,
+) -> Table:  # fmt: skip
     """Lays out one row a sampler."""
     num_examples = len(results[0].scores)
     table = Table(title=f"{options.model} on {num_examples} examples of {options.task}")
@@ -150,7 +162,8 @@ def table_of(
         tokens = sum(int(output.lengths()) for output in outputs)
         accuracy, interval = f"{sum(scores) / num_examples:.3f}", f"{low:.3f} - {high:.3f}"
         forwards, per_forward = f"{nfe / num_examples:.1f}", f"{tokens / nfe:.2f}"
-        table.add_row(repr(sampler), accuracy, interval, forwards, per_forward, f"{wall_s:.1f}")
+        name = repr(sampler) if verifier.asks_sampler else repr(verifier)
+        table.add_row(name, accuracy, interval, forwards, per_forward, f"{wall_s:.1f}")
     table.caption = "forwards: model calls an example takes part in, mean"
     return table
 

@@ -23,6 +23,8 @@ from eval.runs.names import parse_task
 from eval.runs.records import Record, append
 from eval.runs.runner import execute
 from eval.runs.settings import Run, RunSettings
+from eval.tasks import Example, Task
+from eval.tasks.base import Turn
 from examples.mini.vocabulary import build_tokenizer
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
 
@@ -90,6 +92,41 @@ def write_model(folder: Path, scale: float = 20.0) -> Path:
     save_model(model, folder)
     TOKENIZER.save_pretrained(folder)
     return folder
+
+
+class TokenIds:
+    """A tokenizer for models without text: ids, separated by spaces."""
+
+    chat_template: str | None = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [int(token) for token in text.split()]
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        return " ".join(map(str, token_ids))
+
+    def apply_chat_template(self, conversation: list[Turn], **options: bool) -> str:
+        raise ValueError("Token ids have no chat template.")
+
+
+@dataclass(frozen=True)
+class TokenPrompts(Task):
+    """Prompts of token ids, whose answers are neither right nor wrong."""
+
+    ids: tuple[tuple[int, ...], ...]
+    name = "token ids"
+    version = 1
+    primary = "answer"
+    gen_length = 64
+    prompts = "plain"
+
+    def examples(
+        self, split: str = "test", num_examples: int | None = None, seed: int = 0
+    ) -> list[Example]:
+        return [Example(" ".join(map(str, ids)), "", id=str(i)) for i, ids in enumerate(self.ids)]
+
+    def score(self, example: Example, text: str) -> dict[str, float | None]:
+        return {"answer": None}
 
 
 @dataclass

@@ -22,7 +22,7 @@ def generate_once(options: Namespace) -> int:
     text = read_input(sys.stdin.read) if options.text == "-" else options.text
     if text is not None and not text.strip():
         raise ValueError("The question must not be empty; give a text, or - to read one.")
-    constraint = _constraint(options)
+    constraint = named_constraint(options)
     chat: UseTemplate = False if options.plain else "auto"
     speaker = load_speaker(options)
     if options.input:
@@ -43,7 +43,7 @@ def generate_once(options: Namespace) -> int:
     return 0
 
 
-def _constraint(options: Namespace) -> Mapping[str, Any] | None:
+def named_constraint(options: Namespace) -> Mapping[str, Any] | None:
     """Returns the constraint that options name, as `constraint_of` reads it; `None`: none.
 
     Raises ValueError if there are several, or one for a file of prompts.

@@ -5,9 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from eval.metrics.costs import COSTS, CostMeasure, Row, speed_of
-from eval.metrics.metrics import TradeOff, aup, pareto_front, speed_at_accuracy
+from eval.metrics.metrics import TradeOff, aup, pareto_front, pb_score, speed_at_accuracy
+from eval.metrics.statistics import mean
+from eval.tasks.parallelbench import PARALLEL_BENCH
 
 ACCURACIES = (0.8, 0.75, 0.7)
+PB_ACCURACIES = (0.9, 0.8, 0.7, 0.6)
+_OF_TASK = (
+    "task", "task_version", "examples", "num_examples", "gen_length", "block_length", "seed"
+)  # fmt: skip
 
 
 class ExampleSet(NamedTuple):
@@ -43,17 +49,29 @@ def groups_of(rows: Iterable[Row]) -> dict[RowGroup, list[Row]]:
     return found
 
 
-def titles_of(asked: Iterable[ExampleSet]) -> dict[ExampleSet, str]:
-    """Names tasks by their address; also by version or examples if several have one address."""
+def titles_of(
+    asked: Iterable[ExampleSet], machines: Iterable[Mapping[str, Any]] = ()
+) -> dict[ExampleSet, str]:
+    """Names tasks by their address; also by version or examples if several have one address.
+
+    The address is as the user wrote it on the command line of one of the machines.
+    """
+    words = [word for one in machines for word in str(one.get("command", "")).split()]
+    typed = {_parts_of(word): word for word in words}
     known = dict.fromkeys(asked)
     titles = {}
     for one in known:
         versions = {other.version for other in known if other.task == one.task}
         alike = [other for other in known if other[:2] == one[:2]]
-        titles[one] = one.task
+        titles[one] = typed.get(_parts_of(one.task), one.task)
         titles[one] += f", version {one.version}" if len(versions) > 1 else ""
         titles[one] += f", examples {one.examples[:6]}" if len(alike) > 1 else ""
     return titles
+
+
+def _parts_of(address: str) -> tuple[str, frozenset[str]]:
+    name, _, options = address.partition("?")
+    return name, frozenset(options.split("&"))
 
 
 def points_of(rows: Sequence[Row], cost: CostMeasure) -> dict[int, TradeOff]:
@@ -103,3 +121,34 @@ def methods(rows: Sequence[Row]) -> list[Row]:
                 "speed_at_accuracy": reached,
             })  # fmt: skip
     return found
+
+
+def parallel_bench(rows: Sequence[Row]) -> list[Row]:
+    """Scores the settings of each model over all tasks of ParallelBench that it was asked.
+
+    The speed of a setting is the mean over the tasks of `gen_length` over forwards, those of a
+    target included; its accuracy is the mean of the tasks' means. A setting that lacks a task does
+    not count. Rows of one task that differ in their lengths only count as their mean, as upstream.
+    """
+    found = []
+    asked = [row for row in rows if row["settings"]["task"].startswith(PARALLEL_BENCH)]
+    for model in dict.fromkeys(row["settings"]["model"] for row in asked):
+        settings: dict[str, dict[str, list[TradeOff]]] = defaultdict(lambda: defaultdict(list))
+        for row in asked:
+            own = row["settings"]
+            if own["model"] == model and row["accuracy"] and "speed" in row:
+                name = str({key: value for key, value in own.items() if key not in _OF_TASK})
+                speed = own["gen_length"] / (row["speed"]["nfe"] + row["speed"]["target_nfe"])
+                point = TradeOff(speed, row["accuracy"]["value"])
+                settings[name][own["task"]].append(point)
+        tasks = {task for own in settings.values() for task in own}
+        points = [_mean([_mean(own) for own in by_task.values()])
+                  for by_task in settings.values() if by_task.keys() == tasks]  # fmt: skip
+        scores = {f"PB{100 * y:.0f}": pb_score(points, y) for y in PB_ACCURACIES}
+        found.append({"model": model, "num_tasks": len(tasks), "num_settings": len(points),
+                      "scores": scores})  # fmt: skip
+    return found
+
+
+def _mean(points: Sequence[TradeOff]) -> TradeOff:
+    return TradeOff(*(mean(values) for values in zip(*points, strict=True)))

@@ -79,7 +79,7 @@ def speed_at_accuracy(points: Sequence[TradeOff], accuracy: float) -> float | No
     The curve joins the points by straight lines, by rising speed. None if it never gets there.
 
     Source: Kang et al. 2025, "ParallelBench", https://arxiv.org/abs/2510.04767, `PB` with an
-    accuracy, there in per cent, as its index.
+    accuracy, there in per cent, as its index, as its first version has it.
     """
     curve = sorted(points)
     best = [point.speed for point in curve if point.accuracy >= accuracy]
@@ -88,6 +88,15 @@ def speed_at_accuracy(points: Sequence[TradeOff], accuracy: float) -> float | No
             share = (left.accuracy - accuracy) / (left.accuracy - right.accuracy)
             best.append(left.speed + share * (right.speed - left.speed))
     return max(best, default=None)
+
+
+def pb_score(points: Sequence[TradeOff], accuracy: float) -> float | None:
+    """Returns the greatest speed of the settings that reach an accuracy; None if none does.
+
+    Source: ParallelBench, second version (package `parallelbench`, 2026), `PB` with an accuracy,
+    there in per cent, as its index. The first version is `speed_at_accuracy`.
+    """
+    return max((point.speed for point in points if point.accuracy >= accuracy), default=None)
 
 
 def aup(points: Sequence[TradeOff], best_accuracy: float) -> float:

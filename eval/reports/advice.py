@@ -10,36 +10,37 @@ TOLERANCE = 0.02
 
 
 def advice(rows: Sequence[Row], cost: CostMeasure) -> str:
-    """Returns a sentence that recommends one of the rows, whose first is the reference.
+    """Returns sentences that recommend one of the rows, whose first is the reference.
 
     A row is recommended if the 95 per cent interval of its paired difference from the reference
-    is above -TOLERANCE as a whole, and if no other such row costs less. If there is no such row,
-    the sentence names the one that the fewest more examples could show to be as good. Empty if
-    nothing was compared.
+    is above -TOLERANCE as a whole, and if no other such row costs less. The first sentence names
+    the cheaper row that the fewest more examples could show to be as good. Empty if nothing was
+    compared.
     """
     names = names_of(rows)
-    cheaper = [
+    compared = [
         (speedup, row["against_reference"], names[number])
         for number, row in enumerate(rows)
         if (speedup := speedup_of(row, cost)) and row["against_reference"].get("accuracy")
     ]
-    if not cheaper:
+    if not compared:
         return ""
-    cheaper = sorted((one for one in cheaper if one[0] > 1.0), key=lambda one: -one[0])
+    cheaper = sorted((one for one in compared if one[0] > 1.0), key=lambda one: -one[0])
     shown = [one for one in cheaper if one[1]["accuracy"]["low"] > -TOLERANCE]
     worse = f"no worse than the reference by more than {TOLERANCE} at 95 %"
+    said = f"Keep {names[0]}: no setting with {cost.less} is shown to be {worse}."
     if shown:
         speedup, against, name = shown[0]
-        return f"Take {name}: {worse} ({_measured(against)}), {_times(speedup, cost)}."
-    said = f"Keep {names[0]}: no setting with {cost.less} is shown to be {worse}."
-    hopeful = [one for one in cheaper if one[1]["accuracy"]["value"] > -TOLERANCE]
-    if hopeful:
-        speedup, against, name = min(hopeful, key=lambda one: _wanted(one[1]))
-        said += (
-            f" {name} may be ({_measured(against)}; {_times(speedup, cost)}): if its difference "
-            f"stays, about {_wanted(against):.0f} examples would show it."
-        )
-    return said
+        said = f"Take {name}: {worse} ({_measured(against)}), {_times(speedup, cost)}."
+        cheaper = cheaper[: cheaper.index(shown[0])]
+    undecided = [one for one in cheaper if one[1]["accuracy"]["value"] > -TOLERANCE]
+    if not undecided:
+        return said
+    speedup, against, name = min(undecided, key=lambda one: _wanted(one[1]))
+    return (
+        f"Undecided: {name} ({_measured(against)}; {_times(speedup, cost)}). If its difference "
+        f"stays, about {_wanted(against):.0f} examples would show that it is {worse}. {said}"
+    )
 
 
 def _measured(against: Row) -> str:

@@ -10,12 +10,11 @@ from dllm_decode.cli.files import require_file, write_text
 from eval.metrics.costs import COSTS, CostMeasure, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice
-from eval.reports.animation import write_animation
 from eval.reports.page import page_of
 from eval.reports.replay import parts_of, picture_of, replay_page
 from eval.reports.report import PAGE, write_report
 from eval.reports.summary import measured
-from eval.reports.table import bold, commits, show_settings, table
+from eval.reports.table import bold, commits, origin, pb_scores, show_settings, table
 from eval.runs.folder import Folder
 from eval.runs.records import Record
 from eval.runs.settings import RunSettings
@@ -51,7 +50,7 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
     rows = found.summary["rows"]
     console = Console(highlight=False)
     groups = groups_of(row for row in rows if row["num_records"])
-    titles = titles_of(group.asked for group in groups)
+    titles = titles_of((group.asked for group in groups), found.summary["machines"])
     has_several = len({group.model for group in groups}) > 1
     for (model, asked), own in groups.items():
         _say(console, f"{titles[asked]}, model {model}" if has_several else titles[asked])
@@ -60,10 +59,12 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
             show_settings(console, own, chosen)
         else:
             _say(console, table(own, chosen))
-        for told in (bold(chosen), advice(own, chosen), commits(own)):
+        for told in (advice(own, chosen), bold(chosen), origin(own, found.summary), commits(own)):
             if told:
                 _say(console, f"\n{told}", folds=console.is_terminal)
         console.print()
+    if told := pb_scores(found.summary):
+        _say(console, f"{told}\n")
     _say(console, f"Report: {path.with_name(PAGE)} and {path.name}")
     errors = sum(row["num_errors"] for row in rows)
     if errors:
@@ -78,18 +79,11 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
 
 def trace(options: argparse.Namespace) -> int:
     """Shows how one example was decoded, in the terminal or as a page."""
-    page, animation = (
-        require_file(name, path) if path else None
-        for name, path in (("--html", options.html), ("--gif", options.gif))
-    )
+    page = require_file("--html", options.html) if options.html else None
     found, console = _examples_of(Folder(options.folder), options.example), Console(highlight=False)
     if page:
         write_text(page, replay_page(found))
         _say(console, f"Replay: {options.html}")
-    if animation:
-        write_animation(found, animation)
-        _say(console, f"Animation: {options.gif}")
-    if page or animation:
         return 0
     first = found[0][1]
     _say(console, f"{first['prompt']}\ntarget: {first['target']}\n", folds=True)

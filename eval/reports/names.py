@@ -24,7 +24,7 @@ def names_of(rows: Sequence[Row], *, short: bool = True) -> list[str]:
     A `short` name leaves out arguments that have their default in all rows.
     """
     plugins = [_plugins(row, rows) for row in rows]
-    parts = _shortened(plugins) if short else plugins
+    parts = shortened(plugins) if short else plugins
     return [
         " + ".join(dict.fromkeys([*own, *_options(row, rows)]))
         for own, row in zip(parts, rows, strict=True)
@@ -45,7 +45,7 @@ def _options(row: Row, rows: Sequence[Row]) -> list[str]:
     parts = []
     for name, value in row["settings"].items():
         if name not in _HIDDEN and len({str(other["settings"][name]) for other in rows}) > 1:
-            parts.append(f"{name}={value}")
+            parts.append(f"{name}={'none' if value == '' else value}")
     if len({seeds_of(other) for other in rows}) > 1:
         parts.append(f"seeds={seeds_of(row)}")
     return parts
@@ -57,7 +57,7 @@ def seeds_of(row: Row) -> str:
     return listed if len(row["seeds"]) == 1 else f"{listed} ({len(row['seeds'])} seeds)"
 
 
-def _shortened(parts: Sequence[Sequence[str]]) -> list[list[str]]:
+def shortened(parts: Sequence[Sequence[str]]) -> list[list[str]]:
     """Leaves out arguments that have their default, unless another setting gives them otherwise."""
     trees = {text: tree for own in parts for text in own if (tree := _parsed(text))}
     # Outer calls come first, while their arguments are as they were written.

@@ -11,7 +11,7 @@ from eval.reports.comparison import difference
 from eval.reports.names import names_of, seeds_of
 from eval.reports.pooling import Pool, identity
 from eval.reports.summary import MeasuredFolder, measured
-from eval.reports.table import commits_of
+from eval.reports.table import commits_of, origin, pb_scores
 from eval.reports.templates import fill
 from eval.runs.folder import Folder
 from eval.runs.records import Record, proposals_of
@@ -55,7 +55,10 @@ def page_of(
     exact model, drawn dotted; `cost` is shown first, `usual_cost` if it is None.
     """
     groups = _grouped(found)
-    titles = titles_of(asked_of(one.row["settings"]) for own in groups.values() for one in own)
+    machines = [machine for one in found for machine in one.summary["machines"]]
+    titles = titles_of(
+        (asked_of(one.row["settings"]) for own in groups.values() for one in own), machines
+    )
     tasks = []
     for (_, asked), own in groups.items():
         rows = [one.row for one in own]
@@ -65,6 +68,11 @@ def page_of(
             "task": " against ".join(dict.fromkeys(titles[asked_of(r["settings"])] for r in rows)),
             "models": list(dict.fromkeys(row["settings"]["model"] for row in rows)),
             "rows": _shown(own), "examples": examples, "changes": _changes(own, examples),
+            "origin": " Before that: ".join(
+                origin([one.row for one in own if one.folder == number], folder.summary)
+                for number, folder in reversed(list(enumerate(found)))
+                if any(one.folder == number for one in own)
+            ),
             "exact": (exact or {}).get(asked, []), "cost": usual.name,
             "advice": {one.name: advice(rows, one) if len(found) == 1 else ""
                        for one in COSTS.values()},
@@ -73,6 +81,7 @@ def page_of(
     notice = unfinished_notice(row for one in found for row in one.summary["rows"])
     content = {
         "folders": names, "notice": notice, "tasks": tasks,
+        "parallel_bench": "\n\n".join(filter(None, (pb_scores(one.summary) for one in found))),
         "costs": {one.name: one._asdict() for one in COSTS.values()},
     }  # fmt: skip
     unfinished = " (unfinished)" if notice else ""

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.text import Text
 
-from eval.reports.names import PLUGINS
+from eval.reports.names import PLUGINS, shortened
 from eval.reports.templates import fill
 from eval.runs.records import Record, Told, trace_of
 from eval.runs.settings import RunSettings
@@ -65,8 +65,8 @@ def parts_of(example: Example) -> list[list[str]]:
         if name not in PLUGINS and len({str(one[name]) for one in written}) > 1
     ]
     return [
-        [*settings.parts, *(f"{name} {own[name]}" for name in several)]
-        for (settings, _), own in zip(example, written, strict=True)
+        [*parts, *(f"{name} {own[name]}" for name in several)]
+        for parts, own in zip(shortened([s.parts for s, _ in example]), written, strict=True)
     ]
 
 

@@ -26,7 +26,16 @@ from eval.reports.page import page_of, unfinished_notice
 from eval.reports.plots import draw_trade_off
 from eval.reports.replay import replay_page
 from eval.reports.summary import MeasuredFolder
-from eval.reports.table import accepted_lengths, bold, commits, other_scores, pass_at, table
+from eval.reports.table import (
+    accepted_lengths,
+    bold,
+    commits,
+    origin,
+    other_scores,
+    pass_at,
+    pb_scores,
+    table,
+)
 from eval.reports.templates import asset
 from eval.runs.names import LISTS, parse_task
 from eval.runs.records import Record
@@ -56,19 +65,19 @@ def write_report(
     notice = unfinished_notice(summary["rows"])
     replays = _replays(found, num_replays, notice)
     groups = groups_of(row for row in summary["rows"] if row["num_records"])
-    titles = titles_of(group.asked for group in groups)
+    titles = titles_of((group.asked for group in groups), summary["machines"])
     exact = {asked: _exact(asked.task) for asked in titles}
     pictures = _file_names({group: f"{group.model}\n{titles[group.asked]}" for group in groups})
     page = page_of([found], replays=replays, exact=exact, cost=cost)
     write_text(folder.path / PAGE, page)
-    parts = [_opening(summary)]
+    parts = [_opening(summary), pb_scores(summary)]
     for group, rows in groups.items():
         title = titles[group.asked]
         num_examples = rows[0]["settings"]["num_examples"]
         parts.append(f"## {title}\n\nModel `{group.model}`, {num_examples} examples.")
         chosen = cost or usual_cost(rows)
-        parts += [notice and f"**{notice}**", table(rows, chosen), bold(chosen)]
-        parts += [advice(rows, chosen), commits(rows)]
+        parts += [notice and f"**{notice}**", advice(rows, chosen), table(rows, chosen)]
+        parts += [bold(chosen), origin(rows, summary), commits(rows)]
         parts += [pass_at(rows), other_scores(rows), accepted_lengths(rows)]
         parts.append(_methods(summary, group))
         parts += _pictures(
@@ -98,7 +107,7 @@ def _opening(summary: dict[str, Any]) -> str:
             f"**{errors} of {total} examples raised an error.** They count as wrong. Most frequent:"
         )
         groups = groups_of(rows)
-        titles = titles_of(group.asked for group in groups)
+        titles = titles_of((group.asked for group in groups), summary["machines"])
         said.append("\n".join(
             f"- {f'{titles[group.asked]}: ' if len(groups) > 1 else ''}{name}: "
             f"{count} x `{message}`"
@@ -123,7 +132,7 @@ def _settings(rows: Sequence[Row]) -> str:
     hidden = ("sampler", "task", "examples", "seed")
     lines = []
     for name in (name for name in rows[0]["settings"] if name not in hidden):
-        values = dict.fromkeys(str(row["settings"][name]) for row in rows)
+        values = dict.fromkeys(str(row["settings"][name]) or "none" for row in rows)
         lines.append(f"- {name}: {', '.join(values)}")
     return "\n".join([*lines, f"- seeds: {'; '.join(dict.fromkeys(map(seeds_of, rows)))}"])
 
@@ -169,7 +178,7 @@ def _replays(
 ) -> dict[tuple[ExampleSet, str], str]:
     """Writes replay pages and returns their names by what was asked and example."""
     asked = {settings: asked_of(settings.written()) for settings in found.results}
-    titles = titles_of(asked.values())
+    titles = titles_of(asked.values(), found.summary["machines"])
     examples = defaultdict(list)
     for settings, records in found.results.items():
         for record in records:

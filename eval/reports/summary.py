@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from eval.metrics.costs import Row
-from eval.metrics.curves import RowGroup, group_of, mark_fronts, methods
+from eval.metrics.curves import RowGroup, group_of, mark_fronts, methods, parallel_bench
 from eval.metrics.metrics import (
     commits_per_step,
     leftmost_share,
@@ -72,7 +72,8 @@ def measured(folder: Folder) -> MeasuredFolder:
     machines = [machine for name, machine in folder.machines().items() if name in used]
     dates = sorted(record["date"] for record in records if record["date"])
     return MeasuredFolder(folder, results, found, {
-        "rows": rows, "methods": methods(rows), "git": _commits(records),
+        "rows": rows, "methods": methods(rows), "parallel_bench": parallel_bench(rows),
+        "git": _commits(records),
         "machines": machines, "dates": [*dates[:1], *dates[-1:]],
         "skipped": [structs.asdict(one) for one in folder.skipped()],
     })  # fmt: skip

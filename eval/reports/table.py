@@ -1,6 +1,7 @@
 """The table of a report, in Markdown and on a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -101,6 +102,38 @@ def accepted_lengths(rows: Sequence[Row]) -> str:
     return "\n".join([head, "", *lines]) if lines else ""
 
 
+def origin(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
+    """Says where numbers come from: model, precision, device, dates, versions and options."""
+    settings = [row["settings"] for row in rows]
+
+    def listed(values: Iterable[Any]) -> str:
+        return " and ".join(dict.fromkeys(str(value) for value in values if value))
+
+    def each(name: str) -> str:
+        return listed(one.get(name) for one in settings)
+
+    machines, revisions = summary["machines"], each("revision")
+    model = f"{each('model')}{f' at {revisions}' * bool(revisions)} in {each('dtype')}"
+    device = listed(
+        f"{one.get('device_name') or one.get('device')} ({one.get('threads')} threads)"
+        for one in machines
+    )
+    days = dict.fromkeys(date[:10] for date in summary["dates"])
+    commits = listed(one[:10] for one in summary["git"])
+    versions = [
+        f"dllm-decode {listed(one.get('package') for one in machines)} {commits}".rstrip(),
+        f"torch {listed(one.get('torch') for one in machines)}",
+        f"Python {listed(one.get('python') for one in machines)}",
+    ]
+    options = (
+        f"{name} {listed(repr(one[name]) for one in settings)}"
+        for name in ("gen_length", "block_length", "temperature", "batch_size", "prompts")
+    )
+    parts = [model, device and f"on {device}", " to ".join(days)]
+    parts += [*(versions if machines else ()), *options]
+    return f"From {', '.join(part for part in parts if part)}."
+
+
 def commits_of(row: Row, rows: Sequence[Row]) -> str:
     """Names the commits of this package that decoded a row; empty if all rows have the same one."""
     if len({commit for other in rows for commit in other["git"]}) < 2:
@@ -142,6 +175,22 @@ def other_scores(rows: Sequence[Row]) -> str:
     for own, row in zip(names_of(rows), rows, strict=True):
         grid.append([f"`{own}`", *(_number(row["scores"].get(name), 3) for name in names)])
     said = "Means of the other scores, of the examples where they are defined."
+    return f"{said}\n\n{markdown_of(grid)}"
+
+
+def pb_scores(summary: Mapping[str, Any]) -> str:
+    """Returns the PB scores of each model over its tasks of ParallelBench; empty without such."""
+    found = summary["parallel_bench"]
+    if not found:
+        return ""
+    grid = [["model", "tasks", "settings", *found[0]["scores"]]]
+    for one in found:
+        scores = [_number(score, 2) for score in one["scores"].values()]
+        grid.append([one["model"], str(one["num_tasks"]), str(one["num_settings"]), *scores])
+    said = (
+        "ParallelBench: the most tokens a step (answer length over forwards, mean of the tasks) of "
+        "a setting whose mean accuracy is at least so many per cent."
+    )
     return f"{said}\n\n{markdown_of(grid)}"
 
 

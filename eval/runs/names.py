@@ -25,10 +25,10 @@ from eval.tasks import (
     Sudoku4,
     Task,
     WordProblems,
-    WordsToSentence,
 )
 from eval.tasks.checks import require_examples, require_target_score
 from eval.tasks.jsonl import JsonLines
+from eval.tasks.parallelbench import PARALLEL_BENCH
 from samplers.checks import shown
 from samplers.expression import import_class
 
@@ -41,11 +41,9 @@ TASKS: Mapping[str, Callable[..., Task]] = {
     "mbpp": Mbpp,
     "puzzles/latin": LatinSquare,
     "puzzles/sudoku4": Sudoku4,
-    "writing/words_to_sentence": WordsToSentence,
 }
 LISTS = "lists/"
 JSON_LINES = "jsonl:"
-PARALLEL_BENCH = "parallelbench:"
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 SELECTION: Mapping[str, Any] = {"split": str, "limit": _Count, "examples_seed": _Count}
 """By option of every task its type."""
@@ -99,8 +97,9 @@ class Selection:
 
 
 def digest_of(examples: Sequence[Example]) -> str:
-    """Returns a hash of ids, prompts and targets, so that changed examples are noticed."""
-    return digest([[example.id, example.prompt, example.target] for example in examples])
+    """Returns a hash of ids, prompts, targets and templates, so that changes are noticed."""
+    parts = ([one.id, one.prompt, one.target, one.template] for one in examples)
+    return digest([own if own[-1] else own[:-1] for own in parts])
 
 
 def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:

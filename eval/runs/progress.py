@@ -2,26 +2,16 @@
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
 
 from dllm_decode import StepEvent
+from dllm_decode.core.progress import ProgressBar
 from eval.metrics.statistics import mean
 from eval.runs.records import Record, score_of
 
 # Looking at the canvas waits for the device: often enough to see, too seldom to slow it down.
 _LOOK_EVERY_S = 0.25
-_LINE_EVERY_S = 5.0
 
 
 class Sums:
@@ -59,75 +49,57 @@ class Sums:
         return ", ".join(parts)
 
     def short(self) -> str:
-        """Returns accuracy and errors in at most 20 characters: bars have little room."""
-        right = f"acc {mean(self._scores):.3f} " if self._scores else ""
-        return (right + f"{self._num_errors} errors" * bool(self._num_errors)).strip()
+        """Returns accuracy and errors in few characters."""
+        parts = [f"acc {mean(self._scores):.3f}"] if self._scores else []
+        return ", ".join(parts + [f"{self._num_errors} errors"] * bool(self._num_errors))
 
 
 class Reporter:
     """Follows a run, also as an observer of its decodes; shows nothing on a quiet console.
 
-    On a terminal there are label, bar, count, running accuracy and time left, within 80 columns.
-    The bar also moves within a batch, as positions are committed. Long labels lose their end. A
-    second bar shows the whole of several settings; a setting that is complete becomes a line above.
-    Elsewhere a line is written when a setting starts and ends, and every few seconds between.
+    One bar shows all examples that this process decodes, with the number of the setting and its
+    accuracy. The bar also moves within a batch, as positions are committed. A setting that begins
+    or ends is a line.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        label = Column(ratio=1, no_wrap=True, overflow="ellipsis", min_width=12)
-        self._bar = Progress(
-            TextColumn("{task.description}", table_column=label, markup=False),
-            BarColumn(bar_width=12),
-            MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True)),
-            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
-            console=console, expand=True, disable=not console.is_terminal,
-        )  # fmt: skip
-        # Until `expect` is called, nobody knows how many examples there are; the default is 100.
-        self._all = self._bar.add_task("", total=None, words="", visible=False)
-        self._task: TaskID | None = None
+        self._bar = ProgressBar(console, "run")
         self._label, self._sums = "", Sums(0)
-        self._num_settings = self._num_begun = 0
-        self._started = self._written = self._looked = 0.0
+        self._num_settings = self._num_begun = self._num_decoded = 0
+        self._looked = 0.0
 
     def __enter__(self) -> "Reporter":
-        self._bar.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._bar.stop()
+        self._bar.__exit__()
 
     def expect(self, num_settings: int, num_examples: int) -> None:
         """Announces the settings, and the examples of all that this process will decode."""
-        self._num_settings, self._started = num_settings, time.monotonic()
-        self._bar.update(self._all, total=num_examples, visible=num_settings > 1)
+        self._num_settings = num_settings
+        self._begin_bar(num_examples)
 
     def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
         """Starts the display of one setting.
 
         `num_examples` are those of this process; `done` are their records from earlier runs.
         """
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-            if self._console.is_terminal:
-                self._say(f"{self._label}: {self._sums.words()}")
         self._label, self._sums = label, Sums(num_examples, done)
         self._num_begun += 1
-        self._bar.update(self._all, description=self._place())
-        self._task = self._bar.add_task(
-            label, total=num_examples, completed=len(done), words=self._sums.short()
-        )
-        self._write()
+        if not self._num_settings:
+            # A calibration decodes as many examples as its tests need.
+            self._begin_bar(num_examples - len(done))
+        if not self._console.is_terminal or len(done) == num_examples:
+            self._say()
 
     def add(self, records: Sequence[Record]) -> None:
         """Counts finished examples."""
         self._sums.add(records)
-        self._move(self._sums.num_done)
-        self._bar.advance(self._all, len(records))
-        is_finished = self._sums.num_done == self._sums.num_examples
-        if is_finished or time.monotonic() - self._written > _LINE_EVERY_S:
-            self._write()
+        self._num_decoded += len(records)
+        self._bar.update(self._num_decoded, self._words())
+        if self._sums.num_done == self._sums.num_examples:
+            self._say()
 
     def __call__(self, event: StepEvent) -> None:
         """Counts tokens within a batch."""
@@ -137,32 +109,26 @@ class Reporter:
         self._looked = now
         left = event.after.unfinished.sum(-1) / event.after.gen_lengths
         # Rows of this batch that have left the round are finished, but not yet counted.
-        self._move(min(self._sums.num_examples, self._sums.num_done + float((1.0 - left).sum())))
+        self._bar.update(self._num_decoded + float((1.0 - left).sum()), self._words())
 
-    def _move(self, completed: float) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, completed=completed, words=self._sums.short())
+    def _begin_bar(self, num_examples: int) -> None:
+        self._bar.__exit__()
+        self._num_decoded = 0
+        self._bar = ProgressBar(self._console, "run", num_examples).__enter__()
 
-    def _write(self) -> None:
-        if self._console.is_terminal:
-            return
-        sums, whole, left = self._sums, self._bar.tasks[0], ""
-        if whole.completed and whole.remaining:
-            left_s = (time.monotonic() - self._started) / whole.completed * whole.remaining
-            left = f"about {timedelta(seconds=round(left_s))} left"
-        place = ": ".join(filter(None, (self._place(), self._label)))
-        told = ", ".join(filter(None, (sums.words(), left)))
-        self._say(f"{place}: {sums.num_done}/{sums.num_examples} {told}".rstrip())
-        self._written = time.monotonic()
+    def _words(self) -> str:
+        """Returns place and accuracy in 20 characters or so: bars have little room."""
+        return ", ".join(filter(None, (self._place(), self._sums.short())))
 
-    def _say(self, line: str) -> None:
-        folds = self._console.is_terminal
-        self._console.print(line, markup=False, highlight=False, soft_wrap=not folds)
+    def _say(self) -> None:
+        sums, place = self._sums, f"setting {self._place()}: " * bool(self._place())
+        self._bar.say(
+            f"{place}{self._label}: {sums.num_done}/{sums.num_examples} {sums.words()}".rstrip()
+        )
 
     def _place(self) -> str:
-        """Returns which setting of how many is decoded, in words; empty for a single one."""
-        several = self._num_settings > 1
-        return f"setting {self._num_begun} of {self._num_settings}" if several else ""
+        """Returns which setting of how many is decoded; empty for a single one."""
+        return f"{self._num_begun} of {self._num_settings}" * (self._num_settings > 1)
 
 
 SILENT = Reporter(Console(quiet=True, force_terminal=False))

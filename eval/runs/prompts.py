@@ -1,8 +1,10 @@
 """From an example's prompt to token ids, by any tokenizer."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from dllm_decode import MaskPredictor
+from dllm_decode.text.blanks import template_ids
 from dllm_decode.text.unknown_words import unknown_id_of, unknown_words
 from eval.tasks.base import Example, Turn
 
@@ -37,6 +39,27 @@ def encode_prompt(tokenizer: PromptTokenizer, example: Example, *, chat: bool) -
     # A template has written every special token there is to be.
     is_plain = isinstance(example.prompt, str) and not chat
     return tokenizer.encode(text) if is_plain else tokenizer.encode(text, add_special_tokens=False)
+
+
+def templates_of(
+    tokenizer: Any, model: MaskPredictor, examples: Sequence[Example], gen_length: int
+) -> list[list[int]]:
+    """Returns the answer of each example with blanks as `decode` takes it; [] if none has one.
+
+    EOS follows a template, up to the answer's length. Raises ValueError if a template is longer.
+    """
+    if not any(example.template for example in examples):
+        return []
+    found = []
+    for one in examples:
+        tokens = template_ids(tokenizer, one.template, model) if one.template else []
+        if len(tokens) > gen_length:
+            raise ValueError(
+                f"gen_length must be at least {len(tokens)}, the length of the template of the "
+                f"example {one.id!r}, got {gen_length}."
+            )
+        found.append(tokens and tokens + [model.eos_ids[0]] * (gen_length - len(tokens)))
+    return found
 
 
 def said_of_unknown_words(

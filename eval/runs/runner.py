@@ -1,10 +1,11 @@
 """Runs settings over examples into a results folder; can be killed and started again."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from dllm_decode import decode
 from dllm_decode.cli.models import ALONE, Place
@@ -34,13 +35,6 @@ class Checked(NamedTuple):
     run: Run
     examples: Sequence[Example]
     settings: RunSettings
-
-
-class PendingBatch(NamedTuple):
-    """A batch of a run: its number, and the ids of its examples that have no record yet."""
-
-    number: int
-    missing: frozenset[str]
 
 
 class RecordPart(NamedTuple):
@@ -74,49 +68,38 @@ class Worker:
         self.settings_key = self._settings.key("")
         self.keys = [self._key(one) for index in self._mine for one in self._batches[index]]
 
-    def work(self, decoded: "Decoding") -> None:
-        """Has the rest of this process's batches decoded, and keeps the records."""
-        self._begin()
-        batches = (self._pending(index) for index in self._mine)
-        for records in decoded(self, [batch for batch in batches if batch.missing]):
-            self._keep(records)
-
     def finished(self, first: int = 0) -> Iterator[list[Record]]:
         """Yields the records of each batch from the example `first` on; decodes missing ones."""
         self._begin()
-        size, done = self._run.batch_size, self._part.done
-        for index in range(first // size, len(self._batches)):
-            pending = self._pending(index)
-            if pending.missing:
-                records = self.decode(pending)
-                self._keep(records)
+        done = self._part.done
+        for number in self._mine:
+            rows = self._batches[number]
+            missing = {example.id for example in rows if self._key(example) not in done}
+            asked = rows[max(0, first - number * self._run.batch_size) :]
+            if asked and missing:
+                found = self._decoded(number)
+                records = [record for record in found if record["example"] in missing]
+                append(self._part.path, records)
+                self._reporter.add(records)
                 done.update((record["key"], record) for record in records)
-            examples = self._batches[index][max(0, first - index * size) :]
-            yield [done[self._key(example)] for example in examples]
+            if asked:
+                yield [done[self._key(example)] for example in asked]
 
-    def decode(self, batch: PendingBatch) -> list[Record]:
-        """Decodes a batch, and returns the records that were missing."""
-        rows = self._batches[batch.number]
+    def _decoded(self, number: int) -> list[Record]:
+        """Decodes a batch."""
+        rows = self._batches[number]
         warm_up = self._num_begun < _NUM_WARM_UP
         self._num_begun += len(rows)
-        seed = wrapped(self._settings.decoding.seed + _BATCH_STRIDE * batch.number)
-        records = self._decode(rows, seed, warm_up=warm_up)
-        return [record for record in records if record["example"] in batch.missing]
+        seed = wrapped(self._settings.decoding.seed + _BATCH_STRIDE * number)
+        return self._decode(rows, seed, warm_up=warm_up)
 
     def _begin(self) -> None:
         """Starts the display of the run."""
         settings, done = self._settings, self._part.done
         seed = f" seed {settings.decoding.seed}" if settings.decoding.seed else ""
-        label = f"{' + '.join(settings.parts)}{seed} on {settings.task}"
+        within = f" within {settings.constraint}" if settings.constraint else ""
+        label = f"{' + '.join(settings.parts)}{seed} on {settings.task}{within}"
         self._reporter.begin(label, len(self.keys), [done[k] for k in self.keys if k in done])
-
-    def _keep(self, records: Sequence[Record]) -> None:
-        append(self._part.path, records)
-        self._reporter.add(records)
-
-    def _pending(self, index: int) -> PendingBatch:
-        missing = (e.id for e in self._batches[index] if self._key(e) not in self._part.done)
-        return PendingBatch(index, frozenset(missing))
 
     def _key(self, example: Example) -> str:
         return self._settings.key(example.id)
@@ -149,6 +132,7 @@ class Worker:
         decode(
             run.model, [[run.model.eos_ids[0]]], run.sampler, cache=run.cache,
             verifier=run.verifier, blocks=run.blocks, config=self._settings.decoding,
+            constraint=run.automaton(),
         )  # fmt: skip
 
     def _record(self, example: Example, found: ScoredExample, *, warm_up: bool) -> Record:
@@ -171,15 +155,6 @@ class Worker:
         }
 
 
-Decoding: TypeAlias = Callable[[Worker, Sequence[PendingBatch]], Iterator[list[Record]]]
-"""Decodes batches of a worker's run, in any order, and yields the records of each."""
-
-
-def in_turn(worker: Worker, batches: Sequence[PendingBatch]) -> Iterator[list[Record]]:
-    """Decodes batches in this process, one after another."""
-    return map(worker.decode, batches)
-
-
 class RunPlan(NamedTuple):
     """Which runs can be decoded and which cannot, known before the first forward."""
 
@@ -192,7 +167,6 @@ def execute(
     folder: str | Path,
     *,
     place: Place = ALONE,
-    decoded: Decoding = in_turn,
     reporter: Reporter = SILENT,
     retry_errors: bool = False,
     skip_impossible: bool = False,
@@ -209,7 +183,6 @@ def execute(
         runs: The runs.
         folder: Folder of the records; made if need be.
         place: Which batches are this process's: every `world_size`-th.
-        decoded: Decodes this process's batches: here, or on Ray actors (`eval.runs.crew`).
         reporter: Follows the progress.
         retry_errors: Decode examples anew whose record is an error.
         skip_impossible: Leave out runs whose parts do not fit together, and note why.
@@ -232,7 +205,7 @@ def execute(
         with reporter:
             reporter.expect(len(workers), len(missing))
             for worker in workers:
-                worker.work(decoded)
+                deque(worker.finished(), maxlen=0)
     return results
 
 

@@ -14,10 +14,13 @@ from dllm_decode.cli.files import canonical, converted, digest_of_text
 from dllm_decode.cli.models import Loaded
 from dllm_decode.cli.options import OPTIONS
 from dllm_decode.cli.plugins import built
+from dllm_decode.core.language import Automaton
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import new_decoder
+from dllm_decode.text.constraints import constraint_of
+from dllm_decode.text.generation import compiled
 from eval.runs.names import Selection, digest_of
-from eval.runs.prompts import PromptTokenizer, require_template
+from eval.runs.prompts import PromptTokenizer, require_template, templates_of
 from eval.tasks import Example
 from samplers import Sampler
 from samplers.expression import expression_of
@@ -40,6 +43,7 @@ class RunSettings:
         decoding: All other options of the decode, with the block length that was used.
         batch_size: Rows decoded together: which rows share a batch moves floating-point rounding.
         prompts: "chat" or "plain".
+        constraint: Texts that answers must be among, as JSON; empty: any text.
     """
 
     model: str
@@ -56,6 +60,7 @@ class RunSettings:
     decoding: DecodeConfig
     batch_size: int
     prompts: str
+    constraint: str = ""
 
     @property
     def parts(self) -> list[str]:
@@ -68,7 +73,11 @@ class RunSettings:
 
     @cached_property
     def _text(self) -> str:
-        return canonical(self.written())
+        return canonical(self.identity())
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what keys are made of: `written`, as it was before there were constraints."""
+        return {name: v for name, v in self.written().items() if v or name != "constraint"}
 
     def with_seed(self, seed: int) -> "RunSettings":
         """Returns the same settings with another seed."""
@@ -97,7 +106,15 @@ class RunSettings:
 
 _WrittenSettings = msgspec.defstruct(
     "_WrittenSettings",
-    [*((f.name, f.type) for f in fields(RunSettings) if f.name != "decoding"), *OPTIONS.items()],
+    [
+        *(
+            (f.name, f.type)
+            for f in fields(RunSettings)
+            if f.name not in ("decoding", "constraint")
+        ),
+        *OPTIONS.items(),
+        ("constraint", str, ""),
+    ],
     forbid_unknown_fields=True,
 )
 
@@ -117,6 +134,8 @@ class Run:
         model_source: As `load_model` was given it, like `revision`; None is the model's name.
         dtype: Of the parameters.
         files: The model's files, as `MaskedTransformer.files`; () if they are not known.
+        constraint: Texts that answers must be among, as JSON that `constraint_of` reads; empty:
+            the task's.
         trace: Record step and confidence of every position. Costs a little time each step.
     """
 
@@ -134,14 +153,22 @@ class Run:
     revision: str | None = None
     dtype: str = "float32"
     files: tuple[Path, ...] = ()
+    constraint: str = ""
     trace: bool = True
+
+    @property
+    def constrained(self) -> str:
+        """The constraint that holds, as JSON: the run's, else the task's; empty: none."""
+        own = self.selection.task.constraint
+        return self.constraint or (canonical(own) if own else "")
 
     @property
     def name(self) -> str:
         """The setting in words, for messages."""
         parts = (self.sampler, self.cache, self.verifier, self.blocks)
         shown = named_parts(*map(expression_of, parts))
-        return f"{self.model.name} on {self.selection.address} with {' + '.join(shown)}"
+        within = f" within {self.constrained}" if self.constrained else ""
+        return f"{self.model.name} on {self.selection.address} with {' + '.join(shown)}{within}"
 
     def check(self, examples: Sequence[Example]) -> None:
         """Raises ValueError, before anything is decoded, if these settings fail for every prompt.
@@ -149,14 +176,30 @@ class Run:
         Model, sampler, cache, verifier, block schedule and lengths must fit together, answers be
         scorable, and prompts that need a chat template have it.
         """
-        new_decoder(
-            self.model, self.sampler, cache=self.cache, verifier=self.verifier,
-            blocks=self.blocks, config=self.decoding,
-        )  # fmt: skip
+        decoder, automaton = self._decoder(), self.automaton()
+        if automaton is not None:
+            decoder.request([self.model.eos_ids[0]], 0, constraint=automaton)
         self.selection.task.require_scorable()
         has_turns = any(not isinstance(example.prompt, str) for example in examples)
         if has_turns or (self.prompts or self.selection.task.prompts) == "chat":
             require_template(self.tokenizer)
+        templates_of(self.tokenizer, self.model, examples, self.decoding.gen_length)
+
+    def automaton(self) -> Automaton | None:
+        """Returns the constraint as the model's tokens spell it; None without one.
+
+        Raises ValueError if there is no such constraint, or the tokens cannot spell it.
+        """
+        if not self.constrained:
+            return None
+        constraint = constraint_of(msgspec.json.decode(self.constrained))
+        return compiled(self._decoder(), self.tokenizer, constraint)
+
+    def _decoder(self) -> Decoder:
+        return new_decoder(
+            self.model, self.sampler, cache=self.cache, verifier=self.verifier,
+            blocks=self.blocks, config=self.decoding,
+        )  # fmt: skip
 
     def settings(self, examples: Sequence[Example]) -> RunSettings:
         """Returns what decides the answers to these examples."""
@@ -177,6 +220,7 @@ class Run:
             decoding=replace(self.decoding, block_length=block_length),
             batch_size=self.batch_size,
             prompts=self.prompts or self.selection.task.prompts,
+            constraint=self.constrained,
         )
 
 

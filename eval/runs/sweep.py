@@ -5,9 +5,7 @@ import difflib
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -15,16 +13,17 @@ from typing import Any, NamedTuple, TypeAlias
 from rich.console import Console
 
 from dllm_decode import DecodeConfig
-from dllm_decode.cli.files import is_of
+from dllm_decode.cli.conversation import named_constraint
+from dllm_decode.cli.files import canonical, decoded, is_of
 from dllm_decode.cli.models import Loaded, Place, open_model
 from dllm_decode.cli.options import OPTIONS, axes_of
 from dllm_decode.cli.plugins import CHECKS
-from eval.runs.crew import decoding_on_ray
+from dllm_decode.text.constraints import constraint_of
 from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
 from eval.runs.progress import Reporter
 from eval.runs.prompts import said_of_unknown_words
-from eval.runs.runner import Checked, Decoding, RunPlan, execute, in_turn
+from eval.runs.runner import Checked, RunPlan, execute
 from eval.runs.settings import Parts, Run, RunSettings, run_of
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.sandbox.sandbox import Sandbox
@@ -50,6 +49,7 @@ class Sweep:
         decoding: Values of any options of the decode: answer length, temperature, seeds and so on.
             An option that is not named is the task's own, else the default.
         prompts: "chat" or "plain"; empty: the task's default.
+        constraints: Texts that answers must be among, as JSON; empty: the task's, or any.
     """
 
     models: tuple[str, ...]
@@ -62,11 +62,13 @@ class Sweep:
     batch_size: int = 16
     prompts: str = ""
     revision: str = ""
+    constraints: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
         axes = ("samplers", "caches", "verifiers", "blocks")
         parsers: dict[str, Callable[[str], object]] = {
             "models": str, "tasks": lambda address: parse_task(address).address,
+            "constraints": canonical_constraint,
             **dict(zip(axes, CHECKS.values(), strict=True)),
         }  # fmt: skip
         for name, parse in parsers.items():
@@ -99,16 +101,19 @@ class Sweep:
 
         `loaded` has the models by name; with `trace` step and confidence are recorded.
         """
-        for source, selection, cache, verifier, blocks, options, sampler in product(
+        for source, selection, cache, verifier, blocks, options, constraint, sampler in product(
             self.models, selections, self.caches, self.verifiers, self.blocks, self._options(),
-            self.samplers,
+            self.constraints, self.samplers,
         ):  # fmt: skip
             run = run_of(
                 loaded[source], selection, Parts(sampler, cache, verifier, blocks), options
             )
             if run.verifier.asks_sampler or sampler == self.samplers[0]:
                 prompts = self.prompts or None
-                yield replace(run, batch_size=self.batch_size, prompts=prompts, trace=trace)
+                yield replace(
+                    run, batch_size=self.batch_size, prompts=prompts, trace=trace,
+                    constraint=canonical_constraint(constraint),
+                )  # fmt: skip
 
     def _options(self) -> list[dict[str, Any]]:
         """Returns every combination of the options."""
@@ -128,6 +133,7 @@ class Measured(NamedTuple):
 
 def run(options: argparse.Namespace, warn: Warn) -> Measured:
     """Runs the settings that the options name."""
+    constraint = named_constraint(argparse.Namespace(**vars(options), input=""))
     sweep = Sweep(
         models=(options.model,),
         tasks=(options.task,),
@@ -139,6 +145,7 @@ def run(options: argparse.Namespace, warn: Warn) -> Measured:
         batch_size=options.batch_size,
         prompts=options.prompts or "",
         revision=options.revision,
+        constraints=("" if constraint is None else canonical(constraint),),
     )
     return measure(sweep, options, warn)
 
@@ -155,10 +162,6 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
     """Decodes what the results folder lacks, all of it checked before the first forward."""
     place = Place.of_launch()
     Folder(options.out).require_usable()
-    if options.ray_actors and not options.ray:
-        raise ValueError(
-            f"--ray-actors must be given with --ray, got --ray-actors {options.ray_actors} alone."
-        )
     own: list[RunSettings] = []
 
     def tell(plan: RunPlan, others: list[RunSettings]) -> None:
@@ -175,33 +178,28 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
         warn_of_unknown_words(plan.runs)
         warn(sweep.samplers, own)
 
-    decoding: AbstractContextManager[Decoding] = nullcontext(in_turn)
-    here = options
-    if options.ray:
-        opener = partial(open_runs, sweep, options)
-        decoding = decoding_on_ray(options, opener, Folder(options.out), place.world_size)
-        # This process decodes nothing: it checks the runs and keeps the records.
-        here = argparse.Namespace(**{**vars(options), "device": "cpu"})
-    with decoding as decoded:
-        folder = execute(
-            open_runs(sweep, here),
-            options.out,
-            place=place,
-            decoded=decoded,
-            reporter=Reporter(Console(stderr=True)),
-            retry_errors=options.retry_errors,
-            skip_impossible=options.skip_impossible,
-            drop_others=options.drop_others,
-            on_plan=tell,
-        )
+    selections = sweep.selections(code_for(options))
+    loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
+    folder = execute(
+        list(sweep.runs(loaded, selections, trace=not options.no_trace)),
+        options.out,
+        place=place,
+        reporter=Reporter(Console(stderr=True)),
+        retry_errors=options.retry_errors,
+        skip_impossible=options.skip_impossible,
+        drop_others=options.drop_others,
+        on_plan=tell,
+    )
     return Measured(folder, own)
 
 
-def open_runs(sweep: Sweep, options: argparse.Namespace) -> list[Run]:
-    """Reads the examples and loads the models of a sweep."""
-    selections = sweep.selections(code_for(options))
-    loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
-    return list(sweep.runs(loaded, selections, trace=not options.no_trace))
+def canonical_constraint(text: str) -> str:
+    """Returns a constraint as records have it, or raises ValueError if the text is none."""
+    if not text:
+        return ""
+    given = decoded(text.encode(), dict[str, Any], f"The constraint {shown(text)}", "write another")
+    constraint_of(given)
+    return canonical(given)
 
 
 def code_for(options: argparse.Namespace) -> CodeRunner:

@@ -1,7 +1,6 @@
 """The error of a cache: its conditionals against the exact ones, along real decodes."""
 
 import argparse
-import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -15,7 +14,6 @@ from dllm_decode import (
     DelayedCache,
     DualCache,
     FreeCache,
-    MaskPredictor,
     NoCache,
     NoVerifier,
     PrefixCache,
@@ -32,13 +30,11 @@ from dllm_decode.engine.settle import settle
 from eval.grid import show_grid
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer
-from eval.runs.names import Selection, parse_task
+from eval.runs.names import parse_task
 from eval.runs.records import ScoredExample
 from eval.runs.runner import Checked
 from eval.runs.settings import Run, decoding_of
 from eval.runs.sweep import warn_of_unknown_words
-from eval.tasks import Example, Task
-from eval.tasks.base import Turn
 from samplers.expression import expression_of
 from samplers.facts import Fact
 from samplers.view import View
@@ -54,53 +50,8 @@ CACHES: tuple[CachePolicy, ...] = (
 )
 
 _SETTINGS = (
-    "task", "model", "revision", "dtype", "sampler", "blocks", "num_prompts", "batch_size",
+    "task", "model", "revision", "dtype", "sampler", "blocks", "batch_size",
 )  # fmt: skip
-
-
-class TokenIds:
-    """A tokenizer for models without text: ids, separated by spaces."""
-
-    chat_template: str | None = None
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [int(token) for token in text.split()]
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        return " ".join(map(str, token_ids))
-
-    def apply_chat_template(self, conversation: list[Turn], **options: bool) -> str:
-        raise ValueError("Token ids have no chat template.")
-
-
-@dataclass(frozen=True)
-class TokenPrompts(Task):
-    """Prompts of token ids, whose answers are neither right nor wrong."""
-
-    ids: tuple[tuple[int, ...], ...]
-    name = "token ids"
-    version = 1
-    primary = "answer"
-    gen_length = 64
-    prompts = "plain"
-
-    @staticmethod
-    def random(model: MaskPredictor, num_prompts: int, *, seed: int = 0) -> "TokenPrompts":
-        """Draws prompts of 16 to 64 ids, none special."""
-        rng = random.Random(seed)
-        special = {model.mask_id, *model.eos_ids, *model.banned_ids}
-        ids = [token for token in range(model.vocab_size) if token not in special]
-        return TokenPrompts(
-            tuple(tuple(rng.choices(ids, k=rng.randint(16, 64))) for _ in range(num_prompts))
-        )
-
-    def examples(
-        self, split: str = "test", num_examples: int | None = None, seed: int = 0
-    ) -> list[Example]:
-        return [Example(" ".join(map(str, ids)), "", id=str(i)) for i, ids in enumerate(self.ids)]
-
-    def score(self, example: Example, text: str) -> dict[str, float | None]:
-        return {"answer": None}
 
 
 @dataclass(frozen=True)
@@ -208,24 +159,13 @@ def run(options: argparse.Namespace) -> int:
     """Measures, and prints the table."""
     caches = [parse_cache(text) for text in options.cache] if options.cache else CACHES
     sampler, blocks = parse_sampler(options.sampler), parse_blocks(options.blocks)
-    selection = parse_task(options.task) if options.task else None
-    if selection:
-        if options.num_prompts is not None:
-            raise ValueError(
-                "--num-prompts is for random prompts, got it beside a task; write "
-                f"limit={options.num_prompts} in its address instead."
-            )
-        # Before the model is loaded: files may be missing.
-        selection.require_scores(selection.examples())
+    selection = parse_task(options.task)
+    # Before the model is loaded: files may be missing.
+    selection.require_scores(selection.examples())
     written = None if options.json is None else require_file("--json", options.json)
-    has_texts = selection is not None
-    loaded = open_model(options.model, options, options.revision, needs_tokenizer=has_texts)
-    model, tokenizer = loaded.model, loaded.tokenizer
-    if selection is None:
-        task = TokenPrompts.random(model, options.num_prompts or 16, seed=options.seed or 0)
-        selection, tokenizer = Selection(task.name, task), TokenIds()
+    loaded = open_model(options.model, options, options.revision)
     one = Run(
-        model, tokenizer, selection, sampler, blocks=blocks,
+        loaded.model, loaded.tokenizer, selection, sampler, blocks=blocks,
         decoding=decoding_of(selection, given_of(options), blocks), batch_size=options.batch_size,
         model_source=loaded.source,
     )  # fmt: skip
@@ -233,8 +173,7 @@ def run(options: argparse.Namespace) -> int:
     examples = selection.examples()
     for each in runs:
         each.check(examples)
-    if has_texts:
-        warn_of_unknown_words([Checked(one, examples, one.settings(examples))])
+    warn_of_unknown_words([Checked(one, examples, one.settings(examples))])
     errors = [error_of(each) for each in runs]
     console = Console(highlight=False)
     console.print(f"n = {len(examples)} prompts; figures are followed by their standard error\n")

@@ -130,7 +130,7 @@ def _warnings(
     known = {record["settings"] for record in folder.records()}
     seen = [one for one in settings[1:] if one.key("") in known]
     choice = digest([
-        [one.written() for one in settings], options.agreement, options.order_on,
+        [one.identity() for one in settings], options.agreement, options.order_on,
         guarantee.max_drop, guarantee.confidence, guarantee.test,
     ])  # fmt: skip
     file = folder.path / CHOICES_FILE

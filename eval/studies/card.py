@@ -85,7 +85,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         used = settings.written()
         found = [
             f"{name} is {used[name]}, the card's is {value}"
-            for name, value in self.setting.items()
+            for name, value in {"constraint": "", **self.setting}.items()
             if name not in _FREE and used[name] != value
         ]
         task, own = _task_of(settings.task), _task_of(self.setting["task"])

@@ -25,8 +25,9 @@ def rung_of(text: str, others: Mapping[str, str] = MappingProxyType({})) -> Part
     """Reads a setting such as `ConfidenceThreshold(0.9) + MultiBlock(32) + model=FOLDER`.
 
     Its parts are in any order: a sampler, and any of a cache, a verifier, a block schedule and a
-    model, such as a distilled or an adapted one; `others` are for parts that the text does not
-    name. Raises ValueError if a part is none of these, or one kind is there twice.
+    model, such as a distilled or an adapted one, in quotes if it has ' + ' in it. `others` are for
+    parts that the text does not name. Raises ValueError if a part is none of these, or one kind is
+    there twice.
     """
     found: dict[str, str] = {}
     for part in split_parts(text):
@@ -66,7 +67,9 @@ def _tokens_of(text: str) -> Iterator[TokenInfo]:
 
 def _kind_of(part: str) -> tuple[str, str]:
     if part.startswith("model="):
-        return "model", part.removeprefix("model=")
+        path = part.removeprefix("model=")
+        is_quoted = len(path) > 1 and path[0] == path[-1] and path[0] in "'\""
+        return "model", path[1:-1] if is_quoted else path
     reasons = []
     for kind, check in CHECKS.items():
         try:
@@ -76,6 +79,6 @@ def _kind_of(part: str) -> tuple[str, str]:
         else:
             return kind, part
     raise ValueError(
-        "A part of a setting must be a sampler, a cache, a verifier or a block schedule: "
-        f"{reasons[0]}"
+        "A part of a setting must be a sampler, a cache, a verifier, a block schedule or "
+        f"model='PATH', whose quotes a path with ' + ' needs: {reasons[0]}"
     )

@@ -11,7 +11,6 @@ from eval.tasks.parallelbench import ParallelBench
 from eval.tasks.problem_files import FileTask
 from eval.tasks.puzzles import LatinSquare, Sudoku4
 from eval.tasks.word_problems import WordProblems
-from eval.tasks.writing import WordsToSentence
 
 __all__ = [
     "Equations",
@@ -30,5 +29,4 @@ __all__ = [
     "Task",
     "Turn",
     "WordProblems",
-    "WordsToSentence",
 ]

@@ -1,7 +1,7 @@
 """ParallelBench, from a user's own checkout or copy, and how these keep their tasks."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +12,16 @@ from dllm_decode.core.stopping import cut_at
 from eval.tasks.base import Example, content_id, conversation
 from eval.tasks.parallelbench_scores import SCORERS, UNKNOWN
 from eval.tasks.problem_files import FileTask, Found, read_objects
+from samplers.checks import require_choice
 
 GEN_LENGTHS = {"waiting_line": 32, "waiting_line_n15": 128}
 OTHER_GEN_LENGTH = 64
+
+PARALLEL_BENCH = "parallelbench:"
+"""Beginning of the addresses of its tasks."""
+
+FORMS = ("free", "infill")
+MASK = "[MASK]"
 
 SPLIT = "test"
 CONFIG = "task_config.yaml"
@@ -175,27 +182,33 @@ class ParallelBench(FileTask):
 
     Source: Kang et al. 2025, "ParallelBench", https://arxiv.org/abs/2510.04767,
     https://github.com/furiosa-ai/ParallelBench.
-    Differs: the scorers are our own, see `eval.tasks.parallelbench_scores`. A Latin square's rows
-    are counted in cells; any solution of a sudoku is right (`answer_label` wants the stored one);
-    grammar is Harper's, not LanguageTool's. The labels of `waiting_line/sort` are kept as stored,
-    by first name, although its prompt asks for last names, so that right answers to the prompt are
-    mostly counted wrong. Answers to v2 end at a blank line, two in puzzles, as they do there; those
-    to v1 do not.
+    Differs: the scorers are our own, see `eval.tasks.parallelbench_scores`. Any solution of a
+    sudoku is right (`answer_label` wants the stored one); grammar is Harper's, not LanguageTool's.
+    The labels of `waiting_line/sort` are kept as stored, by first name, although its prompt asks
+    for last names, so that right answers to the prompt are mostly counted wrong. Answers to v2 end
+    at a blank line, two in puzzles, as they do there; those to v1 do not.
 
     Attributes:
         path: The folder.
         task: Category and name, such as `waiting_line/copy`.
         primary: Which score is reported first. `answer` is None where it needs a scorer that is
             missing; v2 publishes `grammar` for the tasks of writing.
+        form: "free", or "infill": the answer is the row's `output_format`, in which each [MASK] is
+            one open token and everything else is given, with EOS after it. Upstream infills at
+            temperature 1.
     """
 
     path: str
     task: str
     primary: str = "answer"
+    form: str = "free"
 
-    version = 2
+    version = 3
     splits = (SPLIT,)
     scores_own_target = False  # Some labels are words, or texts that a grammar checker judges.
+
+    def __post_init__(self) -> None:
+        require_choice("form", self.form, FORMS)
 
     @property
     def name(self) -> str:
@@ -218,7 +231,7 @@ class ParallelBench(FileTask):
         found = [_example(*row, i, stop) for i, row in enumerate(source.rows())]
         if not found:
             raise ValueError(f"{self.name} has at least one row in {self.path}, got none.")
-        return found
+        return found if self.form == "free" else [_infilled(one) for one in found]
 
     def seed_of(self, split: str, seed: int) -> str:
         return f"{self.name};{seed}"
@@ -252,9 +265,21 @@ def _example(found: Found, config: Config, number: int, stop: tuple[str, ...]) -
         )
     turns = [(filled(config, one.input, where), text_of(one.answer)) for one in shown]
     asked = filled(config, inputs, where)
-    meta = {"input": inputs, "label": label, "metric": config.metric, "stop": stop}
+    meta = {"input": inputs, "label": label, "metric": config.metric, "stop": stop,
+            "output_format": found.fields.get("output_format"), "where": where}  # fmt: skip
     name = f"{SPLIT}-{number}-{content_id(asked)}"
     return Example(conversation(turns, asked), text_of(label), meta, id=name)
+
+
+def _infilled(example: Example) -> Example:
+    """Returns the example with its `output_format` as the template of the answer."""
+    template = example.meta["output_format"]
+    if not isinstance(template, str) or MASK not in template:
+        raise ValueError(
+            f"{example.meta['where']} must have an 'output_format' with {MASK} to be infilled, got "
+            f"{template!r}; choose form=free."
+        )
+    return replace(example, template=template)
 
 
 def _unpacked(value: Any, where: str) -> Any:

@@ -4,13 +4,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from eval.tasks.lists import placed
 from eval.tasks.puzzles import is_latin, sudoku_grids
 from eval.tasks.text_scores import bleu, grammar, includes, product, rouge
 
 Scores = Mapping[str, float | None]
-
-_STRICT_ITEMS = re.compile(r'"[^"]*"(?:, "[^"]*")*')
 
 
 class Scorer(NamedTuple):
@@ -33,9 +30,9 @@ def strict_items(text: str) -> list[str] | None:
     """Reads these items if they are written as `["A", "B"]` to the letter, otherwise None."""
     _, opened, rest = text.rpartition("[")
     inner, closed, _ = rest.partition("]")
-    if not opened or not closed or not _STRICT_ITEMS.fullmatch(inner):
-        return None
-    return inner[1:-1].split('", "')
+    items = inner.split(", ")
+    is_quoted = all(one[:1] == one[-1:] == '"' and '"' not in one[1:-1] for one in items)
+    return [one[1:-1] for one in items] if opened and closed and is_quoted else None
 
 
 def is_label(items: list[str], label: Any) -> bool:
@@ -48,19 +45,55 @@ def is_shuffled(items: list[str], label: Any) -> bool:
     return sorted(items) == sorted(label["input"]) and items != label["input"]
 
 
-def is_edited(items: list[str], given: list[str], width: int, word: str) -> bool:
-    """Says whether the items are the given ones with the word, if any, in the place of `width`."""
-    starts = range(len(given) + 1 - width)
-    return any(tuple(items) == placed(tuple(given), i, i + width, word) for i in starts)
+def is_inserted(items: list[str], label: Any) -> bool:
+    """Says whether the items without the first occurrence of each new word are the given ones."""
+    words = label["word"]
+    if words is None:
+        return _lacks(label["input"], items, label.get("n_words", 1))
+    rest = list(items)
+    for word in [words] if isinstance(words, str) else words:
+        if word not in rest:
+            return False
+        rest.remove(word)
+    return rest == list(label["input"])
+
+
+def is_removed(items: list[str], label: Any) -> bool:
+    """Says whether the items are the given ones without one, or without `n_words`."""
+    return _lacks(items, label["input"], label.get("n_words", 1))
+
+
+def is_replaced(items: list[str], label: Any) -> bool:
+    """Says whether the items are the given ones with the word where the items first have it.
+
+    Without a word any other one may take the place of an item, or of `n_words`.
+    """
+    given, word = list(label["input"]), label["word"]
+    if len(items) != len(given):
+        return False
+    if word is None:
+        changed = [a for a, b in zip(items, given, strict=True) if a != b]
+        num_words: int = label.get("n_words", 1)
+        return len(changed) == num_words
+    at = items.index(word) if word in items else 0
+    return items == [*given[:at], word, *given[at + 1 :]]
+
+
+def _lacks(items: list[str], given: list[str], count: int) -> bool:
+    """Says whether the items are the given ones without the first of each of `count` names.
+
+    A name that the items still have is not missing, even if it was given twice.
+    """
+    missing, rest = set(given) - set(items), list(given)
+    for name in missing:
+        rest.remove(name)
+    return len(missing) == count and items == rest
 
 
 def list_scorer(is_right: Callable[[list[str], Any], bool], *needs: str) -> Scorer:
     """Returns the scorer of a list: `answer` is upstream's, `answer_strict` to the letter."""
 
     def score(text: str, given: Mapping[str, Any], label: Any) -> Scores:
-        if isinstance(label, dict) and label.get("n_words", 1) != 1:
-            # Changes of several items at once: none of the published tasks asks for them.
-            return dict.fromkeys(("answer", "answer_strict"))
         strict = strict_items(text)
         return {
             "answer": float(is_right(official_items(text), label)),
@@ -73,18 +106,18 @@ def list_scorer(is_right: Callable[[list[str], Any], bool], *needs: str) -> Scor
 def score_latin(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     """Scores a Latin square: every row and column has each symbol once.
 
-    The first row is the label's `first_row`, if it has one.
-
-    `answer` takes the first rows of the right length and symbols; `answer_strict` wants no others.
+    `answer` is upstream's: rows are the first lines with the right set of symbols, columns end with
+    the shortest row, and a `first_row` of the label equals the first row, cell by cell.
+    `answer_strict` also wants rows without a repeated cell, and no other lines.
     """
-    symbols = sorted(str(symbol) for symbol in label["symbols"])
-    lines = [[cell.strip() for cell in line.split(",")] for line in text.split("\n")]
-    lines = [line for line in lines if line != [""]]
-    # A row with a cell too many may have the right set of symbols; sorted lists tell it apart.
-    rows = [line for line in lines if sorted(line) == symbols][: len(symbols)]
-    first = label.get("first_row")
-    right = is_latin(rows, symbols) and first in (None, rows[0])
-    return {"answer": float(right), "answer_strict": float(right and rows == lines)}
+    symbols = set(label["symbols"])
+    lines = [[one.strip() for one in line.split(",")] for line in text.split("\n") if line.strip()]
+    rows = [line for line in lines if set(line) == symbols][: len(symbols)]
+    columns = zip(*rows, strict=False)
+    right = len(rows) == len(symbols) and all(set(column) == symbols for column in columns)
+    right = right and label.get("first_row") in (None, rows[0])
+    strict = right and rows == lines and is_latin(rows, sorted(symbols))
+    return {"answer": float(right), "answer_strict": float(strict)}
 
 
 def score_sudoku(text: str, given: Mapping[str, Any], label: Any) -> Scores:
@@ -143,15 +176,9 @@ def score_paraphrase(text: str, given: Mapping[str, Any], label: Any) -> Scores:
 SCORERS: Mapping[str, Scorer] = {
     "list_match_score": list_scorer(is_label),
     "list_shuffle_score": list_scorer(is_shuffled, "input"),
-    "list_random_insert_score": list_scorer(
-        lambda items, label: is_edited(items, label["input"], 0, label["word"]), "input", "word"
-    ),
-    "list_random_remove_score": list_scorer(
-        lambda items, label: is_edited(items, label["input"], 1, ""), "input"
-    ),
-    "list_random_replace_score": list_scorer(
-        lambda items, label: is_edited(items, label["input"], 1, label["word"]), "input", "word"
-    ),
+    "list_random_insert_score": list_scorer(is_inserted, "input", "word"),
+    "list_random_remove_score": list_scorer(is_removed, "input"),
+    "list_random_replace_score": list_scorer(is_replaced, "input", "word"),
     "latin_square_score": Scorer(score_latin, ("symbols",)),
     "sudoku_score": Scorer(score_sudoku),
     "sentence_to_words_score": Scorer(score_sentence, ("words",)),

@@ -5,9 +5,12 @@ import random
 import zlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import msgspec
 
@@ -15,6 +18,7 @@ from dllm_decode.cli.files import REPAIR, decoded
 from eval.tasks.base import Example, Task
 from samplers.checks import require_choice, require_count
 
+HUB_TIMEOUT_S = 5.0
 OF_PROTOCOL = -1
 
 
@@ -143,15 +147,24 @@ class DataSet(NamedTuple):
         return file
 
     def _hub_rows(self, split: str) -> list[Found]:
-        remedy = f"give path=, a folder with {' or '.join(self.names)}"
+        remedy = f"give path=, a folder with {' or '.join(self.names)} from {self.source}"
         try:
-            from datasets import load_dataset
-
-            table = load_dataset(self.hub_id, self.config, split=split)
-        except (ImportError, OSError) as error:
+            from datasets import config, load_dataset
+        except ImportError as error:
             raise ValueError(
                 f"Without a path, {self.hub_id} is read from the hub by the package `datasets`, "
-                f"got {type(error).__name__}; install the package or {remedy}."
+                f"got none; install the extra `eval`, or {remedy}."
+            ) from error
+        try:
+            # Where there is no network, `datasets` tries again for a minute and a half.
+            if not config.HF_HUB_OFFLINE:
+                with suppress(HTTPError):
+                    urlopen(config.HF_ENDPOINT, timeout=HUB_TIMEOUT_S).close()
+            table = load_dataset(self.hub_id, self.config, split=split)
+        except OSError as error:
+            raise ValueError(
+                f"{self.hub_id} must be in reach at {config.HF_ENDPOINT} or in the cache, got: "
+                f"{error}. Set HF_HUB_OFFLINE=1 if it was downloaded before, or {remedy}."
             ) from error
         return [Found(row, f"Row {i} of {self.hub_id}") for i, row in enumerate(table, start=1)]
 

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*")
 _OF_STYLE = ("Enhancement", "Readability", "Redundancy", "Style")
-_NEXT_SENTENCE = re.compile("[.!?][\"')\\]\u201d\u2019]*\\s+[\"'(\u201c\u2018]*[A-Z]")
 
 
 def words_of(text: str) -> list[str]:
@@ -33,21 +31,6 @@ def includes(text: str, words: Sequence[str]) -> bool:
     found = _spaced(text)
     wanted = Counter(_spaced(word) for word in words)
     return all(found.count(word) >= count for word, count in wanted.items())
-
-
-def is_one_sentence(text: str) -> bool:
-    """Says whether a text has the form of one sentence.
-
-    It begins with a capital letter or a digit and ends with `.`, `!` or `?`; there is no such mark
-    before a capitalised word, no line break, and no word twice in a row.
-    """
-    text = text.strip()
-    found = words_of(text)
-    opening = text.lstrip("\"'(\u201c\u2018")[:1]
-    ending = text.rstrip("\"')\u201d\u2019")[-1:]
-    repeats = any(word == after for word, after in pairwise(found))
-    is_shaped = (opening.isupper() or opening.isdigit()) and ending in (".", "!", "?")
-    return is_shaped and not repeats and "\n" not in text and not _NEXT_SENTENCE.search(text)
 
 
 def grammar(text: str) -> float | None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from eval_runs import TokenIds, TokenPrompts
 from tiny_models import tiny
 
 from dllm_decode import decode
@@ -15,7 +16,7 @@ from eval.commands import evaluate as main
 from eval.runs.folder import Folder
 from eval.runs.names import Selection
 from eval.runs.settings import Run
-from eval.studies.cache_error import TokenIds, TokenPrompts, error_of
+from eval.studies.cache_error import error_of
 from eval.studies.card import FORMAT, read_card
 from eval.studies.ladders import rung_of
 from samplers import ConfidenceThreshold

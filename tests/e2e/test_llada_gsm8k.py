@@ -34,6 +34,16 @@ def test_gsm8k_rows_of_a_local_folder_go_through_prompt_decode_and_score(
     assert "LocalLeap" in capsys.readouterr().out
 
 
+def test_a_verifier_that_asks_no_sampler_is_one_row(capsys: pytest.CaptureFixture[str]) -> None:
+    verifier = "ARVerify(CausalTarget('mini-ar'))"
+    example.main(["--task", "word_problems?limit=4", "--num-rows", "4", "--verifier", verifier])
+    shown = capsys.readouterr().out
+    assert "ARVerify" in shown
+    assert "FixedSchedule" not in shown.split("accuracy")[-1]
+    with pytest.raises(SystemExit, match="'Nope' is not known"):
+        example.main(["--task", "word_problems?limit=1", "--verifier", "Nope()"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -493,6 +493,7 @@ function chooseCost(name) {
   byId("cost").value = name;
   byId("advice").textContent = task.advice[name];
   byId("advice").hidden = !task.advice[name];
+  byId("origin").textContent = task.origin;
   byId("bold").textContent = `Bold: no other setting is better in accuracy and in ${cost.axis}.`;
   drawTable();
   drawPicture();
@@ -540,6 +541,8 @@ document.addEventListener("keydown", (event) => {
 });
 window.addEventListener("hashchange", openNamed);
 window.addEventListener("resize", () => { drawPicture(); drawReliability(); });
+byId("parallel-bench").textContent = content.parallel_bench;
+byId("parallel-bench").hidden = !content.parallel_bench;
 notify(content.notice);
 choose(0);
 openNamed();

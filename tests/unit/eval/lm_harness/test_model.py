@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from eval_runs import write_tasks
+from eval_runs import TokenIds, write_tasks
 from torch import Tensor
 from toys import HashModel
 
@@ -30,7 +30,6 @@ from eval.lm_harness.likelihood import LeftToRight, MonteCarlo
 from eval.lm_harness.settings import LmSettings, Opened
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
-from eval.studies.cache_error import TokenIds
 from samplers import ConfidenceThreshold, FixedSchedule
 
 ROOT = Path(__file__).parents[4]

@@ -44,6 +44,13 @@ def test_speed_at_accuracy_is_the_published_value(
     assert found == pytest.approx(published, abs=0.09)
 
 
+def test_a_pb_score_is_the_speed_of_a_setting_and_never_between_two() -> None:
+    points = [TradeOff(1.0, 0.95), TradeOff(3.0, 0.8), TradeOff(2.0, 0.85), TradeOff(8.0, 0.4)]
+    found = [metrics.pb_score(points, accuracy) for accuracy in (0.96, 0.9, 0.8, 0.6, 0.4)]
+    assert found == [None, 1.0, 3.0, 3.0, 8.0]
+    assert metrics.speed_at_accuracy(points, 0.6) == pytest.approx(5.5)
+
+
 def test_speed_at_accuracy_takes_the_last_crossing_or_nothing() -> None:
     curve = [TradeOff(1.0, 0.9), TradeOff(2.0, 0.5), TradeOff(3.0, 0.7), TradeOff(4.0, 0.5)]
     assert metrics.speed_at_accuracy(curve, 0.6) == pytest.approx(3.5)

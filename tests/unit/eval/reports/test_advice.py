@@ -45,11 +45,18 @@ def test_the_advice_names_the_cheapest_setting_that_is_shown_to_be_as_good(large
 
 def test_the_advice_says_how_many_examples_would_be_enough(tmp_path: Path) -> None:
     said = advice(measured(compared(tmp_path, 40)).summary["rows"], COSTS["columns"])
-    assert "FixedSchedule(4) + DualCache() may be (difference +0.000 [-0.088, +0.088] on 40" in said
-    assert said.endswith("if its difference stays, about 770 examples would show it.")
+    assert said == (
+        "Undecided: FixedSchedule(4) + DualCache() (difference +0.000 [-0.088, +0.088] on 40 "
+        "examples; 2.5 times fewer columns). If its difference stays, about 770 examples would "
+        "show that it is no worse than the reference by more than 0.02 at 95 %. Keep "
+        "FixedSchedule(4): no setting with fewer columns is shown to be no worse than the "
+        "reference by more than 0.02 at 95 %."
+    )
 
 
-@pytest.mark.parametrize(("num_examples", "said"), [(1, "Keep FixedSchedule(4): "), (200, "Take")])
+@pytest.mark.parametrize(
+    ("num_examples", "said"), [(1, "Undecided: FixedSchedule(4) "), (200, "Take")]
+)
 def test_equal_answers_that_are_partly_right_need_examples_too(
     tmp_path: Path, num_examples: int, said: str
 ) -> None:

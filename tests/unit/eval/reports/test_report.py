@@ -259,3 +259,48 @@ def test_headings_tell_versions_apart(edited: Folder, capsys: pytest.CaptureFixt
     assert [line for line in shown.splitlines() if line in named] == named
     page = (edited.path / "report.html").read_text()
     assert all(f'"task":"{title}"' in page for title in titles)
+
+
+def test_pb_scores_are_of_settings_that_have_every_task(tmp_path: Path) -> None:
+    """Tokens a step are a mean over the tasks, whose answer lengths differ."""
+    path = "parallelbench:copies#waiting_line/"
+    tasks = [replace(SETTINGS, task=f"{path}copy"), replace(
+        SETTINGS, task=f"{path}sort", decoding=replace(SETTINGS.decoding, gen_length=12)
+    )]  # fmt: skip
+    settings, records = [], []
+    for sampler, scores, nfe in (("Slow()", (1, 1), 6), ("Fast()", (1, 0), 2), ("Part()", (1,), 1)):
+        for task, score in zip(tasks, scores, strict=False):
+            own = replace(task, sampler=sampler)
+            settings.append(own)
+            records += [record(own, example, score, nfe) for example in "abcd"]
+    folder = folder_of(tmp_path, settings, records)
+    scores = {"PB90": 1.5, "PB80": 1.5, "PB70": 1.5, "PB60": 1.5}
+    (found,) = measured(folder).summary["parallel_bench"]
+    assert found == {"model": "toy", "num_tasks": 2, "num_settings": 2, "scores": scores}
+    report = write_report(measured(folder)).read_text()
+    assert "| toy | 2 | 2 | 1.50 | 1.50 | 1.50 | 1.50 |" in report
+
+
+def test_a_report_says_where_its_numbers_come_from_and_names_tasks_as_they_were_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its title had the options of the address in another order than the command."""
+    model, out = eval_runs.write_model(tmp_path / "model"), tmp_path / "out"
+    typed = "lists/copy?n=3&limit=2"
+    asked = ["run", typed, str(out), "--model", str(model), "--gen-length", "8"]
+    machine = Folder(out)
+    assert main(asked) == 0
+    (file,) = out.glob("machine-*.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "command": " ".join(asked)}))
+    capsys.readouterr()
+    assert show(machine) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{typed}\n")
+    report = (out / "report.md").read_text()
+    assert f"## {typed}" in report
+    origin = next(line for line in report.splitlines() if line.startswith("From "))
+    assert f"From {model} in float32, on " in origin
+    for part in (" threads), 20", "torch 2", "Python 3", "gen_length 8, ", "batch_size 16, "):
+        assert part in origin
+    assert origin in shown
+    assert json.dumps(origin)[1:-1] in (out / "report.html").read_text()

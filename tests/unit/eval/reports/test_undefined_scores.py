@@ -1,32 +1,42 @@
 """A score that cannot be computed is undefined on its whole way into the report, never 0."""
 
-import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import eval_runs
-import pytest
 from eval_runs import folder_of
 
 from eval.metrics.costs import COSTS
 from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.table import table
+from eval.runs.names import Selection
 from eval.runs.runner import execute
+from eval.runs.settings import Run
 from eval.studies.cache_error import error_of
-from eval.tasks import text_scores
-from samplers import FixedSchedule
-
-TASK = "writing/words_to_sentence?limit=8"
+from eval.tasks import Example, ListTask
+from samplers import FixedSchedule, Sampler
 
 
-@pytest.fixture(autouse=True)
-def without_a_checker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "harper", None)
-    monkeypatch.setattr(text_scores, "_linter", text_scores._linter.__wrapped__)
+@dataclass(frozen=True)
+class Unscored(ListTask):
+    """Its first score is undefined, as without an optional package."""
+
+    scores_own_target = False
+
+    def score(self, example: Example, text: str) -> Mapping[str, float | None]:
+        return {"answer": None, "included": 0.0}
+
+
+def unscored(*samplers: Sampler) -> list[Run]:
+    """Runs on eight examples without a score."""
+    selection = Selection("unscored", Unscored(n=4), limit=8)
+    return [replace(run, selection=selection) for run in eval_runs.runs(samplers=samplers)]
 
 
 def test_an_undefined_score_is_a_dash_and_not_zero(tmp_path: Path) -> None:
-    folder = execute(eval_runs.runs(task=TASK), tmp_path)
+    folder = execute(unscored(FixedSchedule(8), FixedSchedule(4)), tmp_path)
     assert all(record["scores"]["answer"] is None for record in folder.records())
     rows = measured(folder).summary["rows"]
     assert [row["accuracy"] for row in rows] == [None, None]
@@ -37,12 +47,12 @@ def test_an_undefined_score_is_a_dash_and_not_zero(tmp_path: Path) -> None:
     assert all("| - | - | - |" in line for line in table(rows, COSTS["forwards"]).splitlines()[2:])
     text = write_report(measured(folder)).read_text()
     assert "Accuracy is - where the task's first score is undefined" in text
-    assert "AUP" not in text.split("## writing")[1]
+    assert "AUP" not in text.split("## unscored")[1]
 
 
 def test_an_error_beside_undefined_scores_is_no_accuracy_of_zero(tmp_path: Path) -> None:
     """Errors count as wrong; alone among undefined scores they made an accuracy of 0."""
-    done = execute(eval_runs.runs(task=TASK)[:1], tmp_path / "done")
+    done = execute(unscored(FixedSchedule(8)), tmp_path / "done")
     *kept, last = done.records()
     records = [*kept, {**last, "error": "RuntimeError: no"}]
     row = measured(folder_of(tmp_path / "failed", done.settings(), records)).summary["rows"][0]
@@ -63,5 +73,5 @@ def test_a_report_does_not_need_the_files_of_the_task(tmp_path: Path) -> None:
 
 
 def test_cache_errors_leave_undefined_scores_out() -> None:
-    (run,) = eval_runs.runs(samplers=(FixedSchedule(8),), task=TASK)
+    (run,) = unscored(FixedSchedule(8))
     assert error_of(run).accuracy is None

@@ -1,8 +1,9 @@
 import io
+import json
 import re
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,17 @@ from toys import tiny_target
 from dllm_decode import CausalTarget, DelayedCache, FreeCache
 from dllm_decode.blocks import Sequential
 from dllm_decode.cli.models import Loaded, Place
+from eval.commands import evaluate as main
+from eval.reports.names import names_of
 from eval.reports.summary import measured
 from eval.runs import provenance
 from eval.runs.folder import Folder
+from eval.runs.names import Selection
 from eval.runs.progress import Reporter
 from eval.runs.runner import execute
+from eval.runs.settings import RunSettings
 from eval.runs.sweep import Sweep
+from eval.tasks import WordProblems
 from samplers import FixedSchedule, Wino
 
 
@@ -240,18 +246,18 @@ def test_rows_of_different_batches_and_seeds_do_not_share_their_noise(tmp_path: 
 
 def test_progress_tells_setting_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep showed the time left of the present setting alone, and accuracy without a resume."""
-    monkeypatch.setattr("eval.runs.progress._LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("dllm_decode.core.progress.LINE_EVERY_S", 0.0)
     stream = io.StringIO()
     runs = eval_runs.runs()
     execute(runs[:1], tmp_path)
-    reporter = Reporter(Console(file=stream))
-    execute(runs, tmp_path, reporter=reporter)
-    old, _, *new = stream.getvalue().splitlines()
-    assert old.startswith("setting 1 of 2: FixedSchedule(")
-    assert ": 10/10 accuracy" in old
-    assert new[0].startswith("setting 2 of 2: ConfidenceThreshold(")
-    assert re.search(r": 4/10 .* about 0:00:\d\d left$", new[0])
-    assert re.search(r": 10/10 .* tokens/s$", new[-1])
+    execute(runs, tmp_path, reporter=Reporter(Console(file=stream)))
+    old, begun, *between, last = stream.getvalue().splitlines()
+    assert re.match(r"run: setting 1 of 2: FixedSchedule\(.*: 10/10 accuracy", old)
+    assert re.match(r"run: setting 2 of 2: ConfidenceThreshold\(.*: 0/10$", begun)
+    # The second setting alone is decoded: 4 of 10 examples.
+    assert re.match(r"run:  40\.0 %, 2 of 2, acc 0\.\d{3}(, .* min left)?$", between[0])
+    assert "min left" in between[1]
+    assert re.match(r"run: setting 2 of 2: .*: 10/10 .* tokens/s$", last)
 
 
 def test_a_bar_of_a_sweep_shows_the_whole_and_a_line_for_each_setting_that_is_complete(
@@ -260,14 +266,10 @@ def test_a_bar_of_a_sweep_shows_the_whole_and_a_line_for_each_setting_that_is_co
     """Bars of complete settings filled the screen, and hid the present one."""
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=80, height=24)
-    reporter = Reporter(console)
-    execute(eval_runs.runs(), tmp_path, reporter=reporter)
+    execute(eval_runs.runs(), tmp_path, reporter=Reporter(console))
     shown = Text.from_ansi(stream.getvalue()).plain
-    # One line each, not several: they fit.
-    assert all(len(line) <= 80 for line in shown.splitlines())
-    assert "acc 0.000" in shown
-    assert re.search(r"setting 2 of 2 .* 20/20", shown)
-    assert re.search(r"FixedSchedule\(.*: accuracy 0\.000, .* tokens/s\s*\n", shown, re.DOTALL)
+    assert re.search(r"run ━+ 100\.0 % 2 of 2, acc 0\.000", shown)
+    assert len(re.findall(r"setting [12] of 2: .*?: 10/10\s+accuracy", shown, re.DOTALL)) == 2
 
 
 def test_no_time_is_told_where_nobody_announced_how_much_is_left() -> None:
@@ -278,4 +280,72 @@ def test_no_time_is_told_where_nobody_announced_how_much_is_left() -> None:
         reporter.begin(f"setting {setting}", 60, [])
         reporter.add([eval_runs.record(eval_runs.SETTINGS, str(n), 1.0) for n in range(60)])
     assert stream.getvalue().count(": 60/60 accuracy 1.000") == 2
-    assert " left" not in stream.getvalue()
+    assert {float(left) for left in re.findall("([^ ]*) min left", stream.getvalue())} <= {0.0}
+
+
+PATTERN = r"#### \d+"
+
+
+def constrained(tmp_path: Path, *words: str) -> Any:
+    """Runs a tiny model with options of the command line; returns its folder."""
+    model = eval_runs.write_model(tmp_path / "model")
+    out = tmp_path / "out"
+    asked = ["run", "word_problems?limit=3", str(out), "--model", str(model), "--gen-length", "8",
+             "--sampler", "FixedSchedule(4)", "--batch-size", "2"]  # fmt: skip
+    assert main([*asked, *words]) == 0
+    return Folder(out)
+
+
+def test_answers_of_a_run_with_a_constraint_match_it_and_never_mix_with_others(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("outlines_core")
+    constrained(tmp_path)
+    folder = constrained(tmp_path, "--regex", PATTERN)
+    free, bound = folder.results().items()
+    assert (free[0].constraint, json.loads(bound[0].constraint)) == ("", {"regex": PATTERN})
+    assert not any(re.fullmatch(PATTERN, one["text"]) for one in free[1])
+    assert [bool(re.fullmatch(PATTERN, one["text"])) for one in bound[1]] == [True] * 3
+    rows = measured(folder).summary["rows"]
+    assert names_of(rows)[0].endswith("constraint=none")
+    # Records keep the keys that they had before there were constraints.
+    written = free[0].written()
+    assert written.pop("constraint") == ""
+    assert free[0].identity() == written
+    assert RunSettings.of(written) == free[0]
+
+
+@dataclass(frozen=True)
+class Bounded(WordProblems):
+    """Names a constraint of its own."""
+
+    constraint = {"choice": ["3", "4"]}  # noqa: RUF012  # nothing changes it
+
+
+def test_a_task_names_a_constraint_unless_the_run_names_another(tmp_path: Path) -> None:
+    pytest.importorskip("outlines_core")
+    (run,) = eval_runs.runs(samplers=(FixedSchedule(8),))
+    run = replace(run, selection=Selection("bounded", Bounded(), limit=2))
+    assert {one["text"] for one in execute([run], tmp_path / "a").records()} <= {"3", "4"}
+    other = replace(run, constraint='{"choice":["5"]}')
+    assert [one["text"] for one in execute([other], tmp_path / "b").records()] == ["5", "5"]
+
+
+def test_a_constraint_that_cannot_be_met_is_refused_before_the_first_forward(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("outlines_core")
+    for constraint, sampler, message in (
+        ('{"regex":"(#### ){9}3"}', FixedSchedule(8), "gen_length must be at least 1[01]"),
+        ('{"regex":"[0-9]+"}', Wino(), "constraint needs a sampler that never changes a token"),
+    ):
+        runs = eval_runs.runs(samplers=(sampler,))
+        with pytest.raises(ValueError, match=message):
+            execute([replace(runs[0], constraint=constraint)], tmp_path / "out")
+        assert runs[0].model.num_forwards == 0  # type: ignore[attr-defined]  # a counted model
+    for texts, message in (
+        (('{"regexp":"a"}',), r"constraint must be \{.regex.: TEXT\}"),
+        (('{"regex":"a"}', '{"regex": "a"}'), r"constraints must be distinct, got .* twice"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Sweep(("mini",), ("word_problems",), ("Factor()",), constraints=texts)

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from eval_runs import write_lines, write_model
-from tiny_models import MODELS, tiny
+from eval_runs import TokenIds, TokenPrompts, write_lines, write_model
+from tiny_models import tiny
 
 from dllm_decode import DecodeConfig, FreeCache, MaskPredictor, PrefixCache
 from eval.commands import evaluate as main
 from eval.runs.names import Selection
 from eval.runs.settings import Run
-from eval.studies.cache_error import TokenIds, TokenPrompts, error_of, grid_of
+from eval.studies.cache_error import error_of, grid_of
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 
 
@@ -45,13 +45,14 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
     threads = torch.get_num_threads()
     written = tmp_path / "errors.json"
     status = main(
-        ["cache-error", "--model", str(MODELS / "llada"), "--num-prompts", "2", "--gen-length",
-         "8", "--cache", "NoCache()", "--cache", "PrefixCache()", "--threads", "1",
+        ["cache-error", "word_problems?limit=2", "--model", str(write_model(tmp_path / "tiny")),
+         "--gen-length", "8", "--block-length", "8", "--cache", "NoCache()", "--cache",
+         "PrefixCache()", "--threads", "1",
          "--json", str(written)]
     )  # fmt: skip
     torch.set_num_threads(threads)
     assert status == 0
-    assert "| `NoCache()` | 0.0000 (0.0000) | 0.000 (0.000) | - |" in capsys.readouterr().out
+    assert "| `NoCache()` | 0.0000 (0.0000) | 0.000 (0.000) | 0.000" in capsys.readouterr().out
     content = json.loads(written.read_text())
     assert content["settings"]["num_prompts"] == 2
     assert len(content["errors"]) == 2
@@ -65,8 +66,6 @@ def test_a_task_says_how_many_prompts_and_its_unknown_words_are_named(
     written = tmp_path / "errors.json"
     command = ["cache-error", task, "--model", str(write_model(tmp_path / "tiny")),
                "--cache", "NoCache()", "--json", str(written)]  # fmt: skip
-    assert main([*command, "--num-prompts", "4"]) == 2
-    assert "--num-prompts is for random prompts" in capsys.readouterr().err
     assert main(command) == 0
     assert "not known to the tokenizer: zorblax." in capsys.readouterr().err
     assert json.loads(written.read_text())["settings"]["num_prompts"] == 2

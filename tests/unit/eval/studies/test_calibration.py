@@ -163,6 +163,11 @@ def test_a_rung_holds_whatever_is_written() -> None:
     # A bracket inside of quotes opened one.
     for path in ("/x/run + (old)/f", "a + (b", "a) + b", "a + [b"):
         assert split_parts(f"A('{path}') + B()") == [f"A('{path}')", "B()"]
+    # A path could not have a plus sign between spaces: quotes became part of it.
+    for path in ("/x/a + b", "/x/a + (b)", "/x/it's + b", "b"):
+        assert rung_of(f"Factor() + model={path!r} + DualCache()").model == path
+    with pytest.raises(ValueError, match=r"or model='PATH', whose quotes a path with ' \+ ' needs"):
+        rung_of("Factor() + model=/x/a + b")
     for ladder in LADDERS.values():
         assert len({repr(parse_sampler(text)) for text in ladder}) == len(ladder)
 

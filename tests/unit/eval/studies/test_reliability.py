@@ -8,7 +8,7 @@ import torch
 
 from dllm_decode import StepEvent, decode
 from eval.runs.answers import NUM_BINS, Proposals
-from eval.studies.reliability import reliability, reliability_of_proposals
+from eval.studies.reliability import reliability_of_proposals
 from samplers import ConfidenceThreshold, Wino
 
 
@@ -17,23 +17,6 @@ def record(confidences: list[float | None], revisions: list[Any]) -> Any:
         "error": None, "length": len(confidences), "tokens": list(range(5, 5 + len(confidences))),
         "trace": {"confidences": confidences, "revisions": revisions},
     }  # fmt: skip
-
-
-# Position 1 was first committed as 9, then as its final 6; position 0 as its final token at once.
-REVISED = record([0.95, 0.85, None], [[1, 9, 0, 0.55, 2], [0, 5, 0, 0.65, 1]])
-
-
-def test_bins_hold_commits_and_their_agreement_with_the_final_tokens() -> None:
-    found = reliability([REVISED, record([0.91], [])])
-    assert [(one.low, one.num_commits, one.agreement) for one in found.bins] == [
-        (0.5, 1, 0.0), (0.6, 1, 1.0), (0.8, 1, 1.0), (0.9, 2, 1.0),
-    ]  # fmt: skip
-    assert found.num_commits == 5
-    assert found.bins[-1].confidence == pytest.approx(0.93)
-    # |0.55 - 0| + |0.65 - 1| + |0.85 - 1| + 2 |0.93 - 1|, over five.
-    assert found.calibration_error == pytest.approx((0.55 + 0.35 + 0.15 + 0.14) / 5)
-    with pytest.raises(ValueError, match="with traces"):
-        reliability([{**REVISED, "trace": None}])
 
 
 def proposed(**told: list[float]) -> Any:
@@ -63,7 +46,7 @@ def test_damaged_proposals_are_named() -> None:
     with pytest.raises(ValueError, match="must be 20 bins of 3 numbers, got others for a"):
         reliability_of_proposals([record([], []) | {"example": "a", "trace": told}])
     with pytest.raises(ValueError, match="records with proposals, got none"):
-        reliability_of_proposals([REVISED])
+        reliability_of_proposals([record([0.95], [])])
 
 
 @pytest.mark.parametrize("sampler", [ConfidenceThreshold(0.2), Wino()], ids=repr)

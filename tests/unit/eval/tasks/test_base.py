@@ -23,7 +23,6 @@ RECORDED = {
     "equations": "600903c269417913",
     "puzzles/latin": "c1e3c4dfbba6e8e5",
     "puzzles/sudoku4": "ffbad3338d7da3e7",
-    "writing/words_to_sentence": "59ccc754bb5ed203",
 }
 
 

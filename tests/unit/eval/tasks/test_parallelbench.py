@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import eval_runs
 import pytest
-from eval_runs import write_lines
+from eval_runs import TOKENIZER, write_lines
 
-from eval.runs.names import parse_task
+from eval.runs.names import digest_of, parse_task
+from eval.runs.runner import execute
 from eval.tasks import ParallelBench
 from eval.tasks.parallelbench_scores import SCORERS, official_items, strict_items
 
@@ -203,6 +206,7 @@ def test_a_label_without_its_fields_and_a_broken_config_are_named(tmp_path: Path
         ("['A', 'B']", ["'A'", "'B'"], None),
         ('["A",\t"B",\n"C"]', ["A", '\t"B', '\n"C'], None),
         ('["A", "", "B"]', ["A", "", "B"], ["A", "", "B"]),
+        ('["A, B"]', ["A", "B"], None),
     ],
 )
 def test_lists_are_read_as_upstream_and_strictly(
@@ -233,8 +237,34 @@ def test_list_scorers_follow_the_rule(metric: str, right: list[str], wrong: list
         assert score(f"[{','.join(items)}]", {}, label) == {"answer": 1.0, "answer_strict": 0.0}
     for items in wrong:
         assert score(json.dumps([*items]), {}, label) == {"answer": 0.0, "answer_strict": 0.0}
-    # Changes of several items have no score.
-    assert score('["a"]', {}, {"input": ["a", "b", "c"], "n_words": 2})["answer"] is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "label", "items", "wanted"),
+    [
+        # The first occurrence of the new word is taken out, and of each missing name.
+        ("insert", {"input": ["w", "a"], "word": "w"}, ["w", "a", "w"], 0.0),
+        ("insert", {"input": ["a", "w"], "word": "w"}, ["w", "a", "w"], 1.0),
+        ("insert", {"input": ["a", "b"], "word": ["v", "w"]}, ["w", "a", "v", "b"], 1.0),
+        ("insert", {"input": ["a", "b"], "word": ["v", "w"]}, ["w", "a", "b"], 0.0),
+        ("insert", {"input": ["a", "b"], "word": None, "n_words": 2}, ["a", "c", "b", "d"], 1.0),
+        ("remove", {"input": ["a", "b", "a"]}, ["b", "a"], 0.0),
+        ("remove", {"input": ["a", "b", "a"]}, ["a", "a"], 1.0),
+        ("remove", {"input": ["a", "b", "c"], "n_words": 2}, ["b"], 1.0),
+        ("remove", {"input": ["a", "b", "c"], "n_words": 2}, ["b", "c"], 0.0),
+        # The word replaces the item at the place where the answer has it first.
+        ("replace", {"input": ["w", "b", "c"], "word": "w"}, ["w", "b", "w"], 0.0),
+        ("replace", {"input": ["a", "b", "w"], "word": "w"}, ["w", "b", "w"], 1.0),
+        ("replace", {"input": ["a", "b", "c"], "word": None, "n_words": 2}, ["a", "x", "y"], 1.0),
+        ("replace", {"input": ["a", "b", "c"], "word": None}, ["a", "x", "y"], 0.0),
+    ],
+)
+def test_repeated_names_and_several_changes_are_scored_as_upstream(
+    metric: str, label: dict[str, Any], items: list[str], wanted: float
+) -> None:
+    """Any place was tried, so that answers scored 1 where upstream's functions say 0."""
+    found = SCORERS[f"list_random_{metric}_score"].score(json.dumps(items), {}, label)
+    assert found == {"answer": wanted, "answer_strict": wanted}
 
 
 SQUARE = "A,B,C\nB,C,A\nC,A,B"
@@ -245,13 +275,14 @@ SQUARE = "A,B,C\nB,C,A\nC,A,B"
     [
         (SQUARE, 1.0, 1.0),
         (f"Here:\n{SQUARE.replace(',', ', ')}\nDone", 1.0, 0.0),
-        # The right set of symbols in a row with a cell too many.
+        # Upstream compares sets of cells, and columns end with the shortest row.
+        ("A,B,C,A\nB,C,A\nC,A,B", 1.0, 0.0),
         ("A,A,B,C\nB,C,A\nC,A,B", 0.0, 0.0),
         ("A,B,C\nB,C,A\nA,B,C", 0.0, 0.0),
         ("A,B,C\nB,C,A", 0.0, 0.0),
     ],
 )
-def test_a_latin_square_is_counted_in_cells(text: str, answer: float, strict: float) -> None:
+def test_latin_squares_are_scored_as_upstream(text: str, answer: float, strict: float) -> None:
     found = SCORERS["latin_square_score"].score(text, {}, {"symbols": ["C", "A", "B"]})
     assert found == {"answer": answer, "answer_strict": strict}
 
@@ -260,7 +291,10 @@ def test_a_latin_square_begins_with_the_first_row_of_the_label() -> None:
     score = SCORERS["latin_square_score"].score
     label = {"symbols": ["A", "B", "C"], "first_row": ["A", "B", "C"]}
     assert score(SQUARE, {}, label) == {"answer": 1.0, "answer_strict": 1.0}
-    assert score("B,C,A\nA,B,C\nC,A,B", {}, label) == {"answer": 0.0, "answer_strict": 0.0}
+    wrong = {"answer": 0.0, "answer_strict": 0.0}
+    assert score("B,C,A\nA,B,C\nC,A,B", {}, label) == wrong
+    # A text equals no list of cells, there as here.
+    assert score(SQUARE, {}, {**label, "first_row": "A,B,C"}) == wrong
 
 
 STORED = "1234\n3412\n2143\n4321"
@@ -307,3 +341,39 @@ def test_an_unknown_scorer_leaves_the_score_undefined(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace("list_match_score", "domino_score"))
     task = ParallelBench(str(tmp_path), "waiting_line/reverse")
     assert task.score(task.examples()[0], "x") == {"answer": None}
+
+
+def test_infilled_answers_have_the_form_of_the_row(tmp_path: Path) -> None:
+    """Every [MASK] is one token of the answer, the rest is given, EOS follows."""
+    write_files(tmp_path / "test")
+    masked = {**INSERTED, "output_format": '["[MASK]", "[MASK]"]'}
+    write_lines(tmp_path / "test/waiting_line/insert_random.jsonl", masked)
+    address = f"parallelbench:{tmp_path}#waiting_line/insert_random"
+    free = parse_task(address).examples()
+    infilled = parse_task(f"{address}?form=infill").examples()
+    assert (free[0].template, infilled[0].template) == ("", '["[MASK]", "[MASK]"]')
+    assert digest_of(free) != digest_of(infilled)
+    with pytest.raises(ValueError, match=r"Line 1 of .* must have an 'output_format'.*form=free"):
+        parse_task(f"parallelbench:{tmp_path}#waiting_line/reverse?form=infill").examples()
+    with pytest.raises(ValueError, match=r"form must be one of .*'blank'"):
+        parse_task(f"{address}?form=blank")
+
+
+def test_a_run_keeps_the_given_part_of_infilled_answers(tmp_path: Path) -> None:
+    write_files(tmp_path / "test")
+    masked = {**INSERTED, "output_format": "emma [MASK] apples [MASK]"}
+    write_lines(tmp_path / "test/waiting_line/insert_random.jsonl", masked, INSERTED | masked)
+    address = f"parallelbench:{tmp_path}#waiting_line/insert_random?form=infill"
+    one, *_ = eval_runs.runs(task=address)
+    records = execute([one], tmp_path / "results").records()
+    emma, apples = TOKENIZER.encode("emma apples", add_special_tokens=False)
+    assert len(records) == 2
+    for record in records:
+        assert (record["error"], len(record["tokens"])) == (None, 8)
+        tokens = record["tokens"]
+        assert (tokens[0], tokens[2], tokens[4:]) == (emma, apples, [one.model.eos_ids[0]] * 4)
+        assert one.model.mask_id not in tokens
+        assert record["nfe"] == 2
+    short = replace(one, decoding=replace(one.decoding, gen_length=3, block_length=3))
+    with pytest.raises(ValueError, match="gen_length must be at least 4, the length of the temp"):
+        execute([short], tmp_path / "short")

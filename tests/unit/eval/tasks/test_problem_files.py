@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,7 @@ def test_the_hub_is_asked_for_the_split_and_its_rows_are_read(
         return [chore(n) for n in ((2, 3, 4) if split == "prompt" else (511,))]
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     assert HumanEval().examples()[0].prompt == "def f():\n"
     assert len(Mbpp().examples("val")) == 1
     assert asked == [
@@ -123,13 +126,30 @@ def test_a_missing_hub_or_package_has_a_remedy(name: str, monkeypatch: pytest.Mo
     datasets = pytest.importorskip("datasets")
     make, file, _ = TASKS[name]
 
-    def unreachable(*args: object, **kwargs: object) -> None:
-        raise ConnectionError("Couldn't reach the hub")
+    def not_cached(*args: object, **kwargs: object) -> None:
+        raise ConnectionError("Offline mode is enabled.")
 
-    remedy = f"install the package or give path=, a folder with {file}"
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(ValueError, match=f"got ConnectionError; {remedy}"):
+    remedy = f"give path=, a folder with {file}"
+    monkeypatch.setattr(datasets, "load_dataset", not_cached)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        ValueError, match=f"got: Offline mode .* HF_HUB_OFFLINE=1 if .*, or {remedy}"
+    ):
         make(None).examples()
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(ValueError, match=f"got ModuleNotFoundError; {remedy}"):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=f"got none; install the extra `eval`, or {remedy}"):
         make(None).examples()
+
+
+def test_a_hub_out_of_reach_is_named_without_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took 90 s of retries, and then said that the package must be installed."""
+    datasets = pytest.importorskip("datasets")
+    with socket.socket() as taken:
+        # Bound and not listening: the connection is refused.
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", address)
+        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("was asked"))
+        with pytest.raises(ValueError, match=f"in reach at {address} .*refused.*HF_HUB_OFFLINE=1"):
+            Gsm8k().examples()

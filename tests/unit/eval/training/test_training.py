@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from eval_runs import write_lines
+from eval_runs import TokenIds, write_lines
 from msgspec.structs import astuple
 from safetensors.torch import save_file
 from toys import HashModel
@@ -21,7 +21,6 @@ from dllm_decode.cli.models import Place
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.find import find_model
 from eval.runs.settings import Run
-from eval.studies.cache_error import TokenIds
 from eval.training.filter_command import read_examples
 from eval.training.held_out import HeldOutScores, compared, measure, read_measured
 from eval.training.questions import Questions, read_questions
