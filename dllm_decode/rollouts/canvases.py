@@ -1,6 +1,7 @@
 """Which tokens of a rollout are scored, and on which canvases."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
@@ -53,8 +54,8 @@ class Canvases(NamedTuple):
         tokens = self.tokens
         if tokens.ndim != 2 or tokens.shape[1] != width:
             raise ValueError(
-                f"Canvases must have {width} columns, the prompt's and those of the answer up to the "
-                f"end of its last block, got the shape {tuple(tokens.shape)}."
+                f"Canvases must have {width} columns, up to the end of the answer's last block, "
+                f"got the shape {tuple(tokens.shape)}."
             )
         sizes = [len(part) for part in self[1:]]
         if len(set(sizes)) > 1:
@@ -96,7 +97,9 @@ def canvases_of(
     drawn: list[tuple[list[int], int]] = [(turn, 1) for turn in turns]
     if steps != "all" and steps < len(turns):
         drawn = [_one_of(stratum, generator) for stratum in _strata(turns, steps)]
-    own = [(n, write) for n, (turn, _) in enumerate(drawn) for step in turn for write in commits[step]]
+    own = [
+        (n, write) for n, (turn, _) in enumerate(drawn) for step in turn for write in commits[step]
+    ]
     numbers = [(n, write.position, write.token) for n, write in own]
     canvas, positions, targets = torch.tensor(numbers, dtype=torch.long).view(-1, 3).unbind(-1)
     weights = torch.tensor([drawn[n][1] for n, _ in own], dtype=torch.float64)
@@ -108,12 +111,10 @@ def canvases_of(
 def _strata(turns: list[list[int]], number: int) -> list[list[list[int]]]:
     """Divides turns into consecutive strata whose sizes differ by one at most."""
     bounds = [n * len(turns) // number for n in range(number + 1)]
-    return [turns[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [turns[start:stop] for start, stop in pairwise(bounds)]
 
 
-def _one_of(
-    stratum: list[list[int]], generator: torch.Generator | None
-) -> tuple[list[int], int]:
+def _one_of(stratum: list[list[int]], generator: torch.Generator | None) -> tuple[list[int], int]:
     """Draws one turn of a stratum; its weight is the stratum's size."""
     drawn = int(torch.randint(len(stratum), (), generator=generator))
     return stratum[drawn], len(stratum)

@@ -111,8 +111,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for position, (token, last) in enumerate(zip(self.tokens, written, strict=False)):
             if last not in (token, self.mask_id):
                 raise ValueError(
-                    f"The writes of a rollout must end in its tokens, got token {token} at position "
-                    f"{position}, where the last write is {last}. Score rollouts as recorded."
+                    f"The writes of a rollout must end in its tokens, got {token} at position "
+                    f"{position}, where {last} is written last. Keep tokens and writes together."
                 )
 
     def _begun(self) -> list[int]:
@@ -188,7 +188,7 @@ def version_of(model: MaskPredictor) -> str:
     return sha256(repr(sums).encode()).hexdigest()[:16]
 
 
-class Recorder:
+class RolloutRecorder:
     """Records everything that the steps of each row write.
 
     Pass it in `observers`; it serves one call of `run`. Steps of a verifier that decides in the

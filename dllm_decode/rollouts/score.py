@@ -173,9 +173,10 @@ def _scored(
 ) -> tuple[list[Float[Tensor, " N"]], int]:
     """Runs the forwards; returns the log-probabilities of each rollout, and columns computed."""
     sizes = [len(canvases.canvas) for canvases in chosen]
+    firsts = accumulate(sizes[:-1], initial=0)
     rows = [
         row
-        for rollout, canvases, first in zip(rollouts, chosen, accumulate(sizes, initial=0))
+        for rollout, canvases, first in zip(rollouts, chosen, firsts, strict=True)
         for row in rows_of(model, rollout, canvases, first)
     ]
     if not rows:
@@ -190,7 +191,7 @@ def _scored(
 
 
 def _batches(rows: Sequence[ScoredRow], most: int | None) -> Iterator[list[ScoredRow]]:
-    """Yields rows that one forward computes: of one law, and of one length unless they are masked."""
+    """Yields rows that one forward computes: of one law, and of one length if all see all."""
     alike: dict[Any, list[ScoredRow]] = {}
     for row in rows:
         config, length = row.config, len(row.tokens) if row.attend is None else 0

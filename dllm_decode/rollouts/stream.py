@@ -18,7 +18,7 @@ from dllm_decode.engine.compatibility import require_model
 from dllm_decode.engine.decoder import Decoder, Verifier, requests_of
 from dllm_decode.engine.loop import new_decoder, raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
-from dllm_decode.rollouts.record import Recorder, Rollout, version_of
+from dllm_decode.rollouts.record import Rollout, RolloutRecorder, version_of
 from dllm_decode.text.answers import Answer, answer_of
 from dllm_decode.text.generation import default_sampler
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
@@ -34,12 +34,12 @@ class RolloutGroup(NamedTuple):
     """The rollouts of one prompt.
 
     Attributes:
-        index: Number of the prompt.
+        prompt_index: Number of the prompt.
         rollouts: As many as were asked for.
         answers: Their texts, as `generate` returns them.
     """
 
-    index: int
+    prompt_index: int
     rollouts: list[Rollout]
     answers: list[Answer]
 
@@ -141,7 +141,7 @@ def require_recordable(decoder: Decoder) -> None:
         )
 
 
-class Finished(NamedTuple):
+class RolledOut(NamedTuple):
     """A request that has ended: its rollout, and the output of its row."""
 
     request: Request
@@ -154,7 +154,7 @@ def rollouts_of(
     requests: Sequence[Request],
     num_rows: int,
     new_weights: NewWeights = "begin again",
-) -> Iterator[Finished]:
+) -> Iterator[RolledOut]:
     """Answers requests, and yields each with its rollout as soon as it has ended.
 
     Args:
@@ -170,11 +170,11 @@ def rollouts_of(
 
 def _on_one_version(
     decoder: Decoder, waiting: deque[Request], num_rows: int, new_weights: NewWeights
-) -> Iterator[Finished]:
+) -> Iterator[RolledOut]:
     """Answers waiting requests while the weights are the same; running ones wait again if not."""
-    recorder, version = Recorder(), version_of(decoder.model)
+    recorder, version = RolloutRecorder(), version_of(decoder.model)
     running: dict[int, Request] = {}
-    held: list[Finished] = []
+    held: list[RolledOut] = []
     finishes = new_weights == "finish"
 
     def taken() -> Iterator[Request]:
@@ -187,7 +187,7 @@ def _on_one_version(
         for ended in raise_errors(iter(answers)):
             request = running.pop(ended.request)
             rollout = recorder.rollout(decoder, request, ended.output, version)
-            held.append(Finished(request, rollout, ended.output))
+            held.append(RolledOut(request, rollout, ended.output))
         if held and not finishes:
             count = _num_changes(decoder.model)
             yield from held
@@ -205,7 +205,7 @@ def _num_changes(model: MaskPredictor) -> tuple[str, int]:
 
 
 def _grouped(
-    finished: Iterator[Finished], tokenizer: Tokenizer, strings: Sequence[str], size: int
+    finished: Iterator[RolledOut], tokenizer: Tokenizer, strings: Sequence[str], size: int
 ) -> Iterator[RolloutGroup]:
     """Yields the rollouts of each prompt when all of them have ended."""
     groups: dict[int, dict[int, tuple[Rollout, Answer]]] = {}

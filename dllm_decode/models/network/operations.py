@@ -170,7 +170,9 @@ def _attention(
     value: Float[Tensor, "B G K D"],
     bias: Float[Tensor, "B 1 _ K"] | None,
 ) -> Float[Tensor, "B G Q D"]:
-    if query.device.type != "cpu" or not query.requires_grad:
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    if query.device.type != "cpu" or not query.requires_grad or is_half:
+        # In half precision a training must round as decoding does.
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
     # The backward of torch's kernel is slow on a CPU; written out, `torch.compile` fuses this.
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
