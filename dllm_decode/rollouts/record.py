@@ -10,24 +10,20 @@ Four steps of an answer of 3 tokens on a block-causal model, whose last block ha
 """
 
 from collections.abc import Iterable, Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from dllm_decode.core.commits import log_probabilities
-from dllm_decode.core.model import MaskPredictor, fingerprint_of
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, Row
 from dllm_decode.engine.decoder import Decoder
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Write(NamedTuple):
@@ -70,7 +66,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         config: The options of the decode.
         model: Name of the model.
         mask_id: The model's [MASK] token.
-        weights: Version of the weights, see `version_of`.
+        weights: Version of the weights, a text that differs if they differ, see `version_of`.
         sampler: Text of the sampler, as are `cache`, `verifier` and `blocks` of theirs.
         cache: An approximate cache policy makes scores differ from the record.
         verifier: The verifier.
@@ -167,25 +163,6 @@ def read_rollouts(path: str | Path) -> Iterator[Rollout]:
                 yield Rollout.from_json(line)
             except ValueError as error:
                 raise ValueError(f"In line {number} of {path}: {error}") from None
-
-
-def version_of(model: MaskPredictor) -> str:
-    """Returns a text that changes with the weights: the sum of the bits of each parameter.
-
-    It reads all weights once. A model without parameters, or with quantised ones, has its
-    fingerprint.
-    """
-    if not isinstance(model, nn.Module):
-        return fingerprint_of(model)
-    # A packed parameter is NaN; a state dict puts the weights back.
-    state = model.state_dict()
-    if any(type(part) is not Tensor for part in state.values()):
-        return fingerprint_of(model)
-    sums = [
-        (name, int(part.contiguous().view(_INTEGERS[part.element_size()]).sum(dtype=torch.int64)))
-        for name, part in state.items()
-    ]
-    return sha256(repr(sums).encode()).hexdigest()[:16]
 
 
 class RolloutRecorder:

@@ -14,9 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.options import require_integer
 from dllm_decode.models import MaskedTransformer
+from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.models.masked_transformer import attention_on, own_network
 from dllm_decode.rollouts.canvases import Canvases, Steps, canvases_of, require_steps
-from dllm_decode.rollouts.record import Rollout, Write, version_of
+from dllm_decode.rollouts.record import Rollout, Write
 from dllm_decode.rollouts.rows import ScoredRow, rows_of
 from samplers.checks import shown
 from samplers.logits.statistics import widen

@@ -24,7 +24,8 @@ from dllm_decode.caches import DelayedCache, DualCache, FreeCache, NoCache, Pref
 from dllm_decode.core.layout import attention_mask
 from dllm_decode.engine.loop import new_decoder, run
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.rollouts.record import RolloutRecorder, version_of
+from dllm_decode.models.loading.new_weights import version_of
+from dllm_decode.rollouts.record import RolloutRecorder
 from dllm_decode.verify import SelfVerify
 from samplers import T2M, ConfidenceThreshold, Fact, FixedSchedule, JointThreshold, Sampler, Wino
 

@@ -5,11 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
-from tiny_models import new_tiny
 
 from dllm_decode import DecodeConfig, Rollout, Write, read_rollouts, save_rollouts
-from dllm_decode.rollouts.record import version_of
 
 PARTS: dict[str, Any] = {
     "prompt": (7, 8), "template": (), "tokens": (1, 3, 9), "length": 4,
@@ -77,19 +74,3 @@ def test_steps_that_do_not_belong_to_the_tokens_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         Rollout(**PARTS | {"writes": writes})
-
-
-def test_the_version_of_weights_changes_with_any_of_them() -> None:
-    model = new_tiny()
-    before = version_of(model)
-    assert version_of(model) == before
-    with torch.no_grad():
-        model.get_parameter("transformer.layers.1.attention.output.weight")[3, 4] += 1e-3
-    assert version_of(model) != before
-
-
-def test_packing_weights_is_no_new_version() -> None:
-    model = new_tiny().bfloat16()
-    before = version_of(model)
-    model.transformer.pack()
-    assert version_of(model) == before

@@ -9,7 +9,7 @@ from tiny_models import tiny_gemma
 from toys import tiny_target
 
 from dllm_decode import ARVerify, generate, load_model, roll_out, score
-from dllm_decode.rollouts.record import version_of
+from dllm_decode.models.loading.new_weights import version_of
 from samplers import ConfidenceThreshold
 
 LOADED: Any = load_model("mini", dtype="float32")
