@@ -187,7 +187,7 @@ class RolloutRecorder:
         positions = columns - before.prompt_lengths[rows]
         offsets = positions - event.view.positions[rows, 0]
         offsets = offsets.clamp(0, event.columns.shape[1] - 1)
-        own = [law[rows, offsets].double().tolist() for law in laws]
+        own = [law[rows, offsets].tolist() for law in laws]
         is_commit = ~filled[rows, columns] & (tokens != before.mask_id)
         numbers = torch.stack([rows, positions, tokens, is_commit]).T.tolist()
         indices = [row.request.index for row in event.rows]
@@ -198,11 +198,6 @@ class RolloutRecorder:
             self._writes.setdefault(index, []).append(write)
         for index in indices:
             self._steps[index] = self._steps.get(index, 0) + 1
-
-    def forget(self, index: int) -> tuple[Write, ...]:
-        """Returns the writes of a request, and keeps them no longer."""
-        self._steps.pop(index, None)
-        return tuple(self._writes.pop(index, ()))
 
     def rollout(
         self, decoder: Decoder, request: Request, output: DecodeOutput, weights: str
@@ -223,7 +218,7 @@ class RolloutRecorder:
             template=tuple(request.template),
             tokens=tokens,
             length=row.end - row.prompt_length,
-            writes=self.forget(request.index),
+            writes=tuple(self._writes.pop(request.index, ())),
             finish="stop" if has_eos or bool(output.unsettled.any()) else "length",
             forwards=int(output.nfe[0]),
             config=request.config,

@@ -20,6 +20,7 @@ from dllm_decode.rollouts.canvases import Canvases, Steps, canvases_of, require_
 from dllm_decode.rollouts.record import Rollout, Write
 from dllm_decode.rollouts.rows import ScoredRow, rows_of
 from samplers.checks import shown
+from samplers.logits.float64 import widest
 from samplers.logits.statistics import widen
 from samplers.logits.truncation import Truncation
 
@@ -250,8 +251,9 @@ def _logits(
 def _padded(
     parts: Sequence[Shaped[Tensor, " _"]], device: torch.device, value: int = 0
 ) -> Shaped[Tensor, "B _"]:
-    """Returns parts as rows, as long as the longest."""
-    return pad_sequence(list(parts), batch_first=True, padding_value=value).to(device)
+    """Returns parts as rows, as long as the longest; float64 if the device has it."""
+    found = pad_sequence(list(parts), batch_first=True, padding_value=value)
+    return found.to(device, widest(device)) if found.dtype == torch.float64 else found.to(device)
 
 
 def _recorded(commits: Sequence[Write], law: Law) -> Float[Tensor, " N"]:

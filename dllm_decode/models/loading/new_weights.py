@@ -50,7 +50,8 @@ def replace_weights(model: MaskedTransformer, weights: Mapping[str, Tensor] | st
             "weights must be a state dict such as model.state_dict(), or a folder that load_model "
             f"reads, got {shown(weights)}."
         )
-    fingerprint, files = None, ()
+    fingerprint: str | None = None
+    files: tuple[Path, ...] = ()
     if not isinstance(weights, Mapping):
         other, _ = load_model(weights, device=model.device, dtype=model.dtype, tokenizer="optional")
         assert isinstance(other, MaskedTransformer)
