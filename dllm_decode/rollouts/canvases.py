@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.rollouts.record import Rollout, Write
@@ -32,7 +32,7 @@ class Canvases(NamedTuple):
     weights: Float[Tensor, " N"]
 
     @staticmethod
-    def of_answer(rollout: Rollout, hidden: Int[Tensor, "T L"]) -> "Canvases":
+    def of_answer(rollout: Rollout, hidden: Bool[Tensor, "T L"]) -> "Canvases":
         """Returns canvases on which the answer is scored where they hide it, with weight 1.
 
         Args:
@@ -45,7 +45,7 @@ class Canvases(NamedTuple):
         final[start:stop] = torch.tensor(rollout.tokens)
         canvas, positions = hidden[:, start:stop].nonzero().unbind(-1)
         targets = final[start:][positions]
-        tokens = final.repeat(len(hidden), 1).masked_fill(hidden.bool(), rollout.mask_id)
+        tokens = final.repeat(len(hidden), 1).masked_fill(hidden, rollout.mask_id)
         return Canvases(tokens, canvas, positions, targets, torch.ones(len(targets)))
 
     def check(self, rollout: Rollout, vocab_size: int) -> None:
@@ -93,31 +93,28 @@ def canvases_of(
     for write in rollout.commits:
         commits.setdefault(write.step, []).append(write)
     listed = list(commits)
-    turns = [listed[n : n + shrink] for n in range(0, len(listed), shrink)]
-    drawn: list[tuple[list[int], int]] = [(turn, 1) for turn in turns]
-    if steps != "all" and steps < len(turns):
-        drawn = [_one_of(stratum, generator) for stratum in _strata(turns, steps)]
-    own = [
-        (n, write) for n, (turn, _) in enumerate(drawn) for step in turn for write in commits[step]
-    ]
-    numbers = [(n, write.position, write.token) for n, write in own]
+    # Successive steps that are scored on one canvas.
+    shared = [listed[n : n + shrink] for n in range(0, len(listed), shrink)]
+    number = len(shared) if steps == "all" else min(steps, len(shared))
+    chosen: list[tuple[int, float, Write]] = []
+    firsts: list[int] = []
+    for stratum in _strata(shared, number):
+        # Without a choice, the generator stays as it is.
+        drawn = len(stratum) > 1 and int(torch.randint(len(stratum), (), generator=generator))
+        own = [write for step in stratum[drawn] for write in commits[step]]
+        chosen += [(len(firsts), len(stratum), write) for write in own]
+        firsts.append(stratum[drawn][0])
+    numbers = [(n, write.position, write.token) for n, _, write in chosen]
     canvas, positions, targets = torch.tensor(numbers, dtype=torch.long).view(-1, 3).unbind(-1)
-    weights = torch.tensor([drawn[n][1] for n, _ in own], dtype=torch.float64)
-    first = torch.tensor([turn[0] for turn, _ in drawn], dtype=torch.long)
-    found = Canvases(rollout.canvases()[first], canvas, positions, targets, weights)
-    return found, [write for _, write in own]
+    weights = torch.tensor([weight for _, weight, _ in chosen], dtype=torch.float64)
+    tokens = rollout.canvases()[torch.tensor(firsts, dtype=torch.long)]
+    return Canvases(tokens, canvas, positions, targets, weights), [write for _, _, write in chosen]
 
 
-def _strata(turns: list[list[int]], number: int) -> list[list[list[int]]]:
-    """Divides turns into consecutive strata whose sizes differ by one at most."""
-    bounds = [n * len(turns) // number for n in range(number + 1)]
-    return [turns[start:stop] for start, stop in pairwise(bounds)]
-
-
-def _one_of(stratum: list[list[int]], generator: torch.Generator | None) -> tuple[list[int], int]:
-    """Draws one turn of a stratum; its weight is the stratum's size."""
-    drawn = int(torch.randint(len(stratum), (), generator=generator))
-    return stratum[drawn], len(stratum)
+def _strata(shared: list[list[int]], number: int) -> list[list[list[int]]]:
+    """Divides a list into consecutive strata whose sizes differ by one at most."""
+    bounds = [n * len(shared) // number for n in range(number + 1)] if number else []
+    return [shared[start:stop] for start, stop in pairwise(bounds)]
 
 
 def require_steps(steps: object, num_rollouts: int) -> None:
