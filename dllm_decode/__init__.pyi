@@ -36,6 +36,17 @@ from .engine.loop import decode, decode_many, new_decoder, rounds, run
 from .models import CausalTarget, load_model
 from .models.targets.load import load_target
 from .models.targets.own_weights import as_causal_target
+from .rollouts import (
+    Canvases,
+    Rollout,
+    RolloutGroup,
+    Scores,
+    Write,
+    read_rollouts,
+    roll_out,
+    save_rollouts,
+    score,
+)
 from .text.answers import Answer, GenerateOutput, TokenCommit
 from .text.constraints import JsonSchema, OneOf, Regex
 from .text.generation import generate
@@ -74,6 +85,7 @@ __all__ = [
     "BlockSchedule",
     "CachePolicy",
     "Canvas",
+    "Canvases",
     "CausalTarget",
     "Commits",
     "DecodeConfig",
@@ -114,9 +126,12 @@ __all__ = [
     "Request",
     "RequestQueue",
     "Revision",
+    "Rollout",
+    "RolloutGroup",
     "Row",
     "Sampled",
     "ScoreThreshold",
+    "Scores",
     "SelfVerify",
     "Sequential",
     "SettledCache",
@@ -133,6 +148,7 @@ __all__ = [
     "Uniform",
     "Verifier",
     "Window",
+    "Write",
     "as_causal_target",
     "block_of",
     "decode",
@@ -144,7 +160,11 @@ __all__ = [
     "measure_column_cost",
     "new_decoder",
     "read",
+    "read_rollouts",
+    "roll_out",
     "rounds",
     "run",
+    "save_rollouts",
+    "score",
     "stream_to_terminal",
 ]

@@ -48,6 +48,22 @@ class Commits(NamedTuple):
         return Commits(pad(steps, (0, more), value=-1), *wide)
 
 
+def log_probabilities(
+    view: View, tokens: Int[Tensor, "B W"]
+) -> tuple[Float[Tensor, "B W"], Float[Tensor, "B W"]]:
+    """Returns `logprobs` and `model_logprobs` of tokens, see `Commits`; 0 without logits."""
+    computed = view.computed
+    columns = computed.columns
+    asked = tokens if columns is None else tokens.gather(1, columns)
+    drawn = log_probability(computed.logits, asked, law_temperature(view.temperature))
+    in_model = log_probability(computed.model_logits, asked, 1.0)
+    if columns is None:
+        return drawn, in_model
+    # Nothing is committed where no logits were computed.
+    nowhere = drawn.new_zeros(tokens.shape)
+    return nowhere.scatter(1, columns, drawn), nowhere.scatter(1, columns, in_model)
+
+
 class CommitState(NamedTuple):
     """The commits of some rows so far, by column of the canvas.
 
@@ -100,15 +116,8 @@ class CommitState(NamedTuple):
             commit: Columns of the view whose token the step has committed.
             removed: Columns of the canvas that have lost their token.
         """
-        num_steps, computed = self.num_steps + 1, view.computed
-        columns = computed.columns
-        asked = tokens if columns is None else tokens.gather(1, columns)
-        drawn = log_probability(computed.logits, asked, law_temperature(view.temperature))
-        in_model = log_probability(computed.model_logits, asked, 1.0)
-        if columns is not None:
-            # Nothing is committed where no logits were computed.
-            nowhere = drawn.new_zeros(tokens.shape)
-            drawn, in_model = (nowhere.scatter(1, columns, own) for own in (drawn, in_model))
+        num_steps = self.num_steps + 1
+        drawn, in_model = log_probabilities(view, tokens)
         found = (num_steps[:, None].expand_as(tokens), drawn, in_model)
         held = (self.steps.masked_fill(removed, 0), self.logprobs, self.model_logprobs)
         pairs = zip(held, found, strict=True)

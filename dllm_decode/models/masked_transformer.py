@@ -1,6 +1,6 @@
 """The mask predictor that a loaded checkpoint becomes: a transformer and what its config says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from itertools import groupby
@@ -127,6 +127,26 @@ class MaskedTransformer(nn.Module):
         # Not in inference mode: the caller may change the logits in place, wherever it runs.
         with torch.no_grad():
             return self.transformer.head(hidden).to(self.device)
+
+    def load_weights(self, weights: Mapping[str, Tensor] | str | Path) -> None:
+        """Replaces all weights in place; if anything about them is wrong, none is changed.
+
+        Call it between two rounds, in the thread that decodes: after `run` or `roll_out` has
+        yielded. Packed and compiled forwards take the new weights. The keys and values of rows that
+        run are of the old weights: `roll_out` begins these rows again, `run` does not.
+
+        Args:
+            weights: A state dict with the names of `state_dict()`, in any dtype; or a folder, or
+                another source of `load_model`, which needs memory for a second model meanwhile.
+
+        Raises:
+            ValueError: If a name is missing or unknown, a shape is another one, a number is not
+                finite in the model's dtype, or the model is quantised or spread over devices.
+        """
+        # It reads checkpoints, which make models of this class.
+        from dllm_decode.models.loading.new_weights import replace_weights
+
+        replace_weights(self, weights)
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         """Allocates a zeroed cache in the model's dtype, each layer's part on its device."""

@@ -170,7 +170,10 @@ def _attention(
     value: Float[Tensor, "B G K D"],
     bias: Float[Tensor, "B 1 _ K"] | None,
 ) -> Float[Tensor, "B G Q D"]:
-    if query.device.type != "cpu" or not query.requires_grad:
+    # With weights in half precision, gradients must be those of the model that decodes, which
+    # written-out attention rounds otherwise. Autocast has weights in float32.
+    is_half = query.dtype.itemsize == 2 and not torch.is_autocast_enabled("cpu")
+    if query.device.type != "cpu" or not query.requires_grad or is_half:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
     # The backward of torch's kernel is slow on a CPU; written out, `torch.compile` fuses this.
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)

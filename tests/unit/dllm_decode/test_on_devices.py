@@ -6,8 +6,10 @@ few operations besides the model. Apple's device "mps" refuses float64.
 
 import copy
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ from dllm_decode import (
     BlockSchedule,
     CachePolicy,
     CausalTarget,
+    DecodeConfig,
     DecodeOutput,
     DelayedCache,
     DraftLength,
@@ -47,8 +50,11 @@ from dllm_decode import (
     Tree,
     decode,
     decode_many,
+    new_decoder,
+    score,
 )
 from dllm_decode.models import MaskedTransformer
+from dllm_decode.rollouts.stream import rollouts_of
 from samplers import ConfidenceThreshold, FixedSchedule, Learn2PD, Prophet, Sampler
 from samplers.facts import Fact
 from samplers.logits.float64 import has_float64, widest
@@ -425,3 +431,19 @@ def operations_of(blocks: BlockSchedule) -> float:
 def test_a_schedule_costs_few_operations_where_nothing_opens(blocks: BlockSchedule) -> None:
     """MultiBlock cost 75 a step: it decided what is open on the device, at every step."""
     assert operations_of(blocks) - operations_of(Sequential()) < 12
+
+
+@pytest.mark.parametrize(("kind", "family"), list(product(KINDS, FAMILIES)))
+def test_rollouts_are_scored_there_as_on_the_cpu(kind: str, family: str) -> None:
+    here, there, accelerator = pair_of(kind, family)
+    found, config = [], DecodeConfig(gen_length=12, block_length=4, temperature=0.7)
+    for model, place in ((here, nullcontext()), (there, accelerator)):
+        with place, torch.no_grad():
+            decoder = new_decoder(model, ConfidenceThreshold(0.3), config=config)
+            requests = [decoder.request(prompt, n) for n, prompt in enumerate(PROMPTS)]
+            rollouts = [one.rollout for one in rollouts_of(decoder, requests, 2)]
+            scores = score(model, rollouts, law="drawn")
+            assert scores.difference is not None
+            assert scores.difference < (1e-9 if kind == "cuda" else 1e-4)
+            found.append([[write[:3] for write in one.writes] for one in rollouts])
+    assert found[0] == found[1]

@@ -1,0 +1,92 @@
+"""New weights for a model in use: all of them, or none. And versions that tell weights apart."""
+
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from dllm_decode.core.model import MaskPredictor, fingerprint_of
+from dllm_decode.models.loading.load import load_model
+from dllm_decode.models.masked_transformer import MaskedTransformer
+from samplers.checks import shown
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def version_of(model: MaskPredictor) -> str:
+    """Returns a text that changes with the weights: a digest of the sum of bits of each parameter.
+
+    It reads all weights once. A model without parameters, or with quantised ones, has its
+    fingerprint, which an optimiser's step does not change.
+    """
+    if not isinstance(model, nn.Module):
+        return fingerprint_of(model)
+    # A packed parameter is NaN; a state dict puts the weights back.
+    state = model.state_dict()
+    if any(type(part) is not Tensor for part in state.values()):
+        return fingerprint_of(model)
+    sums = [
+        (name, int(part.contiguous().view(_INTEGERS[part.element_size()]).sum(dtype=torch.int64)))
+        for name, part in state.items()
+    ]
+    return sha256(repr(sums).encode()).hexdigest()[:16]
+
+
+def replace_weights(model: MaskedTransformer, weights: Mapping[str, Tensor] | str | Path) -> None:
+    """Replaces all weights of a model, see `MaskedTransformer.load_weights`."""
+    network = model.transformer
+    if network.quantized is not None or network.route is not None:
+        raise ValueError(
+            f"Weights can be replaced in a model on one device that is not quantised, got "
+            f"{model.name} with quantize={network.quantized!r} on "
+            f"{1 if network.route is None else len(set(network.route.values()))} devices. Load the "
+            "new weights with load_model."
+        )
+    if not isinstance(weights, Mapping | str | Path):
+        raise ValueError(
+            "weights must be a state dict such as model.state_dict(), or a folder that load_model "
+            f"reads, got {shown(weights)}."
+        )
+    fingerprint: str | None = None
+    files: tuple[Path, ...] = ()
+    if not isinstance(weights, Mapping):
+        other, _ = load_model(weights, device=model.device, dtype=model.dtype, tokenizer="optional")
+        assert isinstance(other, MaskedTransformer)
+        weights, fingerprint, files = other.state_dict(), other.fingerprint, other.files
+    # Puts packed weights back into the parameters.
+    held = model.state_dict()
+    _require_alike(held, weights)
+    with torch.no_grad():
+        for name, part in held.items():
+            part.copy_(weights[name])
+    model.fingerprint = version_of(model) if fingerprint is None else fingerprint
+    model.files = files
+
+
+def _require_alike(held: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    """Raises ValueError unless weights have the names and shapes of others, and are finite."""
+    missing, more = sorted({*held} - {*weights}), sorted({*weights} - {*held})
+    if missing or more:
+        raise ValueError(
+            f"Weights must have the names of model.state_dict(), got none of {missing[:3]} and "
+            f"the unknown {more[:3]}. Nothing was changed."
+        )
+    for name, part in held.items():
+        _require_fit(name, part, weights[name])
+
+
+def _require_fit(name: str, held: Float[Tensor, "..."], new: object) -> None:
+    """Raises ValueError unless a weight is a tensor of another one's shape, and is finite."""
+    if not isinstance(new, Tensor) or new.shape != held.shape or not new.is_floating_point():
+        got = f"{new.dtype} {tuple(new.shape)}" if isinstance(new, Tensor) else shown(new)
+        raise ValueError(
+            f"{name} must be floating-point numbers of the shape {tuple(held.shape)}, got {got}. "
+            "Nothing was changed."
+        )
+    if not new.to(held.dtype).isfinite().all():
+        raise ValueError(
+            f"{name} must be finite in {held.dtype}, got NaN or infinity. Nothing was changed."
+        )

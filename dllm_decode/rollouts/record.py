@@ -1,0 +1,232 @@
+"""Rollouts: decodes of which every canvas can be rebuilt, and the observer that records them.
+
+Four steps of an answer of 3 tokens on a block-causal model, whose last block has a fourth column:
+
+    canvas before step 0    [M M M|M]      writes   step 0: position 1 gets "b"
+    canvas before step 1    [M b M|M]               step 1: positions 0 and 3 get "a" and "x"
+    canvas before step 2    [a b M|x]               step 2: position 1 is [MASK] again
+    canvas before step 3    [a M M|x]               step 3: positions 1 and 2 get "c" and EOS
+    after the last step     [a c E|x]
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.core.commits import log_probabilities
+from dllm_decode.core.observers import StepEvent
+from dllm_decode.core.options import DecodeConfig
+from dllm_decode.core.output import DecodeOutput
+from dllm_decode.core.rows import Request, Row
+from dllm_decode.engine.decoder import Decoder
+
+
+class Write(NamedTuple):
+    """A token that a step wrote.
+
+    Attributes:
+        step: Step of the row, from 0.
+        position: Place in the answer, from 0. On a block-causal model positions from `gen_length`
+            on fill up the last block.
+        token: The token; the model's `mask_id` where the step took a token back.
+        logprob: As `Commits.logprobs`; `None` if the law that the sampler drew from excludes the
+            token, or the sampler did not choose it.
+        model_logprob: As `Commits.model_logprobs`; `None` if the sampler did not choose the token:
+            the engine wrote an EOS, or the token is [MASK].
+    """
+
+    step: int
+    position: int
+    token: int
+    logprob: float | None = None
+    model_logprob: float | None = None
+
+    @property
+    def is_commit(self) -> bool:
+        """True if the sampler chose the token."""
+        return self.model_logprob is not None
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer with everything that its steps wrote, so that it can be scored under new weights.
+
+    Attributes:
+        prompt: Token ids.
+        template: First tokens of the answer, `mask_id` where they were open.
+        tokens: The answer, `gen_length` tokens. Positions that were open at the end hold an EOS.
+        length: Positions of the answer and those that fill up its last block.
+        writes: Everything that the steps wrote, in their order.
+        finish: "stop" if an EOS or a stop rule ended the answer, "length" if it is full.
+        forwards: Forwards of the model that the row took part in.
+        config: The options of the decode.
+        model: Name of the model.
+        mask_id: The model's [MASK] token.
+        weights: Version of the weights, a text that differs if they differ, see `version_of`.
+        sampler: Text of the sampler, as are `cache`, `verifier` and `blocks` of theirs.
+        cache: An approximate cache policy makes scores differ from the record.
+        verifier: The verifier.
+        blocks: The block schedule.
+
+    Raises:
+        ValueError: If the writes do not end in the tokens of the answer.
+    """
+
+    prompt: tuple[int, ...]
+    template: tuple[int, ...]
+    tokens: tuple[int, ...]
+    length: int
+    writes: tuple[Write, ...]
+    finish: Literal["stop", "length"]
+    forwards: int
+    config: DecodeConfig
+    model: str
+    mask_id: int
+    weights: str
+    sampler: str
+    cache: str
+    verifier: str
+    blocks: str
+
+    def __post_init__(self) -> None:
+        steps = [write.step for write in self.writes]
+        if steps != sorted(steps) or min(steps, default=0) < 0:
+            raise ValueError(f"Steps of writes must begin with 0 and ascend, got {steps}.")
+        for write in self.writes:
+            if not 0 <= write.position < self.length:
+                raise ValueError(
+                    f"Positions of writes must be in [0, {self.length}), got {write.position}."
+                )
+        written = self._begun()
+        for write in self.writes:
+            written[write.position] = write.token
+        for position, (token, last) in enumerate(zip(self.tokens, written, strict=False)):
+            if last not in (token, self.mask_id):
+                raise ValueError(
+                    f"The writes of a rollout must end in its tokens, got {token} at position "
+                    f"{position}, where {last} is written last. Keep tokens and writes together."
+                )
+
+    def _begun(self) -> list[int]:
+        """Returns the answer before the first step."""
+        return [*self.template, *[self.mask_id] * (self.length - len(self.template))]
+
+    @property
+    def commits(self) -> tuple[Write, ...]:
+        """The writes that the sampler chose: its actions, those included that were taken back."""
+        return tuple(write for write in self.writes if write.is_commit)
+
+    def canvases(self) -> Int[Tensor, "T L"]:
+        """Returns the canvas before each step, prompt included, and last the one after all."""
+        num_steps = self.writes[-1].step + 1 if self.writes else 0
+        found = torch.tensor([*self.prompt, *self._begun()]).repeat(num_steps + 1, 1)
+        for write in self.writes:
+            found[write.step + 1 :, len(self.prompt) + write.position] = write.token
+        return found
+
+    def to_json(self) -> str:
+        """Returns the rollout as one line of JSON."""
+        return msgspec.json.encode(self).decode()
+
+    @staticmethod
+    def from_json(line: str) -> "Rollout":
+        """Reads what `to_json` returned.
+
+        Raises:
+            ValueError: If the line is no rollout.
+        """
+        try:
+            return msgspec.json.decode(line, type=Rollout)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"A line must be a rollout as to_json writes it: {error}.") from None
+
+
+def save_rollouts(path: str | Path, rollouts: Iterable[Rollout]) -> None:
+    """Appends rollouts to a file, one a line."""
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.writelines(f"{rollout.to_json()}\n" for rollout in rollouts)
+
+
+def read_rollouts(path: str | Path) -> Iterator[Rollout]:
+    """Yields the rollouts of a file, in its order.
+
+    Raises:
+        ValueError: If a line is no rollout; the message has its number.
+    """
+    with Path(path).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield Rollout.from_json(line)
+            except ValueError as error:
+                raise ValueError(f"In line {number} of {path}: {error}") from None
+
+
+class RolloutRecorder:
+    """Records everything that the steps of each row write.
+
+    Pass it in `observers`; it serves one call of `run`. Steps of a verifier that decides in the
+    sampler's place are recorded with the law of the view, which need not be its own.
+    """
+
+    def __init__(self) -> None:
+        self._writes: dict[int, list[Write]] = {}
+        self._steps: dict[int, int] = {}
+
+    def __call__(self, event: StepEvent) -> None:
+        before, after, filled = event.before, event.after, event.filled
+        # No forward sees an EOS that fills up an answer which has ended.
+        is_rest = filled & event.ended[:, None] & (before.tokens == before.mask_id)
+        changed = (before.tokens != after.tokens) & before.answer & ~is_rest
+        rows, columns = changed.nonzero().unbind(-1)
+        tokens = after.tokens[rows, columns]
+        laws = log_probabilities(event.view, after.tokens.gather(1, event.columns))
+        positions = columns - before.prompt_lengths[rows]
+        offsets = positions - event.view.positions[rows, 0]
+        offsets = offsets.clamp(0, event.columns.shape[1] - 1)
+        own = [law[rows, offsets].tolist() for law in laws]
+        is_commit = ~filled[rows, columns] & (tokens != before.mask_id)
+        numbers = torch.stack([rows, positions, tokens, is_commit]).T.tolist()
+        indices = [row.request.index for row in event.rows]
+        for (row, position, token, is_own), *pair in zip(numbers, *own, strict=True):
+            index = indices[row]
+            logs = [value if is_own and value > -torch.inf else None for value in pair]
+            write = Write(self._steps.get(index, 0), position, token, *logs)
+            self._writes.setdefault(index, []).append(write)
+        for index in indices:
+            self._steps[index] = self._steps.get(index, 0) + 1
+
+    def rollout(
+        self, decoder: Decoder, request: Request, output: DecodeOutput, weights: str
+    ) -> Rollout:
+        """Returns the rollout of a request that has ended, and keeps its writes no longer.
+
+        Args:
+            decoder: The decoder that answered the request.
+            request: The request.
+            output: Its answer: one row.
+            weights: As `Rollout.weights`.
+        """
+        tokens = tuple(output.tokens[0].tolist())
+        has_eos = any(token in output.eos_ids for token in tokens)
+        row = Row.of(request, decoder.align, decoder.model.mask_id)
+        return Rollout(
+            prompt=tuple(request.prompt),
+            template=tuple(request.template),
+            tokens=tokens,
+            length=row.end - row.prompt_length,
+            writes=tuple(self._writes.pop(request.index, ())),
+            finish="stop" if has_eos or bool(output.unsettled.any()) else "length",
+            forwards=int(output.nfe[0]),
+            config=request.config,
+            model=decoder.model.name,
+            mask_id=decoder.model.mask_id,
+            weights=weights,
+            sampler=repr(decoder.sampler),
+            cache=repr(decoder.cache),
+            verifier=repr(decoder.verifier),
+            blocks=repr(decoder.schedule),
+        )

@@ -1,0 +1,221 @@
+"""Rollouts of many prompts, in groups as they end."""
+
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, TypeAlias, Unpack, get_args
+
+from torch import nn
+
+from dllm_decode.blocks import BlockSchedule, Sequential
+from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.core.model import MaskPredictor, UniformState, fingerprint_of
+from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config, require_integer
+from dllm_decode.core.output import DecodeOutput
+from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
+from dllm_decode.engine.compatibility import require_model
+from dllm_decode.engine.decoder import Decoder, Verifier, requests_of
+from dllm_decode.engine.loop import new_decoder, raise_errors, rounds
+from dllm_decode.engine.no_verifier import NoVerifier
+from dllm_decode.models.loading.new_weights import version_of
+from dllm_decode.rollouts.record import Rollout, RolloutRecorder
+from dllm_decode.text.answers import Answer, answer_of
+from dllm_decode.text.generation import default_sampler
+from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
+from samplers.base import Sampler
+from samplers.checks import shown
+from samplers.facts import Fact
+
+NewWeights: TypeAlias = Literal["begin again", "finish"]
+"""What happens to the rows that run when the weights change, see `roll_out`."""
+
+
+class RolloutGroup(NamedTuple):
+    """The rollouts of one prompt.
+
+    Attributes:
+        prompt_index: Number of the prompt.
+        rollouts: As many as were asked for.
+        answers: Their texts, as `generate` returns them.
+    """
+
+    prompt_index: int
+    rollouts: list[Rollout]
+    answers: list[Answer]
+
+
+def roll_out(
+    model: MaskPredictor,
+    tokenizer: Tokenizer,
+    prompts: Inputs,
+    sampler: Sampler | None = None,
+    *,
+    num_return_sequences: int = 8,
+    chat: UseTemplate = "auto",
+    cache: CachePolicy = NoCache(),
+    verifier: Verifier = NoVerifier(),
+    blocks: BlockSchedule = Sequential(),
+    stop_strings: Sequence[str] = (),
+    num_rows: int = 8,
+    new_weights: NewWeights = "begin again",
+    config: DecodeConfig = DecodeConfig(),
+    **options: Unpack[DecodeOptions],
+) -> Iterator[RolloutGroup]:
+    """Answers prompts several times, and yields each prompt's answers as soon as all have ended.
+
+    A waiting answer takes the place of one that has ended in the next round. Tokens are those of
+    `generate` with the same arguments, apart from rounding.
+
+        for group in roll_out(model, tokenizer, questions, temperature=1.0):
+            rewards = [reward(answer.text) for answer in group.answers]
+            loss = policy_loss(score(model, group.rollouts), rewards)
+
+    The weights may change whenever a group has been yielded, by an optimiser's step or by
+    `load_weights`; each rollout holds the version of the weights that made it.
+
+    Args:
+        model: The mask predictor.
+        tokenizer: Its tokenizer.
+        prompts: As the inputs of `generate`.
+        sampler: Which positions to commit, and with which token; `None`: that of `generate`.
+        num_return_sequences: Rollouts of each prompt.
+        chat: As in `generate`.
+        cache: Which columns to recompute. On models that attend both ways every choice but
+            `NoCache` makes scores differ from the record, see `Scores.difference`.
+        verifier: One that lets the sampler decide every step.
+        blocks: Which positions are open, as in `decode`.
+        stop_strings: Texts that end an answer.
+        num_rows: Rows of a forward, at most.
+        new_weights: If weights change while rows run. "begin again": the running rows begin again,
+            with new caches. "finish": a group is yielded only when no row runs, so that none is
+            lost; meanwhile no waiting answer begins.
+        config: The options of the decode.
+        **options: Fields of `DecodeConfig`, which override `config`. At temperature 0 answers do
+            not differ, and their log-probabilities are no law that they were drawn from.
+
+    Raises:
+        ValueError: At once, if the arguments do not fit together.
+        RuntimeError: If a plug-in or the model breaks its contract.
+    """
+    require_config(config)
+    require_tokenizer(tokenizer)
+    require_model(model)
+    require_integer("num_return_sequences", num_return_sequences, least=1)
+    require_integer("num_rows", num_rows, least=1)
+    if new_weights not in get_args(NewWeights):
+        raise ValueError(
+            f'new_weights must be "begin again" or "finish", got {shown(new_weights)}.'
+        )
+    config = config.updated(**options)
+    decoder = new_decoder(
+        model, default_sampler(model) if sampler is None else sampler, cache=cache,
+        verifier=verifier, blocks=blocks, config=config,
+    )  # fmt: skip
+    require_recordable(decoder)
+    if config.temperature == 0.0 and num_return_sequences > 1:
+        warnings.warn(
+            "At temperature=0 answers are not drawn, so that a policy cannot learn from them. Pass "
+            "a temperature, such as 1.0.",
+            stacklevel=2,
+        )
+    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+    stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
+    listed = prompt_ids(tokenizer, prompts, chat=chat)
+    repeated = [prompt for prompt in listed for _ in range(num_return_sequences)]
+    requests = list(requests_of(decoder, repeated, (), stop))
+    finished = rollouts_of(decoder, requests, num_rows, new_weights)
+    return _grouped(finished, tokenizer, strings, num_return_sequences)
+
+
+def require_recordable(decoder: Decoder) -> None:
+    """Raises ValueError unless the steps of a decode can be scored again."""
+    if isinstance(decoder.model, UniformState):
+        raise ValueError(
+            f"A rollout needs {Fact.HAS_MASK.sentence}, got {decoder.model.name}. Use "
+            f"{Fact.HAS_MASK.remedy.partition(',')[0]}."
+        )
+    if Fact.SAMPLER_DECIDES not in decoder.verifier.gives:
+        raise ValueError(
+            f"A rollout needs {Fact.SAMPLER_DECIDES.sentence}, got {decoder.verifier!r}. Use "
+            f"{Fact.SAMPLER_DECIDES.remedy}."
+        )
+
+
+class RolledOut(NamedTuple):
+    """A request that has ended: its rollout, and the output of its row."""
+
+    request: Request
+    rollout: Rollout
+    output: DecodeOutput
+
+
+def rollouts_of(
+    decoder: Decoder,
+    requests: Sequence[Request],
+    num_rows: int,
+    new_weights: NewWeights = "begin again",
+) -> Iterator[RolledOut]:
+    """Answers requests, and yields each with its rollout as soon as it has ended.
+
+    Args:
+        decoder: As `new_decoder` returns it; see `require_recordable`.
+        requests: The requests, with different indices.
+        num_rows: Rows of a forward, at most.
+        new_weights: As in `roll_out`.
+    """
+    waiting = deque(requests)
+    while waiting:
+        yield from _on_one_version(decoder, waiting, num_rows, new_weights)
+
+
+def _on_one_version(
+    decoder: Decoder, waiting: deque[Request], num_rows: int, new_weights: NewWeights
+) -> Iterator[RolledOut]:
+    """Answers waiting requests while the weights are the same; running ones wait again if not."""
+    recorder, version = RolloutRecorder(), version_of(decoder.model)
+    running: dict[int, Request] = {}
+    held: list[RolledOut] = []
+    finishes = new_weights == "finish"
+
+    def taken() -> Iterator[Request]:
+        while waiting and not (finishes and held):
+            request = waiting.popleft()
+            running[request.index] = request
+            yield request
+
+    for answers in rounds(decoder, RequestQueue(taken()), num_rows, [recorder]):
+        for ended in raise_errors(iter(answers)):
+            request = running.pop(ended.request)
+            rollout = recorder.rollout(decoder, request, ended.output, version)
+            held.append(RolledOut(request, rollout, ended.output))
+        if held and not finishes:
+            count = _num_changes(decoder.model)
+            yield from held
+            held.clear()
+            if _num_changes(decoder.model) != count:
+                waiting.extendleft(reversed(running.values()))
+                return
+    yield from held
+
+
+def _num_changes(model: MaskPredictor) -> tuple[str, int]:
+    """Returns what changes with each change of the weights, at no cost."""
+    parts = model.parameters() if isinstance(model, nn.Module) else ()
+    return fingerprint_of(model), sum(part._version for part in parts)
+
+
+def _grouped(
+    finished: Iterator[RolledOut], tokenizer: Tokenizer, strings: Sequence[str], size: int
+) -> Iterator[RolloutGroup]:
+    """Yields the rollouts of each prompt when all of them have ended."""
+    groups: dict[int, dict[int, tuple[Rollout, Answer]]] = {}
+    for request, rollout, output in finished:
+        group, member = divmod(request.index, size)
+        answer = answer_of(tokenizer, request, output, 0, strings)
+        own = groups.setdefault(group, {})
+        own[member] = rollout, answer
+        if len(own) == size:
+            listed = [own[n] for n in range(size)]
+            yield RolloutGroup(group, *(list(part) for part in zip(*listed, strict=True)))
+            del groups[group]

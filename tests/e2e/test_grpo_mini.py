@@ -1,0 +1,38 @@
+"""The example that learns from rollouts runs, goes on where it was stopped, and is drawn."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from examples.grpo_mini import figures, main
+
+
+def lines_of(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_the_example_learns_and_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = [str(folder), "--num-examples", "8", "--price", "0.1"]
+    main([*arguments, "--minutes", "0.001"])
+    first = lines_of(folder)
+    assert [line["round"] for line in first] == [0, 1]
+    before = torch.load(folder / "checkpoint.pt", weights_only=False)["model"]
+    main([*arguments, "--minutes", str(first[-1]["seconds"] / 60 + 0.01)])
+    found = lines_of(folder)
+    assert found[:2] == first
+    assert found[-1]["round"] >= 2
+    assert found[-1]["reward"] < 1.0
+    after = torch.load(folder / "checkpoint.pt", weights_only=False)["model"]
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    main([str(folder), "--plot", str(tmp_path / "curve.png")])
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+def test_the_rise_is_that_of_pairs() -> None:
+    found = figures([(0, 3), (1, 3), (0, 3), (1, 1)], [(1, 2), (1, 2), (1, 2), (0, 2)], [1.0, 0.0])
+    assert found["accuracy"] == 0.75
+    assert found["rise"] == 0.25
+    assert found["low"] < 0.25 < found["high"]
+    assert (found["forwards"], found["reward"]) == (2.0, 0.5)

@@ -1,0 +1,149 @@
+"""All weights of a model are replaced, or none; versions tell weights apart."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import MODELS, load_tiny, new_tiny
+from torch import Tensor
+
+from dllm_decode import (
+    DecodeConfig,
+    PrefixCache,
+    RequestQueue,
+    decode,
+    new_decoder,
+    run,
+)
+from dllm_decode.models import MaskedTransformer
+from dllm_decode.models.loading.new_weights import version_of
+from samplers import ConfidenceThreshold
+
+PROMPTS = [[17, 40, 41, 300, 5, 77], [99]]
+SAMPLER = ConfidenceThreshold(0.3)
+
+
+def answers(model: MaskedTransformer) -> Tensor:
+    return decode(model, PROMPTS, SAMPLER, gen_length=12, block_length=4).tokens
+
+
+def changed(model: MaskedTransformer) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: (part.double() * (1 + torch.rand(part.shape, generator=generator))).to(part.dtype)
+        for name, part in model.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_model_decodes_with_its_new_weights(dtype: str) -> None:
+    """In bfloat16 the old weights were packed by the first decode."""
+    model = load_tiny("sdar", dtype=dtype, block_length=4)
+    before, weights, fingerprint = answers(model), changed(model), model.fingerprint
+    model.load_weights(weights)
+    other = load_tiny("sdar", dtype=dtype, block_length=4)
+    other.load_state_dict(weights)
+    assert torch.equal(answers(model), answers(other))
+    assert not torch.equal(answers(model), before)
+    assert model.fingerprint != fingerprint
+    assert version_of(model) == version_of(other)
+
+
+def test_weights_come_from_a_folder_too() -> None:
+    model = load_tiny("llada", dtype="float32")
+    original, fingerprint = version_of(model), model.fingerprint
+    model.load_weights(changed(model))
+    assert version_of(model) != original
+    model.load_weights(MODELS / "llada")
+    assert version_of(model) == original
+    assert model.fingerprint == fingerprint
+
+
+NORM = "transformer.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        (NORM, torch.ones(3), r"of the shape \(16,\), got torch.float32 \(3,\)"),
+        (NORM, torch.ones(16, dtype=torch.long), r"got torch.int64 \(16,\)"),
+        (NORM, "ones", "got 'ones'"),
+        (NORM, torch.full((16,), torch.nan), "must be finite in torch.float32, got NaN"),
+        (NORM, torch.full((16,), 1e300, dtype=torch.float64), "must be finite in torch.float32"),
+        ("norm.weight", torch.ones(16), "the unknown .'norm.weight'."),
+        (NORM, None, "got none of .'transformer.norm.weight'."),
+    ],
+)
+def test_wrong_weights_change_nothing(name: str, value: Any, reason: str) -> None:
+    """`load_state_dict` changed 32 of 33 tensors before it raised."""
+    model = new_tiny(hidden_size=16)
+    weights: dict[str, Any] = {**changed(model), name: value}
+    if value is None:
+        del weights[name]
+    before = version_of(model)
+    with pytest.raises(ValueError, match=reason):
+        model.load_weights(weights)
+    assert version_of(model) == before
+
+
+def test_models_that_cannot_follow_are_refused_by_name(tmp_path: Path) -> None:
+    model = new_tiny()
+    with pytest.raises(
+        ValueError, match=r"a state dict .* or a folder that load_model reads, got 3"
+    ):
+        model.load_weights(3)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError):
+        model.load_weights(tmp_path)
+    model.transformer.quantized = "int8"
+    with pytest.raises(ValueError, match=r"is not quantised, got .* with quantize='int8'"):
+        model.load_weights(model.state_dict())
+
+
+def test_a_request_that_begins_after_the_change_has_the_answer_of_the_new_weights() -> None:
+    """Between two rounds of one run, with a cache, in which a longer row has been before."""
+    model = load_tiny("sdar", dtype="float64", block_length=4)
+    weights = changed(model)
+    config = DecodeConfig(gen_length=12, block_length=4)
+    decoder = new_decoder(model, SAMPLER, cache=PrefixCache(), config=config)
+    queue = RequestQueue([decoder.request(PROMPTS[0], 0)])
+    found = {}
+    for answer in run(decoder, queue, 1):
+        found[answer.request] = answer.output.tokens
+        if answer.request == 0:
+            model.load_weights(weights)
+            queue.put(decoder.request(PROMPTS[0], 1))
+    other = load_tiny("sdar", dtype="float64", block_length=4)
+    other.load_state_dict(weights)
+    assert torch.equal(found[1], decode(other, PROMPTS[:1], SAMPLER, config=config).tokens)
+    assert not torch.equal(found[0], found[1])
+
+
+def test_the_version_of_weights_changes_with_any_of_them() -> None:
+    model = new_tiny()
+    before = version_of(model)
+    assert version_of(deepcopy(model)) == before
+    with torch.no_grad():
+        model.get_parameter("transformer.layers.1.attention.output.weight")[3, 4] += 1e-3
+    assert version_of(model) != before
+
+
+def test_packing_weights_is_no_new_version() -> None:
+    model = new_tiny().bfloat16()
+    before = version_of(model)
+    model.transformer.pack()
+    assert version_of(model) == before
+
+
+@pytest.mark.slow
+# Inductor's own.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_forwards_take_the_new_weights() -> None:
+    model = load_tiny("sdar", dtype="float32", block_length=4, compile=True)
+    before, weights = answers(model), changed(model)
+    model.load_weights(weights)
+    compiled = answers(model)
+    model.compiled = False
+    assert torch.equal(compiled, answers(model))
+    assert not torch.equal(compiled, before)

@@ -1,0 +1,89 @@
+"""Groups of rollouts as they end, and weights that change in between."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import tiny_gemma
+from toys import tiny_target
+
+from dllm_decode import ARVerify, generate, load_model, roll_out, score
+from dllm_decode.models.loading.new_weights import version_of
+from samplers import ConfidenceThreshold
+
+LOADED: Any = load_model("mini", dtype="float32")
+MODEL, TOKENIZER = LOADED
+QUESTIONS = [
+    f"emma has {n} apples. emma finds {m} apples. how many apples does emma have now?"
+    for n, m in [(12, 30), (5, 9), (40, 2)]
+]
+SAMPLER = ConfidenceThreshold(0.3)
+OPTIONS: Any = {"gen_length": 48, "temperature": 1.0, "num_return_sequences": 3, "num_rows": 4}
+
+
+def test_groups_come_as_they_end_with_the_answers_of_generate() -> None:
+    expected = generate(MODEL, TOKENIZER, QUESTIONS, SAMPLER, **OPTIONS)
+    groups = list(roll_out(MODEL, TOKENIZER, QUESTIONS, SAMPLER, **OPTIONS))
+    assert sorted(group.prompt_index for group in groups) == [0, 1, 2]
+    for group in groups:
+        wanted = expected.answers[3 * group.prompt_index : 3 * group.prompt_index + 3]
+        assert [answer.text for answer in group.answers] == [answer.text for answer in wanted]
+        for rollout, answer in zip(group.rollouts, wanted, strict=True):
+            assert list(rollout.tokens[: len(answer.token_ids)]) == answer.token_ids
+            assert rollout.forwards == answer.forwards
+            assert rollout.finish == answer.finish_reason
+        assert len({rollout.tokens for rollout in group.rollouts}) > 1
+    # A group is yielded before the last one has begun.
+    stream = roll_out(MODEL, TOKENIZER, QUESTIONS, SAMPLER, **OPTIONS | {"num_rows": 3})
+    assert next(stream).prompt_index == 0
+
+
+def test_a_stop_string_ends_a_rollout() -> None:
+    group = next(roll_out(MODEL, TOKENIZER, QUESTIONS, SAMPLER, stop_strings="=", **OPTIONS))
+    assert {rollout.finish for rollout in group.rollouts} == {"stop"}
+    assert not any("=" in answer.text for answer in group.answers)
+    with torch.no_grad():
+        difference = score(MODEL, group.rollouts).difference
+    assert difference is not None
+    assert difference < 1e-4
+
+
+@pytest.mark.parametrize("new_weights", ["begin again", "finish"])
+def test_each_rollout_is_of_the_weights_that_it_names(new_weights: Any) -> None:
+    """After each group the weights change; rows that run begin again, or have ended before."""
+    model = deepcopy(MODEL)
+    models = {version_of(model): deepcopy(model)}
+    found: list[list[str]] = []
+    options = OPTIONS | {"num_rows": 2, "new_weights": new_weights}
+    for group in roll_out(model, TOKENIZER, QUESTIONS, SAMPLER, **options):
+        found.append([rollout.weights for rollout in group.rollouts])
+        with torch.no_grad():
+            for rollout in group.rollouts:
+                difference = score(models[rollout.weights], [rollout]).difference
+                assert difference is not None
+                assert difference < 1e-4
+            for parameter in model.parameters():
+                parameter.mul_(1.01)
+        models[version_of(model)] = deepcopy(model)
+    assert len(found) == 3
+    assert len({weights for group in found for weights in group}) > 1
+    if new_weights == "finish":
+        assert len(set(found[0])) == 1
+
+
+def test_what_cannot_be_scored_again_is_not_rolled_out() -> None:
+    ask: Any = lambda model=MODEL, **options: roll_out(  # noqa: E731
+        model, TOKENIZER, QUESTIONS, **{"temperature": 1.0} | options
+    )
+    with pytest.raises(ValueError, match="A rollout needs a model of masked diffusion"):
+        ask(tiny_gemma(), temperature=0.0)
+    verifier = ARVerify(tiny_target(MODEL.vocab_size))
+    with pytest.raises(ValueError, match="A rollout needs a verifier that lets the sampler decide"):
+        ask(verifier=verifier)
+    with pytest.raises(ValueError, match='new_weights must be "begin again" or "finish"'):
+        ask(new_weights="now")
+    with pytest.raises(ValueError, match="num_return_sequences must be at least 1"):
+        ask(num_return_sequences=0)
+    with pytest.warns(UserWarning, match="At temperature=0 answers are not drawn"):
+        ask(temperature=0.0)
