@@ -5,7 +5,7 @@ A file appears under its name only when it is complete.
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -80,6 +80,17 @@ def _wanted(error: msgspec.ValidationError) -> str:
     return f"{place} in its official form: {said}"
 
 
+def read_input(read: Callable[[], str]) -> str:
+    """Reads text from standard input; raises ValueError if it is not in UTF-8."""
+    try:
+        text = read()
+        # Some locales read other bytes as halves of surrogate pairs.
+        text.encode()
+    except UnicodeError as error:
+        raise ValueError(f"Standard input must be text in UTF-8, got {error}.") from None
+    return text
+
+
 def write_json(file: Path, content: object) -> None:
     """Writes a file of JSON, see `write_text`."""
     write_text(file, json.dumps(content, indent=1) + "\n")
@@ -101,6 +112,14 @@ def require_file(option: str, path: str) -> Path:
     file = Path(path)
     if file.is_dir() or not file.parent.is_dir():
         raise ValueError(f"{option} must be a file in a folder that is there, got {path!r}.")
+    return file
+
+
+def require_there(option: str, path: str, what: str) -> Path:
+    """Returns a file that will be read; ValueError if it is not there."""
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"{option} must be a file of {what}, got {path!r}.")
     return file
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dllm_decode.cli import arguments as own
+from dllm_decode.cli.known import require_known
 from dllm_decode.cli.options import OptionParser, OptionsOf, add_options, decoding
 from dllm_decode.own_packages import require_own
 from dllm_decode.serve.limits import Limits
@@ -61,12 +62,12 @@ _TALK = (MODEL, PLUGINS, decoding(defaults={}), _OWN_MACHINE)
 
 COMMANDS = {
     "generate": Command(
-        "answer a question, or a file of them", "dllm_decode.cli.conversation:generate_once",
+        "answer a question, or a file of them", "dllm_decode.cli.answering:generate_once",
         (OptionsOf(own.Question), *_TALK),
     ),
     "read": Command(
         "the probability of each allowed answer: 'it is [even|odd]'",
-        "dllm_decode.cli.conversation:read_once", (OptionsOf(own.Choices), MODEL, _OWN_MACHINE),
+        "dllm_decode.cli.answering:read_once", (OptionsOf(own.Choices), MODEL, _OWN_MACHINE),
     ),
     "chat": Command("talk with a model, turn by turn", "dllm_decode.cli.conversation:chat", _TALK),
     "serve": Command(
@@ -175,15 +176,16 @@ def run_line(
         if words and words[0] in command.below:
             parser.error(f"{words[0]} is a command of {name}: {parser.prog} {name} {words[0]}")
     options = parser.parse_args(words)
-    if options.name in ("generate", "read", "chat") and sys.stderr.isatty():
-        # Importing torch takes seconds too.
-        sys.stderr.write(f"Loading {options.model} ...\n")
     return _act(parser, commands[options.name], options)
 
 
 def _act(parser: argparse.ArgumentParser, command: Command, options: argparse.Namespace) -> int:
     module, _, function = command.action.partition(":")
     try:
+        require_known(options)
+        if options.name in ("generate", "read", "chat") and sys.stderr.isatty():
+            # Importing torch takes seconds too.
+            sys.stderr.write(f"Loading {options.model} ...\n")
         action: Callable[[Any], int] = getattr(import_module(module), function)
         return action(options.words if command.takes_words else options)
     except (ValueError, OSError, ImportError) as error:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from dllm_decode.models import MaskedTransformer, load_model
 from dllm_decode.models.families import FAMILIES, Family, family_of
 from dllm_decode.models.loading.export import MAX_SHARD_BYTES, write_weights
-from dllm_decode.models.loading.weights import read_json
+from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.masked_transformer import own_network
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")

@@ -1,6 +1,5 @@
 """Makes fresh models, and writes models in the official LLaDA format."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dllm_decode.models.families import LLADA
+from dllm_decode.models.loading.json_files import write_json
 from dllm_decode.models.loading.placement import empty, new_on_meta
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.network.config import NetworkConfig
@@ -107,9 +107,9 @@ def save_model(
     folder.mkdir(parents=True, exist_ok=True)
     for stale in [*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"]:
         stale.unlink(missing_ok=True)
-    _write_json(folder / "config.json", _config(model))
+    write_json(folder / "config.json", _config(model))
     generation = {"eos_token_id": _one_or_list(model.eos_ids), "pad_token_id": model.eos_ids[0]}
-    _write_json(folder / "generation_config.json", generation)
+    write_json(folder / "generation_config.json", generation)
     wished = dtype or model.dtype
     tensors = {name: (part, wished) for name, part in LLADA.tensors(model.transformer).items()}
     write_weights(tensors, folder, max_shard_bytes=max_shard_bytes)
@@ -139,7 +139,7 @@ def write_weights(
         save_file(copies, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        _write_json(folder / "model.safetensors.index.json", index)
+        write_json(folder / "model.safetensors.index.json", index)
 
 
 def _initialise(transformer: Transformer, seed: int) -> None:
@@ -202,7 +202,3 @@ def _config(model: MaskedTransformer) -> dict[str, object]:
 
 def _one_or_list(ids: tuple[int, ...]) -> int | list[int]:
     return list(ids) if len(ids) > 1 else ids[0]
-
-
-def _write_json(path: Path, content: Mapping[str, object]) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

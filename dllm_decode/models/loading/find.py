@@ -2,11 +2,12 @@
 
 import os
 import re
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from dllm_decode.models.loading.weights import read_json
+from dllm_decode.models.loading.json_files import read_json
 
 ASSETS = Path(__file__).parents[2] / "assets"
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
@@ -29,15 +30,21 @@ def find_model(source: str | Path, hub: Hub = Hub()) -> Path:
         OSError: If it cannot be downloaded.
         ValueError: If it is a file in GGUF, or a revision is given and it is no hub id.
     """
+    found = find_here(source, hub.revision)
+    return _download(str(source), hub) if found is None else found
+
+
+def find_here(source: str | Path, revision: str | None = None) -> Path | None:
+    """Returns the folder of an embedded model or of a path, `None` for a hub id; else raises."""
     embedded = sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
     # An empty text would be the folder that Python runs in.
     is_path = isinstance(source, str | os.PathLike) and source != ""
     is_embedded, is_folder = str(source) in embedded, is_path and Path(source).is_dir()
-    if hub.revision is not None and (is_embedded or is_folder):
+    if revision is not None and (is_embedded or is_folder):
         raise ValueError(
             f"revision must be left out with {str(source)!r}, which is "
             f"{'an embedded model' if is_embedded else 'a folder'}; only a hub id has revisions, "
-            f"got {hub.revision!r}."
+            f"got {revision!r}."
         )
     if is_embedded:
         return ASSETS / str(source)
@@ -49,11 +56,13 @@ def find_model(source: str | Path, hub: Hub = Hub()) -> Path:
     if is_folder:
         return Path(source)
     if isinstance(source, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
-        return _download(source, hub)
+        return None
+    close = get_close_matches(str(source), embedded, n=1)
     raise FileNotFoundError(
         f"A model is a folder, a hub id such as 'GSAI-ML/LLaDA-8B-Instruct', or an embedded name "
         f"({', '.join(embedded) or 'none is installed'}), got "
-        f"{str(source) if is_path else source!r}, which is none of these. Check the path."
+        f"{str(source) if is_path else source!r}, which is none of these. "
+        f"{f'Did you mean {close[0]!r}?' if close else 'Check the path.'}"
     )
 
 

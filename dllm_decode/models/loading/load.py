@@ -11,6 +11,7 @@ from dllm_decode.models.families import CheckpointFacts, Family, family_of
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
 from dllm_decode.models.loading.find import Hub, find_model
+from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.placement import (
     Device,
     DeviceMap,
@@ -29,7 +30,6 @@ from dllm_decode.models.loading.weights import (
     digest_of,
     fill,
     model_files,
-    read_json,
     weight_files,
 )
 from dllm_decode.models.masked_transformer import MaskedTransformer

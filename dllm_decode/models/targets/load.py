@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dllm_decode.models.loading.find import Hub, find_model
+from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.placement import available
 from dllm_decode.models.loading.weights import (
     by_transformers,
     check_finite,
     model_files,
-    read_json,
     weight_files,
 )
 from dllm_decode.models.targets.causal import CausalTarget
