@@ -111,6 +111,23 @@ class Choices:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Options of `export`.
+
+    Attributes:
+        model: Embedded name, folder or hub id; 'FOLDER?adapter=FOLDER' merges an adapter.
+        folder: Where the model is written; weights in it are replaced.
+        dtype: Precision of the weights on disk. `None`: the checkpoint's.
+        revision: Branch, tag or commit of a hub id.
+    """
+
+    model: str
+    folder: str
+    dtype: Dtype | None = None
+    revision: Name = ""
+
+
+@dataclass(frozen=True)
 class Server:
     """Options of `serve`.
 

@@ -70,6 +70,10 @@ COMMANDS = {
         "dllm_decode.cli.answering:read_once", (OptionsOf(own.Choices), MODEL, _OWN_MACHINE),
     ),
     "chat": Command("talk with a model, turn by turn", "dllm_decode.cli.conversation:chat", _TALK),
+    "export": Command(
+        "write a model in the official format of its family", "dllm_decode.cli.exporting:run",
+        (OptionsOf(own.Export),),
+    ),
     "serve": Command(
         "answer clients of OpenAI's API over HTTP", "dllm_decode.cli.serving:run",
         (MODEL, PLUGINS, OptionsOf(own.Server), MACHINE, OptionsOf(Limits, "bounds"),

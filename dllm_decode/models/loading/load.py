@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Optional, TypeAlias
+from typing import TYPE_CHECKING, Literal, Optional, TypeAlias, Unpack
 
 import torch
 
@@ -12,6 +12,7 @@ from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
 from dllm_decode.models.loading.find import Hub, find_model
 from dllm_decode.models.loading.json_files import read_json
+from dllm_decode.models.loading.other_names import LoadOptions, one_of, require_options
 from dllm_decode.models.loading.placement import (
     Device,
     DeviceMap,
@@ -57,9 +58,7 @@ def load_model(
     source: str | Path,
     *,
     device: str | torch.device | DeviceMap | None = None,
-    device_map: str | torch.device | DeviceMap | None = None,
     dtype: str | torch.dtype | None = None,
-    torch_dtype: str | torch.dtype | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | Path | None = None,
@@ -73,6 +72,7 @@ def load_model(
     mask_id: int | None = None,
     block_length: int | None = None,
     tokenizer: Literal["required", "optional"] = "required",
+    **options: Unpack[LoadOptions],
 ) -> tuple[LoadedModel, Optional["transformers.PreTrainedTokenizerBase"]]:
     """Loads a masked-diffusion language model and its tokenizer.
 
@@ -89,10 +89,8 @@ def load_model(
             stands for all other layers, "" for the rest. Beside an accelerator, "cpu" only keeps
             weights: they come to the first accelerator for the time that they are needed. "disk"
             keeps them in files.
-        device_map: The name that transformers has for `device`; pass one of them.
         dtype: Of all parameters, such as "bfloat16" or `torch.bfloat16`; `None` or "auto" keeps
             that of the checkpoint's embedding.
-        torch_dtype: The name that older versions of transformers have for `dtype`.
         revision: Branch, tag or commit of a hub id. One that is in the cache is read from there,
             and the hub is not asked.
         token: Of the hub, for private repositories; `None`: the one that `hf auth login` stored.
@@ -118,6 +116,7 @@ def load_model(
             the family's published default.
         tokenizer: "required": missing tokenizer files are an error. "optional": the model is
             loaded without them, for work with token ids alone.
+        **options: Names that transformers has for `device` and `dtype`, see `LoadOptions`.
 
     Returns:
         The model in evaluation mode, and its tokenizer: `None` only if it is optional and has no
@@ -130,9 +129,11 @@ def load_model(
         ValueError: If the checkpoint is damaged, incomplete or of a kind that is not supported, or
             a device is not there, or a part of the model has none; or it cannot be quantised, or
             the adapter is for another model.
+        TypeError: If a keyword is no option.
     """
-    place_on = chosen_device(_same("device", device, "device_map", device_map))
-    wished = _dtype(_same("dtype", dtype, "torch_dtype", torch_dtype))
+    require_options(load_model, options)
+    place_on = chosen_device(one_of("device", device, "device_map", options.get("device_map")))
+    wished = _dtype(one_of("dtype", dtype, "torch_dtype", options.get("torch_dtype")))
     check_devices(place_on)
     _check_compile(compile, place_on, quantize)
     if quantize is not None:
@@ -196,6 +197,7 @@ def load_model(
         is_causal_too=known.is_causal_too,
     )
     model.compiled = compile
+    model.family = known
     _read_weights(model, known, files, lora)
     model.files = (*model_files(folder), *(() if lora is None else lora.files))
     if there is None:
@@ -220,15 +222,6 @@ def _read_weights(
         (model.mask_id, model.causal_block_length, model.logit_shift),
     )
     model.fingerprint = hashlib.sha256(repr(stored).encode()).hexdigest()[:16]
-
-
-def _same(name: str, value: Any, other: str, same: Any) -> Any:
-    if value is not None and same is not None:
-        raise ValueError(
-            f"{other} must be left out beside {name}, got {other}={same!r} and {name}={value!r}. "
-            "They mean the same; pass one."
-        )
-    return same if value is None else value
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
