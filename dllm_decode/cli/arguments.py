@@ -111,6 +111,19 @@ class Choices:
 
 
 @dataclass(frozen=True)
+class Named:
+    """Options of `models`.
+
+    Attributes:
+        model: Embedded name, folder or hub id, of which config.json is read.
+        revision: Branch, tag or commit of a hub id.
+    """
+
+    model: str | None = field(default=None, metadata={"nargs": "?"})
+    revision: Name = ""
+
+
+@dataclass(frozen=True)
 class Export:
     """Options of `export`.
 

@@ -82,7 +82,13 @@ COMMANDS = {
 }  # fmt: skip
 LISTS = {
     kind: Command(f"list the {kind}, each with a line", "dllm_decode.cli.listing:show")
-    for kind in ("samplers", "caches", "verifiers", "schedules", "models")
+    for kind in ("samplers", "caches", "verifiers", "schedules")
+} | {
+    "models": Command(
+        "list the models; or what one needs, before it is downloaded",
+        "dllm_decode.cli.needs:run",
+        (OptionsOf(own.Named),),
+    )
 }
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,9 @@ from dllm_decode.models.loading.json_files import read_json
 
 ASSETS = Path(__file__).parents[2] / "assets"
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
+_CONFIG_FILES = (
+    "config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"
+)  # fmt: skip
 
 
 class Hub(NamedTuple):
@@ -32,6 +36,12 @@ def find_model(source: str | Path, hub: Hub = Hub()) -> Path:
     """
     found = find_here(source, hub.revision)
     return _download(str(source), hub) if found is None else found
+
+
+def find_config(source: str | Path, hub: Hub = Hub()) -> Path:
+    """Returns a folder with the configuration of a model; of a hub id, nothing else comes."""
+    found = find_here(source, hub.revision)
+    return _download(str(source), hub, _CONFIG_FILES) if found is None else found
 
 
 def find_here(source: str | Path, revision: str | None = None) -> Path | None:
@@ -70,7 +80,7 @@ def _has_gguf_alone(folder: Path) -> bool:
     return folder.is_dir() and any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
 
 
-def _download(hub_id: str, hub: Hub) -> Path:
+def _download(hub_id: str, hub: Hub, files: Sequence[str] = _HUB_FILES) -> Path:
     """Returns the folder of a repository: from the cache if it is complete there, else the hub's.
 
     Without a network, asking the hub about files that are here takes up to 24 seconds.
@@ -83,12 +93,13 @@ def _download(hub_id: str, hub: Hub) -> Path:
         revision=hub.revision,
         cache_dir=hub.cache_dir,
         token=hub.token,
-        allow_patterns=list(_HUB_FILES),
+        allow_patterns=list(files),
     )
     named = repr(hub_id) if hub.revision is None else f"{hub_id!r} with revision={hub.revision!r}"
     try:
         cached = Path(fetch(local_files_only=True))
-        if hub.local_files_only or _has_weights(cached):
+        is_config = files is _CONFIG_FILES and (cached / "config.json").is_file()
+        if hub.local_files_only or is_config or _has_weights(cached):
             return cached
     except (OSError, ValueError) as error:
         if hub.local_files_only:

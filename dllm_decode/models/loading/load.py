@@ -12,6 +12,7 @@ from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
 from dllm_decode.models.loading.find import Hub, find_model
 from dllm_decode.models.loading.json_files import read_json
+from dllm_decode.models.loading.needs import generation_of, max_length_of, warn_if_too_large
 from dllm_decode.models.loading.other_names import LoadOptions, one_of, require_options
 from dllm_decode.models.loading.placement import (
     Device,
@@ -50,8 +51,6 @@ _DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-# How families name the number of positions they were trained for.
-_LENGTH_KEYS = ("max_sequence_length", "max_position_embeddings")
 
 
 def load_model(
@@ -167,7 +166,7 @@ def load_model(
         block_length=block_length,
         tokenizer_mask_id=None if words is None else words.mask_token_id,
         tokenizer_eos_id=None if words is None else words.eos_token_id,
-        generation=_generation(folder),
+        generation=generation_of(folder),
     )
     _check_experts(facts, quantize)
     transformer = new_on_meta(facts.shape)
@@ -183,6 +182,10 @@ def load_model(
             "Weights must not be in float64, which mps devices do not have. Pass dtype='float32'."
         )
     there = None if quantize is None else only_device(placed)
+    kept = {device for device in placed.kept.values() if device is not None}
+    if quantize is None and len(kept) == 1:
+        size = sum(part.numel() * part.itemsize for part in transformer.parameters())
+        warn_if_too_large(name, size, *kept)
     # Weights that will be quantised are read into the CPU's memory.
     allocate(transformer, placed if there is None else place(transformer, "cpu"))
     model = MaskedTransformer(
@@ -193,7 +196,7 @@ def load_model(
         banned_ids=padding_ids(words, facts),
         logit_shift=known.logit_shift,
         causal_block_length=facts.causal_block_length,
-        max_length=_max_length(ConfigReader(config, file=file)),
+        max_length=max_length_of(ConfigReader(config, file=file)),
         is_causal_too=known.is_causal_too,
     )
     model.compiled = compile
@@ -252,13 +255,3 @@ def _check_compile(compile: object, device: Device | DeviceMap, quantize: str | 
             "compile must be False for a model that is spread over devices or quantised, got "
             f"device={device!r} and quantize={quantize!r}."
         )
-
-
-def _max_length(config: ConfigReader) -> int | None:
-    key = next((key for key in _LENGTH_KEYS if config.has(key)), None)
-    return None if key is None else config.positive_int(key)
-
-
-def _generation(folder: Path) -> ConfigReader | None:
-    path = folder / "generation_config.json"
-    return ConfigReader(read_json(path), file=repr(str(path))) if path.is_file() else None
