@@ -14,6 +14,7 @@ import sys
 import tomllib
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -185,6 +186,9 @@ def run_line(
             return _act(parser, command, argparse.Namespace(name=name, words=words[1:]))
         if words and words[0] in command.below:
             parser.error(f"{words[0]} is a command of {name}: {parser.prog} {name} {words[0]}")
+    close = get_close_matches(words[0], commands, n=1) if words else []
+    if close and words[0] not in commands:
+        parser.error(f"there is no command {words[0]!r}; did you mean {close[0]}?")
     options = parser.parse_args(words)
     return _act(parser, commands[options.name], options)
 
