@@ -51,6 +51,7 @@ from .text.answers import Answer, GenerateOutput, TokenCommit
 from .text.constraints import JsonSchema, OneOf, Regex
 from .text.generation import generate
 from .text.reading import ReadAnswer, ReadChoice, read
+from .text.stream import stream
 from .text.streaming import PrefixStream, draft_observer, stream_to_terminal
 from .verify import (
     S2D2,
@@ -166,5 +167,6 @@ __all__ = [
     "run",
     "save_rollouts",
     "score",
+    "stream",
     "stream_to_terminal",
 ]

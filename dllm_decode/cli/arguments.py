@@ -111,6 +111,36 @@ class Choices:
 
 
 @dataclass(frozen=True)
+class Named:
+    """Options of `models`.
+
+    Attributes:
+        model: Embedded name, folder or hub id, of which config.json is read.
+        revision: Branch, tag or commit of a hub id.
+    """
+
+    model: str | None = field(default=None, metadata={"nargs": "?"})
+    revision: Name = ""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Options of `export`.
+
+    Attributes:
+        model: Embedded name, folder or hub id; 'FOLDER?adapter=FOLDER' merges an adapter.
+        folder: Where the model is written; weights in it are replaced.
+        dtype: Precision of the weights on disk. `None`: the checkpoint's.
+        revision: Branch, tag or commit of a hub id.
+    """
+
+    model: str
+    folder: str
+    dtype: Dtype | None = None
+    revision: Name = ""
+
+
+@dataclass(frozen=True)
 class Server:
     """Options of `serve`.
 

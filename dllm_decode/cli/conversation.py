@@ -1,118 +1,38 @@
-"""The commands `generate`, `read` and `chat`, and the options that name the model that answers."""
+"""The command `chat`: questions and answers, turn by turn."""
 
+import importlib
 import json
 import sys
+import warnings
 from argparse import Namespace
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from dllm_decode.cli.models import Speaker, load_speaker, open_model
-from dllm_decode.cli.plugins import parse_sampler
-from dllm_decode.text.texts import UseTemplate
+from dllm_decode import StepEvent
+from dllm_decode.cli.files import read_input
+from dllm_decode.cli.listing import SAID
+from dllm_decode.cli.models import Speaker, load_speaker
+from dllm_decode.cli.options import OPTIONS
+from dllm_decode.cli.plugins import parse_sampler, read
+from dllm_decode.core.output import before_end
 
 
-def generate_once(options: Namespace) -> int:
-    """Answers one question, fills one template, or answers a file."""
-    _check_generate(options)
-    text = read_input(sys.stdin.read) if options.text == "-" else options.text
-    if text is not None and not text.strip():
-        raise ValueError("The question must not be empty; give a text, or - to read one.")
-    constraint = named_constraint(options)
-    chat: UseTemplate = False if options.plain else "auto"
-    speaker = load_speaker(options)
-    if options.input:
-        from dllm_decode.cli.prompt_files import answer_file
+@dataclass
+class Known:
+    """An observer that keeps the tokens of an answer that are settled."""
 
-        done = answer_file(
-            speaker, options.input, options.output, num_rows=options.num_rows, chat=chat,
-            progress=sys.stderr.isatty(),
-        )  # fmt: skip
-        sys.stderr.write(f"{done}\n")
-        return 0
-    out = speaker.answer(
-        text, live=options.live, chat=chat, template=options.template, constraint=constraint
-    )
-    if not options.live:
-        sys.stdout.write(f"{out.texts[0]}\n")
-    sys.stderr.write(f"{out.cost}\n")
-    return 0
+    tokens: list[int] = field(default_factory=list)
 
-
-def named_constraint(options: Namespace) -> Mapping[str, Any] | None:
-    """Returns the constraint that options name, as `constraint_of` reads it; `None`: none.
-
-    Raises ValueError if there are several, or one for a file of prompts.
-    """
-    named = {"regex": options.regex, "json": options.json_schema, "choice": options.choice}
-    given = {name: value for name, value in named.items() if value}
-    if not given:
-        return None
-    if len(given) > 1:
-        raise ValueError("One of --regex, --json-schema and --choice must be given, got several.")
-    if options.input:
-        raise ValueError(
-            "--regex, --json-schema and --choice must be left out with --input, whose lines have "
-            'their own: "constraint": {"regex": "[0-9]+"}.'
-        )
-    if "json" in given:
-        try:
-            given["json"] = json.loads(Path(options.json_schema).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(
-                f"--json-schema must be a file of JSON, got {options.json_schema}: {error}."
-            ) from None
-    return given
-
-
-def _check_generate(options: Namespace) -> None:
-    """Raises ValueError if the options of `generate` contradict each other."""
-    if bool(options.input) != bool(options.output):
-        raise ValueError(
-            "--input and --output must be given together: a prompt and an answer a line."
-        )
-    if options.input and (options.text is not None or options.template or options.live):
-        raise ValueError("--input must be given without a text, --template and --live.")
-    if not options.input and options.text is None and not options.template:
-        raise ValueError("A question must be given, or --template, or --input with --output.")
-    if options.template and (options.gen_length is not None or options.stop_at_eos):
-        raise ValueError(
-            "--gen-length and --stop-at-eos must be left out with --template, which is filled as "
-            "a whole."
-        )
-
-
-def read_once(options: Namespace) -> int:
-    """Writes how probable each allowed answer is at each choice of a text."""
-    from dllm_decode import read
-
-    loaded = open_model(options.model, options, options.revision)
-    # Its own type is wider than `Loaded` says.
-    tokenizer: Any = loaded.tokenizer
-    for choice in read(loaded.model, tokenizer, options.text, options.question):
-        width = max(len(answer.text) for answer in choice.answers)
-        sys.stdout.write(f"{choice.best}\n")
-        for answer in choice.answers:
-            sys.stdout.write(
-                f"  {answer.text:{width}}  probability {answer.probability:<8.3g}  "
-                f"share {answer.share:.3g}\n"
-            )
-    return 0
-
-
-def read_input(read: Callable[[], str]) -> str:
-    """Reads text from standard input; raises ValueError if it is not in UTF-8."""
-    try:
-        text = read()
-        # Some locales read other bytes as halves of surrogate pairs.
-        text.encode()
-    except UnicodeError as error:
-        raise ValueError(f"Standard input must be text in UTF-8, got {error}.") from None
-    return text
+    def __call__(self, event: StepEvent) -> None:
+        after = event.after
+        settled = after.tokens[0][after.answer[0] & ~after.unsettled[0]]
+        self.tokens = before_end(settled.tolist(), after.eos_ids)
 
 
 @dataclass
@@ -131,18 +51,25 @@ class Conversation:
     def ask(self, text: str) -> str:
         """Answers a question, writes the answer, and returns its cost.
 
-        The question is forgotten if it was not answered.
+        An answer that Ctrl-C stops is kept as far as it was decoded.
         """
         turns = [*self.turns, {"role": "user", "content": text}]
+        known = Known()
         try:
-            out = self.speaker.answer(turns, live=self.is_live)
+            out = self.speaker.answer(turns, live=self.is_live, observers=[known])
         except KeyboardInterrupt:
-            return "Stopped; the question is forgotten."
-        answer = out.texts[0]
-        if not self.is_live:
+            answer = self.speaker.tokenizer.decode(known.tokens, skip_special_tokens=True)
+            if not answer:
+                return "Stopped before the first word; the question is forgotten."
+            told = "Stopped; the question and the text so far are kept, /undo forgets both."
+        else:
+            answer, told = out.texts[0], out.cost
+            if not answer.strip():
+                told = f"The answer is empty: the model ended it at once. {told}"
+        if answer and not self.is_live:
             sys.stdout.write(f"{answer}\n")
         self.turns = [*turns, {"role": "assistant", "content": answer}]
-        return out.cost
+        return told
 
     def help(self, _: str) -> str:
         """Returns the list of commands."""
@@ -171,6 +98,23 @@ class Conversation:
             self.speaker = self.speaker._replace(sampler=parse_sampler(text))
         return f"The sampler is {self.speaker.sampler}."
 
+    def length(self, text: str) -> str:
+        """Names the length of answers, after taking another one if there is a text."""
+        return self._option("gen_length", text, "Answers have at most {} tokens.")
+
+    def temperature(self, text: str) -> str:
+        """Names the temperature, after taking another one if there is a text."""
+        return self._option("temperature", text, "The temperature is {:g}.")
+
+    def _option(self, name: str, text: str, told: str) -> str:
+        config = self.speaker.config
+        if text:
+            config = replace(config, **{name: read(name, text, OPTIONS[name])})
+            # Refuses a length that does not fit the blocks.
+            self.speaker.decoder(self.speaker.sampler, config)
+            self.speaker = self.speaker._replace(config=config)
+        return told.format(getattr(config, name))
+
     def save(self, text: str) -> str:
         """Writes the conversation as JSON, as `generate` takes it."""
         if not text:
@@ -184,7 +128,9 @@ class Conversation:
         name, _, rest = text.partition(" ")
         act = _ACTIONS.get(name)
         if act is None and name.startswith("/"):
-            return f"There is no command {name}; /help lists them."
+            close = get_close_matches(name, [*_ACTIONS, "/exit"], n=1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            return f"There is no command {name}; {meant}/help lists them."
         try:
             return self.ask(text) if act is None else act(self, rest.strip())
         except (ValueError, OSError) as error:
@@ -197,6 +143,8 @@ COMMANDS = (
     ("/reset", "forget all questions and answers, but not the system text"),
     ("/system TEXT", "begin anew with a system text; without TEXT: with none"),
     ("/sampler EXPR", "use another sampler, such as LocalLeap(); without EXPR: name it"),
+    ("/length N", "take another length of answers; without N: name it"),
+    ("/temperature T", "take another temperature; without T: name it"),
     ("/save FILE", "write the conversation as JSON, which generate() takes"),
     ("/help", "show this list"),
     ("/exit", "end the conversation, as Ctrl-D does; Ctrl-C stops an answer"),
@@ -209,6 +157,8 @@ _ACTIONS: Mapping[str, Callable[[Conversation, str], str]] = {
     "/reset": Conversation.reset,
     "/system": Conversation.system,
     "/sampler": Conversation.sampler,
+    "/length": Conversation.length,
+    "/temperature": Conversation.temperature,
     "/save": Conversation.save,
 }
 
@@ -224,17 +174,48 @@ def chat(options: Namespace) -> int:
         )
     # Refuses what does not fit together before a question is typed.
     speaker.decoder(speaker.sampler, speaker.config)
+    # Words that a model does not know are named at every question.
+    warnings.simplefilter("always")
     conversation = Conversation(speaker, is_live=sys.stdout.isatty())
-    if sys.stdin.isatty():
-        console.print("Ask a question; /help lists the commands.", style="dim")
-    ask = partial(input, "> " if sys.stdin.isatty() else "")
+    is_typed = sys.stdin.isatty()
+    example = _begin(console, speaker.source) if is_typed else ""
+    for text in _lines(console, is_typed=is_typed):
+        if text == "/exit":
+            break
+        if not text and example and not conversation.turns:
+            console.print(example, markup=False)
+            text = example
+        if text:
+            told = conversation.respond(text)
+            console.print(told, style="dim", markup=False, soft_wrap=not console.is_terminal)
+    return 0
+
+
+def _begin(console: Console, model: str) -> str:
+    """Says how to talk with a model, and returns a question to begin with, if one is known."""
+    # Lines can then be edited and called back; not every system has it.
+    with suppress(ImportError):
+        importlib.import_module("readline")
+    known = SAID["chats"].get(model, {"said": "Ask a question.", "example": ""})
+    console.print(f"{known['said']} /help lists the commands.", style="dim")
+    if known["example"]:
+        console.print("Press Enter to ask this one:", known["example"], style="dim", markup=False)
+    return str(known["example"])
+
+
+def _lines(console: Console, *, is_typed: bool) -> Iterator[str]:
+    """Yields lines until the input ends; on a terminal the first Ctrl-C at the prompt asks."""
+    ask, is_asked = partial(input, "> " if is_typed else ""), False
     while True:
         try:
             text = read_input(ask).strip()
         except EOFError:
-            return 0
-        if text == "/exit":
-            return 0
-        if text:
-            told = conversation.respond(text)
-            console.print(told, style="dim", markup=False, soft_wrap=not console.is_terminal)
+            return
+        except KeyboardInterrupt:
+            if is_asked or not is_typed:
+                raise
+            is_asked = True
+            console.print("\nCtrl-C again, or /exit, ends the chat.", style="dim")
+            continue
+        is_asked = False
+        yield text

@@ -5,7 +5,7 @@ A file appears under its name only when it is complete.
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -35,13 +35,13 @@ def decoded(content: bytes, kind: type[Value] | GenericAlias, where: str, remedy
     Raises ValueError if the contents are anything else; the message names the place `where`, such
     as a file and its line, the field, and the remedy.
     """
-    with _refused(where, remedy):
+    with _refused(where, remedy, kind):
         return msgspec.json.decode(content, type=kind)
 
 
 def converted(value: object, kind: type[Value] | GenericAlias, where: str, remedy: str) -> Value:
     """Checks a value that was read already, as `decoded` does."""
-    with _refused(where, remedy):
+    with _refused(where, remedy, kind):
         return msgspec.convert(value, kind)
 
 
@@ -55,17 +55,17 @@ def is_of(value: object, kind: Any) -> bool:
 
 
 @contextmanager
-def _refused(where: str, remedy: str) -> Iterator[None]:
+def _refused(where: str, remedy: str, kind: Any) -> Iterator[None]:
     """Turns msgspec's errors into a ValueError that names the place, the field and the remedy."""
     try:
         yield
     except msgspec.ValidationError as error:
-        raise ValueError(f"{where} must {_wanted(error)}; {remedy}.") from None
+        raise ValueError(f"{where} must {_wanted(error, kind)}; {remedy}.") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} must be JSON, got: {error}; {remedy}.") from None
 
 
-def _wanted(error: msgspec.ValidationError) -> str:
+def _wanted(error: msgspec.ValidationError, kind: Any) -> str:
     said, _, path = str(error).partition(" - at `$")
     said, path = said.replace("`", ""), path.strip("`.")
     missing, unknown = "Object missing required field ", "Object contains unknown field "
@@ -73,11 +73,24 @@ def _wanted(error: msgspec.ValidationError) -> str:
         inside = f" in {path!r}" if path else ""
         return f"have a field {said.removeprefix(missing)!r}{inside}, got none"
     if said.startswith(unknown):
-        return f"have the fields of this version, got {said.removeprefix(unknown)!r} besides"
+        is_listed = not path and isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+        names = ", ".join(kind.__struct_fields__) if is_listed else "of this version"
+        return f"have the fields {names}, got {said.removeprefix(unknown)!r} besides"
     said = said[:1].lower() + said[1:]
     # The values of an object without declared fields have no name.
     place = "be" if path.startswith("[") or not path else f"have {path!r}"
     return f"{place} in its official form: {said}"
+
+
+def read_input(read: Callable[[], str]) -> str:
+    """Reads text from standard input; raises ValueError if it is not in UTF-8."""
+    try:
+        text = read()
+        # Some locales read other bytes as halves of surrogate pairs.
+        text.encode()
+    except UnicodeError as error:
+        raise ValueError(f"Standard input must be text in UTF-8, got {error}.") from None
+    return text
 
 
 def write_json(file: Path, content: object) -> None:
@@ -101,6 +114,14 @@ def require_file(option: str, path: str) -> Path:
     file = Path(path)
     if file.is_dir() or not file.parent.is_dir():
         raise ValueError(f"{option} must be a file in a folder that is there, got {path!r}.")
+    return file
+
+
+def require_there(option: str, path: str, what: str) -> Path:
+    """Returns a file that will be read; ValueError if it is not there."""
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"{option} must be a file of {what}, got {path!r}.")
     return file
 
 

@@ -14,12 +14,13 @@ from dllm_decode import CachePolicy, Verifier, blocks, caches, verify
 from dllm_decode.models.families import FAMILIES
 from samplers import ALL_SAMPLERS
 
-_SAID = tomllib.loads((Path(__file__).parent / "help/lists.toml").read_text(encoding="utf-8"))
+SAID = tomllib.loads((Path(__file__).parent / "help/lists.toml").read_text(encoding="utf-8"))
+"""What commands say about the embedded models, and the last lines of lists."""
 
 
 def show(options: argparse.Namespace) -> int:
     """Shows all plug-ins or models, each with a line, and how to name one."""
-    print_table(entries(options.name), _SAID["ends"][options.name])
+    print_table(entries(options.name), SAID["ends"][options.name])
     return 0
 
 
@@ -38,7 +39,7 @@ def entries(kind: str) -> Mapping[str, str]:
     """Returns each name of a kind with its line."""
     if kind == "models":
         families = {n: f"Family {one.name}: {one.architecture}." for n, one in FAMILIES.items()}
-        return {**_SAID["embedded"], **families}
+        return {**SAID["embedded"], **families}
     found = {
         "samplers": ALL_SAMPLERS,
         "schedules": blocks.ALL_SCHEDULES,

@@ -14,6 +14,7 @@ import sys
 import tomllib
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dllm_decode.cli import arguments as own
+from dllm_decode.cli.known import require_known
 from dllm_decode.cli.options import OptionParser, OptionsOf, add_options, decoding
 from dllm_decode.own_packages import require_own
 from dllm_decode.serve.limits import Limits
@@ -61,14 +63,18 @@ _TALK = (MODEL, PLUGINS, decoding(defaults={}), _OWN_MACHINE)
 
 COMMANDS = {
     "generate": Command(
-        "answer a question, or a file of them", "dllm_decode.cli.conversation:generate_once",
+        "answer a question, or a file of them", "dllm_decode.cli.answering:generate_once",
         (OptionsOf(own.Question), *_TALK),
     ),
     "read": Command(
         "the probability of each allowed answer: 'it is [even|odd]'",
-        "dllm_decode.cli.conversation:read_once", (OptionsOf(own.Choices), MODEL, _OWN_MACHINE),
+        "dllm_decode.cli.answering:read_once", (OptionsOf(own.Choices), MODEL, _OWN_MACHINE),
     ),
     "chat": Command("talk with a model, turn by turn", "dllm_decode.cli.conversation:chat", _TALK),
+    "export": Command(
+        "write a model in the official format of its family", "dllm_decode.cli.exporting:run",
+        (OptionsOf(own.Export),),
+    ),
     "serve": Command(
         "answer clients of OpenAI's API over HTTP", "dllm_decode.cli.serving:run",
         (MODEL, PLUGINS, OptionsOf(own.Server), MACHINE, OptionsOf(Limits, "bounds"),
@@ -77,7 +83,13 @@ COMMANDS = {
 }  # fmt: skip
 LISTS = {
     kind: Command(f"list the {kind}, each with a line", "dllm_decode.cli.listing:show")
-    for kind in ("samplers", "caches", "verifiers", "schedules", "models")
+    for kind in ("samplers", "caches", "verifiers", "schedules")
+} | {
+    "models": Command(
+        "list the models; or what one needs, before it is downloaded",
+        "dllm_decode.cli.needs:run",
+        (OptionsOf(own.Named),),
+    )
 }
 
 
@@ -174,16 +186,20 @@ def run_line(
             return _act(parser, command, argparse.Namespace(name=name, words=words[1:]))
         if words and words[0] in command.below:
             parser.error(f"{words[0]} is a command of {name}: {parser.prog} {name} {words[0]}")
+    close = get_close_matches(words[0], commands, n=1) if words else []
+    if close and words[0] not in commands:
+        parser.error(f"there is no command {words[0]!r}; did you mean {close[0]}?")
     options = parser.parse_args(words)
-    if options.name in ("generate", "read", "chat") and sys.stderr.isatty():
-        # Importing torch takes seconds too.
-        sys.stderr.write(f"Loading {options.model} ...\n")
     return _act(parser, commands[options.name], options)
 
 
 def _act(parser: argparse.ArgumentParser, command: Command, options: argparse.Namespace) -> int:
     module, _, function = command.action.partition(":")
     try:
+        require_known(options)
+        if options.name in ("generate", "read", "chat") and sys.stderr.isatty():
+            # Importing torch takes seconds too.
+            sys.stderr.write(f"Loading {options.model} ...\n")
         action: Callable[[Any], int] = getattr(import_module(module), function)
         return action(options.words if command.takes_words else options)
     except (ValueError, OSError, ImportError) as error:

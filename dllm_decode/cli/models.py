@@ -17,6 +17,7 @@ from dllm_decode import (
     DecodeConfig,
     GenerateOutput,
     MaskPredictor,
+    Observer,
     Verifier,
     generate,
     load_model,
@@ -155,6 +156,7 @@ class Speaker(NamedTuple):
         chat: UseTemplate = "auto",
         template: str = "",
         constraint: Mapping[str, Any] | None = None,
+        observers: Sequence[Observer] = (),
     ) -> GenerateOutput:
         """Answers a text or a chat as `generate` does; None fills `template` without a question.
 
@@ -174,7 +176,7 @@ class Speaker(NamedTuple):
                 cache=self.cache,
                 verifier=self.verifier,
                 blocks=self.blocks,
-                observers=[] if watch is None else [watch],
+                observers=observers if watch is None else [*observers, watch],
             )
 
     def decoder(self, sampler: Sampler[Any], config: DecodeConfig) -> Decoder:

@@ -125,10 +125,11 @@ class OptionParser(ArgumentParser):
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             known = list(self._option_string_actions)
-            names = (word.partition("=")[0] for word in unknown if word.startswith("--"))
+            names = [word.partition("=")[0] for word in unknown if word.startswith("--")]
             close = [one for name in names for one in get_close_matches(name, known, n=1)]
             hint = f"; did you mean {' and '.join(close)}?" if close else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            # After a mistyped option its value is taken for the question, and the question is left.
+            self.error(f"unrecognized arguments: {' '.join(names or unknown)}{hint}")
         return options, unknown
 
 

@@ -134,8 +134,6 @@ def read_prompts(file: Path) -> dict[int, InputLine]:
 
     Raises ValueError if there is none, or a line is no prompt; names it.
     """
-    if not file.is_file():
-        raise ValueError(f"--input must be a file of JSON lines, got {str(file)!r}.")
     found = {}
     for number, line in enumerate(file.read_bytes().split(b"\n")):
         if not line.strip():

@@ -5,6 +5,7 @@ Command lines, sweep files and the harness take names, types, defaults and help 
 """
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
@@ -37,6 +38,8 @@ HINTS = {
     "num_beams": "nothing here corresponds to it; leave it out.",
     "repetition_penalty": "nothing here corresponds to it; leave it out.",
 }
+
+_PLUGINS = ("sampler", "cache", "verifier", "blocks", "observers", "stop", "templates")
 
 
 class RequestOptions(TypedDict, total=False):
@@ -175,18 +178,17 @@ class DecodeConfig:
         known = [option.name for option in fields(self)]
         for name in options:
             if name not in known:
-                raise TypeError(_refusal(name, known))
+                raise TypeError(refusal(name, "a decode", [*known, *_PLUGINS], HINTS))
         given: Any = {name: value for name, value in options.items() if value is not None}
         return replace(self, **given)
 
 
-def _refusal(name: str, known: list[str]) -> str:
-    """Returns what is said of a keyword that is no option."""
-    if hint := HINTS.get(name):
-        return f"{name} is no option of a decode: {hint}"
-    plugins = ["sampler", "cache", "verifier", "blocks", "observers", "stop", "templates"]
-    similar = ", ".join(get_close_matches(name, [*known, *plugins]) or known)
-    return f"A keyword must be an option of the decode, such as {similar}, got {name!r}."
+def refusal(name: str, of: str, known: Sequence[str], hints: Mapping[str, str]) -> str:
+    """Returns what is said of a keyword that is no option, by a hint or by names like it."""
+    if hint := hints.get(name):
+        return f"{name} is no option of {of}: {hint}"
+    similar = ", ".join(get_close_matches(name, known) or known)
+    return f"A keyword must be an option of {of}, such as {similar}, got {name!r}."
 
 
 def _shown(value: object) -> str:

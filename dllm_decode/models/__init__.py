@@ -1,26 +1,9 @@
-"""Mask predictors: the transformer, the families it covers, and how they are read from disk."""
+"""Mask predictors: the transformer, the families it covers, and how they are read from disk.
 
-from dllm_decode.core.model import ForwardInputs, KVCache, MaskPredictor
-from dllm_decode.models.loading.export import new_llada, save_model
-from dllm_decode.models.loading.load import load_model
-from dllm_decode.models.masked_transformer import MaskedTransformer
-from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.models.network.transformer import Transformer
-from dllm_decode.models.targets.causal import CausalTarget
-from dllm_decode.models.targets.load import load_target
-from dllm_decode.models.targets.own_weights import as_causal_target
+The public names are listed in `__init__.pyi`; each is imported when it is first used, so that names
+of models are looked for without torch.
+"""
 
-__all__ = [
-    "CausalTarget",
-    "ForwardInputs",
-    "KVCache",
-    "MaskPredictor",
-    "MaskedTransformer",
-    "NetworkConfig",
-    "Transformer",
-    "as_causal_target",
-    "load_model",
-    "load_target",
-    "new_llada",
-    "save_model",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

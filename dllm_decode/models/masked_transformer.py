@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dllm_decode.core.model import ForwardInputs, KVCache, MaskPredictor, zeroed_cache
 from dllm_decode.models.compiled import compiled_forward
+from dllm_decode.models.families.base import Family
 from dllm_decode.models.network.context import split
 from dllm_decode.models.network.transformer import Transformer
 
@@ -28,6 +29,7 @@ class MaskedTransformer(nn.Module):
             autoregressive model that it was made of; see `as_causal_target`.
         fingerprint: See `Fingerprinted`: of the files that `load_model` read, else the name.
         files: Files that it was loaded from; () if it was not loaded.
+        family: Of the checkpoint that it was loaded from; `None` if it was not loaded.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class MaskedTransformer(nn.Module):
         self.is_causal_too = is_causal_too
         self.fingerprint = name
         self.files: tuple[Path, ...] = ()
+        self.family: Family | None = None
         self._compiled: Callable[[ForwardInputs], Tensor] | None = None
 
     @property
@@ -84,6 +87,26 @@ class MaskedTransformer(nn.Module):
     def compiled(self, is_compiled: bool) -> None:
         if is_compiled != self.compiled:
             self._compiled = compiled_forward(self.transformer) if is_compiled else None
+
+    def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
+        """Writes a folder that `load_model` and the authors' own code can load.
+
+        Names of tensors and the layout of config.json are those of the family. The tokenizer and
+        generation_config.json are copied from the folder that the model was loaded from, if it was;
+        a model of `new_llada` is written without a tokenizer.
+
+        Args:
+            folder: Made if need be; weights in it are replaced.
+            dtype: Of the weights on disk; `None`: the model's.
+
+        Raises:
+            ValueError: If the model was loaded from this folder, or its weights are quantised or
+                kept elsewhere between forwards.
+        """
+        # It writes models of this class.
+        from dllm_decode.models.loading.export import save
+
+        save(self, folder, dtype=dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "MaskedTransformer":
         # Compiled code reads the weights of the model that it was compiled for.

@@ -14,7 +14,7 @@ from dllm_decode.serve.errors import RefusedError, refusing
 from dllm_decode.serve.fields import Chat, Completion, CompletionFields, Turn
 from dllm_decode.serve.jobs import Job, Recorder
 from dllm_decode.serve.service import Channel, Service
-from dllm_decode.serve.text import Prose
+from dllm_decode.text.prose import Prose
 
 
 @dataclass

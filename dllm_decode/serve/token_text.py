@@ -3,7 +3,7 @@
 from typing import Any
 
 from dllm_decode.serve.errors import writable
-from dllm_decode.serve.text import UNFINISHED
+from dllm_decode.text.prose import UNFINISHED
 
 
 def text_and_bytes(tokenizer: Any, token: int) -> tuple[str, bytes]:

@@ -106,11 +106,22 @@ class GenerateOutput:
         return self.decoded.tokens_per_forward()
 
     @property
+    def num_tokens(self) -> int:
+        """The tokens of all answers, without the EOS that ends each."""
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The ratio of `num_tokens` to the seconds that all answers took together."""
+        return self.num_tokens / self.decoded.wall_s if self.decoded.wall_s else 0.0
+
+    @property
     def cost(self) -> str:
         """The cost in words."""
         return (
-            f"{int(self.decoded.nfe.sum())} forwards, {self.tokens_per_forward:.1f} tokens per "
-            f"forward, {self.decoded.wall_s:.2f} s"
+            f"{self.num_tokens} tokens in {self.decoded.wall_s:.2f} s, "
+            f"{self.tokens_per_second:.0f} tokens/s, {int(self.decoded.nfe.sum())} forwards, "
+            f"{self.tokens_per_forward:.1f} tokens per forward"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,6 +130,7 @@ class GenerateOutput:
             "answers": [answer.to_dict() for answer in self.answers],
             "forwards": self.decoded.forwards,
             "tokens_per_forward": self.tokens_per_forward,
+            "tokens_per_second": self.tokens_per_second,
             "wall_s": self.decoded.wall_s,
         }
 

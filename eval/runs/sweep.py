@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from rich.console import Console
 
 from dllm_decode import DecodeConfig
-from dllm_decode.cli.conversation import named_constraint
+from dllm_decode.cli.answering import named_constraint
 from dllm_decode.cli.files import canonical, decoded, is_of
 from dllm_decode.cli.models import Loaded, Place, open_model
 from dllm_decode.cli.options import OPTIONS, axes_of

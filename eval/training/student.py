@@ -9,6 +9,7 @@ from torch.optim import AdamW, Optimizer
 from dllm_decode.cli.models import load
 from dllm_decode.cli.options import LENGTHS, given_of
 from dllm_decode.cli.plugins import parse_model
+from dllm_decode.models.loading.export import save_like
 from dllm_decode.models.loading.weights import check_weights, weight_files
 from dllm_decode.models.masked_transformer import own_network
 from dllm_decode.training import Batch, Objective, make_optimisers
@@ -19,7 +20,7 @@ from dllm_decode.training.certainty import (
     TrajectoryForcing,
 )
 from dllm_decode.training.lora import LoRA, require_lora
-from dllm_decode.training.saving import read_family, save_like
+from dllm_decode.training.saving import read_family
 from eval.training.questions import Questions, config_of
 
 

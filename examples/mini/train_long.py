@@ -35,11 +35,12 @@ from vocabulary import CONNECTIVES, build_ledger_tokenizer
 
 from dllm_decode import PrefixCache, load_model
 from dllm_decode.models import MaskedTransformer
+from dllm_decode.models.loading.export import save_like
 from dllm_decode.models.loading.find import find_model
-from dllm_decode.models.loading.weights import read_json
+from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.training import Batch, Objective
 from dllm_decode.training.block_diffusion import BlockDiffusion, hidden_of_copies
-from dllm_decode.training.saving import read_family, save_like, write_fast_dllm_v2
+from dllm_decode.training.saving import read_family, write_fast_dllm_v2
 from samplers import ConfidenceThreshold, FixedSchedule
 
 SAMPLERS = {"one token a step": FixedSchedule(), "threshold": ConfidenceThreshold(0.9)}

@@ -43,7 +43,7 @@ from world import MiniWorld, accuracies, world_arguments
 
 from dllm_decode import FreeCache, load_model
 from dllm_decode.models.loading.find import find_model
-from dllm_decode.models.loading.weights import read_json
+from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.training import Batch, Objective
 from dllm_decode.training.examples import lay_out
 from dllm_decode.training.masked_diffusion import align_left

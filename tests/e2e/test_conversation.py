@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dllm_decode import GenerateOutput, StepEvent
+from dllm_decode.cli.conversation import Known
 from dllm_decode.cli.main import main, make_parser
 
 QUESTION = (
@@ -44,11 +46,11 @@ def test_a_question_is_answered_with_any_verifier(
 def test_a_mistyped_verifier_is_refused_before_a_model_is_loaded(
     verifier: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["generate", QUESTION, "--model", "there is no such model", "--verifier", verifier]
+    words = ["generate", QUESTION, "--model", "none/no-such-model", "--verifier", verifier]
     assert main(words) == 2
     error = capsys.readouterr().err
     assert message in error
-    assert "no such model" not in error
+    assert "no-such-model" not in error
 
 
 def test_the_first_example_of_the_help_is_answered_right(
@@ -91,10 +93,12 @@ def test_commands_change_a_chat_and_an_empty_line_does_not_end_it(
     saved = tmp_path / "a.json"
     lines = [
         QUESTION, "", "/reset", QUESTION,
-        "/reset", "/undo", "/sampler FixedSchedule(4)", "/sampler Nothing()", "/nothing", "/help",
+        "/reset", "/undo", "/sampler FixedSchedule(4)", "/sampler Nothing()", "/nothing", "/rest",
+        "/help",
         "/sampler Learn2PD('none.safetensors')", QUESTION, "/sampler FixedSchedule(4)",
         "/system emma has apples .", QUESTION, QUESTION, "/undo", f"/save {saved}",
-        f"/save {tmp_path / 'none' / 'a'}", "/save", "/exit", QUESTION,
+        f"/save {tmp_path / 'none' / 'a'}", "/save", "/length 48", "/length x", "/temperature .5",
+        "/temperature -1", "/exit", QUESTION,
     ]  # fmt: skip
     given = io.TextIOWrapper(io.BytesIO("\n".join(lines).encode()), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", given)
@@ -107,8 +111,11 @@ def test_commands_change_a_chat_and_an_empty_line_does_not_end_it(
     assert turns[2]["content"] == answer
     for sentence in (
         "There is nothing to undo.", "The sampler is FixedSchedule(steps_per_block=4",
-        "'Nothing' is not known here", "There is no command /nothing", "/sampler EXPR",
+        "'Nothing' is not known here", "There is no command /nothing", "did you mean /reset?",
+        "/sampler EXPR",
         "begins anew, with a system text", "3 turns are in", "No such file", "must be named",
+        "Answers have at most 48 tokens.", "gen_length must be a whole number, got 'x'.",
+        "The temperature is 0.5.", "temperature must be at least 0",
     ):  # fmt: skip
         assert sentence in said.err
 
@@ -132,3 +139,93 @@ def test_a_benchmark_that_is_refused_says_so_in_a_sentence(
     monkeypatch.setattr("runpy.run_module", refuse)
     assert main(["bench", "--json", "nowhere/a.json"]) == 2
     assert capsys.readouterr().err.startswith("dllm-decode bench: [Errno 2] No such file")
+
+
+class Typed(io.StringIO):
+    """Lines of a terminal; a line "^C" is an interrupt."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def chat_on_terminal(monkeypatch: pytest.MonkeyPatch, *lines: str, model: str = "mini") -> int:
+    typed = iter(lines)
+
+    def next_line(prompt: str) -> str:
+        line = next(typed, None)
+        if line is None:
+            raise EOFError
+        if line == "^C":
+            raise KeyboardInterrupt
+        return line
+
+    monkeypatch.setattr(sys, "stdin", Typed())
+    monkeypatch.setattr("builtins.input", next_line)
+    return main(["chat", "--gen-length", "64", "--model", model])
+
+
+def test_enter_asks_a_question_that_the_model_can_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chat_on_terminal(monkeypatch, "", "", "/reset", "") == 0
+    said = capsys.readouterr()
+    assert "answers word problems of twelve kinds, one at a time" in said.err.replace("\n", " ")
+    assert [line.split()[-1] for line in said.out.splitlines()] == ["15", "15"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [(("^C", QUESTION, "^C"), 0), (("^C", "^C", QUESTION), 130)],
+)
+def test_an_interrupt_at_the_prompt_asks_once(
+    lines: tuple[str, ...], status: int,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert chat_on_terminal(monkeypatch, *lines) == status
+    said = capsys.readouterr()
+    assert said.err.count("Ctrl-C again, or /exit, ends the chat.") == (2 if status == 0 else 1)
+    assert bool(said.out) == (status == 0)
+
+
+def test_an_interrupted_answer_keeps_the_question_and_the_text_so_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Both were forgotten."""
+    settle, rounds = Known.__call__, []
+
+    def interrupt(known: Known, event: StepEvent) -> None:
+        settle(known, event)
+        rounds.append(1)
+        if len(rounds) in (3, 4):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Known, "__call__", interrupt)
+    saved = tmp_path / "a.json"
+    lines = ["/sampler FixedSchedule(32)", QUESTION, f"/save {saved}", "/undo"]
+    assert chat_on_terminal(monkeypatch, *lines) == 0
+    said = capsys.readouterr()
+    assert "the question and the text so far are kept" in said.err.replace("\n", " ")
+    question, answer = json.loads(saved.read_text())
+    assert question["content"] == QUESTION
+    # Three tokens.
+    assert 0 < len(answer["content"].split()) <= 3
+    assert said.out == f"{answer['content']}\n"
+
+
+def test_an_empty_answer_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(GenerateOutput, "texts", [""])
+    assert chat_on_terminal(monkeypatch, QUESTION) == 0
+    said = capsys.readouterr()
+    assert "The answer is empty: the model ended it at once." in said.err.replace("\n", " ")
+    assert not said.out
+
+
+def test_unknown_words_are_named_at_every_question(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert chat_on_terminal(monkeypatch, "zebras", "/reset", "zebras") == 0
+    assert capsys.readouterr().err.count("not known to the tokenizer: zebras.") == 2

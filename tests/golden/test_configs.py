@@ -12,7 +12,7 @@ import torch
 from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_without_tokenizer
 from torch import Tensor
 
-from dllm_decode.models import ForwardInputs
+from dllm_decode import ForwardInputs
 
 ROPE = ("rope_theta", "partial_rotary_factor", "rope_scaling")
 # Each is where one of the versions of transformers has it, so that none may be refused.

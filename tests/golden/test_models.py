@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from tiny_models import EVERY_FAMILY, MODELS, load_tiny
 from torch import Tensor
 
-from dllm_decode.models import ForwardInputs, KVCache, MaskedTransformer
+from dllm_decode import ForwardInputs, KVCache
+from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import FAMILIES
 
 # Different kernels and shapes differ by up to 1e-4 between machines; a wrong switch by 0.1 or more.

@@ -16,7 +16,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError, FakeTensorMode
 from torch.utils import backend_registration
 
-from dllm_decode.models import ForwardInputs, MaskedTransformer
+from dllm_decode import ForwardInputs
+from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import family_of
 from dllm_decode.models.loading import placement
 from dllm_decode.models.network.transformer import Transformer

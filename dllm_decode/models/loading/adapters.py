@@ -16,7 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dllm_decode.models.families.reader import ConfigReader, shown
-from dllm_decode.models.loading.weights import check_finite, check_stored, open_weights, read_json
+from dllm_decode.models.loading.json_files import read_json
+from dllm_decode.models.loading.weights import check_finite, check_stored, open_weights
 
 _CONFIG = "adapter_config.json"
 Value = TypeVar("Value")

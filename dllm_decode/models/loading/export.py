@@ -1,20 +1,28 @@
-"""Makes fresh models, and writes models in the official LLaDA format."""
+"""Makes fresh models, and writes models in the official formats."""
 
-import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dllm_decode.models.families import LLADA
+from dllm_decode.models.families import LLADA, Family
+from dllm_decode.models.families.reader import ConfigReader
+from dllm_decode.models.loading.json_files import read_json, write_json
 from dllm_decode.models.loading.placement import empty, new_on_meta
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
 
 MAX_SHARD_BYTES = 5 * 10**9
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_OTHERS = (
+    "generation_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer*",
+    "vocab.json", "merges.txt", "chat_template*",
+)  # fmt: skip
 
 
 def new_llada(
@@ -107,12 +115,80 @@ def save_model(
     folder.mkdir(parents=True, exist_ok=True)
     for stale in [*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"]:
         stale.unlink(missing_ok=True)
-    _write_json(folder / "config.json", _config(model))
+    write_json(folder / "config.json", _config(model))
     generation = {"eos_token_id": _one_or_list(model.eos_ids), "pad_token_id": model.eos_ids[0]}
-    _write_json(folder / "generation_config.json", generation)
+    write_json(folder / "generation_config.json", generation)
     wished = dtype or model.dtype
     tensors = {name: (part, wished) for name, part in LLADA.tensors(model.transformer).items()}
     write_weights(tensors, folder, max_shard_bytes=max_shard_bytes)
+
+
+def save(model: MaskedTransformer, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
+    """Writes a model in the official format of its family, see `MaskedTransformer.save`."""
+    if model.family is None:
+        save_model(model, folder, dtype=dtype)
+        return
+    save_like(model, model.files[0].parent, Path(folder), family=model.family, dtype=dtype)
+
+
+def save_like(
+    model: MaskedTransformer,
+    source: Path,
+    folder: Path,
+    *,
+    family: Family,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Writes a model in its family's own format: configuration and tokenizer are the source's.
+
+    The configuration states dtype, [MASK] and block length of the model.
+
+    Args:
+        model: Of the sizes of the source.
+        source: Folder of the checkpoint that it was loaded from.
+        folder: Made if need be; weights in it are replaced.
+        family: Of the checkpoint.
+        dtype: Of the weights on disk; `None`: the model's.
+        max_shard_bytes: As in `save_model`.
+
+    Raises:
+        ValueError: If the folder is the source, or weights are quantised or not there.
+    """
+    if folder.resolve() == source.resolve():
+        raise ValueError(
+            f"A model must go to a folder of its own, got that of the model it came from, "
+            f"{str(folder)!r}."
+        )
+    _require_weights(model)
+    config = dict(read_json(source / "config.json"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in (path for pattern in _WEIGHTS for path in folder.glob(pattern)):
+        stale.unlink()
+    for other in (path for pattern in _OTHERS for path in source.glob(pattern)):
+        shutil.copyfile(other, folder / other.name)
+    _state(config, family.mask_keys, model.mask_id)
+    if family.block_keys:
+        _state(config, family.block_keys, model.causal_block_length)
+    _state(config, ("dtype", "torch_dtype"), str(dtype or model.dtype).removeprefix("torch."))
+    write_json(folder / "config.json", config)
+    # Weights that a family keeps in another dtype than the model's stay in it.
+    tensors = {
+        name: (tensor, dtype if dtype and tensor.dtype == model.dtype else tensor.dtype)
+        for name, tensor in family.tensors(model.transformer).items()
+    }
+    write_weights(tensors, folder, max_shard_bytes=max_shard_bytes)
+
+
+def _state(config: dict[str, Any], keys: Sequence[str], value: object) -> None:
+    """Writes a value under the key that a configuration has for it, else under the last one."""
+    key = next((key for key in keys if ConfigReader(config).has(key)), keys[-1])
+    *path, leaf = key.split(".")
+    place = config
+    for name in path:
+        place[name] = dict(place.get(name) or {})
+        place = place[name]
+    place[leaf] = value
 
 
 def write_weights(
@@ -139,7 +215,7 @@ def write_weights(
         save_file(copies, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        _write_json(folder / "model.safetensors.index.json", index)
+        write_json(folder / "model.safetensors.index.json", index)
 
 
 def _initialise(transformer: Transformer, seed: int) -> None:
@@ -154,12 +230,16 @@ def _initialise(transformer: Transformer, seed: int) -> None:
             part.normal_(0.0, 0.02, generator=generator)
 
 
-def _require_expressible(model: MaskedTransformer) -> None:
+def _require_weights(model: MaskedTransformer) -> None:
     if model.transformer.quantized or any(part.is_meta for part in model.parameters()):
         raise ValueError(
             f"A model is saved from its weights, got {model.name!r}, some of which are quantised "
             "or kept elsewhere between forwards. Load it on one device, as it was stored."
         )
+
+
+def _require_expressible(model: MaskedTransformer) -> None:
+    _require_weights(model)
     shape, read = vars(model.transformer.config), vars(LLADA.read(_config(model)).shape)
     found = [name for name, value in shape.items() if read[name] != value]
     found += ["logit_shift"] if model.logit_shift else []
@@ -202,7 +282,3 @@ def _config(model: MaskedTransformer) -> dict[str, object]:
 
 def _one_or_list(ids: tuple[int, ...]) -> int | list[int]:
     return list(ids) if len(ids) > 1 else ids[0]
-
-
-def _write_json(path: Path, content: Mapping[str, object]) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -2,14 +2,19 @@
 
 import os
 import re
+from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from dllm_decode.models.loading.weights import read_json
+from dllm_decode.models.loading.json_files import read_json
 
 ASSETS = Path(__file__).parents[2] / "assets"
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
+_CONFIG_FILES = (
+    "config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"
+)  # fmt: skip
 
 
 class Hub(NamedTuple):
@@ -29,15 +34,27 @@ def find_model(source: str | Path, hub: Hub = Hub()) -> Path:
         OSError: If it cannot be downloaded.
         ValueError: If it is a file in GGUF, or a revision is given and it is no hub id.
     """
+    found = find_here(source, hub.revision)
+    return _download(str(source), hub) if found is None else found
+
+
+def find_config(source: str | Path, hub: Hub = Hub()) -> Path:
+    """Returns a folder with the configuration of a model; of a hub id, nothing else comes."""
+    found = find_here(source, hub.revision)
+    return _download(str(source), hub, _CONFIG_FILES) if found is None else found
+
+
+def find_here(source: str | Path, revision: str | None = None) -> Path | None:
+    """Returns the folder of an embedded model or of a path, `None` for a hub id; else raises."""
     embedded = sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
     # An empty text would be the folder that Python runs in.
     is_path = isinstance(source, str | os.PathLike) and source != ""
     is_embedded, is_folder = str(source) in embedded, is_path and Path(source).is_dir()
-    if hub.revision is not None and (is_embedded or is_folder):
+    if revision is not None and (is_embedded or is_folder):
         raise ValueError(
             f"revision must be left out with {str(source)!r}, which is "
             f"{'an embedded model' if is_embedded else 'a folder'}; only a hub id has revisions, "
-            f"got {hub.revision!r}."
+            f"got {revision!r}."
         )
     if is_embedded:
         return ASSETS / str(source)
@@ -49,11 +66,13 @@ def find_model(source: str | Path, hub: Hub = Hub()) -> Path:
     if is_folder:
         return Path(source)
     if isinstance(source, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
-        return _download(source, hub)
+        return None
+    close = get_close_matches(str(source), embedded, n=1)
     raise FileNotFoundError(
         f"A model is a folder, a hub id such as 'GSAI-ML/LLaDA-8B-Instruct', or an embedded name "
         f"({', '.join(embedded) or 'none is installed'}), got "
-        f"{str(source) if is_path else source!r}, which is none of these. Check the path."
+        f"{str(source) if is_path else source!r}, which is none of these. "
+        f"{f'Did you mean {close[0]!r}?' if close else 'Check the path.'}"
     )
 
 
@@ -61,7 +80,7 @@ def _has_gguf_alone(folder: Path) -> bool:
     return folder.is_dir() and any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
 
 
-def _download(hub_id: str, hub: Hub) -> Path:
+def _download(hub_id: str, hub: Hub, files: Sequence[str] = _HUB_FILES) -> Path:
     """Returns the folder of a repository: from the cache if it is complete there, else the hub's.
 
     Without a network, asking the hub about files that are here takes up to 24 seconds.
@@ -74,12 +93,13 @@ def _download(hub_id: str, hub: Hub) -> Path:
         revision=hub.revision,
         cache_dir=hub.cache_dir,
         token=hub.token,
-        allow_patterns=list(_HUB_FILES),
+        allow_patterns=list(files),
     )
     named = repr(hub_id) if hub.revision is None else f"{hub_id!r} with revision={hub.revision!r}"
     try:
         cached = Path(fetch(local_files_only=True))
-        if hub.local_files_only or _has_weights(cached):
+        is_config = files is _CONFIG_FILES and (cached / "config.json").is_file()
+        if hub.local_files_only or is_config or _has_weights(cached):
             return cached
     except (OSError, ValueError) as error:
         if hub.local_files_only:

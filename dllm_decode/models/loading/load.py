@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Optional, TypeAlias
+from typing import TYPE_CHECKING, Literal, Optional, TypeAlias, Unpack
 
 import torch
 
@@ -11,6 +11,9 @@ from dllm_decode.models.families import CheckpointFacts, Family, family_of
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
 from dllm_decode.models.loading.find import Hub, find_model
+from dllm_decode.models.loading.json_files import read_json
+from dllm_decode.models.loading.needs import generation_of, max_length_of, warn_if_too_large
+from dllm_decode.models.loading.other_names import LoadOptions, one_of, require_options
 from dllm_decode.models.loading.placement import (
     Device,
     DeviceMap,
@@ -29,7 +32,6 @@ from dllm_decode.models.loading.weights import (
     digest_of,
     fill,
     model_files,
-    read_json,
     weight_files,
 )
 from dllm_decode.models.masked_transformer import MaskedTransformer
@@ -49,17 +51,13 @@ _DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-# How families name the number of positions they were trained for.
-_LENGTH_KEYS = ("max_sequence_length", "max_position_embeddings")
 
 
 def load_model(
     source: str | Path,
     *,
     device: str | torch.device | DeviceMap | None = None,
-    device_map: str | torch.device | DeviceMap | None = None,
     dtype: str | torch.dtype | None = None,
-    torch_dtype: str | torch.dtype | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | Path | None = None,
@@ -73,6 +71,7 @@ def load_model(
     mask_id: int | None = None,
     block_length: int | None = None,
     tokenizer: Literal["required", "optional"] = "required",
+    **options: Unpack[LoadOptions],
 ) -> tuple[LoadedModel, Optional["transformers.PreTrainedTokenizerBase"]]:
     """Loads a masked-diffusion language model and its tokenizer.
 
@@ -89,10 +88,8 @@ def load_model(
             stands for all other layers, "" for the rest. Beside an accelerator, "cpu" only keeps
             weights: they come to the first accelerator for the time that they are needed. "disk"
             keeps them in files.
-        device_map: The name that transformers has for `device`; pass one of them.
         dtype: Of all parameters, such as "bfloat16" or `torch.bfloat16`; `None` or "auto" keeps
             that of the checkpoint's embedding.
-        torch_dtype: The name that older versions of transformers have for `dtype`.
         revision: Branch, tag or commit of a hub id. One that is in the cache is read from there,
             and the hub is not asked.
         token: Of the hub, for private repositories; `None`: the one that `hf auth login` stored.
@@ -118,6 +115,7 @@ def load_model(
             the family's published default.
         tokenizer: "required": missing tokenizer files are an error. "optional": the model is
             loaded without them, for work with token ids alone.
+        **options: Names that transformers has for `device` and `dtype`, see `LoadOptions`.
 
     Returns:
         The model in evaluation mode, and its tokenizer: `None` only if it is optional and has no
@@ -130,9 +128,11 @@ def load_model(
         ValueError: If the checkpoint is damaged, incomplete or of a kind that is not supported, or
             a device is not there, or a part of the model has none; or it cannot be quantised, or
             the adapter is for another model.
+        TypeError: If a keyword is no option.
     """
-    place_on = chosen_device(_same("device", device, "device_map", device_map))
-    wished = _dtype(_same("dtype", dtype, "torch_dtype", torch_dtype))
+    require_options(load_model, options)
+    place_on = chosen_device(one_of("device", device, "device_map", options.get("device_map")))
+    wished = _dtype(one_of("dtype", dtype, "torch_dtype", options.get("torch_dtype")))
     check_devices(place_on)
     _check_compile(compile, place_on, quantize)
     if quantize is not None:
@@ -166,7 +166,7 @@ def load_model(
         block_length=block_length,
         tokenizer_mask_id=None if words is None else words.mask_token_id,
         tokenizer_eos_id=None if words is None else words.eos_token_id,
-        generation=_generation(folder),
+        generation=generation_of(folder),
     )
     _check_experts(facts, quantize)
     transformer = new_on_meta(facts.shape)
@@ -182,6 +182,10 @@ def load_model(
             "Weights must not be in float64, which mps devices do not have. Pass dtype='float32'."
         )
     there = None if quantize is None else only_device(placed)
+    kept = {device for device in placed.kept.values() if device is not None}
+    if quantize is None and len(kept) == 1:
+        size = sum(part.numel() * part.itemsize for part in transformer.parameters())
+        warn_if_too_large(name, size, *kept)
     # Weights that will be quantised are read into the CPU's memory.
     allocate(transformer, placed if there is None else place(transformer, "cpu"))
     model = MaskedTransformer(
@@ -192,10 +196,11 @@ def load_model(
         banned_ids=padding_ids(words, facts),
         logit_shift=known.logit_shift,
         causal_block_length=facts.causal_block_length,
-        max_length=_max_length(ConfigReader(config, file=file)),
+        max_length=max_length_of(ConfigReader(config, file=file)),
         is_causal_too=known.is_causal_too,
     )
     model.compiled = compile
+    model.family = known
     _read_weights(model, known, files, lora)
     model.files = (*model_files(folder), *(() if lora is None else lora.files))
     if there is None:
@@ -220,15 +225,6 @@ def _read_weights(
         (model.mask_id, model.causal_block_length, model.logit_shift),
     )
     model.fingerprint = hashlib.sha256(repr(stored).encode()).hexdigest()[:16]
-
-
-def _same(name: str, value: Any, other: str, same: Any) -> Any:
-    if value is not None and same is not None:
-        raise ValueError(
-            f"{other} must be left out beside {name}, got {other}={same!r} and {name}={value!r}. "
-            "They mean the same; pass one."
-        )
-    return same if value is None else value
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -259,13 +255,3 @@ def _check_compile(compile: object, device: Device | DeviceMap, quantize: str | 
             "compile must be False for a model that is spread over devices or quantised, got "
             f"device={device!r} and quantize={quantize!r}."
         )
-
-
-def _max_length(config: ConfigReader) -> int | None:
-    key = next((key for key in _LENGTH_KEYS if config.has(key)), None)
-    return None if key is None else config.positive_int(key)
-
-
-def _generation(folder: Path) -> ConfigReader | None:
-    path = folder / "generation_config.json"
-    return ConfigReader(read_json(path), file=repr(str(path))) if path.is_file() else None

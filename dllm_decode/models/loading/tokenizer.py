@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Optional
 
 from dllm_decode.models.families import CheckpointFacts
-from dllm_decode.models.loading.weights import read_json
+from dllm_decode.models.loading.json_files import read_json
 
 if TYPE_CHECKING:
     import transformers

@@ -1,9 +1,8 @@
 """The weight files of a checkpoint: safetensors, checked before anything is allocated."""
 
 import hashlib
-import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dllm_decode.models.families import Family
+from dllm_decode.models.loading.json_files import read_json, refuse_pointer
 from dllm_decode.models.network.transformer import Transformer
 
 _DTYPES = {
@@ -36,29 +36,6 @@ class _Header(NamedTuple):
 
     shape: list[int]
     dtype: str
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    """Reads an object; ValueError if it is none, FileNotFoundError if there is no file."""
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"A model folder holds a {path.name}, got {str(path.parent)!r} without one. "
-            "Pass the folder that the checkpoint's files are in."
-        )
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError(
-            f"{str(path)!r} must not be nested deeper than Python reads. Download it again."
-        ) from None
-    except ValueError as error:
-        _refuse_pointer(path)
-        raise ValueError(
-            f"{str(path)!r} is not valid JSON ({error}). Download it again."
-        ) from error
-    if not isinstance(read, dict):
-        raise ValueError(f"{str(path)!r} must hold a JSON object, got a {type(read).__name__}.")
-    return read
 
 
 @contextmanager
@@ -159,20 +136,10 @@ def open_weights(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt", device="cpu")
     except SafetensorError as error:
-        _refuse_pointer(path)
+        refuse_pointer(path)
         raise ValueError(
             f"{str(path)!r} is damaged or cut short ({error}). Download the file again."
         ) from error
-
-
-def _refuse_pointer(path: Path) -> None:
-    """Raises ValueError if a file was cloned without its content."""
-    with path.open("rb") as file:
-        if file.read(24).startswith(b"version https://git-lfs"):
-            raise ValueError(
-                f"{str(path)!r} must hold its content, got a pointer of Git LFS. Run `git lfs "
-                "pull` in its folder, or download the file from the hub."
-            )
 
 
 def check_weights(transformer: Transformer, family: Family, files: list[Path]) -> torch.dtype:

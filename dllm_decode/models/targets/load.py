@@ -1,17 +1,18 @@
 """Loading of causal targets, whose tokens have to be those of the mask predictor."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from dllm_decode.models.loading.find import Hub, find_model
+from dllm_decode.models.loading.json_files import read_json
+from dllm_decode.models.loading.other_names import LoadOptions, one_of, require_options
 from dllm_decode.models.loading.placement import available
 from dllm_decode.models.loading.weights import (
     by_transformers,
     check_finite,
     model_files,
-    read_json,
     weight_files,
 )
 from dllm_decode.models.targets.causal import CausalTarget
@@ -28,6 +29,7 @@ def load_target(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     revision: str | None = None,
+    **options: Unpack[LoadOptions],
 ) -> CausalTarget:
     """Loads a causal language model that judges a mask predictor's drafts.
 
@@ -40,6 +42,7 @@ def load_target(
         device: Where the model goes. `None`: to CUDA if it is there, as by `load_model`.
         dtype: Of all parameters; `None` keeps that of the checkpoint.
         revision: Branch, tag or commit of a hub id.
+        **options: Names that transformers has for `device` and `dtype`, see `LoadOptions`.
 
     Raises:
         FileNotFoundError: If the source does not exist.
@@ -47,8 +50,13 @@ def load_target(
         ValueError: If the device is not there, an id stands for different tokens, the model cannot
             roll back, or its weight files are damaged or do not hold exactly what config.json calls
             for.
+        TypeError: If a keyword is no option.
     """
     from transformers import AutoTokenizer
+
+    require_options(load_target, options)
+    device = one_of("device", device, "device_map", options.get("device_map"))
+    dtype = one_of("dtype", dtype, "torch_dtype", options.get("torch_dtype"))
 
     if isinstance(tokenizer, type) or not hasattr(tokenizer, "get_vocab"):
         raise ValueError(

@@ -18,7 +18,7 @@ from benchmarks.floor import Columns, Machine, num_flops, weight_bytes
 from benchmarks.frame import table_of
 from benchmarks.setting import GEOMETRIES, Setting
 from benchmarks.watch import Watch
-from dllm_decode.models import ForwardInputs
+from dllm_decode import ForwardInputs
 from eval.metrics.statistics import Estimate
 
 TINY = Setting("tiny", prompt_length=12, gen_length=16, block_length=8, steps_per_block=4)

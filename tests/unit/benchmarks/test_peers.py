@@ -51,7 +51,7 @@ class LLaDAModelLM(torch.nn.Module):
         return None
 
     def logits_of(self, canvas):
-        from dllm_decode.models import ForwardInputs
+        from dllm_decode import ForwardInputs
         columns = torch.arange(canvas.shape[1])[None]
         return self.inner.predict(ForwardInputs(canvas, columns, columns))
 """

@@ -14,6 +14,7 @@ from dllm_decode import (
     ARVerify,
     DelayedCache,
     DualCache,
+    ForwardInputs,
     FreeCache,
     MaskPredictor,
     NoCache,
@@ -24,7 +25,6 @@ from dllm_decode import (
     load_model,
     load_target,
 )
-from dllm_decode.models import ForwardInputs
 from dllm_decode.models.network.context import make_context
 from samplers import FixedSchedule, Prophet
 from samplers.facts import Fact

@@ -53,7 +53,7 @@ def test_a_field_and_its_documentation_are_an_option(capsys: pytest.CaptureFixtu
         (["cake", "--heat", "0"], "argument --heat: must be at least 1, got 0"),
         (["cake", "--heat", "warm"], "argument --heat: must be a whole number, got 'warm'"),
         (["cake", "--mode", "off"], "argument --mode: invalid choice: 'off'"),
-        (["cake", "--het", "1"], "unrecognized arguments: --het 1; did you mean --heat?"),
+        (["cake", "--het", "1"], "unrecognized arguments: --het; did you mean --heat?"),
     ):
         with pytest.raises(SystemExit):
             parser.parse_args(words)
@@ -70,8 +70,14 @@ def test_token_ids_with_a_mistake_are_told_what_they_must_be() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["generate", "hi", "--gen-lenght", "64"], "--gen-lenght 64; did you mean --gen-length?"),
-        (["generate", "hi", "--sampels=F()"], "--sampels=F(); did you mean --sampler?"),
+        (["generate", "hi", "--gen-lenght", "64"], "--gen-lenght; did you mean --gen-length?"),
+        # The question was blamed too.
+        (
+            ["generate", "--gen-lenght", "64", "hi"],
+            "ments: --gen-lenght; did you mean",
+        ),
+        (["generat", "hi"], "there is no command 'generat'; did you mean generate?"),
+        (["generate", "hi", "--sampels=F()"], "--sampels; did you mean --sampler?"),
         (["serve", "--prot", "80", "--hots", "a"], "; did you mean --port and --host?"),
         (["chat", "--no-stop-at-oes"], "did you mean --no-stop-at-eos?"),
         (["chat", "--zzz"], "unrecognized arguments: --zzz\n"),

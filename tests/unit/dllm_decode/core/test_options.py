@@ -87,10 +87,10 @@ def test_the_block_length_is_the_model_s_own_or_32_and_never_beyond_the_answer()
 
 def test_an_unknown_option_is_a_type_error() -> None:
     """It names options and plug-ins with a similar name, or all options."""
-    similar = "must be an option of the decode, such as verifier, got 'verifer'"
+    similar = "must be an option of a decode, such as verifier, got 'verifer'"
     with pytest.raises(TypeError, match=similar):
         decode(HashModel(), [[1]], FixedSchedule(4), verifer=8)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"such as gen_length, .*, truncate_at_eos, got 'zzz'"):
+    with pytest.raises(TypeError, match=r"such as gen_length, .*, templates, got 'zzz'"):
         decode_many(HashModel(), [[1]], FixedSchedule(4), zzz=8)  # type: ignore[call-arg]
 
 

@@ -15,6 +15,7 @@ from torch.optim import AdamW
 from dllm_decode import StepEvent, decode
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import FAMILIES
+from dllm_decode.models.loading.export import save_like
 from dllm_decode.training import Progress, Settings, train
 from dllm_decode.training.answer_blocks import BlockMasks, logits_of_both
 from dllm_decode.training.certainty import (
@@ -25,7 +26,7 @@ from dllm_decode.training.certainty import (
 )
 from dllm_decode.training.examples import lay_out
 from dllm_decode.training.lora import LoRA
-from dllm_decode.training.saving import read_family, save_like
+from dllm_decode.training.saving import read_family
 from dllm_decode.training.teacher import Demonstration, Lessons
 from samplers import FixedSchedule
 

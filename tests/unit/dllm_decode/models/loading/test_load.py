@@ -509,3 +509,22 @@ def test_no_compiler_is_imported_to_load_and_to_generate() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"trust_remote_code": True}, "trust_remote_code is no option of load_model: no code of"),
+        ({"load_in_4bit": True}, "load_in_4bit is no option of load_model: quantize='int4'"),
+        ({"graphs": True}, "graphs is no option of load_model: it was removed; compile=True"),
+        ({"dtpye": "float32"}, "an option of load_model, such as dtype, "),
+    ],
+)
+def test_an_option_of_others_is_refused_with_what_to_pass_instead(
+    options: dict[str, Any], sentence: str
+) -> None:
+    """It was a bare TypeError of Python."""
+    for loads in (load_required, load_target):
+        said = sentence.replace("load_model", loads.__name__)
+        with pytest.raises(TypeError, match=re.escape(said)):
+            loads("mini-ar", **{"tokenizer": "required", **options})

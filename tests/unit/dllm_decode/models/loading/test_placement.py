@@ -10,8 +10,8 @@ from tiny_models import FULLY_CONFIGURED, MODELS, new_tiny
 from tiny_models import load_without_tokenizer as load_model
 from torch import Tensor
 
-from dllm_decode import DualCache, SelfVerify, decode
-from dllm_decode.models import ForwardInputs, KVCache, MaskedTransformer, save_model
+from dllm_decode import DualCache, ForwardInputs, KVCache, SelfVerify, decode
+from dllm_decode.models import MaskedTransformer, save_model
 from dllm_decode.models.loading import placement
 from dllm_decode.models.loading.placement import DeviceMap, place
 from dllm_decode.models.network.transformer import Transformer

@@ -7,7 +7,8 @@ from tiny_models import load_without_tokenizer as load_model
 from torch import Tensor
 from torch.nn import functional as F
 
-from dllm_decode.models import ForwardInputs, MaskedTransformer, save_model
+from dllm_decode import ForwardInputs
+from dllm_decode.models import MaskedTransformer, save_model
 from dllm_decode.models.loading import quantize
 from dllm_decode.models.network.transformer import Transformer
 

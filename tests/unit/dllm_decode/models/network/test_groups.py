@@ -8,7 +8,7 @@ from pretended import Operations
 from tiny_models import tiny
 from torch import Tensor
 
-from dllm_decode.models import ForwardInputs
+from dllm_decode import ForwardInputs
 
 MATRICES = ("mm", "addmm", "linear")
 

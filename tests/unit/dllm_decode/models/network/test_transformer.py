@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from dllm_decode.models import ForwardInputs, MaskedTransformer
+from dllm_decode import ForwardInputs
+from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.network.operations import Heads, attend
 
 B, L = 3, 20

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dllm_decode.serve.text import Prose
+from dllm_decode.text.prose import Prose
 
 
 class Bytes:

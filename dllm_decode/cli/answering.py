@@ -1,0 +1,104 @@
+"""The commands `generate` and `read`; what they refuse is refused before torch is loaded."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from dllm_decode.cli.files import read_input, require_file, require_there
+
+
+def generate_once(options: Namespace) -> int:
+    """Answers one question, fills one template, or answers a file."""
+    _check_generate(options)
+    text = read_input(sys.stdin.read) if options.text == "-" else options.text
+    if text is not None and not text.strip():
+        raise ValueError("The question must not be empty; give a text, or - to read one.")
+    constraint = named_constraint(options)
+    chat: Literal["auto", False] = False if options.plain else "auto"
+    from dllm_decode.cli.models import load_speaker
+
+    speaker = load_speaker(options)
+    if options.input:
+        from dllm_decode.cli.prompt_files import answer_file
+
+        done = answer_file(
+            speaker, options.input, options.output, num_rows=options.num_rows, chat=chat,
+            progress=sys.stderr.isatty(),
+        )  # fmt: skip
+        sys.stderr.write(f"{done}\n")
+        return 0
+    out = speaker.answer(
+        text, live=options.live, chat=chat, template=options.template, constraint=constraint
+    )
+    if not options.live:
+        sys.stdout.write(f"{out.texts[0]}\n")
+    sys.stderr.write(f"{out.cost}\n")
+    return 0
+
+
+def named_constraint(options: Namespace) -> Mapping[str, Any] | None:
+    """Returns the constraint that options name, as `constraint_of` reads it; `None`: none.
+
+    Raises ValueError if there are several, or one for a file of prompts.
+    """
+    named = {"regex": options.regex, "json": options.json_schema, "choice": options.choice}
+    given = {name: value for name, value in named.items() if value}
+    if not given:
+        return None
+    if len(given) > 1:
+        raise ValueError("One of --regex, --json-schema and --choice must be given, got several.")
+    if options.input:
+        raise ValueError(
+            "--regex, --json-schema and --choice must be left out with --input, whose lines have "
+            'their own: "constraint": {"regex": "[0-9]+"}.'
+        )
+    if "json" in given:
+        file = require_there("--json-schema", options.json_schema, "JSON")
+        try:
+            given["json"] = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(
+                f"--json-schema must be a file of JSON, got {options.json_schema}: {error}."
+            ) from None
+    return given
+
+
+def _check_generate(options: Namespace) -> None:
+    """Raises ValueError if the options of `generate` contradict each other."""
+    if bool(options.input) != bool(options.output):
+        raise ValueError(
+            "--input and --output must be given together: a prompt and an answer a line."
+        )
+    if options.input and (options.text is not None or options.template or options.live):
+        raise ValueError("--input must be given without a text, --template and --live.")
+    if not options.input and options.text is None and not options.template:
+        raise ValueError("A question must be given, or --template, or --input with --output.")
+    if options.input:
+        require_there("--input", options.input, "JSON lines")
+        require_file("--output", options.output)
+    if options.template and (options.gen_length is not None or options.stop_at_eos):
+        raise ValueError(
+            "--gen-length and --stop-at-eos must be left out with --template, which is filled as "
+            "a whole."
+        )
+
+
+def read_once(options: Namespace) -> int:
+    """Writes how probable each allowed answer is at each choice of a text."""
+    from dllm_decode import read
+    from dllm_decode.cli.models import open_model
+
+    loaded = open_model(options.model, options, options.revision)
+    # Its own type is wider than `Loaded` says.
+    tokenizer: Any = loaded.tokenizer
+    for choice in read(loaded.model, tokenizer, options.text, options.question):
+        width = max(len(answer.text) for answer in choice.answers)
+        sys.stdout.write(f"{choice.best}\n")
+        for answer in choice.answers:
+            sys.stdout.write(
+                f"  {answer.text:{width}}  probability {answer.probability:<8.3g}  "
+                f"share {answer.share:.3g}\n"
+            )
+    return 0

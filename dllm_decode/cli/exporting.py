@@ -1,0 +1,20 @@
+"""The command `export`."""
+
+import sys
+from argparse import Namespace
+
+import torch
+
+from dllm_decode.cli.models import load
+from dllm_decode.models.masked_transformer import own_network
+
+
+def run(options: Namespace) -> int:
+    """Writes a model in the official format of its family."""
+    loaded = load(options.model, revision=options.revision, needs_tokenizer=False)
+    dtype = getattr(torch, options.dtype) if options.dtype else None
+    own_network(loaded.model).save(options.folder, dtype=dtype)
+    sys.stdout.write(
+        f"{options.folder} holds {options.model}, in {options.dtype or loaded.dtype}.\n"
+    )
+    return 0

@@ -1,0 +1,20 @@
+from .loading.export import new_llada, save_model
+from .loading.load import load_model
+from .masked_transformer import MaskedTransformer
+from .network.config import NetworkConfig
+from .network.transformer import Transformer
+from .targets.causal import CausalTarget
+from .targets.load import load_target
+from .targets.own_weights import as_causal_target
+
+__all__ = [
+    "CausalTarget",
+    "MaskedTransformer",
+    "NetworkConfig",
+    "Transformer",
+    "as_causal_target",
+    "load_model",
+    "load_target",
+    "new_llada",
+    "save_model",
+]

@@ -1,0 +1,44 @@
+"""Reads the JSON files of a checkpoint; loads no torch."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Reads an object; ValueError if it is none, FileNotFoundError if there is no file."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"A model folder holds a {path.name}, got {str(path.parent)!r} without one. "
+            "Pass the folder that the checkpoint's files are in."
+        )
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(
+            f"{str(path)!r} must not be nested deeper than Python reads. Download it again."
+        ) from None
+    except ValueError as error:
+        refuse_pointer(path)
+        raise ValueError(
+            f"{str(path)!r} is not valid JSON ({error}). Download it again."
+        ) from error
+    if not isinstance(read, dict):
+        raise ValueError(f"{str(path)!r} must hold a JSON object, got a {type(read).__name__}.")
+    return read
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    """Writes an object with sorted keys."""
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raises ValueError if a file was cloned without its content."""
+    with path.open("rb") as file:
+        if file.read(24).startswith(b"version https://git-lfs"):
+            raise ValueError(
+                f"{str(path)!r} must hold its content, got a pointer of Git LFS. Run `git lfs "
+                "pull` in its folder, or download the file from the hub."
+            )

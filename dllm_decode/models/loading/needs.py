@@ -1,0 +1,119 @@
+"""What a model needs, from its configuration alone: parameters and memory."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dllm_decode.models.families import CheckpointFacts, Family, family_of
+from dllm_decode.models.families.reader import ConfigReader
+from dllm_decode.models.loading.json_files import read_json
+from dllm_decode.models.loading.placement import new_on_meta
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True)
+class ModelNeeds:
+    """A model that is not loaded.
+
+    Attributes:
+        family: Its family.
+        facts: What its configuration says.
+        num_parameters: Numbers that its weights hold.
+        max_length: Columns that it was trained for; `None`: not stated.
+    """
+
+    family: Family
+    facts: CheckpointFacts
+    num_parameters: int
+    max_length: int | None
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        """Returns the memory of the weights."""
+        return self.num_parameters * dtype.itemsize
+
+    def kv_bytes(self, dtype: torch.dtype, num_columns: int) -> int:
+        """Returns the memory of the keys and values of some columns of one row."""
+        shape = self.facts.shape
+        per_column = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+        return per_column * num_columns * dtype.itemsize
+
+    def logit_bytes(self, dtype: torch.dtype, num_columns: int) -> int:
+        """Returns the memory of the logits of some columns of one row."""
+        return self.facts.shape.vocab_size * num_columns * dtype.itemsize
+
+
+def needs_of(
+    folder: Path,
+    *,
+    family: str | Family | None = None,
+    mask_id: int | None = None,
+    block_length: int | None = None,
+) -> ModelNeeds:
+    """Reads config.json and generation_config.json of a folder; options as in `load_model`.
+
+    Raises:
+        FileNotFoundError: If there is no config.json.
+        ValueError: If it is of no known family, or of a variant that is not implemented.
+    """
+    config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
+    if config.get("model_type") == "diffusion_gemma":
+        raise ValueError(
+            f"{file} must be of a network of this package, got DiffusionGemma, which transformers "
+            "computes. Its model card says what it needs."
+        )
+    known = family_of(config, family, file=file)
+    facts = known.read(
+        config, file=file, mask_id=mask_id, block_length=block_length,
+        generation=generation_of(folder),
+    )  # fmt: skip
+    parameters = new_on_meta(facts.shape).parameters()
+    num_parameters = sum(parameter.numel() for parameter in parameters)
+    return ModelNeeds(known, facts, num_parameters, max_length_of(ConfigReader(config, file=file)))
+
+
+def max_length_of(config: ConfigReader) -> int | None:
+    """Returns the number of positions that a model was trained for, as families name it."""
+    keys = ("max_sequence_length", "max_position_embeddings")
+    key = next((key for key in keys if config.has(key)), None)
+    return None if key is None else config.positive_int(key)
+
+
+def generation_of(folder: Path) -> ConfigReader | None:
+    """Returns the generation_config.json of a folder, if there is one."""
+    path = folder / "generation_config.json"
+    return ConfigReader(read_json(path), file=repr(str(path))) if path.is_file() else None
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Returns the memory that a device has free; `None` if it does not say."""
+    if device.type == "cuda":
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free
+    if device.type != "cpu" or not _MEMINFO.is_file():
+        return None
+    lines = _MEMINFO.read_text(encoding="ascii").splitlines()
+    stated = {name: int(size.split()[0]) for name, _, size in (one.partition(":") for one in lines)}
+    found = stated["MemAvailable"] * 1024
+    try:
+        limit, used = (
+            int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
+        )
+    except (OSError, ValueError):
+        # No limit, or another version of cgroups.
+        return found
+    return min(found, max(0, limit - used))
+
+
+def warn_if_too_large(name: str, num_bytes: int, device: torch.device) -> None:
+    """Logs a warning if the weights of a model are larger than what a device has free."""
+    free = free_bytes(device)
+    if free is not None and num_bytes > free:
+        logging.getLogger("dllm_decode").warning(
+            "The weights of %r take %.1f GB, and %s has %.1f GB free. Pass a smaller dtype or "
+            "quantize='int8', spread the model with device='auto', or free memory.",
+            name, num_bytes / 1e9, device, free / 1e9,
+        )  # fmt: skip

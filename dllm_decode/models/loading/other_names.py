@@ -1,0 +1,58 @@
+"""Names that transformers has for options of loading: taken if they mean the same, else refused."""
+
+from collections.abc import Callable, Mapping
+from inspect import signature
+from typing import Any, TypedDict
+
+import torch
+
+from dllm_decode.core.options import refusal
+from dllm_decode.models.loading.placement import DeviceMap
+
+HINTS = {
+    "trust_remote_code": "no code of a checkpoint is ever run; leave it out.",
+    "load_in_4bit": "quantize='int4' stores the matrices of the layers so.",
+    "load_in_8bit": "quantize='int8' stores the matrices of the layers so.",
+    "quantization_config": "quantize='int8', 'int4' or 'fp8' stores the matrices of the layers so.",
+    "graphs": "it was removed; compile=True runs forwards through torch.compile.",
+    "fused": "it was removed; compile=True runs forwards through torch.compile.",
+    "attn_implementation": "torch chooses the kernels of attention; leave it out.",
+    "low_cpu_mem_usage": "memory is always allocated once; leave it out.",
+    "use_safetensors": "weights are always read from safetensors; leave it out.",
+    "use_auth_token": "its name is token.",
+    "peft_model_id": "its name is adapter.",
+    "subfolder": "download the repository, and pass the path of the folder.",
+    "block_size": "its name is block_length.",
+    "mask_token_id": "its name is mask_id.",
+}
+
+
+class LoadOptions(TypedDict, total=False):
+    """Further keywords of `load_model`.
+
+    Attributes:
+        device_map: The name that transformers has for `device`; pass one of them.
+        torch_dtype: The name that older versions of transformers have for `dtype`.
+    """
+
+    device_map: str | torch.device | DeviceMap | None
+    torch_dtype: str | torch.dtype | None
+
+
+def require_options(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raises TypeError, which says what to pass instead, unless all names are of `LoadOptions`."""
+    for name in given:
+        if name not in LoadOptions.__annotations__:
+            *own, _ = signature(function).parameters
+            known = [*own, *LoadOptions.__annotations__]
+            raise TypeError(refusal(name, function.__name__, known, HINTS))
+
+
+def one_of(name: str, value: Any, other: str, same: Any) -> Any:
+    """Returns the value of an option with two names; ValueError if both are given."""
+    if value is not None and same is not None:
+        raise ValueError(
+            f"{other} must be left out beside {name}, got {other}={same!r} and {name}={value!r}. "
+            "They mean the same; pass one."
+        )
+    return same if value is None else value

@@ -1,0 +1,94 @@
+"""An answer as an iterator of its text, piece by piece."""
+
+from collections.abc import Iterator, Sequence
+from typing import Unpack
+
+from dllm_decode.blocks import BlockSchedule, Sequential
+from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.core.model import MaskPredictor
+from dllm_decode.core.observers import StepEvent, final_tokens
+from dllm_decode.core.options import DecodeConfig
+from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
+from dllm_decode.engine.compatibility import require_model
+from dllm_decode.engine.decoder import Decoder, Verifier, requests_of
+from dllm_decode.engine.loop import new_decoder, raise_errors, rounds
+from dllm_decode.engine.no_verifier import NoVerifier
+from dllm_decode.text.answers import answer_of
+from dllm_decode.text.generation import default_sampler, warn_if_never_asked
+from dllm_decode.text.other_names import GenerateOptions, by_our_names
+from dllm_decode.text.prose import Prose
+from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
+from samplers.base import Sampler
+
+
+def stream(
+    model: MaskPredictor,
+    tokenizer: Tokenizer,
+    inputs: Inputs | None = None,
+    sampler: Sampler | None = None,
+    *,
+    chat: UseTemplate = "auto",
+    config: DecodeConfig = DecodeConfig(),
+    cache: CachePolicy = NoCache(),
+    verifier: Verifier = NoVerifier(),
+    blocks: BlockSchedule = Sequential(),
+    stop_strings: str | Sequence[str] = (),
+    **options: Unpack[GenerateOptions],
+) -> Iterator[str]:
+    """Returns an iterator over the text of one answer; it decodes while you iterate.
+
+        for piece in stream(model, tokenizer, question):
+            print(piece, end="", flush=True)
+
+    A piece is the text that will not change and no open position precedes, as far as it was not
+    in an earlier piece. All pieces together are the text that `generate` returns. Leave the loop to
+    stop the decode.
+
+    Args:
+        model: As in `generate`, as are all that follow.
+        tokenizer: The model's tokenizer.
+        inputs: One text, chat or prompt.
+        sampler: Which positions to commit, and with which token.
+        chat: How a text is read.
+        config: The options of the decode.
+        cache: Which columns to recompute at each forward.
+        verifier: Runs the forwards of a round.
+        blocks: Which positions are open.
+        stop_strings: Texts that end the answer.
+        **options: Fields of `DecodeConfig`, or names that transformers has for them.
+
+    Raises:
+        ValueError: If the arguments do not fit together, or there are several inputs.
+    """
+    inputs, strings, given = by_our_names(inputs, stop_strings, config, options)
+    require_tokenizer(tokenizer)
+    require_model(model)
+    sampler = default_sampler(model) if sampler is None else sampler
+    decoder = new_decoder(
+        model, sampler, cache=cache, verifier=verifier, blocks=blocks,
+        config=config.updated(**given),
+    )  # fmt: skip
+    warn_if_never_asked(model, sampler, verifier)
+    prompts = prompt_ids(tokenizer, inputs, chat=chat)
+    if len(prompts) != 1:
+        raise ValueError(f"stream must be given one input, got {len(prompts)}.")
+    stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
+    (request,) = requests_of(decoder, prompts, (), stop)
+    return _pieces(decoder, request, tokenizer, strings)
+
+
+def _pieces(
+    decoder: Decoder, request: Request, tokenizer: Tokenizer, strings: Sequence[str]
+) -> Iterator[str]:
+    prose, known = Prose(tokenizer, strings), []
+
+    def note(event: StepEvent) -> None:
+        known[:] = final_tokens(event.rows, event.after, is_final=event.is_final)[0]
+
+    for answers in rounds(decoder, RequestQueue([request]), 1, [note]):
+        for ended in raise_errors(iter(answers)):
+            known[:] = answer_of(tokenizer, request, ended.output, 0, strings).token_ids
+        piece = prose.rest(known) if answers else prose.more(known)
+        if piece:
+            yield piece
