@@ -2,15 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from dllm_decode.blocks import Sequential
 from dllm_decode.caches import NoCache
 from dllm_decode.engine.decoder import Decoder
+from dllm_decode.serve.compiler import Compiler
 from dllm_decode.serve.engine import Engine, FullError, Lane
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.jobs import Failed, Job, JobEvent, Told
@@ -20,6 +21,8 @@ from dllm_decode.text.reading import reading_decoder
 from dllm_decode.text.texts import Tokenizer
 from dllm_decode.verify import NoVerifier
 from samplers.facts import Fact, PlugIn
+
+T = TypeVar("T")
 
 _RETRY_AFTER_S = 1
 
@@ -37,6 +40,7 @@ class Service:
         stop_tokenizer: A copy for the engine's thread: tokenizers are not made for several.
         engine: Lanes by name of their sampler, and one for typed reads if the model has a [MASK].
         metrics: Counters.
+        compiler: Compiles constraints.
         created: When the server was started, in seconds since 1970.
         indices: Indices of requests of the loop, each used once.
     """
@@ -46,6 +50,7 @@ class Service:
     stop_tokenizer: Tokenizer
     engine: Engine
     metrics: Metrics
+    compiler: Compiler
     created: int = field(default_factory=lambda: int(time.time()))
     indices: Iterator[int] = field(default_factory=count)
 
@@ -59,7 +64,8 @@ class Service:
         if not first.starts_as_noise:
             lanes[READS] = reading_decoder(first.model, limits.max_tokens)
         engine = Engine(lanes, limits)
-        return Service(name, tokenizer, deepcopy(tokenizer), engine, Metrics(engine))
+        compiler = Compiler(deepcopy(tokenizer), first)
+        return Service(name, tokenizer, deepcopy(tokenizer), engine, Metrics(engine), compiler)
 
     @property
     def limits(self) -> Limits:
@@ -189,19 +195,27 @@ class Channel:
             ) from None
         self._jobs.extend(jobs)
 
+    async def within(self, work: Awaitable[T]) -> T:
+        """Waits for some work.
+
+        Raises:
+            RefusedError: If the deadline has passed.
+        """
+        try:
+            async with asyncio.timeout_at(self._until):
+                return await work
+        except TimeoutError:
+            raise RefusedError(
+                504, "The request took longer than this server allows.", code="deadline"
+            ) from None
+
     async def next(self) -> tuple[int, Told]:
         """Returns the next event and its number.
 
         Raises:
             RefusedError: If a job has failed, or the deadline has passed.
         """
-        try:
-            async with asyncio.timeout_at(self._until):
-                number, event = await self._events.get()
-        except TimeoutError:
-            raise RefusedError(
-                504, "The request took longer than this server allows.", code="deadline"
-            ) from None
+        number, event = await self.within(self._events.get())
         if isinstance(event, Failed):
             raise RefusedError(event.status, event.message)
         return number, event

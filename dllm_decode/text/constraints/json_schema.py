@@ -215,10 +215,10 @@ class _Reader:
             raise ValueError(f"{path}/required must list properties, got {shown(required)}.")
         if not properties:
             return self._map(schema, path, refs)
-        parts = [
-            f"{self._value(name)}{self._colon}{self.read(part, f'{path}/properties/{_pointed(name)}', refs)}"
-            for name, part in properties.items()
-        ]
+        parts = []
+        for name, part in properties.items():
+            own = self.read(part, f"{path}/properties/{_pointed(name)}", refs)
+            parts.append(f"{self._value(name)}{self._colon}{own}")
         after, tail = [], ""
         for name, part in zip(reversed(properties), reversed(parts), strict=True):
             after.append(f"{part}{tail}")
@@ -315,8 +315,8 @@ def _require_keywords(schema: Schema, known: set[str], path: str) -> None:
     for name in schema:
         if name not in known | _NOTES:
             raise ValueError(
-                f"{path}/{_pointed(name)} of a JSON schema must be left out, because constraints do not know "
-                f"it there; they know {', '.join(sorted(known)) or 'no keyword'}."
+                f"{path}/{_pointed(name)} of a JSON schema must be left out, because constraints "
+                f"do not know it there; they know {', '.join(sorted(known)) or 'no keyword'}."
             )
 
 
