@@ -146,17 +146,17 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     @app.post("/v1/read")
     async def read(asked: Read, request: Request) -> Response:
         service.check_model(asked.model)
-        channel = Channel(service.reads, service.limits.deadline_s)
+        channel = service.channel(service.reads, client_of(request))
         return await _whole(channel, service, request, reads.read(service, asked, channel))
 
 
 async def _answer(service: Service, asked: Completion | Chat, request: Request) -> Response:
     service.check_model(asked.model)
-    channel = Channel(service.lane(asked.sampler), service.limits.deadline_s)
+    channel = service.channel(service.lane(asked.sampler), client_of(request))
     prompts = prompts_of(service, asked)
     form, automaton = form_of(asked), None
     if form is not None:
-        compiling = service.compiler.compile(form, client=client_of(request))
+        compiling = service.compiler.compile(form, client=channel.client)
         automaton = await _unless_gone(service, request, channel.within(compiling))
     choices = choices_of(service, asked, prompts, channel, automaton)
     exchange = Exchange(service, asked, channel, choices, sum(map(len, prompts)))

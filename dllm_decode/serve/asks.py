@@ -140,7 +140,7 @@ def choices_of(
                 prompt, next(service.indices), noise_index=copy, template=template, stop=stop,
                 constraint=automaton, **options,
             )  # fmt: skip
-        job = Job(request, channel.emitter(number), channel.post, shown=asked.shown)
+        job = Job(request, channel.emitter(number), channel.post, asked.shown, channel.client)
         choice = ResponseChoice(number, job, Prose(service.tokenizer, asked.stop))
         if asked.forced:
             choice.call = CallText(asked.forced, f"call_{secrets.token_hex(12)}")

@@ -7,12 +7,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from dllm_decode.blocks import Sequential
 from dllm_decode.caches import NoCache
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.serve.compiler import Compiler
-from dllm_decode.serve.engine import Engine, FullError, Lane
+from dllm_decode.serve.engine import ENDING, Engine, FullError, Lane
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.jobs import Failed, Job, JobEvent, Told
 from dllm_decode.serve.limits import Limits
@@ -43,6 +44,7 @@ class Service:
         compiler: Compiles constraints.
         created: When the server was started, in seconds since 1970.
         indices: Indices of requests of the loop, each used once.
+        channels: The ways of events to requests that are being answered.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Service:
     compiler: Compiler
     created: int = field(default_factory=lambda: int(time.time()))
     indices: Iterator[int] = field(default_factory=count)
+    channels: WeakSet["Channel"] = field(default_factory=WeakSet)
 
     @staticmethod
     def start(
@@ -115,6 +118,17 @@ class Service:
             raise RefusedError(400, f"'sampler' must be one of {allowed}.", param="sampler")
         return self.engine.lanes[name]
 
+    def channel(self, lane: Lane, client: str) -> "Channel":
+        """Returns a way of events to a request."""
+        found = Channel(lane, self.limits.deadline_s, client)
+        self.channels.add(found)
+        return found
+
+    def end_requests(self) -> None:
+        """Ends all requests that are being answered, without a wait for the present round."""
+        for channel in list(self.channels):
+            channel.end()
+
     def ids(self, text: str) -> list[int]:
         """Returns the token ids of a text, without special tokens."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -157,12 +171,14 @@ class Channel:
 
     Attributes:
         lane: Answers the jobs.
+        client: Who asks.
         began_s: When the task began, by `time.perf_counter`.
     """
 
-    def __init__(self, lane: Lane, deadline_s: float) -> None:
+    def __init__(self, lane: Lane, deadline_s: float, client: str = "") -> None:
         """Begins without jobs, which are given up after some seconds from now on."""
         self.lane = lane
+        self.client = client
         self.began_s = time.perf_counter()
         self._loop = asyncio.get_running_loop()
         self._until = self._loop.time() + deadline_s
@@ -219,6 +235,10 @@ class Channel:
         if isinstance(event, Failed):
             raise RefusedError(event.status, event.message)
         return number, event
+
+    def end(self) -> None:
+        """Tells the task that the server ends."""
+        self._events.put_nowait((0, Failed(503, ENDING)))
 
     def cancel(self) -> None:
         """Ends the jobs; those that have ended are not touched."""
