@@ -52,10 +52,10 @@ class Told:
     """A job and the events that it was told."""
 
     def __init__(self, decoder: Decoder, prompt: list[int], **options: Any) -> None:
-        shown = options.pop("shown", "nothing")
+        shown, client = options.pop("shown", "nothing"), options.pop("client", "")
         self._events: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         request = decoder.request(prompt, next(INDICES), noise_index=0, **options)
-        self.job = Job(request, self._events.put, at_once, shown=shown)
+        self.job = Job(request, self._events.put, at_once, shown, client)
 
     def next(self, timeout_s: float = 20.0) -> JobEvent:
         return self._events.get(timeout=timeout_s)

@@ -122,7 +122,9 @@ class Exchange:
         if isinstance(told, Finished):
             return self._finished(choice, told.output)
         text = choice.prose.more(told.tokens)
-        return self._choice(choice, text, choice.prose.kept(told.tokens)) if text else None
+        if not text or not (written := self._written(choice, text)):
+            return None
+        return self._choice(choice, written, choice.prose.kept(told.tokens))
 
     def _drafted(self, choice: ResponseChoice, told: Drafted) -> Json:
         """Returns a choice with the answer as it is after a round, open positions as null."""
@@ -135,7 +137,8 @@ class Exchange:
     def _finished(self, choice: ResponseChoice, output: DecodeOutput) -> Json:
         """Returns a choice with the text that was not sent yet and its end; counts the answer."""
         tokens, reason = choice.end(output)
-        body = self._choice(choice, choice.prose.rest(tokens), tokens)
+        written = self._written(choice, choice.prose.rest(tokens))
+        body = self._choice(choice, written or {"content": ""}, tokens)
         body["finish_reason"] = reason
         if choice.recorder is not None and self.asked.return_trace:
             steps = choice.recorder.steps
@@ -148,14 +151,26 @@ class Exchange:
         self.service.metrics.answered(num_prompt_tokens, choice.num_sent, output)
         return body
 
-    def _choice(self, choice: ResponseChoice, text: str, tokens: list[int]) -> Json:
+    def _written(self, choice: ResponseChoice, text: str) -> Json | None:
+        """Returns new text as a part of a message; `None` if it is of a call, and is held back."""
+        if choice.call is None:
+            return {"content": text}
+        call = choice.call.more(text)
+        if call is None:
+            return None
+        if not self.asked.stream:
+            # Only the parts of a stream are numbered.
+            call.pop("index")
+        return {"content": None, "tool_calls": [call]}
+
+    def _choice(self, choice: ResponseChoice, written: Json, tokens: list[int]) -> Json:
         """Returns a choice with new text, and notes that the answer's tokens so far are sent."""
         body: Json = {"index": choice.number}
         if self.asked.is_chat:
             name = "delta" if self.asked.stream else "message"
-            body[name] = {"role": "assistant", "content": text}
+            body[name] = {"role": "assistant", **written}
         else:
-            body["text"] = text
+            body["text"] = written["content"]
         recorder, body["logprobs"] = choice.recorder, None
         if recorder is not None and recorder.num_top is not None:
             body["logprobs"] = self._logprobs(choice, tokens, recorder.scores)

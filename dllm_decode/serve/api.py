@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -15,10 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dllm_decode.serve import read as reads
 from dllm_decode.serve.answers import Exchange, Json
 from dllm_decode.serve.asks import choices_of, prompts_of
-from dllm_decode.serve.errors import add_handlers
+from dllm_decode.serve.errors import RefusedError, add_handlers
 from dllm_decode.serve.fields import Chat, Completion, Read
+from dllm_decode.serve.forms import form_of
 from dllm_decode.serve.guard import Guard
 from dllm_decode.serve.service import Channel, Service
+
+T = TypeVar("T")
 
 # A forward that takes longer than this is taken for a hang.
 _LATE_S = 60.0
@@ -54,6 +57,7 @@ def create_app(service: Service, *, api_key: str | None = None, is_local: bool =
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
+        service.compiler.close()
         service.engine.close()
 
     app = FastAPI(
@@ -142,15 +146,19 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     @app.post("/v1/read")
     async def read(asked: Read, request: Request) -> Response:
         service.check_model(asked.model)
-        channel = Channel(service.reads, service.limits.deadline_s)
+        channel = service.channel(service.reads, client_of(request))
         return await _whole(channel, service, request, reads.read(service, asked, channel))
 
 
 async def _answer(service: Service, asked: Completion | Chat, request: Request) -> Response:
     service.check_model(asked.model)
-    channel = Channel(service.lane(asked.sampler), service.limits.deadline_s)
+    channel = service.channel(service.lane(asked.sampler), client_of(request))
     prompts = prompts_of(service, asked)
-    choices = choices_of(service, asked, prompts, channel)
+    form, automaton = form_of(asked), None
+    if form is not None:
+        compiling = service.compiler.compile(form, client=channel.client)
+        automaton = await _unless_gone(service, request, channel.within(compiling))
+    choices = choices_of(service, asked, prompts, channel, automaton)
     exchange = Exchange(service, asked, channel, choices, sum(map(len, prompts)))
     channel.submit([choice.job for choice in choices])
     if asked.stream:
@@ -158,21 +166,38 @@ async def _answer(service: Service, asked: Completion | Chat, request: Request) 
     return await _whole(channel, service, request, exchange.whole())
 
 
+def client_of(request: Request) -> str:
+    """Returns a name of the client: its address, with the key that it sends."""
+    address = "" if request.client is None else request.client.host
+    return f"{address} {request.headers.get('authorization', '')}"
+
+
 async def _whole(
     channel: Channel, service: Service, request: Request, answer: Coroutine[Any, Any, Json]
 ) -> Response:
     """Waits for an answer, unless the client goes away before."""
-    answering, leaving = asyncio.create_task(answer), asyncio.create_task(_hang_up(request.receive))
     try:
-        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if answering.done():
-            return JSONResponse(answering.result())
+        return JSONResponse(await _unless_gone(service, request, answer))
+    finally:
+        channel.cancel()
+
+
+async def _unless_gone(service: Service, request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Waits for some work, and ends it if the client goes away before.
+
+    Raises:
+        RefusedError: If the client is gone.
+    """
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_hang_up(request.receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
     finally:
         leaving.cancel()
-        answering.cancel()
-        channel.cancel()
+        working.cancel()
     service.metrics.hang_ups.inc()
-    return Response(status_code=_HUNG_UP)
+    raise RefusedError(_HUNG_UP, "The client is gone.")
 
 
 async def _hang_up(receive: Receive) -> None:

@@ -7,12 +7,15 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from dllm_decode.core.language import Automaton
 from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.serve.errors import RefusedError, refusing
-from dllm_decode.serve.fields import Chat, Completion, CompletionFields, Turn
+from dllm_decode.serve.fields import Chat, Completion, CompletionFields
+from dllm_decode.serve.forms import CallText
 from dllm_decode.serve.jobs import Job, Recorder
+from dllm_decode.serve.parts import Turn
 from dllm_decode.serve.service import Channel, Service
 from dllm_decode.text.prose import Prose
 
@@ -26,6 +29,7 @@ class ResponseChoice:
         job: The row.
         prose: Its text.
         recorder: Its steps and log-probabilities, if they were asked for.
+        call: Its text as a call, if it must be one.
         num_sent: Tokens that the client was sent.
     """
 
@@ -33,6 +37,7 @@ class ResponseChoice:
     job: Job
     prose: Prose
     recorder: Recorder | None = None
+    call: CallText | None = None
     num_sent: int = 0
 
     def end(self, output: DecodeOutput) -> tuple[list[int], str]:
@@ -42,6 +47,8 @@ class ResponseChoice:
         """
         found = output.tokens[0].tolist()
         tokens = output.answers()[0] if self.job.request.config.stop_at_eos else found
+        if self.call is not None:
+            return tokens, "tool_calls"
         has_ended = len(tokens) < len(found) or self.prose.stops(tokens)
         return self.prose.kept(tokens), "stop" if has_ended else "length"
 
@@ -83,11 +90,11 @@ def chat_ids(
 
 
 def _rendered(service: Service, messages: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> str:
-    chat = [turn.model_dump(exclude_none=True) for turn in messages]
-    for turn in chat:
-        # Templates know the older name.
-        turn["role"] = "system" if turn["role"] == "developer" else turn["role"]
     try:
+        chat = [turn.as_dict() for turn in messages]
+        for turn in chat:
+            # Templates know the older name.
+            turn["role"] = "system" if turn["role"] == "developer" else turn["role"]
         text: str = service.tokenizer.apply_chat_template(
             chat, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
         )
@@ -100,7 +107,11 @@ def _rendered(service: Service, messages: Sequence[Turn], tools: Sequence[dict[s
 
 
 def choices_of(
-    service: Service, asked: Completion | Chat, prompts: Sequence[list[int]], channel: Channel
+    service: Service,
+    asked: Completion | Chat,
+    prompts: Sequence[list[int]],
+    channel: Channel,
+    automaton: Automaton | None,
 ) -> list[ResponseChoice]:
     """Returns the answers that a request asks for, prompt by prompt.
 
@@ -116,6 +127,7 @@ def choices_of(
         raise RefusedError(400, message, param="logprobs", code="unsupported_parameter")
     options = _options(service, asked, channel)
     template = _template_ids(service, channel, asked.template or [])
+    _check_room(channel, automaton, template, options["gen_length"])
     stop: StopRule = NeverStop()
     if asked.stop:
         stop = StopStrings(service.stop_tokenizer, tuple(asked.stop))
@@ -126,15 +138,32 @@ def choices_of(
         with refusing():
             request = decoder.request(
                 prompt, next(service.indices), noise_index=copy, template=template, stop=stop,
-                **options,
+                constraint=automaton, **options,
             )  # fmt: skip
-        job = Job(request, channel.emitter(number), channel.post, shown=asked.shown)
+        job = Job(request, channel.emitter(number), channel.post, asked.shown, channel.client)
         choice = ResponseChoice(number, job, Prose(service.tokenizer, asked.stop))
+        if asked.forced:
+            choice.call = CallText(asked.forced, f"call_{secrets.token_hex(12)}")
         if asked.return_trace or asked.num_top is not None:
             choice.recorder = Recorder(asked.num_top)
             job.watch = choice.recorder.watch
         found.append(choice)
     return found
+
+
+def _check_room(
+    channel: Channel, automaton: Automaton | None, template: Sequence[int], gen_length: int
+) -> None:
+    """Raises a refusal if no text that a constraint allows is short enough."""
+    if automaton is None:
+        return
+    least = automaton.least_length(template, channel.lane.decoder.model.mask_id)
+    if least is not None and least > gen_length:
+        message = (
+            f"'max_tokens' must be at least {least}, the tokens of the shortest answer of the form "
+            f"that is asked for, got {gen_length}."
+        )
+        raise RefusedError(400, message, param="max_tokens")
 
 
 def _template_ids(service: Service, channel: Channel, parts: Sequence[str | int]) -> list[int]:

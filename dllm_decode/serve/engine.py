@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Condition, Thread
@@ -21,7 +21,9 @@ _LOG = logging.getLogger(__name__)
 _MAX_FAULTS = 3
 _CLOSE_S = 5.0
 _FAULT = "The decode failed. The server's log says why."
-_ENDING = "The server is being stopped."
+
+ENDING = "The server is being stopped."
+"""The reason of requests that the end of the server ends."""
 
 
 Outcome: TypeAlias = Literal["answered", "failed", "nothing"]
@@ -114,8 +116,8 @@ class Lane:
         """Ends all jobs, and takes no more."""
         with self._changed:
             self.is_closed = True
-            self._end_running(Failed(503, _ENDING))
-            self._told += [(job, Failed(503, _ENDING)) for job in self._waiting]
+            self._end_running(Failed(503, ENDING))
+            self._told += [(job, Failed(503, ENDING)) for job in self._waiting]
             self._waiting.clear()
         self.deliver()
 
@@ -153,10 +155,15 @@ class Lane:
                 if self._running.pop(job.request.index, None) is not None:
                     self._queue.cancel(job.request.index)
             self._cancelled.clear()
-            while self._waiting and self._has_room(self._waiting[0]):
-                job = self._waiting.popleft()
+            while self._waiting and self._has_room(job := self._next_waiting()):
+                self._waiting.remove(job)
                 self._running[job.request.index] = job
                 self._queue.put(job.request)
+
+    def _next_waiting(self) -> Job:
+        """Returns the first job of the clients that have the fewest rows."""
+        num_rows = Counter(job.client for job in self._running.values())
+        return min(self._waiting, key=lambda job: num_rows[job.client])
 
     def _has_room(self, job: Job) -> bool:
         limits, jobs = self._limits, self._running.values()

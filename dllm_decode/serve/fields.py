@@ -4,16 +4,23 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeGuard
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     model_validator,
 )
 
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.jobs import Shown
+from dllm_decode.serve.parts import (
+    Function,
+    ResponseFormat,
+    Strict,
+    Text,
+    Tool,
+    ToolChoice,
+    Turn,
+)
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,), "echo": (False,), "suffix": ("",), "frequency_penalty": (0,),
@@ -22,7 +29,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "min_p": (0,), "min_tokens": (0,), "use_beam_search": (False,), "skip_special_tokens": (True,),
     "store": (False,), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
     "function_call": ("none", "auto"), "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},), "modalities": (["text"],),
+    "modalities": (["text"],),
     "service_tier": ("auto", "default"), "audio": (), "prediction": (),
     "reasoning_effort": (), "metadata": ({},), "max_completion_tokens": (),
 }  # fmt: skip
@@ -32,14 +39,6 @@ MAX_SLOTS = 64
 MAX_STOPS = 16
 MAX_TOOLS = 128
 MAX_TOP_LOGPROBS = 20
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError("must be encodable as UTF-8, without lone surrogates") from None
-    return text
 
 
 def _stops(value: object) -> object:
@@ -56,6 +55,12 @@ def _parts(value: object) -> object:
     if all(isinstance(one, str) or (_is_whole(one) and one > 0) for one in listed):
         return value
     raise ValueError("must be a list of texts and of numbers of open tokens, 1 or more")
+
+
+def _without_nulls(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    return {name: one for name, one in value.items() if one is not None}
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
@@ -75,20 +80,6 @@ def _prompt(value: object) -> object:
     raise ValueError("must be a text, a list of texts, token ids, or a list of lists of token ids")
 
 
-def _content(value: object) -> object:
-    """Joins the text parts of a message."""
-    if not isinstance(value, list):
-        return value
-    texts: list[str] = []
-    for part in value:
-        is_text = isinstance(part, dict) and set(part) == {"type", "text"}
-        if not is_text or part["type"] != "text" or not isinstance(part["text"], str):
-            raise ValueError('must be a text, or parts such as {"type": "text", "text": "..."}')
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-Text: TypeAlias = Annotated[str, AfterValidator(_encodable)]
 Stops: TypeAlias = Annotated[
     list[Annotated[Text, Field(min_length=1)]],
     BeforeValidator(_stops),
@@ -97,18 +88,14 @@ Stops: TypeAlias = Annotated[
 PromptIds: TypeAlias = list[Text] | list[list[int]]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """The numbers of tokens in a stream: at its end, or in each chunk."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class CompletionFields(_Strict):
+class CompletionFields(Strict):
     """Fields of both kinds of completions. `None` is the server's own value."""
 
     model: Text | None = None
@@ -117,7 +104,7 @@ class CompletionFields(_Strict):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Stops = []
+    stop: Stops = Field(default_factory=list)
     n: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -127,6 +114,8 @@ class CompletionFields(_Strict):
     template: Annotated[list[Text | int], BeforeValidator(_parts)] | None = None
     return_trace: bool | None = None
     stream_mode: Literal["text", "denoise"] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Annotated[dict[str, Any], BeforeValidator(_without_nulls)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -144,7 +133,16 @@ class CompletionFields(_Strict):
         for name, is_asked in asked.items():
             if is_asked and not self.stream:
                 raise RefusedError(400, f'{name!r} needs "stream": true.', param=name)
+        is_text = self.response_format is None or self.response_format.type == "text"
+        if not is_text and self.structured_outputs is not None:
+            message = "'response_format' and 'structured_outputs' must not both be given."
+            raise RefusedError(400, message, param="structured_outputs")
         return self
+
+    @property
+    def forced(self) -> list[Function]:
+        """The functions of which the answer must call one; none: the answer is a text."""
+        return []
 
     @property
     def shown(self) -> Shown:
@@ -167,43 +165,14 @@ class Completion(CompletionFields):
         return self.logprobs
 
 
-class Turn(_Strict):
-    """A message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Text, BeforeValidator(_content)]
-    tool_call_id: Text | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_null(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        # Clients send answers back as they came, with fields that are null or empty.
-        return {name: value for name, value in values.items() if value not in (None, [])}
-
-
-class Function(BaseModel):
-    """A function that the model may call; its further fields are for the chat template."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    name: str
-
-
-class Tool(_Strict):
-    """A tool of a chat."""
-
-    type: Literal["function"]
-    function: Function
-
-
 class Chat(CompletionFields):
     """A request to /v1/chat/completions."""
 
     is_chat: ClassVar[bool] = True
     messages: Annotated[list[Turn], Field(min_length=1)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -221,7 +190,30 @@ class Chat(CompletionFields):
             message = "'max_tokens' and 'max_completion_tokens' must be equal if both are given."
             raise RefusedError(400, message, param="max_tokens")
         self.max_tokens = next(iter(asked), None)
+        self._check_forced()
         return self
+
+    def _check_forced(self) -> None:
+        if self.tool_choice in (None, "none", "auto"):
+            return
+        if not self.forced:
+            message = "'tool_choice' must name a function of 'tools'."
+            raise RefusedError(400, message, param="tool_choice")
+        is_text = self.response_format is None or self.response_format.type == "text"
+        if self.stop or self.structured_outputs is not None or not is_text:
+            message = (
+                "'tool_choice' that forces a call needs an answer that is one; leave out 'stop', "
+                "'response_format' and 'structured_outputs'."
+            )
+            raise RefusedError(400, message, param="tool_choice")
+
+    @property
+    def forced(self) -> list[Function]:
+        functions = [tool.function for tool in self.tools or []]
+        if isinstance(self.tool_choice, ToolChoice):
+            name = self.tool_choice.function.name
+            return [function for function in functions if function.name == name]
+        return functions if self.tool_choice == "required" else []
 
     @property
     def num_top(self) -> int | None:
@@ -229,7 +221,7 @@ class Chat(CompletionFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class Read(_Strict):
+class Read(Strict):
     """A request to /v1/read."""
 
     model: Text | None = None

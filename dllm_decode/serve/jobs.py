@@ -111,6 +111,7 @@ class Job:
         post: Calls a function with its arguments, in the thread of whoever is told; jobs with an
             equal one are told together, once a round.
         shown: The tokens that are told in each round.
+        client: Who asked; clients have their turns.
         watch: Is called with each step and the number of the job's row in it.
         num_shown: Tokens told so far.
         num_rounds: Rounds so far.
@@ -120,6 +121,7 @@ class Job:
     emit: Callable[[JobEvent], None]
     post: Callable[..., object]
     shown: Shown = "nothing"
+    client: str = ""
     watch: Callable[[StepEvent, int], None] | None = None
     num_shown: int = 0
     num_rounds: int = 0

@@ -102,5 +102,7 @@ def _jobs(
             request = channel.lane.decoder.request(
                 prompt, index, template=look.template, gen_length=length
             )
-        jobs.append(Job(request, channel.emitter(number), channel.post, watch=look.watch))
+        job = Job(request, channel.emitter(number), channel.post, client=channel.client)
+        job.watch = look.watch
+        jobs.append(job)
     return jobs

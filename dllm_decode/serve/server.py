@@ -4,9 +4,11 @@ import asyncio
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import ceil
+from types import FrameType
 
 import uvicorn
 
@@ -16,8 +18,9 @@ from dllm_decode.serve.service import Service
 # The engine's thread asks for Python's lock after each operation of torch. By default it waits 5 ms
 # for it whenever the thread of the connections is busy: 16 clients then had 8 % fewer tokens/s.
 _SWITCH_S = 0.0005
-# After the grace: for the present round, and to tell clients that the server ends.
-_LAST_S = 10
+# After the grace: to tell clients that the server ends.
+_LAST_S = 1
+_LOOK_S = 0.05
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Names by which only this machine reaches the server."""
@@ -52,7 +55,12 @@ def url_of(bound: socket.socket, host: str) -> str:
 
 
 def make_server(
-    service: Service, host: str, *, api_key: str | None = None, log_level: str = "warning"
+    service: Service,
+    host: str,
+    *,
+    api_key: str | None = None,
+    log_level: str = "warning",
+    say: Callable[[str], object] = lambda text: None,
 ) -> uvicorn.Server:
     """Returns a server; `run(sockets=[...])` ends after SIGTERM or Ctrl-C.
 
@@ -64,25 +72,50 @@ def make_server(
         app, loop="asyncio", http="h11", ws="none", log_level=log_level, access_log=False,
         server_header=False, timeout_graceful_shutdown=most_s, lifespan="on",
     )  # fmt: skip
-    return _Server(config, service)
+    return _Server(config, service, say)
 
 
 class _Server(uvicorn.Server):
-    """Ends requests that take longer than the grace with an error of the API."""
+    """Ends requests that take longer than the grace with an error of the API.
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    A second Ctrl-C ends them at once, a third one the process.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, service: Service, say: Callable[[str], object]
+    ) -> None:
         super().__init__(config)
         self._service = service
+        self._say = say
+        self._is_hurried = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        is_second = self.should_exit and not self._is_hurried and sig == signal.SIGINT
+        if not is_second:
+            super().handle_exit(sig, frame)
+        self._is_hurried |= is_second
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends the server."""
-        ending = asyncio.create_task(self._end_jobs())
+        lanes = self._service.engine.lanes.values()
+        num_answers = sum(lane.num_running + lane.num_waiting for lane in lanes)
+        if num_answers:
+            self._say(
+                f"Waiting up to {self._service.limits.grace_s:g} s for {num_answers} answers. "
+                "Ctrl-C ends them now."
+            )
+        ending = asyncio.create_task(self._end_requests())
         await super().shutdown(sockets)
         ending.cancel()
 
-    async def _end_jobs(self) -> None:
-        await asyncio.sleep(self._service.limits.grace_s)
-        await asyncio.to_thread(self._service.engine.close)
+    async def _end_requests(self) -> None:
+        """Ends the requests after the grace, and those that still come on open connections."""
+        until_s = time.monotonic() + self._service.limits.grace_s
+        while time.monotonic() < until_s and not self._is_hurried:
+            await asyncio.sleep(_LOOK_S)
+        while True:
+            self._service.end_requests()
+            await asyncio.sleep(_LOOK_S)
 
 
 def serve(
@@ -103,7 +136,7 @@ def serve(
     bound.listen()
     say(f"Listening at {url}, for clients of OpenAI at {url}/v1. Ctrl-C ends it.")
     with _ended_by_signals():
-        make_server(service, host, api_key=api_key).run(sockets=[bound])
+        make_server(service, host, api_key=api_key, say=say).run(sockets=[bound])
     say("Stopped.")
 
 

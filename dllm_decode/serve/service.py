@@ -2,16 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 from dllm_decode.blocks import Sequential
 from dllm_decode.caches import NoCache
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.serve.engine import Engine, FullError, Lane
+from dllm_decode.serve.compiler import Compiler
+from dllm_decode.serve.engine import ENDING, Engine, FullError, Lane
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.jobs import Failed, Job, JobEvent, Told
 from dllm_decode.serve.limits import Limits
@@ -20,6 +22,8 @@ from dllm_decode.text.reading import reading_decoder
 from dllm_decode.text.texts import Tokenizer
 from dllm_decode.verify import NoVerifier
 from samplers.facts import Fact, PlugIn
+
+T = TypeVar("T")
 
 _RETRY_AFTER_S = 1
 
@@ -37,8 +41,10 @@ class Service:
         stop_tokenizer: A copy for the engine's thread: tokenizers are not made for several.
         engine: Lanes by name of their sampler, and one for typed reads if the model has a [MASK].
         metrics: Counters.
+        compiler: Compiles constraints.
         created: When the server was started, in seconds since 1970.
         indices: Indices of requests of the loop, each used once.
+        channels: The ways of events to requests that are being answered.
     """
 
     name: str
@@ -46,8 +52,10 @@ class Service:
     stop_tokenizer: Tokenizer
     engine: Engine
     metrics: Metrics
+    compiler: Compiler
     created: int = field(default_factory=lambda: int(time.time()))
     indices: Iterator[int] = field(default_factory=count)
+    channels: WeakSet["Channel"] = field(default_factory=WeakSet)
 
     @staticmethod
     def start(
@@ -59,7 +67,8 @@ class Service:
         if not first.starts_as_noise:
             lanes[READS] = reading_decoder(first.model, limits.max_tokens)
         engine = Engine(lanes, limits)
-        return Service(name, tokenizer, deepcopy(tokenizer), engine, Metrics(engine))
+        compiler = Compiler(deepcopy(tokenizer), first)
+        return Service(name, tokenizer, deepcopy(tokenizer), engine, Metrics(engine), compiler)
 
     @property
     def limits(self) -> Limits:
@@ -109,6 +118,17 @@ class Service:
             raise RefusedError(400, f"'sampler' must be one of {allowed}.", param="sampler")
         return self.engine.lanes[name]
 
+    def channel(self, lane: Lane, client: str) -> "Channel":
+        """Returns a way of events to a request."""
+        found = Channel(lane, self.limits.deadline_s, client)
+        self.channels.add(found)
+        return found
+
+    def end_requests(self) -> None:
+        """Ends all requests that are being answered, without a wait for the present round."""
+        for channel in list(self.channels):
+            channel.end()
+
     def ids(self, text: str) -> list[int]:
         """Returns the token ids of a text, without special tokens."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -151,12 +171,14 @@ class Channel:
 
     Attributes:
         lane: Answers the jobs.
+        client: Who asks.
         began_s: When the task began, by `time.perf_counter`.
     """
 
-    def __init__(self, lane: Lane, deadline_s: float) -> None:
+    def __init__(self, lane: Lane, deadline_s: float, client: str = "") -> None:
         """Begins without jobs, which are given up after some seconds from now on."""
         self.lane = lane
+        self.client = client
         self.began_s = time.perf_counter()
         self._loop = asyncio.get_running_loop()
         self._until = self._loop.time() + deadline_s
@@ -189,22 +211,34 @@ class Channel:
             ) from None
         self._jobs.extend(jobs)
 
+    async def within(self, work: Awaitable[T]) -> T:
+        """Waits for some work.
+
+        Raises:
+            RefusedError: If the deadline has passed.
+        """
+        try:
+            async with asyncio.timeout_at(self._until):
+                return await work
+        except TimeoutError:
+            raise RefusedError(
+                504, "The request took longer than this server allows.", code="deadline"
+            ) from None
+
     async def next(self) -> tuple[int, Told]:
         """Returns the next event and its number.
 
         Raises:
             RefusedError: If a job has failed, or the deadline has passed.
         """
-        try:
-            async with asyncio.timeout_at(self._until):
-                number, event = await self._events.get()
-        except TimeoutError:
-            raise RefusedError(
-                504, "The request took longer than this server allows.", code="deadline"
-            ) from None
+        number, event = await self.within(self._events.get())
         if isinstance(event, Failed):
             raise RefusedError(event.status, event.message)
         return number, event
+
+    def end(self) -> None:
+        """Tells the task that the server ends."""
+        self._events.put_nowait((0, Failed(503, ENDING)))
 
     def cancel(self) -> None:
         """Ends the jobs; those that have ended are not touched."""

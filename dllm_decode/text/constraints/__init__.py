@@ -1,6 +1,10 @@
 """Constraints on answers: regular expressions, JSON schemas and choices."""
 
-from dllm_decode.text.constraints.automata import compile_constraint, require_length
+from dllm_decode.text.constraints.automata import (
+    build_automaton,
+    compile_constraint,
+    require_length,
+)
 from dllm_decode.text.constraints.constraints import (
     Constraint,
     JsonSchema,
@@ -16,6 +20,7 @@ __all__ = [
     "OneOf",
     "Regex",
     "Vocabulary",
+    "build_automaton",
     "compile_constraint",
     "constraint_of",
     "read_vocabulary",

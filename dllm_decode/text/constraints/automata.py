@@ -1,6 +1,6 @@
 """Compiles a constraint for a tokenizer: the automaton of its texts, token by token."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,20 +23,27 @@ _FAR = 2**31 - 1
 
 
 @lru_cache(maxsize=64)
-def compile_constraint(
+def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Automaton:
+    """Returns the automaton of a constraint's texts as `build_automaton`; the last 64 are kept."""
+    return build_automaton(constraint, vocabulary)
+
+
+def build_automaton(
     constraint: Constraint,
     vocabulary: Vocabulary,
     *,
     max_states: int = MAX_STATES,
     limit_s: float = LIMIT_S,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> Automaton:
-    """Returns the automaton of a constraint's texts; the last 64 are kept.
+    """Returns the automaton of a constraint's texts.
 
     Args:
         constraint: The texts.
         vocabulary: The texts of the model's tokens.
         max_states: Most states of the automaton, before it is read by tokens.
         limit_s: Seconds after which the compilation of the expression ends.
+        is_wanted: The compilation of the expression ends soon after this is false.
 
     Raises:
         ImportError: If the extra `structured` is not installed.
@@ -44,8 +51,9 @@ def compile_constraint(
     """
     owner = constraint.label
     read = read_expression(
-        constraint.pattern(), owner=owner, limit_s=limit_s, has_null=constraint.has_null
-    )
+        constraint.pattern(), owner=owner, limit_s=limit_s, has_null=constraint.has_null,
+        is_wanted=is_wanted,
+    )  # fmt: skip
     if read.dead > max_states:
         raise ValueError(
             f"{owner} must have at most {max_states} states, got {read.dead}. Write shorter "

@@ -6,7 +6,7 @@ schema's order, and strings that a `pattern` describes have no escapes.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from dllm_decode.text.constraints.expressions import literal, whole_text, without_escaped
@@ -56,7 +56,7 @@ def expression_of(schema: Schema, *, depth: int, whitespace: str) -> str:
     Raises:
         ValueError: If it is no schema, or has a keyword that is not known here.
     """
-    return _Reader(schema, depth, whitespace).read(schema, "$", ())
+    return _Reader(schema, depth, whitespace).read(schema, "#", ())
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,20 @@ class _Reader:
         root: The whole schema, for `$ref`.
         depth: Levels of nested values of any shape.
         space: Expression of the space between parts.
+        parts: Expressions of the parts that a `$ref` has named.
     """
 
     root: Schema
     depth: int
     space: str
+    parts: dict[str, str] = field(default_factory=dict)
 
     def read(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
         """Returns the expression of a part of the schema.
 
         Args:
             schema: The part.
-            path: Where it is, for messages.
+            path: Where it is, as a JSON pointer.
             refs: The `$ref` that led there.
         """
         if schema is True:
@@ -103,7 +105,7 @@ class _Reader:
         ref = schema["$ref"]
         if ref in refs:
             raise ValueError(
-                f"{path}.$ref must not lead back to itself, got {shown(ref)}; a regular language "
+                f"{path}/$ref must not lead back to itself, got {shown(ref)}; a regular language "
                 "cannot nest without end. Write the levels out."
             )
         part: Any = self.root
@@ -112,15 +114,18 @@ class _Reader:
             name = name.replace("~1", "/").replace("~0", "~") if name else name
             if not isinstance(part, Mapping) or name not in part:
                 raise ValueError(
-                    f"{path}.$ref must name a part of the schema, such as #/$defs/Name, got "
+                    f"{path}/$ref must name a part of the schema, such as #/$defs/Name, got "
                     f"{shown(ref)}."
                 )
             part = part[name]
-        return self.read(part, path, (*refs, ref))
+        # Parts that many others name are read once.
+        if ref not in self.parts:
+            self.parts[ref] = self.read(part, ref, (*refs, ref))
+        return self.parts[ref]
 
     def _any_of(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
         return _either(
-            self.read(part, f"{path}.anyOf[{number}]", refs)
+            self.read(part, f"{path}/anyOf/{number}", refs)
             for number, part in enumerate(_list_of(schema, "anyOf", path))
         )
 
@@ -131,7 +136,7 @@ class _Reader:
             types = _types_of(schema, path)
             values = [value for value in values if any(_IS_OF[name](value) for name in types)]
             if not values:
-                raise ValueError(f"{path}.{keyword} must have a value of the type {types}.")
+                raise ValueError(f"{path}/{keyword} must have a value of the type {types}.")
         return _either(self._value(value) for value in values)
 
     def _value(self, value: Any) -> str:
@@ -171,49 +176,49 @@ class _Reader:
             name = schema["format"]
             if name not in _FORMATS:
                 raise ValueError(
-                    f"{path}.format must be one of {', '.join(_FORMATS)}, got {shown(name)}."
+                    f"{path}/format must be one of {', '.join(_FORMATS)}, got {shown(name)}."
                 )
             return f'"{_FORMATS[name]}"'
         if "pattern" in schema:
             pattern = schema["pattern"]
             if not isinstance(pattern, str):
-                raise ValueError(f"{path}.pattern must be a text, got {shown(pattern)}.")
-            return f'"(?:{without_escaped(whole_text(pattern, owner=f"{path}.pattern"))})"'
+                raise ValueError(f"{path}/pattern must be a text, got {shown(pattern)}.")
+            return f'"(?:{without_escaped(whole_text(pattern, owner=f"{path}/pattern"))})"'
         return f'"{_CHARACTER}{_times(least, most)}"'
 
     def _array(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
         least, most = _bounds(schema, "minItems", "maxItems", path)
         if "prefixItems" in schema:
             parts = [
-                self.read(part, f"{path}.prefixItems[{number}]", refs)
+                self.read(part, f"{path}/prefixItems/{number}", refs)
                 for number, part in enumerate(_list_of(schema, "prefixItems", path))
             ]
             if least > len(parts) or (most is not None and most < len(parts)):
                 raise ValueError(
-                    f"{path}.prefixItems must have as many items as minItems and maxItems allow, "
+                    f"{path}/prefixItems must have as many items as minItems and maxItems allow, "
                     f"got {len(parts)}."
                 )
             return self._within("[", parts, "]")
         items = schema.get("items", True)
         if items is True:
             return self._repeated("[", self._any(max(0, self.depth - 1)), "]", least, most)
-        return self._repeated("[", self.read(items, f"{path}.items", refs), "]", least, most)
+        return self._repeated("[", self.read(items, f"{path}/items", refs), "]", least, most)
 
     def _object(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
         properties, required = schema.get("properties"), schema.get("required", [])
         if not isinstance(properties, dict | None):
-            raise ValueError(f"{path}.properties must be an object, got {shown(properties)}.")
+            raise ValueError(f"{path}/properties must be an object, got {shown(properties)}.")
         if (
             not isinstance(required, list)
             or not set(map(str, required)) <= (properties or {}).keys()
         ):
-            raise ValueError(f"{path}.required must list properties, got {shown(required)}.")
+            raise ValueError(f"{path}/required must list properties, got {shown(required)}.")
         if not properties:
             return self._map(schema, path, refs)
-        parts = [
-            f"{self._value(name)}{self._colon}{self.read(part, f'{path}.properties.{name}', refs)}"
-            for name, part in properties.items()
-        ]
+        parts = []
+        for name, part in properties.items():
+            own = self.read(part, f"{path}/properties/{_pointed(name)}", refs)
+            parts.append(f"{self._value(name)}{self._colon}{own}")
         after, tail = [], ""
         for name, part in zip(reversed(properties), reversed(parts), strict=True):
             after.append(f"{part}{tail}")
@@ -233,7 +238,7 @@ class _Reader:
         inner = (
             self._any(max(0, self.depth - 1))
             if own is True
-            else self.read(own, f"{path}.additionalProperties", refs)
+            else self.read(own, f"{path}/additionalProperties", refs)
         )
         return self._repeated("{", f"{_TEXT}{self._colon}{inner}", "}", 0, None)
 
@@ -296,8 +301,13 @@ def _types_of(schema: Schema, path: str) -> list[str]:
     given = schema["type"]
     types = given if isinstance(given, list) else [given]
     if not types or not all(isinstance(name, str) and name in _IS_OF for name in types):
-        raise ValueError(f"{path}.type must be one of {', '.join(_IS_OF)}, got {shown(given)}.")
-    return types
+        raise ValueError(f"{path}/type must be one of {', '.join(_IS_OF)}, got {shown(given)}.")
+    return list(dict.fromkeys(types))
+
+
+def _pointed(name: str) -> str:
+    """Returns a name as a part of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _require_keywords(schema: Schema, known: set[str], path: str) -> None:
@@ -305,15 +315,15 @@ def _require_keywords(schema: Schema, known: set[str], path: str) -> None:
     for name in schema:
         if name not in known | _NOTES:
             raise ValueError(
-                f"{path}.{name} of a JSON schema must be left out, because constraints do not know "
-                f"it there; they know {', '.join(sorted(known)) or 'no keyword'}."
+                f"{path}/{_pointed(name)} of a JSON schema must be left out, because constraints "
+                f"do not know it there; they know {', '.join(sorted(known)) or 'no keyword'}."
             )
 
 
 def _list_of(schema: Schema, name: str, path: str) -> list[Any]:
     found = schema[name]
     if not isinstance(found, list) or not found:
-        raise ValueError(f"{path}.{name} must be a list that is not empty, got {shown(found)}.")
+        raise ValueError(f"{path}/{name} must be a list that is not empty, got {shown(found)}.")
     return found
 
 
@@ -322,10 +332,10 @@ def _bounds(schema: Schema, least: str, most: str, path: str) -> tuple[int, int 
     for name in (least, most):
         value = schema.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{path}.{name} must be an integer of at least 0, got {shown(value)}.")
+            raise ValueError(f"{path}/{name} must be an integer of at least 0, got {shown(value)}.")
     low, high = schema.get(least, 0), schema.get(most)
     if high is not None and high < low:
-        raise ValueError(f"{path}.{most} must be at least {least}={low}, got {high}.")
+        raise ValueError(f"{path}/{most} must be at least {least}={low}, got {high}.")
     return low, high
 
 

@@ -237,6 +237,24 @@ def test_a_lane_keeps_its_memory_until_another_lane_works(monkeypatch: pytest.Mo
         assert len(model.memories) == 3
 
 
+def test_a_client_of_many_requests_lets_others_have_their_turn() -> None:
+    """Its 60 requests were answered before the one of a client that came later."""
+    limits = replace(LIMITS, num_rows=2)
+    with engine_of(decoder_of(MODEL, FixedSchedule(8)), limits=limits) as (engine, (lane,)):
+        done: list[str] = []
+        many = [Told(lane.decoder, PROMPTS[0], gen_length=32, client="many") for _ in range(8)]
+        few = [Told(lane.decoder, PROMPTS[1], gen_length=32, client="few") for _ in range(2)]
+        for told in (*many, *few):
+            told.job.emit = lambda event, told=told: done.append(told.job.client)
+        with engine._changed:
+            lane.submit([told.job for told in many])
+            lane.submit([told.job for told in few])
+        wait_until(lambda: len(done) == 10)
+    assert set(done[:2]) == {"many", "few"}
+    assert done.index("few", done.index("few") + 1) < 4
+    assert done[-4:] == ["many"] * 4
+
+
 def test_closing_a_lane_ends_its_jobs_with_503() -> None:
     with engine_of(decoder_of(MODEL, FixedSchedule(32)), limits=LIMITS) as (engine, (lane,)):
         jobs = [Told(lane.decoder, PROMPTS[0], gen_length=128, stop_at_eos=False) for _ in range(6)]

@@ -1,10 +1,21 @@
 """The socket of the server."""
 
 import asyncio
+import signal
 import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+from served import QUESTIONS, chat_of, decoder_of, wait_until
 
+from dllm_decode import load_model
+from dllm_decode.serve.limits import Limits
+from samplers import FixedSchedule
+
+httpx = pytest.importorskip("httpx2", reason="needs the client of OpenAI")
 pytest.importorskip("fastapi", reason="needs the extra serve")
 
 
@@ -51,3 +62,60 @@ def test_a_client_is_not_refused_once_the_address_is_said(monkeypatch: pytest.Mo
     with bound:
         server.serve(Service.__new__(Service), bound, "127.0.0.1", api_key=None, say=say)
     assert said[1] == "Stopped."
+
+
+@pytest.mark.parametrize(("grace_s", "num_signals"), [(60.0, 2), (0.5, 1)])
+def test_a_second_signal_or_the_grace_ends_open_streams_with_an_error(
+    grace_s: float, num_signals: int
+) -> None:
+    """A second Ctrl-C cut streams with a traceback; the grace was exceeded by slow rounds."""
+    from dllm_decode.serve.server import bind, make_server, url_of
+    from dllm_decode.serve.service import Service
+
+    class Slow:
+        """A model whose forwards take a second."""
+
+        def __init__(self, model: Any) -> None:
+            self._model = model
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._model, name)
+
+        def predict(self, inputs: Any) -> Any:
+            time.sleep(1.0)
+            return self._model.predict(inputs)
+
+    model, words = load_model("mini")
+    decoders = {"default": decoder_of(Slow(model), FixedSchedule(32))}
+    service = Service.start(
+        "mini", words, decoders, Limits(max_tokens=128, grace_s=grace_s, gen_length=128, num_rows=2)
+    )
+    said: list[str] = []
+    with bind("127.0.0.1", 0) as bound, ThreadPoolExecutor(4) as pool:
+        url = url_of(bound, "127.0.0.1")
+        server = make_server(service, "127.0.0.1", log_level="error", say=said.append)
+        running = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+        running.start()
+        wait_until(lambda: server.started)
+        asked = {"messages": chat_of(QUESTIONS[0]), "ignore_eos": True}
+
+        def ask(number: int) -> Any:
+            body = {**asked, "stream": number % 2 == 0}
+            return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30.0)
+
+        found = [pool.submit(ask, number) for number in range(4)]
+        lane = service.engine.lanes["default"]
+        wait_until(lambda: lane.num_running + lane.num_waiting == 4)
+        started_s = time.monotonic()
+        for _ in range(num_signals):
+            server.handle_exit(signal.SIGINT, None)
+        responses = [one.result() for one in found]
+        assert time.monotonic() - started_s < 2.0
+        running.join(20.0)
+    assert said == [f"Waiting up to {grace_s:g} s for 4 answers. Ctrl-C ends them now."]
+    for number, response in enumerate(responses):
+        if number % 2:
+            assert response.status_code == 503
+        else:
+            assert "The server is being stopped." in response.text
+            assert response.text.endswith("data: [DONE]\n\n")

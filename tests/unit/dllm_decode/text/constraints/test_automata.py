@@ -14,6 +14,7 @@ from dllm_decode.text.constraints import (
     OneOf,
     Regex,
     Vocabulary,
+    build_automaton,
     characters,
     compile_constraint,
 )
@@ -169,8 +170,18 @@ def test_an_expression_that_needs_too_much_time_or_memory_ends(
     monkeypatch.setattr(characters, "_MEMORY_BYTES", memory_bytes)
     started_s = time.monotonic()
     with pytest.raises(ValueError, match="must be small enough to be compiled within"):
-        compile_constraint(Regex("(a|b)*a(a|b){30}"), VOCABULARY, limit_s=limit_s)
+        build_automaton(Regex("(a|b)*a(a|b){30}"), VOCABULARY, limit_s=limit_s)
     assert time.monotonic() - started_s < 30.0
+
+
+def test_a_compilation_that_nobody_waits_for_ends() -> None:
+    started_s = time.monotonic()
+    with pytest.raises(ValueError, match="must be small enough"):
+        build_automaton(
+            Regex("(a|b)*a(a|b){30}"), VOCABULARY, limit_s=60.0,
+            is_wanted=lambda: time.monotonic() - started_s < 0.3,
+        )  # fmt: skip
+    assert time.monotonic() - started_s < 5.0
 
 
 def test_a_text_that_the_tokenizer_cannot_write_is_refused() -> None:

@@ -247,29 +247,30 @@ def test_anchors_at_the_ends_change_nothing() -> None:
     [
         (3, "JsonSchema must be given a dict, a pydantic model or a dataclass, got 3"),
         ({"const": float("nan")}, "JsonSchema must be given JSON values alone"),
-        ({"type": "text"}, "$.type must be one of null, boolean"),
-        ({"type": "integer", "minimum": 3}, "$.minimum of a JSON schema must be left out"),
-        ({"oneOf": [{}]}, "$.oneOf of a JSON schema must be left out"),
+        ({"type": "text"}, "#/type must be one of null, boolean"),
+        ({"type": "integer", "minimum": 3}, "#/minimum of a JSON schema must be left out"),
+        ({"oneOf": [{}]}, "#/oneOf of a JSON schema must be left out"),
         (
             {"type": "object", "properties": {"a": {"items": {"not": {}}}}},
-            "$.properties.a.items.not of a JSON schema must be left out",
+            "#/properties/a/items/not of a JSON schema must be left out",
         ),
-        ({"anyOf": [{"type": "null"}, {"allOf": []}]}, "$.anyOf[1].allOf of a JSON schema"),
-        ({"anyOf": []}, "$.anyOf must be a list that is not empty"),
-        ({"type": "array", "uniqueItems": True}, "$.uniqueItems of a JSON schema must be left out"),
-        ({"$ref": "#/$defs/No"}, "$.$ref must name a part of the schema"),
+        ({"anyOf": [{"type": "null"}, {"allOf": []}]}, "#/anyOf/1/allOf of a JSON schema"),
+        ({"anyOf": []}, "#/anyOf must be a list that is not empty"),
+        ({"type": "array", "uniqueItems": True}, "#/uniqueItems of a JSON schema must be left out"),
+        ({"$ref": "#/$defs/No"}, "#/$ref must name a part of the schema"),
         (
             {"$ref": "#/$defs/A", "$defs": {"A": {"items": {"$ref": "#/$defs/A"}}}},
-            "$.items.$ref must not lead back to itself",
+            "#/$defs/A/items/$ref must not lead back to itself",
         ),
-        ({"type": "object", "required": ["a"]}, "$.required must list properties, got ['a']"),
-        ({"type": "string", "format": "color"}, "$.format must be one of date"),
-        ({"type": "string", "format": "date", "minLength": 3}, "$ of a JSON schema must have one"),
-        ({"type": "string", "pattern": "(?=a)"}, "$.pattern must have no look-around"),
-        ({"type": "string", "minLength": 3, "maxLength": 2}, "$.maxLength must be at least"),
-        ({"type": "array", "minItems": -1}, "$.minItems must be an integer of at least 0, got -1"),
-        ({"properties": {"a": 3}}, "$.properties.a of a JSON schema must be an object, got 3"),
-        ({"type": "null", "enum": [1]}, "$.enum must have a value of the type"),
+        ({"type": "object", "required": ["a"]}, "#/required must list properties, got ['a']"),
+        ({"type": "string", "format": "color"}, "#/format must be one of date"),
+        ({"type": "string", "format": "date", "minLength": 3}, "# of a JSON schema must have one"),
+        ({"type": "string", "pattern": "(?=a)"}, "#/pattern must have no look-around"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "#/maxLength must be at least"),
+        ({"type": "array", "minItems": -1}, "#/minItems must be an integer of at least 0, got -1"),
+        ({"properties": {"a/b~": {"not": {}}}}, "#/properties/a~1b~0/not of a JSON schema"),
+        ({"properties": {"a": 3}}, "#/properties/a of a JSON schema must be an object, got 3"),
+        ({"type": "null", "enum": [1]}, "#/enum must have a value of the type"),
     ],
 )  # fmt: skip
 def test_what_a_schema_asks_beyond_the_subset_is_named(schema: Any, message: str) -> None:
@@ -284,6 +285,15 @@ def test_a_schema_whose_parts_double_is_refused_at_once() -> None:
         parts[f"L{level}"] = {"type": "array", "prefixItems": [ref, ref]}
     with pytest.raises(ValueError, match="must have an expression of at most"):
         JsonSchema({"$ref": "#/$defs/L39", "$defs": parts})
+
+
+def test_a_part_that_is_named_many_times_is_read_once() -> None:
+    """Forty levels, each of which named the next one twice, were read 2 ** 40 times."""
+    parts: dict[str, Any] = {"L0": {"type": "null"}}
+    for level in range(1, 40):
+        ref = {"$ref": f"#/$defs/L{level - 1}"}
+        parts[f"L{level}"] = {"anyOf": [ref, ref]}
+    assert accepts(JsonSchema({"$ref": "#/$defs/L39", "$defs": parts}), "null")
 
 
 @pytest.mark.parametrize("choices", [[], "yes", ["a", 3], ["a", ""], 3])

@@ -1,0 +1,111 @@
+"""The forms of answers that requests ask for: constraints, and calls of functions."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dllm_decode.serve.fields import Chat, Completion
+from dllm_decode.serve.parts import Function
+from dllm_decode.text.constraints import Constraint, JsonSchema, constraint_of
+from dllm_decode.text.constraints.expressions import literal
+
+_NO_ARGUMENTS = {"type": "object", "additionalProperties": False}
+
+
+class Form(NamedTuple):
+    """A constraint that a request asks for.
+
+    Attributes:
+        param: The field that asks.
+        source: Its JSON.
+        read: Returns the constraint; this may take a moment.
+    """
+
+    param: str
+    source: str
+    read: Callable[[], Constraint]
+
+
+def form_of(asked: Completion | Chat) -> Form | None:
+    """Returns the constraint of a request; `None` if it asks for none."""
+    if asked.forced:
+        return _form("tools", [tool.model_dump() for tool in asked.forced], _calls_of)
+    if asked.structured_outputs is not None:
+        return _form("structured_outputs", asked.structured_outputs, constraint_of)
+    wanted = asked.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.json_schema is None:
+        return _form("response_format", {"type": "object"}, JsonSchema)
+    return _form("response_format", wanted.json_schema.schema_, JsonSchema)
+
+
+def _form(param: str, given: Any, read: Callable[[Any], Constraint]) -> Form:
+    return Form(param, f"{param} {json.dumps(given)}", lambda: read(given))
+
+
+@dataclass(frozen=True)
+class Calls(Constraint):
+    """Answers that are the JSON of one call: the name of a function, and its arguments.
+
+    Attributes:
+        functions: The arguments' schema of each function.
+    """
+
+    functions: Mapping[str, JsonSchema]
+
+    def pattern(self) -> str:
+        return "|".join(
+            rf"{literal(_head(name))}{schema.pattern()}\}}"
+            for name, schema in self.functions.items()
+        )
+
+    @property
+    def has_null(self) -> bool:
+        return any(schema.has_null for schema in self.functions.values())
+
+
+def _calls_of(functions: list[dict[str, Any]]) -> Calls:
+    found = {}
+    for own in functions:
+        schema = own.get("parameters")
+        try:
+            found[own["name"]] = JsonSchema(_NO_ARGUMENTS if schema is None else schema)
+        except ValueError as error:
+            raise ValueError(f"The parameters of {own['name']!r}: {error}") from None
+    return Calls(found)
+
+
+def _head(name: str) -> str:
+    return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+
+
+class CallText:
+    """The text of a call, of which each part is sent once."""
+
+    def __init__(self, functions: list[Function], id: str) -> None:
+        """Begins before the first character."""
+        self._heads = {_head(function.name): function.name for function in functions}
+        self._id = id
+        self._text = ""
+        self._num_sent = 0
+
+    def more(self, text: str) -> dict[str, Any] | None:
+        """Returns the new part of the call for the client; `None` if it cannot be sent yet.
+
+        The last character is held back, because it may be the brace that ends the call.
+        """
+        self._text += text
+        head = next((head for head in self._heads if self._text.startswith(head)), None)
+        if head is None:
+            return None
+        is_first = self._num_sent == 0
+        arguments = self._text[max(len(head), self._num_sent) : -1]
+        if not arguments and not is_first:
+            return None
+        self._num_sent = max(len(head), len(self._text) - 1)
+        if is_first:
+            function = {"name": self._heads[head], "arguments": arguments}
+            return {"index": 0, "id": self._id, "type": "function", "function": function}
+        return {"index": 0, "function": {"arguments": arguments}}

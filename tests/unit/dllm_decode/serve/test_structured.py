@@ -1,0 +1,202 @@
+"""Answers of a form: constraints and calls of functions, refused for their request alone."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from served import QUESTIONS, chat_of, decoder_of, served, wait_until
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
+
+from dllm_decode import load_model
+from dllm_decode.serve.limits import Limits
+from samplers import FixedSchedule
+
+openai = pytest.importorskip("openai")
+pytest.importorskip("outlines_core", reason="needs the extra structured")
+pytest.importorskip("fastapi", reason="needs the extra serve")
+
+MODEL, TOKENIZER = load_model("mini")
+CHAT: dict[str, Any] = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 64}
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+    "{% for turn in messages %}{{ turn.content }} "
+    "{% for call in turn.tool_calls or [] %}{{ call.function.arguments.n }}{% endfor %}{% endfor %}"
+)
+LIMITS = Limits(max_tokens=256, gen_length=128, max_length=512, max_columns=4096)
+# Its automaton has 2^30 states.
+LARGE = {"regex": "(a|b)*a(a|b){30}"}
+
+
+def letters() -> PreTrainedTokenizerFast:
+    """A tokenizer of characters for the ids of `mini`, so that its model writes JSON."""
+    written = sorted(set(map(chr, range(33, 127))) | {"Ġ"})
+    special = {MODEL.mask_id: "[MASK]", MODEL.eos_ids[0]: "<eos>"}
+    free = iter(written)
+    names = [special.get(n) or next(free, f"<{n}>") for n in range(MODEL.vocab_size)]
+    assert next(free, None) is None
+    own = Tokenizer(BPE({name: number for number, name in enumerate(names)}, []))
+    own.pre_tokenizer, own.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=own, eos_token="<eos>", mask_token="[MASK]",
+        additional_special_tokens=[name for name in names if len(name) > 1],
+    )  # fmt: skip
+    found.chat_template = TEMPLATE
+    return found
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, Any]]:
+    decoder = decoder_of(MODEL, FixedSchedule(16), gen_length=256)
+    with served({"default": decoder}, limits=LIMITS, tokenizer=letters()) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(server: tuple[str, Any]) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{server[0]}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def text_of(client: Any, **asked: Any) -> str:
+    extra = {name: asked.pop(name) for name in ("structured_outputs",) if name in asked}
+    found = client.chat.completions.create(**{**CHAT, **asked}, extra_body=extra)
+    return str(found.choices[0].message.content)
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def test_a_pydantic_model_is_parsed_by_the_client(client: Any) -> None:
+    found = client.chat.completions.parse(**CHAT, response_format=Person)
+    parsed = found.choices[0].message.parsed
+    assert isinstance(parsed, Person)
+    assert found.choices[0].finish_reason in ("stop", "length")
+
+
+def test_an_answer_has_the_form_that_is_asked_for(client: Any) -> None:
+    assert isinstance(json.loads(text_of(client, response_format={"type": "json_object"})), dict)
+    assert re.fullmatch("a[0-9]{3}", text_of(client, structured_outputs={"regex": "a[0-9]{3}"}))
+    assert text_of(client, structured_outputs={"choice": ["yes", "no"], "json": None}) in (
+        "yes", "no",
+    )  # fmt: skip
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2}
+    assert len(json.loads(text_of(client, structured_outputs={"json": schema}))) == 2
+    found = client.completions.create(
+        model="mini", prompt="abc", max_tokens=16, n=2, temperature=1.0,
+        extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
+    )  # fmt: skip
+    assert {choice.text for choice in found.choices} <= {"yes", "no"}
+
+
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "count", "parameters": {
+        "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}},
+    {"type": "function", "function": {"name": "stop"}},
+]  # fmt: skip
+NAMED = {"type": "function", "function": {"name": "count"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_follows_the_schema_whole_and_streamed(client: Any, choice: Any) -> None:
+    asked = {**CHAT, "tools": TOOLS, "tool_choice": choice}
+    whole = client.chat.completions.create(**asked).choices[0]
+    (call,) = whole.message.tool_calls
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.content is None
+    arguments = json.loads(call.function.arguments)
+    assert call.function.name in (["count"] if choice == NAMED else ["count", "stop"])
+    assert set(arguments) == ({"n"} if call.function.name == "count" else set())
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    parts = [part for chunk in chunks for part in chunk.delta.tool_calls or []]
+    assert chunks[-1].finish_reason == "tool_calls"
+    assert [part.function.name for part in parts] == [call.function.name] + [None] * (
+        len(parts) - 1
+    )
+    assert parts[0].id
+    assert {part.index for part in parts} == {0}
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+    with client.chat.completions.stream(**asked) as stream:
+        final = stream.get_final_completion().choices[0].message.tool_calls
+    assert final[0].function.arguments == call.function.arguments
+    # The client sends the call back with its result.
+    turns = [whole.message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+    again = client.chat.completions.create(
+        **{**asked, "messages": [*CHAT["messages"], *turns], "tool_choice": "auto"}
+    )
+    assert again.choices[0].message.content is not None
+
+
+def test_text_stays_text_without_a_choice_that_forces_a_call(client: Any) -> None:
+    for choice in ("auto", "none"):
+        found = client.chat.completions.create(**CHAT, tools=TOOLS, tool_choice=choice).choices[0]
+        assert found.message.tool_calls is None
+        assert found.finish_reason in ("stop", "length")
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"structured_outputs": {"json": {"properties": {"a/b": {"type": "integer", "minimum": 3}}}}},
+     "structured_outputs", "#/properties/a~1b/minimum of a JSON schema must be left out"),
+    ({"structured_outputs": {"regex": "(?=a)"}}, "structured_outputs", "a look-ahead"),
+    ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "got {'grammar': 'x'}"),
+    ({"structured_outputs": {"choice": ["a", "é"]}}, "structured_outputs", "'é'"),
+    ({"structured_outputs": {"regex": "a{300}"}}, "max_tokens", "must be at least 300, the tokens"),
+    ({"structured_outputs": {"regex": "a{6000}"}}, "structured_outputs", "at most 5000 states"),
+    ({"structured_outputs": {"regex": "a" * 2**16}}, "structured_outputs", "65536 characters"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "'json_schema'"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}},
+     "tool_choice", "must name a function"),
+    ({"tools": TOOLS, "tool_choice": "required", "stop": ["x"]}, "tool_choice", "leave out 'stop'"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+      "tool_choice": "required"}, "tools", "The parameters of 'f': #/not of a JSON schema"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "param", "message"), WRONG)
+def test_a_wrong_form_is_refused_by_name(
+    client: Any, wrong: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**CHAT, extra_body=wrong)
+    assert caught.value.param == param, caught.value.message
+    assert message in caught.value.message
+
+
+def test_a_compilation_stalls_nobody_and_ends_with_its_client(
+    server: tuple[str, Any], client: Any
+) -> None:
+    compiler = server[1].compiler
+    client.chat.completions.create(**CHAT)
+    with ThreadPoolExecutor(1) as pool:
+        hasty = client.with_options(timeout=1.5)
+        left = pool.submit(text_of, hasty, structured_outputs=LARGE)
+        wait_until(lambda: compiler.num_compiling == 1)
+        started_s = time.monotonic()
+        client.chat.completions.create(**CHAT)
+        assert time.monotonic() - started_s < 1.2
+        with pytest.raises(openai.APITimeoutError):
+            left.result()
+    # The program that builds the automaton would go on for 10 s.
+    wait_until(lambda: compiler.num_compiling == 0, 2.0)
+    assert text_of(client, structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
+
+
+def test_a_form_is_compiled_once(server: tuple[str, Any], client: Any) -> None:
+    compiler = server[1].compiler
+    for _ in range(3):
+        text_of(client, structured_outputs={"choice": ["once", "only"]})
+    before = compiler.num_compiled
+    text_of(client, structured_outputs={"choice": ["once", "only"]})
+    assert compiler.num_compiled == before
+    text_of(client, structured_outputs={"choice": ["only", "once"]})
+    assert compiler.num_compiled == before + 1
