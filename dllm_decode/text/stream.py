@@ -81,7 +81,8 @@ def stream(
 def _pieces(
     decoder: Decoder, request: Request, tokenizer: Tokenizer, strings: Sequence[str]
 ) -> Iterator[str]:
-    prose, known = Prose(tokenizer, strings), []
+    prose = Prose(tokenizer, strings)
+    known: list[int] = []
 
     def note(event: StepEvent) -> None:
         known[:] = final_tokens(event.rows, event.after, is_final=event.is_final)[0]

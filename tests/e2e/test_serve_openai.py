@@ -169,12 +169,13 @@ def test_running_requests_are_finished_when_the_server_is_told_to_end(
     ],
 )
 def test_a_wrong_start_is_refused_before_a_model_is_loaded(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["serve", "--model", "there is no such model", "--port", "0", *words]) == 2
+    """The folder holds no model, which only loading it would tell."""
+    assert main(["serve", "--model", str(tmp_path), "--port", "0", *words]) == 2
     said = capsys.readouterr().err
     assert message in said
-    assert "no such model" not in said
+    assert str(tmp_path) not in said
 
 
 def test_a_port_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def gap(model: MaskedTransformer, rollouts: list[Rollout]) -> float:
 
 def fits(family: str, sampler: Sampler) -> bool:
     """Wino needs a model of unshifted logits that attends both ways."""
-    return not sampler.leave_one_out or family == "llada"
+    return Fact.LEAVE_ONE_OUT not in sampler.needs or family == "llada"
 
 
 CASES = [

@@ -90,7 +90,7 @@ def generation_of(folder: Path) -> ConfigReader | None:
 
 def free_bytes(device: torch.device) -> int | None:
     """Returns the memory that a device has free; `None` if it does not say."""
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_available():
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
     if device.type != "cpu" or not _MEMINFO.is_file():

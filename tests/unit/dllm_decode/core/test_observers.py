@@ -131,7 +131,7 @@ def test_a_bar_moves_while_rows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> 
 
         def look(event: StepEvent) -> None:
             bar(event)
-            shares.append(bar._bar.tasks[-1].completed)
+            shares.append(bar._bar._bar.tasks[-1].completed)
 
         list(
             decode_many(
