@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import fields
 from numbers import Integral, Real
 
 _MOST = 2**63
@@ -22,6 +23,14 @@ def shown(value: object) -> str:
     if len(text) <= _SHOWN_LENGTH:
         return text
     return f"{text[: _SHOWN_LENGTH - 23]}...{text[-20:]}"
+
+
+def require_unset(plugin: object, name: str, where: str) -> None:
+    """Raises ValueError if a field of a dataclass that nothing reads `where` has been set."""
+    (field,) = (one for one in fields(plugin) if one.name == name)  # type: ignore[arg-type]
+    value = getattr(plugin, name)
+    if value != field.default:
+        raise ValueError(f"{name} must be left out {where}, where nothing reads it, got {value!r}.")
 
 
 def require_number(name: str, value: object) -> float:

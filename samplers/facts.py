@@ -60,6 +60,11 @@ class Fact(Enum):
         "a cache policy whose logits depend on the committed tokens, not on the number of forwards",
         "NoCache(), PrefixCache(), DualCache() or FreeCache(), without refresh_every",
     )
+    BEGINS_BLOCKS_ANEW = (
+        "cache",
+        "a cache policy that computes every column in the first forward of each block",
+        "PrefixCache() or DualCache()",
+    )
     SAMPLER_DECIDES = (
         "verifier",
         "a verifier that lets the sampler decide every step",

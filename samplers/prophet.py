@@ -15,6 +15,7 @@ from samplers.checks import (
     require_non_negative,
     require_share,
     require_tuple,
+    require_unset,
 )
 from samplers.logits.float64 import in_float64, widest
 from samplers.view import Scope, View
@@ -70,8 +71,8 @@ class Prophet(Wrapper[Foretold]):
         num_steps: Steps of the whole decode, if fixed; 0: not known in advance.
 
     Raises:
-        ValueError: If an attribute is outside its range, the base cannot be wrapped or, at the
-            start of `decode`, the answer is not within `gen_length`.
+        ValueError: If an attribute is outside its range or is not read, the base cannot be wrapped
+            or, at the start of `decode`, the answer is not within `gen_length`.
     """
 
     thresholds: tuple[float, ...] = (7.5, 5.0, 2.5)
@@ -94,6 +95,8 @@ class Prophet(Wrapper[Foretold]):
                 "The answer must be at answer_start or after marker, got both. Leave one out."
             )
         require_count("answer_length", self.answer_length, 1, unit="tokens")
+        if self.answer_start is None and not self.marker:
+            require_unset(self, "answer_length", "without answer_start or marker")
         require_choice("gap", self.gap, get_args(Averaged))
         require_count("num_steps", self.num_steps, 0)
 

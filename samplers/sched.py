@@ -9,7 +9,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.base import Decision, next_step
-from samplers.checks import require_choice, require_count, require_non_negative, require_share
+from samplers.checks import (
+    require_choice,
+    require_count,
+    require_non_negative,
+    require_share,
+    require_unset,
+)
 from samplers.logits.float64 import in_float64, widest
 from samplers.view import Scope, View
 from samplers.wrapper import Wrapper, in_window
@@ -75,7 +81,8 @@ class SchED(Wrapper[Foreseen]):
         num_steps: Steps of the whole decode, if fixed; 0: not known in advance.
 
     Raises:
-        ValueError: If an attribute is outside its range, or the base cannot be wrapped.
+        ValueError: If an attribute is outside its range or is not read, or the base cannot be
+            wrapped.
     """
 
     fall: Fall = "cosine"
@@ -93,6 +100,8 @@ class SchED(Wrapper[Foreseen]):
         if self.high < self.low:
             raise ValueError(f"high must be at least low={self.low}, got {self.high}.")
         require_non_negative("rate", self.rate)
+        if self.fall != "exponential":
+            require_unset(self, "rate", f"with fall={self.fall!r}")
         require_share("max_changed", self.max_changed)
         require_count("num_steps", self.num_steps, 0, unit="steps")
 

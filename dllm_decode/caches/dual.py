@@ -38,7 +38,7 @@ class DualCache(CachePolicy):
 
     @property
     def gives(self) -> frozenset[Fact]:
-        given = frozenset({Fact.LOGITS_OF_COMMITTED})
+        given = frozenset({Fact.LOGITS_OF_COMMITTED, Fact.BEGINS_BLOCKS_ANEW})
         return given if self.refresh_every else given | {Fact.EXACT_REPLAY}
 
     def recompute(self, query: CacheQuery) -> Columns:

@@ -24,7 +24,7 @@ def generate_once(options: Namespace) -> int:
         from dllm_decode.cli.prompt_files import answer_file
 
         done = answer_file(
-            speaker, options.input, options.output, num_rows=options.num_rows, chat=chat,
+            speaker, options.input, options.output, num_rows=options.num_rows or 8, chat=chat,
             progress=sys.stderr.isatty(),
         )  # fmt: skip
         sys.stderr.write(f"{done}\n")
@@ -73,6 +73,8 @@ def _check_generate(options: Namespace) -> None:
         )
     if options.input and (options.text is not None or options.template or options.live):
         raise ValueError("--input must be given without a text, --template and --live.")
+    if not options.input and options.num_rows is not None:
+        raise ValueError("--num-rows must be left out without --input: there is one question.")
     if not options.input and options.text is None and not options.template:
         raise ValueError("A question must be given, or --template, or --input with --output.")
     if options.input:

@@ -80,7 +80,7 @@ class Question:
         input: Prompts, a JSON object a line: text or messages, template, constraint, id,
             gen_length, temperature and so on.
         output: Answers to --input, a line each; those that are there are not decoded again.
-        num_rows: Prompts of --input that are decoded together.
+        num_rows: Prompts of --input that are decoded together; 8 unless stated.
         live: Show the answer while it is decoded.
         plain: Take the text as it is, without the chat template.
     """
@@ -92,7 +92,7 @@ class Question:
     choice: list[Annotated[str, "TEXT"]] = field(default_factory=list)
     input: File = ""
     output: File = ""
-    num_rows: Positive = 8
+    num_rows: Positive | None = None
     live: bool = False
     plain: bool = False
 

@@ -29,10 +29,10 @@ from dllm_decode.blocks import BlockSchedule
 from dllm_decode.cli.options import given_of
 from dllm_decode.cli.plugins import CHECKS, built, no_target, parse_model
 from dllm_decode.core.options import DecodeOptions
+from dllm_decode.engine.compatibility import default_sampler
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.models.loading.load import LoadedModel
 from dllm_decode.text.constraints import constraint_of
-from dllm_decode.text.generation import default_sampler
 from dllm_decode.text.texts import UseTemplate
 from samplers import Sampler
 

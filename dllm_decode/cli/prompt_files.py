@@ -27,7 +27,7 @@ from dllm_decode.engine.loop import raise_errors
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
 from dllm_decode.text.constraints import constraint_of
-from dllm_decode.text.generation import compiled, warn_if_never_asked
+from dllm_decode.text.generation import compiled
 from dllm_decode.text.progress import AnswerProgress
 from dllm_decode.text.texts import UseTemplate, prompt_ids
 from samplers.expression import expression_of
@@ -104,7 +104,6 @@ def answer_file(
     file = require_file("--output", target)
     with only_writer(Path(f"{file}.lock"), f"Another process writes {file}; wait until it ends."):
         lines = read_prompts(Path(source))
-        warn_if_never_asked(speaker.model, speaker.sampler, speaker.verifier)
         templates = {
             number: _template(speaker, one.template, _place(source, number))
             for number, one in lines.items()

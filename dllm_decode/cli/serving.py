@@ -24,7 +24,6 @@ def run(options: Namespace) -> int:
     # They need the extra, and load torch.
     from dllm_decode.serve.server import LOCAL, bind, serve
     from dllm_decode.serve.service import Service
-    from dllm_decode.text.generation import warn_if_never_asked
 
     limits = Limits(**{one.name: getattr(options, one.name) for one in fields(Limits)})
     others = _other_samplers(options)
@@ -35,7 +34,6 @@ def run(options: Namespace) -> int:
                 "--allow-sampler must be left out with a verifier that never asks a sampler, got "
                 f"{', '.join(others)} and {options.verifier}."
             )
-        warn_if_never_asked(speaker.model, speaker.sampler, speaker.verifier)
         samplers = {"default": speaker.sampler, **others}
         decoders = {name: speaker.decoder(one, speaker.config) for name, one in samplers.items()}
         name = options.served_name or Path(parse_model(options.model).source).name

@@ -34,9 +34,11 @@ Kind = TypeVar("Kind", bound=PlugIn)
 
 def with_checks(decoder: Decoder) -> Decoder:
     """Returns the decoder in which plug-ins of somebody else are replaced by checking twins."""
+    # A twin that was made for another decoder is made anew.
     sampler, schedule, cache, verifier = (
-        decoder.sampler, decoder.schedule, decoder.cache, decoder.verifier
-    )  # fmt: skip
+        getattr(part, "unchecked", part)
+        for part in (decoder.sampler, decoder.schedule, decoder.cache, decoder.verifier)
+    )
 
     def opening(row: Row, block_length: int, shift: int) -> Opening:
         found = schedule.opening(row, block_length, shift)
@@ -105,7 +107,9 @@ def _twin(plugin: Kind, base: type, **methods: Callable[..., Any]) -> Kind:
         for name, method in methods.items()
         if getattr(kind, name) is not getattr(base, name)
     }
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    names = {
+        "__module__": kind.__module__, "__qualname__": kind.__qualname__, "unchecked": plugin
+    }  # fmt: skip
     twin = copy(plugin)
     # The class changes, so that repr, fields and properties stay those of the plug-in.
     object.__setattr__(

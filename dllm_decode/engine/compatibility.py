@@ -1,6 +1,7 @@
 """Refuses samplers, caches, verifiers, block schedules and models that do not fit together."""
 
 import inspect
+import warnings
 from typing import Any, get_args
 
 from dllm_decode.blocks import BlockSchedule, Sequential
@@ -9,8 +10,10 @@ from dllm_decode.core.model import MaskPredictor, UniformState
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.uniform_state import check_config
 from dllm_decode.engine.decoder import Verifier
+from samplers.accept_and_renoise import AcceptAndRenoise
 from samplers.base import Sampler
 from samplers.checks import shown
+from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.expression import parts_of
 from samplers.facts import Fact, Giver, PlugIn
 from samplers.view import Scope
@@ -163,6 +166,36 @@ def refusal_of(
                     f"{fact.remedy}, or another {_WORDS.get(kind, kind)}."
                 )
     return None
+
+
+def default_sampler(model: MaskPredictor) -> Sampler:
+    """Returns the sampler that a model is decoded with unless another one is chosen."""
+    return AcceptAndRenoise() if isinstance(model, UniformState) else ConfidenceThreshold(0.9)
+
+
+def warn_of_settings_without_effect(
+    model: MaskPredictor,
+    sampler: Sampler,
+    cache: CachePolicy,
+    verifier: Verifier,
+    config: DecodeConfig,
+) -> None:
+    """Warns of what was set and changes nothing in this combination.
+
+    A verifier that never asks the sampler begins a block with each forward, so that policies that
+    compute everything at the start of a block save nothing.
+    """
+    if model.causal_block_length and type(cache).hidden is not CachePolicy.hidden:
+        warnings.warn(
+            f"{cache!r} hides nothing: the blocks of {model.name} see no later ones.", stacklevel=4
+        )
+    if verifier.asks_sampler:
+        return
+    idle = [repr(sampler)] if sampler != default_sampler(model) else []
+    idle += [f"block_length={config.block_length}"] if config.block_length is not None else []
+    idle += [repr(cache)] if Fact.BEGINS_BLOCKS_ANEW in cache.gives else []
+    for one in idle:
+        warnings.warn(f"{one} has no effect: {verifier!r} never asks the sampler.", stacklevel=4)
 
 
 def check_options(

@@ -189,6 +189,7 @@ def new_decoder(
     verifier.check(model)
     blocks.check(model)
     compatibility.check_options(model, cache, verifier, config)
+    compatibility.warn_of_settings_without_effect(model, sampler, cache, verifier, config)
     require_bool("return_logprobs", return_logprobs)
     if return_logprobs:
         check_commits(model)

@@ -14,14 +14,13 @@ from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
-from dllm_decode.engine.compatibility import require_model
+from dllm_decode.engine.compatibility import default_sampler, require_model
 from dllm_decode.engine.decoder import Decoder, Verifier, requests_of
 from dllm_decode.engine.loop import new_decoder, raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
-from dllm_decode.text.generation import default_sampler
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import shown

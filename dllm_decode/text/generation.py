@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.language import Automaton
-from dllm_decode.core.model import MaskPredictor, UniformState
+from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.observers import Observer
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_integer
 from dllm_decode.core.output import DecodeOutput
@@ -25,7 +25,7 @@ from dllm_decode.core.prompts import (
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.core.uniform_state import check_config
-from dllm_decode.engine.compatibility import require_model
+from dllm_decode.engine.compatibility import default_sampler, require_model
 from dllm_decode.engine.decoder import Decoder, Verifier, requests_of, require_constraints
 from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import gathered, new_decoder, raise_errors, require_observers, run
@@ -37,7 +37,6 @@ from dllm_decode.text.other_names import GenerateOptions, by_our_names
 from dllm_decode.text.progress import AnswerProgress
 from dllm_decode.text.streaming import DraftStreamer, PrefixStreamer, answer_stream
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
-from samplers import AcceptAndRenoise, ConfidenceThreshold
 from samplers.base import Sampler
 from samplers.checks import shown
 
@@ -141,7 +140,6 @@ def generate(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config,
         return_logprobs=return_logprobs,
     )  # fmt: skip
-    warn_if_never_asked(model, sampler, verifier)
     if inputs is None and blanks:
         prompts: list[Prompt] = [start_ids(tokenizer)] * len(blanks)
     else:
@@ -171,17 +169,6 @@ def generate(
     if num_return_sequences > 1 and config.temperature == 0.0 and not decoder.starts_as_noise:
         _warn_of_copies(decoded, num_return_sequences)
     return GenerateOutput(answers, decoded)
-
-
-def default_sampler(model: MaskPredictor) -> Sampler:
-    """Returns the sampler that a model is decoded with unless another one is chosen."""
-    return AcceptAndRenoise() if isinstance(model, UniformState) else ConfidenceThreshold(0.9)
-
-
-def warn_if_never_asked(model: MaskPredictor, sampler: Sampler, verifier: Verifier) -> None:
-    """Warns of a sampler that is not the model's default if the verifier never asks it."""
-    if sampler != default_sampler(model) and not verifier.asks_sampler:
-        warnings.warn(f"{sampler!r} has no effect: {verifier!r} never asks it.", stacklevel=3)
 
 
 def compiled(decoder: Decoder, tokenizer: Any, constraint: object) -> Automaton | None:

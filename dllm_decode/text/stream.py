@@ -10,12 +10,11 @@ from dllm_decode.core.observers import StepEvent, final_tokens
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
-from dllm_decode.engine.compatibility import require_model
+from dllm_decode.engine.compatibility import default_sampler, require_model
 from dllm_decode.engine.decoder import Decoder, Verifier, requests_of
 from dllm_decode.engine.loop import new_decoder, raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.text.answers import answer_of
-from dllm_decode.text.generation import default_sampler, warn_if_never_asked
 from dllm_decode.text.other_names import GenerateOptions, by_our_names
 from dllm_decode.text.prose import Prose
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
@@ -69,7 +68,6 @@ def stream(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
         config=config.updated(**given),
     )  # fmt: skip
-    warn_if_never_asked(model, sampler, verifier)
     prompts = prompt_ids(tokenizer, inputs, chat=chat)
     if len(prompts) != 1:
         raise ValueError(f"stream must be given one input, got {len(prompts)}.")

@@ -58,11 +58,14 @@ def prompt_ids(
         ValueError: If there is no input, the inputs are of different kinds, a text cannot be
             encoded, or a chat template is wanted and there is none.
     """
-    if isinstance(inputs, Array | Mapping):
-        return _listed(token_lists(inputs, attention_mask))
-    listed: Any = [inputs] if isinstance(inputs, str) else _listed(inputs)
+    is_array = isinstance(inputs, Array | Mapping)
+    listed: Any = [inputs] if is_array or isinstance(inputs, str) else _listed(inputs)
     first = listed[0]
     is_text = isinstance(first, str)
+    if chat != "auto" and not is_text:
+        raise ValueError(f"chat must be left out unless texts are given, got chat={chat!r}.")
+    if is_array:
+        return _listed(token_lists(inputs, attention_mask))
     is_chat = isinstance(first, Mapping)
     is_chats = isinstance(first, Sequence) and len(first) > 0 and isinstance(first[0], Mapping)
     if attention_mask is not None and (is_text or is_chat or is_chats):

@@ -4,6 +4,7 @@ import argparse
 import difflib
 import sys
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
@@ -108,7 +109,9 @@ class Sweep:
             run = run_of(
                 loaded[source], selection, Parts(sampler, cache, verifier, blocks), options
             )
-            if run.verifier.asks_sampler or sampler == self.samplers[0]:
+            if not run.verifier.asks_sampler and sampler != self.samplers[0]:
+                warnings.warn(f"{sampler} is left out: {verifier} never asks it.", stacklevel=2)
+            else:
                 prompts = self.prompts or None
                 yield replace(
                     run, batch_size=self.batch_size, prompts=prompts, trace=trace,
@@ -204,6 +207,8 @@ def canonical_constraint(text: str) -> str:
 
 def code_for(options: argparse.Namespace) -> CodeRunner:
     """Returns what runs programs that a model wrote, as far as the user allows it."""
+    if not options.allow_code and options.code_runner != "auto":
+        raise ValueError("--code-runner must be given with --allow-code, which runs programs.")
     return Sandbox(options.code_runner) if options.allow_code else NO_CODE
 
 

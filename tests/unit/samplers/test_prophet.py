@@ -82,10 +82,12 @@ def test_a_marker_in_an_earlier_block_is_seen() -> None:
     assert int(rounds[-1].before.masked.sum()) > 4
 
 
-@pytest.mark.parametrize("answer", [{"marker": (1, 2)}, {"gap": "all"}, {"answer_start": 8}])
+@pytest.mark.parametrize("answer", [
+    {"marker": (1, 2), "answer_length": 4}, {"gap": "all"}, {"answer_start": 8, "answer_length": 4}
+])  # fmt: skip
 def test_a_threshold_that_is_never_reached_leaves_the_base_alone(answer: dict[str, Any]) -> None:
     base = CreditDecoding(LocalLeap(0.3, 0.2))
-    never = Prophet(base, (1e9,), (), answer_length=4, **answer)
+    never = Prophet(base, (1e9,), (), **answer)
     plain, wrapped = (
         decode(
             HashModel(peak=12.0), [[1, 2], [3], [4, 5, 6]], sampler, gen_length=12, block_length=4,

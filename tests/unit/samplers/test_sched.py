@@ -37,7 +37,8 @@ def weight(fall: str, progress: float) -> float:
 @pytest.mark.parametrize("progress", [0.0, 0.25, 1.0])
 @pytest.mark.parametrize("fall", ["cosine", "linear", "exponential"])
 def test_the_threshold_falls_with_progress(fall: Any, progress: float) -> None:
-    sampler = SchED(FixedSchedule(2), fall, high=6.0, low=2.0, rate=3.0, max_changed=1.0)
+    rate: Any = {"rate": 3.0} if fall == "exponential" else {}
+    sampler = SchED(FixedSchedule(2), fall, high=6.0, low=2.0, max_changed=1.0, **rate)
     threshold = 2.0 + 4.0 * weight(fall, progress)
     options = {"gen_length": 100, "committed": int(100 * progress)}
     assert fills(sampler, [[threshold + 1e-6] * 6], **options) == [True]

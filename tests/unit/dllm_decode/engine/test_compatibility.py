@@ -1,5 +1,6 @@
 """Plug-ins that fit together decode; others are refused by name, before any forward."""
 
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ from dllm_decode import (
     SuffixWindow,
     Verifier,
     decode,
+    new_decoder,
 )
 from dllm_decode.blocks import Opening, block_of
 from dllm_decode.core.columns import columns
@@ -43,6 +45,7 @@ from samplers import (
     ConfidenceThreshold,
     CreditDecoding,
     Decision,
+    Factor,
     FixedSchedule,
     JointThreshold,
     Prophet,
@@ -301,3 +304,28 @@ def test_a_plug_in_that_its_fields_do_not_name_is_refused(plugin: Sampler) -> No
 
 def test_a_subclass_without_fields_of_its_own_needs_no_decorator() -> None:
     assert run(tiny("llada"), Renamed()).nfe.min() > 0
+
+
+@pytest.mark.parametrize(
+    ("idle", "said"),
+    [
+        ({"sampler": Factor(1.0)}, r"^Factor\(.*\) has no effect: Guided\(.* never asks"),
+        ({"block_length": 4}, "^block_length=4 has no effect: Guided"),
+        ({"cache": DualCache()}, r"^DualCache\(.*\) has no effect: Guided"),
+        ({"cache": DelayedCache()}, r"^DelayedCache\(.*\) has no effect: Guided"),
+    ],
+)
+def test_what_a_verifier_never_reads_is_warned_of(idle: dict[str, Any], said: str) -> None:
+    options: Any = {"sampler": ConfidenceThreshold(0.9), "verifier": Guided(tiny_target(tiny("llada").vocab_size))}
+    model, options = tiny("llada"), options | {"gen_length": 8} | idle
+    with pytest.warns(UserWarning, match=said):
+        decode(model, [[1]], **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decode(model, [[1]], **{**options, "verifier": NoVerifier(), "cache": NoCache()})
+
+
+def test_a_window_on_a_block_causal_model_is_warned_of() -> None:
+    model = tiny("sdar")
+    with pytest.warns(UserWarning, match="hides nothing: the blocks of sdar see no later ones"):
+        new_decoder(model, ConfidenceThreshold(0.9), cache=SuffixWindow(NoCache(), 4))

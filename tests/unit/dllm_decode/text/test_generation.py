@@ -380,7 +380,9 @@ def test_several_answers_at_temperature_0_are_those_of_rules_that_draw() -> None
 def test_a_sampler_that_nobody_asks_is_named() -> None:
     """It was ignored without a word."""
     verifier = ARVerify(load_target("mini-ar", TOKENIZER))
-    told = r"ConfidenceThreshold\(threshold=0.5\) has no effect: ARVerify\(.* never asks it."
+    told = (
+        r"ConfidenceThreshold\(threshold=0.5\) has no effect: ARVerify\(.* never asks the sampler."
+    )
     with pytest.warns(UserWarning, match=told):
         out = ask(OTHER, ConfidenceThreshold(0.5), gen_length=8, verifier=verifier)
     assert out.texts == ask(OTHER, gen_length=8, verifier=verifier).texts

@@ -226,7 +226,9 @@ def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
         return tiny_target()
 
     toy = Loaded(eval_runs.model(), eval_runs.TOKENIZER, "float64", load)
-    runs = sweep.runs({"toy": toy}, sweep.selections(), trace=False)
+    told = r"^Factor\(1.0\) is left out: Guided\(CausalTarget\('tiny'\)\) never asks it.$"
+    with pytest.warns(UserWarning, match=told):
+        runs = list(sweep.runs({"toy": toy}, sweep.selections(), trace=False))
     names = [(run.selection.address, *run.settings([]).parts, run.decoding.seed) for run in runs]
     assert len(names) == len(set(names)) == 2 * (2 * 2 + 2)
     assert sum("Guided" in str(name) for name in names) == 4

@@ -1,0 +1,135 @@
+"""No setting is without effect and without a word: it changes a decode, is refused or warned of.
+
+Random cases are decoded again with one setting changed: an option, a plug-in in place of another,
+or a field of a plug-in. Changes of the same kind, beside the same verifier, are counted together.
+"""
+
+import random
+import warnings
+from collections import defaultdict
+from dataclasses import fields, replace
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import pytest
+from fuzzed import COSTS
+from fuzzed_cases import Case, case_of
+
+from dllm_decode import DualCache, NoCache, PrefixCache, Sequential
+from dllm_decode.core.rows import RequestQueue
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.loop import new_decoder, raise_errors, run
+from samplers import Factor, FixedSchedule
+
+_LEAST = 12
+"""Cases that a kind of change must have had before it is called without effect."""
+_INERT = {
+    # Nothing is drawn at temperature 0, as by default.
+    "seed",
+    # "tempered" is "raw" at temperature 0.
+    "confidence_from",
+    # Nothing comes after the EOS that such a verifier commits from left to right.
+    "truncate_at_eos",
+}
+
+
+class Change(NamedTuple):
+    """A decoder with one setting changed, and what kind of change it is."""
+
+    kind: str
+    parts: dict[str, Any]
+
+
+def outcome(decoder: Decoder, case: Case) -> list[object]:
+    """Returns tokens and costs of a case's requests, decoded together."""
+    requests = [
+        decoder.request(
+            one.prompt, one.index, template=one.template, stop=one.stop, **own
+        )
+        for one, own in zip(case.requests, case.options, strict=True)
+    ]  # fmt: skip
+    rounds = raise_errors(run(decoder, RequestQueue(requests), len(requests), []))
+    answers = sorted(rounds, key=lambda ended: ended.request)
+    names = ("tokens", *COSTS)
+    return [[str(getattr(one.output, name)) for name in names] for one in answers]
+
+
+def parts_of(decoder: Decoder) -> dict[str, Any]:
+    return {
+        "sampler": decoder.sampler, "cache": decoder.cache, "verifier": decoder.verifier,
+        "blocks": decoder.schedule, "config": decoder.config,
+    }  # fmt: skip
+
+
+def alternatives(kind: Any, value: object, rng: random.Random) -> object:
+    """Returns another value of a field, or the same one if none is known."""
+    if get_origin(kind) is Literal:
+        return rng.choice(get_args(kind))
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return max(0, value + rng.choice((-2, -1, 1, 2)))
+    if isinstance(value, float):
+        return rng.choice((0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0 * value))
+    return value
+
+
+def changes(case: Case, rng: random.Random) -> list[Change]:
+    """Draws changes of a case: each plug-in once, and some fields."""
+    decoder, parts = case.decoder, parts_of(case.decoder)
+    verifier, others = type(decoder.verifier).__name__, {}
+    others["sampler"] = rng.choice((FixedSchedule(1), Factor(2.0)))
+    others["cache"] = rng.choice((NoCache(), PrefixCache(), DualCache()))
+    others["blocks"] = Sequential()
+    found = [
+        Change(f"{name} {type(parts[name]).__name__} -> {type(other).__name__} with {verifier}",
+               {**parts, name: other})
+        for name, other in others.items()
+    ]  # fmt: skip
+    for name, plugin in parts.items():
+        if not fields(plugin):
+            continue
+        field = rng.choice(fields(plugin))
+        value = getattr(plugin, field.name)
+        other = alternatives(get_type_hints(type(plugin)).get(field.name), value, rng)
+        if field.name in _INERT or other == value:
+            continue
+        try:
+            changed = replace(plugin, **{field.name: other})
+        except (TypeError, ValueError):
+            continue
+        found.append(Change(f"{type(plugin).__name__}.{field.name} with {verifier}",
+                            {**parts, name: changed}))  # fmt: skip
+    # Twins that check a plug-in equal none.
+    return [change for change in found if repr(change.parts) != repr(parts)]
+
+
+def silent(seeds: range) -> dict[str, list[int]]:
+    """Returns the kinds of change that changed nothing in any case, without a word."""
+    quiet: defaultdict[str, list[int]] = defaultdict(list)
+    heard: set[str] = set()
+    for seed in seeds:
+        case, rng = case_of(seed), random.Random(seed)
+        if isinstance(case, str):
+            continue
+        before = outcome(case.decoder, case)
+        for kind, parts in changes(case, rng):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    is_same = outcome(new_decoder(case.decoder.model, **parts), case) == before
+            except (ValueError, UserWarning):
+                is_same = False
+            quiet[kind] += [seed] * is_same
+            heard |= set() if is_same else {kind}
+    return {
+        kind: seeds for kind, seeds in quiet.items() if kind not in heard and len(seeds) >= _LEAST
+    }
+
+
+def test_a_setting_changes_a_decode_or_is_refused_or_warned_of() -> None:
+    assert silent(range(120)) == {}
+
+
+@pytest.mark.slow
+def test_each_setting_changes_a_decode_or_is_refused_or_warned_of() -> None:
+    assert silent(range(3000)) == {}
