@@ -35,10 +35,8 @@ Kind = TypeVar("Kind", bound=PlugIn)
 def with_checks(decoder: Decoder) -> Decoder:
     """Returns the decoder in which plug-ins of somebody else are replaced by checking twins."""
     # A twin that was made for another decoder is made anew.
-    sampler, schedule, cache, verifier = (
-        getattr(part, "unchecked", part)
-        for part in (decoder.sampler, decoder.schedule, decoder.cache, decoder.verifier)
-    )
+    sampler, schedule = _unchecked(decoder.sampler), _unchecked(decoder.schedule)
+    cache, verifier = _unchecked(decoder.cache), _unchecked(decoder.verifier)
 
     def opening(row: Row, block_length: int, shift: int) -> Opening:
         found = schedule.opening(row, block_length, shift)
@@ -116,6 +114,11 @@ def _twin(plugin: Kind, base: type, **methods: Callable[..., Any]) -> Kind:
         twin, "__class__", cast(Any, type(kind))(kind.__name__, (kind,), names | own)
     )
     return twin
+
+
+def _unchecked(plugin: Kind) -> Kind:
+    """Returns the plug-in that a twin checks, or the plug-in itself."""
+    return cast(Kind, getattr(plugin, "unchecked", plugin))
 
 
 def is_foreign(plugin: PlugIn) -> bool:

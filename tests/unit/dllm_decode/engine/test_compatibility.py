@@ -316,8 +316,10 @@ def test_a_subclass_without_fields_of_its_own_needs_no_decorator() -> None:
     ],
 )
 def test_what_a_verifier_never_reads_is_warned_of(idle: dict[str, Any], said: str) -> None:
-    options: Any = {"sampler": ConfidenceThreshold(0.9), "verifier": Guided(tiny_target(tiny("llada").vocab_size))}
-    model, options = tiny("llada"), options | {"gen_length": 8} | idle
+    model = tiny("llada")
+    verifier = Guided(tiny_target(model.vocab_size))
+    options: Any = {"sampler": ConfidenceThreshold(0.9), "verifier": verifier}
+    options |= {"gen_length": 8} | idle
     with pytest.warns(UserWarning, match=said):
         decode(model, [[1]], **options)
     with warnings.catch_warnings():
