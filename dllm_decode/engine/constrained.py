@@ -101,7 +101,9 @@ def _path(
     columns: Int[Tensor, "N n"],
 ) -> Path:
     """Returns the best paths, or those drawn at a temperature above 0."""
-    logits, temperature = view.computed.logits[own.row_index], view.temperature
+    logits, temperature = view.computed.logits, view.temperature
+    if len(own.rows) < len(logits):
+        logits = logits[own.row_index]
     if view.is_greedy:
         return best_path(own.automata, span, logits, columns)
     keys = view.position_keys[own.row_index].gather(1, asked)

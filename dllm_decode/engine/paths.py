@@ -58,13 +58,10 @@ class Path(NamedTuple):
 
     Attributes:
         tokens: The path's token; the settled one at settled columns.
-        possible: Classes of tokens that some path has at the column; at a settled column that of
-            its token.
         found: Rows that have a path; the tokens of the other rows are arbitrary.
     """
 
     tokens: Int[Tensor, "B N"]
-    possible: Bool[Tensor, "B N C"]
     found: Bool[Tensor, " B"]
 
 
@@ -81,10 +78,9 @@ class _Weights(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The class of tokens at each column that has logits; `possible` and `found` as in `Path`."""
+    """The class of tokens at each column that has logits; `found` as in `Path`."""
 
     labels: Int[Tensor, "B N"]
-    possible: Bool[Tensor, "B N C"]
     found: Bool[Tensor, " B"]
 
 
@@ -171,7 +167,7 @@ def _path(
     tokens = torch.stack(found, 1) if found else torch.zeros_like(columns)
     at = columns.clamp(max=span.tokens.shape[1] - 1)
     settled, own = span.settled.gather(1, at), span.tokens.gather(1, at)
-    return Path(torch.where(settled, own, tokens), plan.possible, plan.found)
+    return Path(torch.where(settled, own, tokens), plan.found)
 
 
 def _planned(
@@ -206,11 +202,8 @@ def _planned(
     )
     ahead = _filtered(automata, span, law, is_open, combined)
     labels = _traced(automata, span.states, choice, ahead)
-    possible = _possible(automata, span.states, law, ahead)
     found = ahead[:, 0].gather(1, span.states[:, None]).squeeze(1) > -torch.inf
-    at = columns.clamp(max=T - 1)
-    possible = possible.gather(1, at[..., None].expand_as(index))
-    return _Plan(labels.gather(1, at), possible, found)
+    return _Plan(labels.gather(1, columns.clamp(max=T - 1)), found)
 
 
 def _filtered(
@@ -250,33 +243,6 @@ def _traced(
         labels.append(automata.labels.gather(1, best))
         states = automata.targets.gather(1, best).squeeze(1)
     return torch.cat(labels, 1)
-
-
-def _possible(
-    automata: Automata,
-    states: Int[Tensor, " B"],
-    law: Float[Tensor, "B T C"],
-    ahead: Float[Tensor, "B T+1 S+1"],
-) -> Bool[Tensor, "B T C"]:
-    """Returns which classes some path has at each column."""
-    reached = torch.zeros_like(ahead[:, 0], dtype=torch.bool).scatter_(1, states[:, None], True)
-    found = []
-    for column in range(law.shape[1]):
-        edges = law[:, column].gather(1, automata.labels) + ahead[:, column + 1].gather(
-            1, automata.targets
-        )
-        is_taken = reached.gather(1, automata.sources) & (edges > -torch.inf)
-        found.append(_any_of(is_taken, automata.labels, automata.num_classes))
-        reached = _any_of(is_taken, automata.targets, automata.num_states + 1)
-    return torch.stack(found, 1)
-
-
-def _any_of(
-    is_taken: Bool[Tensor, "B E"], index: Int[Tensor, "B E"], size: int
-) -> Bool[Tensor, "B n"]:
-    """Returns which numbers the index has where edges are taken."""
-    none = torch.zeros(len(index), size, dtype=torch.uint8, device=index.device)
-    return none.scatter_reduce_(1, index, is_taken.byte(), "amax").bool()
 
 
 def _largest(edges: Float[Tensor, "B E"], automata: Automata) -> Float[Tensor, "B S+1"]:
@@ -329,7 +295,7 @@ def _token_of(
     automata: Automata, values: Float[Tensor, "B V"], labels: Int[Tensor, " B"]
 ) -> Int[Tensor, " B"]:
     """Returns the token of the largest value in a class; the lowest id of ties."""
-    is_other = automata.classes != labels[:, None]
-    largest = values.masked_fill(is_other, -torch.inf).max(-1)
+    none = values.new_full((), -torch.inf)
+    largest = torch.where(automata.classes == labels[:, None], values, none).max(-1)
     example = automata.examples.gather(1, labels[:, None]).squeeze(1)
     return torch.where(largest.values > -torch.inf, largest.indices, example)

@@ -74,11 +74,6 @@ def test_the_path_is_the_best_of_all_strings(expression: str) -> None:
         assert tokens in fitting
         best = max(score(logits, other, given) for other in fitting)
         assert score(logits, tokens, given) == pytest.approx(best, abs=1e-9)
-        automaton = compile_constraint(Regex(expression), VOCABULARY)
-        allowed = path.possible[0][:, automaton.classes].tolist()
-        for number in (column for column, token in enumerate(given) if token < 0):
-            found = {token for token in range(V) if allowed[number][token]}
-            assert found == {other[number] for other in fitting}
     assert num_found >= 5
     assert num_none >= 1
 
@@ -219,9 +214,6 @@ def test_a_row_is_the_same_alone_and_beside_others() -> None:
             assert alone.found == all_rows.found[row]
             if alone.found:
                 assert torch.equal(alone.tokens[0], all_rows.tokens[row])
-            num_classes = alone.possible.shape[-1]
-            assert torch.equal(alone.possible[0], all_rows.possible[row, :, :num_classes])
-            assert not all_rows.possible[row, :, num_classes:].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
