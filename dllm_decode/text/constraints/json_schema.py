@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from dllm_decode.text.constraints.expressions import literal, whole_text, without_escaped
+from dllm_decode.text.constraints.integers import integers_between
 from samplers.checks import shown
 
 _NULL = "null"
@@ -39,6 +40,7 @@ _NOTES = {
     "$schema", "$id", "$comment", "$defs", "definitions",
 }  # fmt: skip
 
+_MAX_BOUND = 10**18
 # An expression that long takes minutes to compile.
 _MAX_LENGTH = 200_000
 
@@ -157,8 +159,13 @@ class _Reader:
             return self._any(self.depth)
         types = _types_of(schema, path) if "type" in schema else [named or ""]
         known = set().union(*(_KEYWORDS.get(name, set()) for name in types))
+        # Bounds hold for numbers too, whose texts within bounds are not regular here.
+        known -= _KEYWORDS["integer"] if "number" in types else set()
         _require_keywords(schema, known | {"type"}, path)
-        readers = {"string": self._string, "array": self._array, "object": self._object}
+        readers = {
+            "string": self._string, "array": self._array, "object": self._object,
+            "integer": self._integer,
+        }  # fmt: skip
         return _either(
             readers[name](schema, path, refs) if name in readers else _SCALARS[name]
             for name in types
@@ -185,6 +192,23 @@ class _Reader:
                 raise ValueError(f"{path}/pattern must be a text, got {shown(pattern)}.")
             return f'"(?:{without_escaped(whole_text(pattern, owner=f"{path}/pattern"))})"'
         return f'"{_CHARACTER}{_times(least, most)}"'
+
+    def _integer(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
+        given = {name: schema[name] for name in _KEYWORDS["integer"] if name in schema}
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MAX_BOUND:
+                raise ValueError(
+                    f"{path}/{name} must be an integer of at most {_MAX_BOUND}, got {shown(value)}."
+                )
+        least, above = given.get("minimum"), given.get("exclusiveMinimum")
+        most, below = given.get("maximum"), given.get("exclusiveMaximum")
+        lows = [low for low in (least, None if above is None else above + 1) if low is not None]
+        highs = [high for high in (most, None if below is None else below - 1) if high is not None]
+        if lows and highs and max(lows) > min(highs):
+            raise ValueError(f"{path} must allow an integer, got {given}.")
+        if not given:
+            return _INTEGER
+        return integers_between(max(lows, default=None), min(highs, default=None))
 
     def _array(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
         least, most = _bounds(schema, "minItems", "maxItems", path)
@@ -275,13 +299,14 @@ class _Reader:
 
 
 _TEXT = f'"{_CHARACTER}*"'
-_SCALARS = {"null": _NULL, "boolean": _BOOLEAN, "integer": _INTEGER, "number": _NUMBER}
+_SCALARS = {"null": _NULL, "boolean": _BOOLEAN, "number": _NUMBER}
 _LISTS = ("enum", "const")
 
 # The keywords of each type that are understood.
 _KEYWORDS: dict[str, set[str]] = {
     "object": {"properties", "required", "additionalProperties"},
     "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
     "string": {"pattern", "format", "minLength", "maxLength"},
 }
 

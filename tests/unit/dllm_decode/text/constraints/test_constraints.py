@@ -4,6 +4,7 @@ import json
 import random
 import re
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 import jsonschema
@@ -235,6 +236,24 @@ def test_an_expression_that_no_automaton_has_is_refused(expression: Any, message
         Regex(expression)
 
 
+def test_integers_within_bounds_are_those_that_are_matched() -> None:
+    bounds = (None, -1000, -105, -99, -10, -9, -1, 0, 1, 7, 10, 99, 100, 1000, 1203)
+    values = [*range(-1300, 1300), 10**6, -(10**6)]
+    for least, most in product(bounds, bounds):
+        if least is not None and most is not None and least > most:
+            continue
+        schema = {"type": "integer", "minimum": least, "maximum": most}
+        given = {name: bound for name, bound in schema.items() if bound is not None}
+        expression = re.compile(JsonSchema(given).pattern())
+        for value in values:
+            expected = (least is None or value >= least) and (most is None or value <= most)
+            assert (expression.fullmatch(str(value)) is not None) == expected, (given, value)
+    for text in ("007", "-0", "+1", "1.0"):
+        assert not re.fullmatch(JsonSchema({"type": "integer", "minimum": -5}).pattern(), text)
+    closed = JsonSchema({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 4})
+    assert [n for n in range(9) if re.fullmatch(closed.pattern(), str(n))] == [2, 3]
+
+
 def test_anchors_at_the_ends_change_nothing() -> None:
     for expression in ("^a|bc$", r"[$^]\$\\", r"a\\$", "^[]^]$"):
         for text in ("a", "bc", "a\\", "$$\\", "]", "^"):
@@ -248,7 +267,10 @@ def test_anchors_at_the_ends_change_nothing() -> None:
         (3, "JsonSchema must be given a dict, a pydantic model or a dataclass, got 3"),
         ({"const": float("nan")}, "JsonSchema must be given JSON values alone"),
         ({"type": "text"}, "#/type must be one of null, boolean"),
-        ({"type": "integer", "minimum": 3}, "#/minimum of a JSON schema must be left out"),
+        ({"type": "number", "minimum": 3}, "#/minimum of a JSON schema must be left out"),
+        ({"type": ["integer", "number"], "maximum": 3}, "#/maximum of a JSON schema must be left"),
+        ({"type": "integer", "minimum": 0.5}, "#/minimum must be an integer of at most"),
+        ({"type": "integer", "minimum": 3, "exclusiveMaximum": 3}, "# must allow an integer, got"),
         ({"oneOf": [{}]}, "#/oneOf of a JSON schema must be left out"),
         (
             {"type": "object", "properties": {"a": {"items": {"not": {}}}}},
