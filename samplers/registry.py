@@ -20,8 +20,12 @@ from samplers.learn2pd import Learn2PD
 from samplers.less import Less
 from samplers.local_leap import LocalLeap
 from samplers.mask_predict import MaskPredict
+from samplers.pc import PC
 from samplers.prophet import Prophet
 from samplers.quota_threshold import QuotaThreshold
+from samplers.rcr import RCR
+from samplers.remdm import ReMDM
+from samplers.remdm_loop import ReMDMLoop
 from samplers.sched import SchED
 from samplers.t2m import T2M
 from samplers.wino import Wino
@@ -43,8 +47,12 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     Less,
     LocalLeap,
     MaskPredict,
+    PC,
     Prophet,
     QuotaThreshold,
+    RCR,
+    ReMDM,
+    ReMDMLoop,
     SchED,
     T2M,
     Wino,
