@@ -8,6 +8,7 @@ from samplers.decaying_threshold import DecayingThreshold
 from samplers.duo_posterior import DuoPosterior
 from samplers.entropy_bound import EntropyBound
 from samplers.entropy_threshold import EntropyThreshold
+from samplers.eotp import EoTP
 from samplers.factor import Factor
 from samplers.facts import Fact
 from samplers.fixed_schedule import FixedSchedule
@@ -47,6 +48,7 @@ __all__ = [
     "DuoPosterior",
     "EntropyBound",
     "EntropyThreshold",
+    "EoTP",
     "Fact",
     "Factor",
     "FixedSchedule",

@@ -8,6 +8,7 @@ from samplers.decaying_threshold import DecayingThreshold
 from samplers.duo_posterior import DuoPosterior
 from samplers.entropy_bound import EntropyBound
 from samplers.entropy_threshold import EntropyThreshold
+from samplers.eotp import EoTP
 from samplers.expression import parse_plugin
 from samplers.factor import Factor
 from samplers.fixed_schedule import FixedSchedule
@@ -36,6 +37,7 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     DecayingThreshold,
     EntropyBound,
     EntropyThreshold,
+    EoTP,
     Factor,
     FixedSchedule,
     Frechet,
