@@ -47,7 +47,8 @@ CACHES: tuple[caches.CachePolicy, ...] = (
     caches.SubBlockCache(), caches.SuffixWindow(caches.PrefixCache(), 2),
     caches.SuffixWindow(caches.FreeCache(), 0),
     caches.SuffixWindow(caches.DelayedCache(refresh_every=3, warm_up=1), 1),
-    caches.SuffixWindow(caches.NoCache(), 0, tail=0),
+    caches.SuffixWindow(caches.NoCache(), 0, tail=0), caches.CutAtEos(),
+    caches.CutAtEos(caches.DelayedCache(refresh_every=3, warm_up=1)),
 )  # fmt: skip
 
 
