@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from samplers.base import Decision, next_step
+from samplers.base import Decision
 from samplers.checks import require_probability
 from samplers.logits.statistics import highest_one
 from samplers.state import State
 from samplers.view import Scope, View
-from samplers.wrapper import Wrapper, in_window
+from samplers.wrapper import Wrapper
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,7 @@ class EoTP(Wrapper[State]):
         return state
 
     def step(self, view: View, state: State) -> tuple[Decision, State]:
-        part = view.within(self.base.scope)
-        # A decision that a base must not make, such as an edit, is an error here.
-        decision, state = next_step(self.base, part, state)
-        commit, tokens = in_window(view, part, decision, self.base.scope)
+        commit, tokens, state = self.base_step(view, state)
         proposed = view.is_eos(view.proposal) & view.masked & view.in_answer
         proposed = proposed & (view.confidence >= self.threshold)
         is_over = (view.is_eos(tokens) & commit).any(-1) | ~view.eligible.any(-1)

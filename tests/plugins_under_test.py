@@ -21,7 +21,8 @@ from samplers.logits.summary import Summary
 INSTANCES: tuple[Sampler, ...] = tuple(map(parse, (
     "ConfidenceThreshold()", "ConfidenceThreshold(0.3)", "ConfidenceThreshold(0.6)",
     "DecayingThreshold(0.8, 0.9, 0)", "EntropyBound()", "EntropyBound(0.6, 'confidence')",
-    "EntropyBound(inf, 'margin')", "EntropyThreshold()", "EoTP()", "EoTP(FixedSchedule(3), 0.2)", "Factor()", "Factor(0.75, 'inclusive')",
+    "EntropyBound(inf, 'margin')", "EntropyThreshold()", "EoTP()",
+    "EoTP(FixedSchedule(3), 0.2)", "Factor()", "Factor(0.75, 'inclusive')",
     "Factor(1.0, 'official')", "FixedSchedule(3)", "FixedSchedule(2, 'random')",
     "FixedSchedule(4, 'margin')", "FixedSchedule(5, 'entropy', 'dream')", "Frechet()",
     "Frechet(-inf)", "Hierarchy()", "Hierarchy(0.2, 1.0)", "JointThreshold()",
