@@ -19,14 +19,12 @@ class EoTP(Wrapper[State]):
     `truncate_at_eos=True`, so that everything after that EOS is over at once; masks before the EOS
     are still decoded, and a later step may find an earlier EOS.
 
-    The EOS that the base commits comes first, as in the authors' code.
-
     Source: Bao et al. 2025, "Learning to Parallel: Accelerating Diffusion Large Language Models via
     Learnable Parallel Decoding", https://arxiv.org/abs/2509.25188, end-of-text prediction; the
     rule is that of the authors' code, `generate_l2p_eot`.
     Differs: The authors' code has no threshold, and cuts an answer short where the model proposes
-    an EOS at a place of which it knows next to nothing: `threshold=0.0` is that rule. A confidence
-    is the EOS token's own; the authors also read the tokens of finished blocks.
+    an EOS at a place of which it knows next to nothing: `threshold=0.0` is that rule. A threshold
+    does not suffice on a block-causal model, which is sure of an EOS in blocks far ahead.
 
     Attributes:
         base: The sampler that decides otherwise; one that gives `Fact.FINAL_TOKENS`.
