@@ -11,6 +11,7 @@ from .blocks import (
 )
 from .caches import (
     CachePolicy,
+    CutAtEos,
     DelayedCache,
     DualCache,
     FreeCache,
@@ -89,6 +90,7 @@ __all__ = [
     "Canvases",
     "CausalTarget",
     "Commits",
+    "CutAtEos",
     "DecodeConfig",
     "DecodeOutput",
     "Decoder",

@@ -6,6 +6,7 @@ PYTHONPATH=. python docs/make_combinations.py
 from dllm_decode.blocks import ALL_SCHEDULES, AdaptiveBlocks, BlockSchedule
 from dllm_decode.caches import (
     CachePolicy,
+    CutAtEos,
     DelayedCache,
     DualCache,
     FreeCache,
@@ -34,6 +35,7 @@ CACHES: tuple[CachePolicy, ...] = (
     PipelineCache(),
     SubBlockCache(),
     SuffixWindow(),
+    CutAtEos(),
 )
 # `ARVerify` and `Guided` need a target to be constructed; they need no fact and give none.
 VERIFIERS: tuple[Verifier, ...] = (NoVerifier(), SelfVerify(), SelfVerify(draft_steps=1), S2D2())

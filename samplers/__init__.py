@@ -8,6 +8,7 @@ from samplers.decaying_threshold import DecayingThreshold
 from samplers.duo_posterior import DuoPosterior
 from samplers.entropy_bound import EntropyBound
 from samplers.entropy_threshold import EntropyThreshold
+from samplers.eotp import EoTP
 from samplers.factor import Factor
 from samplers.facts import Fact
 from samplers.fixed_schedule import FixedSchedule
@@ -20,9 +21,13 @@ from samplers.learn2pd import Learn2PD
 from samplers.less import Less
 from samplers.local_leap import LocalLeap
 from samplers.mask_predict import MaskPredict
+from samplers.pc import PC
 from samplers.prophet import Prophet
 from samplers.quota_threshold import QuotaThreshold
+from samplers.rcr import RCR
 from samplers.registry import ALL_SAMPLERS, parse
+from samplers.remdm import ReMDM
+from samplers.remdm_loop import ReMDMLoop
 from samplers.sched import SchED
 from samplers.state import State
 from samplers.t2m import T2M
@@ -32,6 +37,8 @@ from samplers.wrapper import Wrapper
 
 __all__ = [
     "ALL_SAMPLERS",
+    "PC",
+    "RCR",
     "T2M",
     "AcceptAndRenoise",
     "ConfidenceThreshold",
@@ -41,6 +48,7 @@ __all__ = [
     "DuoPosterior",
     "EntropyBound",
     "EntropyThreshold",
+    "EoTP",
     "Fact",
     "Factor",
     "FixedSchedule",
@@ -55,6 +63,8 @@ __all__ = [
     "MaskPredict",
     "Prophet",
     "QuotaThreshold",
+    "ReMDM",
+    "ReMDMLoop",
     "RevisingSampler",
     "Sampler",
     "SchED",

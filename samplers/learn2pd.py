@@ -41,10 +41,9 @@ class Learn2PD(Sampler[Bool[Tensor, "B W"]]):
 
     Source: Bao et al. 2025, "Learning to Parallel: Accelerating Diffusion Large Language Models via
     Learnable Parallel Decoding", https://arxiv.org/abs/2509.25188. The paper's end-of-text
-    prediction is `truncate_at_eos` of `decode`, for any sampler.
+    prediction is `EoTP`, for any sampler, with `truncate_at_eos` of `decode`.
 
-    Differs: An EOS ends the answer when it is committed, in the paper also when it is the most
-    likely token of any masked position. The paper does not say how a short block is continued, nor
+    Differs: The paper does not say how a short block is continued, nor
     the activation: here 1 and ReLU. The paper also commits as many positions as the fixed schedule
     would; here, as in its experiments, one. At a temperature above 0 scores still describe the most
     likely token.

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from samplers.base import Decision, next_step
+from samplers.base import Decision
 from samplers.checks import (
     require_choice,
     require_count,
@@ -19,7 +19,7 @@ from samplers.checks import (
 )
 from samplers.logits.float64 import in_float64, widest
 from samplers.view import Scope, View
-from samplers.wrapper import Wrapper, in_window
+from samplers.wrapper import Wrapper
 
 Averaged = Literal["masked", "all"]
 
@@ -124,12 +124,8 @@ class Prophet(Wrapper[Foretold]):
 
     def step(self, view: View, state: Foretold) -> tuple[Decision, Foretold]:
         steps, inner = state
-        scope = self.base.scope
-        part = view.within(scope)
-        # A decision that a base must not make, such as an edit, is an error here.
-        decision, inner = next_step(self.base, part, inner)
+        commit, tokens, inner = self.base_step(view, inner)
         decided = self._decided(view, steps) & view.eligible.any(-1)
-        commit, tokens = in_window(view, part, decision, scope)
         # The proposals of later columns cost a pass that nearly every step can do without. On an
         # accelerator, reading `decided` costs more, unless tokens would have to be drawn.
         if (decided.device.type != "cpu" and view.is_greedy) or decided.any():

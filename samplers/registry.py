@@ -8,6 +8,7 @@ from samplers.decaying_threshold import DecayingThreshold
 from samplers.duo_posterior import DuoPosterior
 from samplers.entropy_bound import EntropyBound
 from samplers.entropy_threshold import EntropyThreshold
+from samplers.eotp import EoTP
 from samplers.expression import parse_plugin
 from samplers.factor import Factor
 from samplers.fixed_schedule import FixedSchedule
@@ -20,8 +21,12 @@ from samplers.learn2pd import Learn2PD
 from samplers.less import Less
 from samplers.local_leap import LocalLeap
 from samplers.mask_predict import MaskPredict
+from samplers.pc import PC
 from samplers.prophet import Prophet
 from samplers.quota_threshold import QuotaThreshold
+from samplers.rcr import RCR
+from samplers.remdm import ReMDM
+from samplers.remdm_loop import ReMDMLoop
 from samplers.sched import SchED
 from samplers.t2m import T2M
 from samplers.wino import Wino
@@ -32,6 +37,7 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     DecayingThreshold,
     EntropyBound,
     EntropyThreshold,
+    EoTP,
     Factor,
     FixedSchedule,
     Frechet,
@@ -43,8 +49,12 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     Less,
     LocalLeap,
     MaskPredict,
+    PC,
     Prophet,
     QuotaThreshold,
+    RCR,
+    ReMDM,
+    ReMDMLoop,
     SchED,
     T2M,
     Wino,

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from samplers.base import Decision, next_step
+from samplers.base import Decision
 from samplers.checks import (
     require_choice,
     require_count,
@@ -18,7 +18,7 @@ from samplers.checks import (
 )
 from samplers.logits.float64 import in_float64, widest
 from samplers.view import Scope, View
-from samplers.wrapper import Wrapper, in_window
+from samplers.wrapper import Wrapper
 
 Fall = Literal["cosine", "linear", "exponential"]
 
@@ -115,9 +115,7 @@ class SchED(Wrapper[Foreseen]):
 
     def step(self, view: View, state: Foreseen) -> tuple[Decision, Foreseen]:
         steps, _, inner = state
-        part = view.within(self.base.scope)
-        decision, inner = next_step(self.base, part, inner)
-        commit, tokens = in_window(view, part, decision, self.base.scope)
+        commit, tokens, inner = self.base_step(view, inner)
         top = view.top_k(2)
         likeliest = top.tokens[..., 0]
         decided = self._is_clear(view, top.logits, steps) & view.eligible.any(-1)

@@ -6,7 +6,7 @@ from pathlib import Path
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler
+from samplers.base import Sampler, next_step
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.facts import Fact
 from samplers.state import State
@@ -69,17 +69,24 @@ class Wrapper(Sampler[State]):
     def max_steps(self, num_masks: int) -> int:
         return self.base.max_steps(num_masks)
 
+    def base_step(
+        self, view: View, state: State
+    ) -> tuple[Bool[Tensor, "B W"], Int[Tensor, "B W"], State]:
+        """Lets the base decide on the part of the view that it asks for.
 
-def in_window(
-    view: View, part: View, decision: Decision, scope: Scope
-) -> tuple[Bool[Tensor, "B W"], Int[Tensor, "B W"]]:
-    """Returns which positions of a wrapper's window a base commits, and their tokens.
+        Args:
+            view: The wrapper's view.
+            state: The base's state.
 
-    Args:
-        view: The wrapper's view.
-        part: The part of the view that the base was shown.
-        decision: The base's decision.
-        scope: The base's scope.
-    """
-    tokens = part.proposal if decision.tokens is None else decision.tokens
-    return view.widened(decision.commit, scope), view.widened(tokens, scope)
+        Returns:
+            Which positions of the wrapper's view the base commits, their tokens, and the base's
+            next state.
+
+        Raises:
+            RuntimeError: If the decision is one that a base must not make, such as an edit.
+        """
+        scope = self.base.scope
+        part = view.within(scope)
+        decision, after = next_step(self.base, part, state)
+        tokens = part.proposal if decision.tokens is None else decision.tokens
+        return view.widened(decision.commit, scope), view.widened(tokens, scope), after

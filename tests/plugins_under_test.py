@@ -4,24 +4,23 @@ Add the text of an instance to `INSTANCES`, or an instance to `CACHES`, and ever
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from dllm_decode import caches
-from samplers import Decision, Learn2PD, Sampler, State, View, parse
-from samplers.facts import Fact
-from samplers.logits.noise import row_keys
-from samplers.logits.summary import Summary
+from samplers import Learn2PD, Sampler, State, View, parse
+from samplers.testing import view_of as view_with
 
 INSTANCES: tuple[Sampler, ...] = tuple(map(parse, (
     "ConfidenceThreshold()", "ConfidenceThreshold(0.3)", "ConfidenceThreshold(0.6)",
     "DecayingThreshold(0.8, 0.9, 0)", "EntropyBound()", "EntropyBound(0.6, 'confidence')",
-    "EntropyBound(inf, 'margin')", "EntropyThreshold()", "Factor()", "Factor(0.75, 'inclusive')",
+    "EntropyBound(inf, 'margin')", "EntropyThreshold()", "EoTP()",
+    "EoTP(FixedSchedule(3), 0.2)", "Factor()", "Factor(0.75, 'inclusive')",
     "Factor(1.0, 'official')", "FixedSchedule(3)", "FixedSchedule(2, 'random')",
     "FixedSchedule(4, 'margin')", "FixedSchedule(5, 'entropy', 'dream')", "Frechet()",
     "Frechet(-inf)", "Hierarchy()", "Hierarchy(0.2, 1.0)", "JointThreshold()",
@@ -29,7 +28,9 @@ INSTANCES: tuple[Sampler, ...] = tuple(map(parse, (
     "JointThresholdInDel(0.2, 0.0, 0, 7, 3)", "Klass(0.4, 0.05)", "Klass(0.9, 0.01, 1, 2)",
     "Klass(0.42, 0.5, 1, 13)", "Less()", "Less(0.3, 0.1, 1, 2)", "LocalLeap()",
     "LocalLeap(0.8, 0.3, 1)", "CreditDecoding(LocalLeap())", "MaskPredict(3)",
-    "Prophet(FixedSchedule(3))",
+    "PC(3)", "PC(4, 0.0, 1.0)", "Prophet(FixedSchedule(3))", "RCR(4)", "ReMDM(6, 'cap', 0.3)",
+    "ReMDM(5, 'rescale', 0.5)", "ReMDM(8, 'confidence')", "ReMDMLoop(4, 3)",
+    "ReMDMLoop(32, 9, 2)", "ReMDMLoop(2, 4, 9)",
     "QuotaThreshold(0.4, 3)", "SchED(FixedSchedule(3), high=1.0, low=0.2, max_changed=0.5)",
     "QuotaThreshold(0.4, 5, 'most')", "T2M()",
     "T2M(0.3, 'low_prob', 0.9, 2, 1.0, 3, eos_early_stop=False)", "T2M(0.5, 't2t_remask', 0.3, 3)",
@@ -45,7 +46,8 @@ CACHES: tuple[caches.CachePolicy, ...] = (
     caches.SubBlockCache(), caches.SuffixWindow(caches.PrefixCache(), 2),
     caches.SuffixWindow(caches.FreeCache(), 0),
     caches.SuffixWindow(caches.DelayedCache(refresh_every=3, warm_up=1), 1),
-    caches.SuffixWindow(caches.NoCache(), 0, tail=0),
+    caches.SuffixWindow(caches.NoCache(), 0, tail=0), caches.CutAtEos(),
+    caches.CutAtEos(caches.DelayedCache(refresh_every=3, warm_up=1)),
 )  # fmt: skip
 
 
@@ -77,19 +79,7 @@ FEW: tuple[Sampler, ...] = (parse("ConfidenceThreshold(0.6)"), parse("FixedSched
 OF_ONE_BLOCK_LENGTH: dict[Sampler, int] = {Learn2PD(): 32}
 
 
-Style = Literal["drifting", "constant", "alternating", "saturated", "excluded"]
-STYLES: tuple[Style, ...] = ("drifting", "constant", "alternating", "saturated", "excluded")
-
 _FILLERS = 40
-
-
-def view_with(logits: Tensor, **options: Any) -> View:
-    """Makes a view of some logits; all positions are masked and eligible if not told otherwise."""
-    B, W, V = logits.shape
-    options = {"masked": torch.ones(B, W, dtype=torch.bool), "start": 0, "gen_length": W} | options
-    tokens = torch.where(options["masked"], V, 0)
-    options = {"tokens": tokens, "eligible": options["masked"]} | options
-    return View(computed=Summary(logits), **options)
 
 
 def view_of(probabilities: Tensor, eligible: Tensor | None = None, **options: Any) -> View:
@@ -191,104 +181,3 @@ def run(sampler: Sampler, *views: View) -> list[list[list[int]]]:
 
 def still(*confidences: float, steps: int) -> list[View]:
     return [with_confidences(confidences) for _ in range(steps)]
-
-
-class Turn(NamedTuple):
-    """One step of a play."""
-
-    view: View
-    state: State
-    decision: Decision
-    next_state: State
-
-
-def play(
-    sampler: Sampler,
-    seed: int,
-    *,
-    style: Style = "drifting",
-    temperature: float = 0.0,
-    dtype: torch.dtype = torch.float32,
-    width: int = 7,
-) -> Iterator[Turn]:
-    """Lets a sampler finish a block of three random rows, the last of which has nothing to do.
-
-    Some tokens are given; the last of twelve is [MASK] and banned. A sampler that sees more than
-    the block gets a window with columns before and after the block.
-    """
-    B, W, V = 3, width, 12
-    generator = torch.Generator().manual_seed(seed)
-    margin = 0 if sampler.scope == "block" else 2
-    before = margin if sampler.scope == "answer" else 0
-    width = before + W + margin
-    block = slice(before, before + W)
-    masked = torch.rand(B, width, generator=generator) < 0.8
-    masked[:, :before] = False
-    masked[:-1, before] = True
-    masked[-1, : block.stop] = False
-    tokens = torch.where(masked, V - 1, torch.randint(0, V - 1, (B, width), generator=generator))
-    in_block = torch.zeros(width, dtype=torch.bool)
-    in_block[block] = True
-    state: State = None
-    unsettled = masked
-    for step in range(sampler.max_steps(W) + 1):
-        logits = logits_of(style, seed, step, (B, width, V)).to(dtype)
-        view = View(
-            tokens=tokens,
-            computed=Summary(logits),
-            masked=masked,
-            eligible=unsettled & in_block,
-            start=4,
-            gen_length=4 + width + 2,
-            committed=4 + (~masked).sum(-1),
-            temperature=temperature,
-            noise_keys=row_keys(seed, torch.arange(B)),
-            block_start=before,
-            block_length=W,
-            leave_one_out=torch.rand(B, width, generator=generator) * ~masked
-            if Fact.LEAVE_ONE_OUT in sampler.needs
-            else None,
-        )
-        state = sampler.init(view) if step == 0 else state
-        decision, next_state = sampler.step(view, state)
-        yield Turn(view, state, decision, next_state)
-        state = next_state
-        written = view.proposal if decision.tokens is None else decision.tokens
-        tokens = torch.where(decision.commit, written, tokens)
-        masked = masked & ~decision.commit
-        unsettled = unsettled & ~settled_by(decision)
-        if decision.remask is not None:
-            masked, unsettled = masked | decision.remask, unsettled | decision.remask
-            tokens = torch.where(decision.remask, V - 1, tokens)
-        if not (unsettled & in_block).any():
-            return
-
-
-def settled_by(decision: Decision) -> Tensor:
-    """The positions that a decision settles."""
-    return decision.commit if decision.settle is None else decision.settle
-
-
-def logits_of(style: Style, seed: int, step: int, shape: tuple[int, int, int]) -> Tensor:
-    """Returns logits that a model may give, in one of five styles; [MASK] is excluded."""
-    generator = torch.Generator().manual_seed(seed)
-    B, W, V = shape
-    base = torch.randn(shape, generator=generator).double()
-    base = base * torch.tensor([0.3, 2.0, 6.0])[torch.randint(0, 3, (B, W, 1), generator=generator)]
-    match style:
-        case "drifting":
-            moving = torch.rand(B, W, 1, generator=generator) < 0.4
-            generator.manual_seed(1000 * seed + step)
-            logits = base + moving * torch.randn(shape, generator=generator)
-        case "constant":
-            logits = torch.zeros_like(base)
-        case "alternating":
-            logits = torch.zeros_like(base)
-            logits[..., step % 2] = 8.0
-        case "saturated":
-            logits = 1e4 * torch.nn.functional.one_hot(base[..., :-1].argmax(-1), V).double()
-        case "excluded":
-            logits = base.masked_fill(torch.rand(shape, generator=generator) < 0.8, -torch.inf)
-            logits[..., 0] = 0.0
-    logits[..., -1] = -torch.inf
-    return logits

@@ -1,6 +1,7 @@
 """Cache policies: which columns a forward computes, hence whose keys and values it refreshes."""
 
 from dllm_decode.caches.base import CachePolicy, CacheQuery, NoCache
+from dllm_decode.caches.cut import CutAtEos
 from dllm_decode.caches.delayed import DelayedCache
 from dllm_decode.caches.dual import DualCache
 from dllm_decode.caches.free import FreeCache
@@ -14,6 +15,7 @@ from dllm_decode.core.history import History
 __all__ = [
     "CachePolicy",
     "CacheQuery",
+    "CutAtEos",
     "DelayedCache",
     "DualCache",
     "FreeCache",

@@ -186,6 +186,8 @@ def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int)
     # Only now may the host ask: no sampler can commit where nothing is eligible.
     has_decided = culprit is decoder.sampler and row in stepping
     if has_decided and not seen.view.eligible[stepping.index(row)].any():
+        if not decoder.tokens_are_final:
+            return f"{culprit} must re-mask tokens of the open block only, and re-masked another."
         opens_whole_blocks = Fact.WHOLE_BLOCKS in decoder.schedule.gives
         culprit = decoder.verifier if opens_whole_blocks else decoder.schedule
         duty = "leave at least one unsettled position of every row eligible"

@@ -257,7 +257,7 @@ def test_a_request_is_refused_before_the_first_forward() -> None:
         decode(model, PROMPTS, sampler, constraint=date, gen_length=least - 1)
     decode(model, PROMPTS, sampler, constraint=date, gen_length=least)
     revising = [one for one in INSTANCES if one not in NAMED]
-    assert len({type(one) for one in revising}) == 5
+    assert len({type(one) for one in revising}) == 8
     for one in revising:
         with pytest.raises(ValueError, match="constraint needs a sampler that never changes"):
             decode(model, PROMPTS, one, **ask)

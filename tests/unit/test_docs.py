@@ -37,6 +37,16 @@ def test_every_sampler_is_in_the_table_of_samplers() -> None:
     assert not [name for name in names if f"`{name}" not in SAMPLERS]
 
 
+def test_every_plug_in_of_the_literature_exists_and_every_sampler_is_on_the_page() -> None:
+    page = (DOCS / "literature.md").read_text(encoding="utf-8")
+    named = {*re.findall(r"`([A-Z]\w+)", page)}
+    known = {*samplers.__all__, *caches.__all__, *verify.__all__, *blocks.__all__}
+    assert named - known == set()
+    assert {sampler.__name__ for sampler in ALL_SAMPLERS} <= named
+    kinds = [vars(caches)[name] for name in caches.__all__ if name not in ("CacheQuery", "History")]
+    assert {kind.__name__ for kind in kinds} - named <= {"CachePolicy", "NoCache", "SettledCache"}
+
+
 def test_the_page_on_evaluation_says_what_a_run_does_without_options() -> None:
     """Which samplers, split, number of examples and seed was nowhere to be read."""
     _, _, page = (DOCS / "evaluation.md").read_text(encoding="utf-8").partition("Without options")

@@ -60,6 +60,14 @@ Less(0.9, 0.1, 0) | num_stable_steps must be a whole number, at least 1, got 0.
 Less(steps_per_block=0) | steps_per_block must be a whole number, at least 1, got 0.
 LocalLeap(1.1) | threshold must be a probability in [0, 1], got 1.1.
 LocalLeap(0.9, 0.95) | relaxed_threshold must be a probability in [0, threshold=0.9], got 0.95.
+EoTP(threshold=1.5) | threshold must be a probability in [0, 1], got 1.5.
+EoTP(JointThreshold()) | EoTP needs a sampler that never changes
+PC(decay=-1.0) | decay must be a number of at least 0, got -1.0.
+PC(frequencies=3) | frequencies must be a name or a path, got 3.
+RCR(0) | steps_per_block must be a whole number, at least 1, got 0.
+ReMDM(strategy='loop') | strategy must be one of "cap", "rescale", "confidence", got 'loop'.
+ReMDM(eta=2.0) | eta must be a probability in [0, 1], got 2.0.
+ReMDMLoop(num_remasked=0) | num_remasked must be a whole number of tokens, at least 1, got 0.
 Prophet(thresholds=(7.5, 5.0)) | one entry more than edges
 Prophet(edges=(0.7, 0.3)) | ascending
 Prophet(edges=(0.7, 1.3)) | share in
@@ -82,6 +90,7 @@ DelayedCache(0) | refresh_every must be a whole number of forwards, at least 1, 
 DelayedCache(warm_up=0) | warm_up must be a whole number of forwards, at least 1, got 0
 SettledCache(0) | delay must be a whole number of forwards, at least 1, got 0
 PipelineCache(0) | block_length must be a whole number of tokens, at least 1, got 0
+CutAtEos(SuffixWindow()) | that hides no columns itself
 SuffixWindow(SuffixWindow(NoCache(), 0), 9) | that hides no columns itself
 MultiBlock(open_at=1.5) | open_at must be
 MultiBlock(max_open=0) | max_open must be
@@ -147,7 +156,7 @@ NEEDED = {
     "target": tiny_target(), "inner": dllm_decode.NoCache(), "delimiters": (5,), "vocab_size": 10,
 }  # fmt: skip
 ALLOWED = {
-    ("Learn2PD", "filter", "no"), ("Frechet", "margin", -(10**9)),
+    ("Learn2PD", "filter", "no"), ("PC", "frequencies", "no"), ("Frechet", "margin", -(10**9)),
     ("ScoreThreshold", "on", -(10**9)), ("ScoreThreshold", "off", -(10**9)),
 }  # fmt: skip
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from plugins_under_test import Style, Turn, play, settled_by
 from tiny_models import tiny
 
 from dllm_decode import S2D2, DualCache, FreeCache, PrefixCache, StepEvent, decode
 from samplers import JointThresholdInDel
+from samplers.testing import PlayedStep, Style, play, settled_by
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 RULES = (
@@ -110,7 +110,7 @@ class Plain:
         self.block, self.original = map(list, zip(*block[: len(self.block)], strict=True))
 
 
-def block_after(turn: Turn, row: int) -> list[int | None]:
+def block_after(turn: PlayedStep[Any], row: int) -> list[int | None]:
     decision, view = turn.decision, turn.view
     assert decision.tokens is not None
     assert decision.remask is not None

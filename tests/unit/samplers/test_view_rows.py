@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from plugins_under_test import logits_of, view_with
+from plugins_under_test import view_with
 from torch import Tensor
 
 from samplers import View
 from samplers.logits.noise import row_keys
+from samplers.testing import logits_of
 from samplers.view import Scope
 
 SCOPES: tuple[Scope, ...] = ("block", "suffix", "answer")

@@ -1,5 +1,6 @@
 import itertools
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from tiny_models import tiny
 
 from dllm_decode import (
     CachePolicy,
+    CutAtEos,
     DecodeConfig,
     DualCache,
     NoCache,
@@ -109,3 +111,21 @@ def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> N
 def test_the_repr_is_the_configuration(cache: CachePolicy) -> None:
     known = {type(one).__name__: type(one) for one in (NoCache(), *CACHES)}
     assert parse_expression(repr(cache), known) == cache
+
+
+def test_columns_after_an_eos_are_left_out_once_nothing_after_it_is_open() -> None:
+    policy = CutAtEos(NoCache())
+    assert policy.recompute(query(0)) == columns((0, 20))
+    assert policy.hidden(query(0, numbers=(15,))) == columns((15, 20))
+    assert policy.recompute(query(0, numbers=(15,))) == columns((0, 15))
+    # The open block ends at 12, and stays whole.
+    assert policy.recompute(query(0, numbers=(9,))) == columns((0, 12))
+
+
+def test_the_end_is_after_the_first_eos_and_after_the_last_open_column() -> None:
+    tokens = torch.tensor(
+        [[1, 2, 7, MASK, 7, 7], [1, 2, 7, 7, 7, 7], [1, 2, MASK, MASK, MASK, MASK]]
+    )
+    canvas: Any = SimpleNamespace(eos=tokens == 7, unsettled=tokens == MASK, width=6, tokens=tokens)
+    found = CutAtEos(NoCache()).numbers(canvas, cast(Any, None), 0)
+    assert found.tolist() == [[4], [3], [7]]

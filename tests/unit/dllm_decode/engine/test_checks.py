@@ -76,6 +76,19 @@ def test_a_sampler_that_writes_what_it_must_not_is_named(
         run(sampler, templates=[[23, 3]] * 2, verifier=verifier)
 
 
+def test_a_sampler_that_re_masks_an_earlier_block_is_named() -> None:
+    """The verifier was: it shows no position of the block that the row went back to."""
+
+    def decide(view: View) -> Decision:
+        # One token of the first block, while the second has masks.
+        back = (view.masked.sum(-1) == 2)[:, None] & (view.positions == 0) & ~view.masked
+        return Decision(first_of(view) & view.masked, remask=back)
+
+    going_back = rule(decide, scope="answer", max_steps=lambda self, masks: 9 * masks, **REVISES)
+    with pytest.raises(RuntimeError, match=r"Own\(\) must re-mask tokens of the open block only"):
+        run(going_back)
+
+
 STEP = r"^step of Own\(\) must return "
 SAMPLERS: list[tuple[Any, str]] = [
     # Once these were errors of torch and Python from inside the engine.

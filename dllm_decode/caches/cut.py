@@ -1,0 +1,72 @@
+"""Columns after an EOS left out (Learn2PD's end of text), around any cache policy."""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from dllm_decode.caches.base import CachePolicy, CacheQuery
+from dllm_decode.caches.prefix import PrefixCache
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.columns import Columns, columns, without
+from dllm_decode.core.history import History
+from samplers.checks import require_plugin
+from samplers.facts import Fact
+
+
+@dataclass(frozen=True)
+class CutAtEos(CachePolicy):
+    """Leaves the columns after an EOS out of the forward, once nothing after them is open.
+
+    The columns are neither computed nor attended to. The columns of the open block stay. Without
+    `truncate_at_eos` of the decode masks after an EOS keep an answer as long as it is. On a
+    block-causal model a forward sees no column after the open block, and nothing changes.
+
+    Source: Bao et al. 2025, "Learning to Parallel", https://arxiv.org/abs/2509.25188, whose
+    end-of-text prediction shortens the canvas.
+    Differs: The open block stays whole, so that a filter of `Learn2PD` reads a whole block.
+
+    Attributes:
+        inner: Says which of the columns that stay are computed.
+
+    Raises:
+        ValueError: If `inner` is not a cache policy, or hides columns itself.
+    """
+
+    inner: CachePolicy = field(default_factory=PrefixCache)
+
+    def __post_init__(self) -> None:
+        require_plugin("inner", self.inner, CachePolicy, "PrefixCache()")
+        if type(self.inner).hidden is not CachePolicy.hidden:
+            raise ValueError(
+                f"inner must be a cache policy that hides no columns itself, got {self.inner!r}."
+            )
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return self.inner.needs
+
+    @property
+    def gives(self) -> frozenset[Fact]:
+        return self.inner.gives - {Fact.EVERY_COLUMN}
+
+    def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B N"]:
+        """Returns the numbers of `inner`, and the first column after the last one that matters."""
+        at = torch.arange(canvas.width, device=canvas.tokens.device)
+        first_eos = torch.where(canvas.eos, at, canvas.width).amin(-1)
+        last_open = torch.where(canvas.unsettled, at, -1).amax(-1)
+        end = torch.maximum(first_eos, last_open)[:, None] + 1
+        own = self.inner.numbers(canvas, history, shift)
+        return end if own is None else torch.cat([own, end], -1)
+
+    def hidden(self, query: CacheQuery) -> Columns:
+        numbers = query.row.numbers.cache
+        end = max(numbers[-1], query.row.opening.phase[1]) if numbers else query.end
+        return columns((min(end, query.end), query.end))
+
+    def recompute(self, query: CacheQuery) -> Columns:
+        numbers = query.row.numbers
+        inner = numbers._replace(cache=numbers.cache[:-1])
+        row = query.row._replace(numbers=inner)
+        return without(self.inner.recompute(query._replace(row=row)), self.hidden(query))

@@ -1,0 +1,57 @@
+"""End of text by proposal (Learn2PD's EoTP)."""
+
+from dataclasses import dataclass
+
+from samplers.base import Decision
+from samplers.checks import require_probability
+from samplers.logits.statistics import highest_one
+from samplers.state import State
+from samplers.view import Scope, View
+from samplers.wrapper import Wrapper
+
+
+@dataclass(frozen=True)
+class EoTP(Wrapper[State]):
+    """Commits an EOS as soon as the model proposes one anywhere in the rest of the answer.
+
+    In each step that commits no EOS otherwise, the most confident EOS that is proposed is committed
+    too, if its confidence is at least `threshold`, also in a later block. Decode with
+    `truncate_at_eos=True`, so that everything after that EOS is over at once; masks before the EOS
+    are still decoded, and a later step may find an earlier EOS.
+
+    Source: Bao et al. 2025, "Learning to Parallel: Accelerating Diffusion Large Language Models via
+    Learnable Parallel Decoding", https://arxiv.org/abs/2509.25188, end-of-text prediction; the
+    rule is that of the authors' code, `generate_l2p_eot`.
+    Differs: The authors' code has no threshold, and cuts an answer short where the model proposes
+    an EOS at a place of which it knows next to nothing: `threshold=0.0` is that rule. A threshold
+    does not suffice on a block-causal model, which is sure of an EOS in blocks far ahead.
+
+    Attributes:
+        base: The sampler that decides otherwise; one that gives `Fact.FINAL_TOKENS`.
+        threshold: Least confidence of an EOS, a probability.
+
+    Raises:
+        ValueError: If the threshold is not a probability, or the base cannot be wrapped.
+    """
+
+    threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_probability("threshold", self.threshold)
+
+    @property
+    def scope(self) -> Scope:
+        return "answer" if self.base.scope == "answer" else "suffix"
+
+    def init(self, view: View) -> State:
+        state: State = self.base.init(view.within(self.base.scope))
+        return state
+
+    def step(self, view: View, state: State) -> tuple[Decision, State]:
+        commit, tokens, state = self.base_step(view, state)
+        proposed = view.is_eos(view.proposal) & view.masked & view.in_answer
+        proposed = proposed & (view.confidence >= self.threshold)
+        is_over = (view.is_eos(tokens) & commit).any(-1) | ~view.eligible.any(-1)
+        end = highest_one(view.confidence, proposed & ~is_over[:, None])
+        return Decision(commit | end, view.proposal.where(end, tokens)), state

@@ -1,0 +1,134 @@
+"""Ancestral sampling that makes tokens [MASK] again by chance (ReMDM)."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from samplers.base import Decision, RevisingSampler
+from samplers.checks import require_choice, require_count, require_probability
+from samplers.logits.float64 import widest
+from samplers.logits.noise import mix, uniform
+from samplers.view import View
+
+Strategy = Literal["cap", "rescale", "confidence"]
+
+
+class Walk(NamedTuple):
+    """How far each row is, and how sure the model was of each token.
+
+    Attributes:
+        step: Steps of the block that are over.
+        confidence: Of each token when it was committed.
+    """
+
+    step: Int[Tensor, " B"]
+    confidence: Float[Tensor, "B W"]
+
+
+class Chances(NamedTuple):
+    """Probabilities that each step changes a position.
+
+    Attributes:
+        unmask: That a mask gets a token.
+        remask: That a token becomes [MASK].
+    """
+
+    unmask: Float[Tensor, "... S"]
+    remask: Float[Tensor, "... S"]
+
+
+@dataclass(frozen=True)
+class ReMDM(RevisingSampler[Walk]):
+    """Draws in each step which masks get a token, and which tokens become [MASK] again.
+
+    Step k = 0, ..., S - 1 of a block leads from the share of tokens a = k / S to b = (k + 1) / S. A
+    token becomes [MASK] with the probability r, and a mask gets its proposal with the probability
+    (b - (1 - r) a) / (1 - a), so that about b of the block are tokens afterwards, whatever r is. At
+    most r_max = min(1, (1 - b) / a) is possible. The last step fills all masks and settles the
+    block.
+
+    | `strategy` | r |
+    | --- | --- |
+    | `"cap"` | min(eta, r_max) |
+    | `"rescale"` | eta r_max |
+    | `"confidence"` | r_max times a softmax of -c over the tokens of the block |
+
+    c is the probability that a token had when it was committed. Steps in which nothing is drawn are
+    skipped, because the model would see the same canvas again.
+
+    Source: Wang et al. 2025, "Remasking Discrete Diffusion Models with Inference-Time Scaling",
+    https://arxiv.org/abs/2503.00307, section 4, and the authors' code,
+    github.com/kuleshov-group/remdm at f830d65, diffusion.py. The defaults of eta are theirs for
+    "cap"; they use 0.015 for "rescale".
+    Differs: Block by block. Time ends at 0, in the authors' code at 1e-5, after which another
+    forward fills what is left. With "confidence" a mask is filled with the r of a mask, which is 0,
+    as in the authors' code. The proposals are those of `temperature`; the authors draw at 1, with
+    `top_p=0.9`. The strategy "loop" of their code is `ReMDMLoop`, without its drawn steps.
+
+    Attributes:
+        steps_per_block: Steps of a block, S, at least 1.
+        strategy: How likely a token becomes [MASK], see the table.
+        eta: Scale of r, a probability; "confidence" does not read it.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
+    """
+
+    steps_per_block: int = 32
+    strategy: Strategy = "cap"
+    eta: float = 0.008
+
+    def __post_init__(self) -> None:
+        require_count("steps_per_block", self.steps_per_block, 1)
+        require_choice("strategy", self.strategy, get_args(Strategy))
+        require_probability("eta", self.eta)
+
+    def max_steps(self, num_masks: int) -> int:
+        return self.steps_per_block
+
+    def init(self, view: View) -> Walk:
+        none = torch.zeros_like(view.tokens)
+        return Walk(none[:, 0], none.to(view.dtype))
+
+    def step(self, view: View, state: Walk) -> tuple[Decision, Walk]:
+        # A position that is [MASK] again is drawn anew, by another noise.
+        view = view.at_step(state.step)
+        empty, filled = view.eligible & view.masked, view.eligible & ~view.masked
+        steps = torch.arange(self.steps_per_block, device=view.tokens.device)
+        doubt = (-state.confidence).masked_fill(~filled, -torch.inf).softmax(-1).nan_to_num()
+        unmask, remask = self.chances(doubt)
+        noise = uniform(mix(view.position_keys[..., None] ^ mix(steps)))
+        drawn = noise < torch.where(empty[..., None], unmask, remask)
+        drawn = drawn & view.eligible[..., None] & (steps >= state.step[:, None, None])
+
+        # The first step in which a position changes; the last one, if there is none.
+        changes = drawn.any(1)
+        changes[:, -1] = True
+        step = changes.long().argmax(-1)
+        drawn = drawn.gather(-1, step[:, None, None].expand(*drawn.shape[:2], 1)).squeeze(-1)
+        settle = view.eligible & (step == self.steps_per_block - 1)[:, None]
+        decision = Decision(empty & drawn, view.proposal, settle, filled & drawn)
+        confidence = torch.where(decision.commit, view.confidence, state.confidence)
+        return decision, Walk(step + 1, confidence)
+
+    def chances(self, doubt: Float[Tensor, "B W"]) -> Chances:
+        """Returns the probabilities of a change in each step.
+
+        Args:
+            doubt: Each token's share of the doubt, for the strategy "confidence".
+        """
+        steps = torch.arange(self.steps_per_block + 1, device=doubt.device)
+        shares = steps.to(widest(doubt.device)) / self.steps_per_block
+        before, after = shares[:-1], shares[1:]
+        most = ((1.0 - after) / before.clamp(min=1e-9)).clamp(max=1.0)
+        match self.strategy:
+            case "cap":
+                remask = most.clamp(max=self.eta)
+            case "rescale":
+                remask = self.eta * most
+            case "confidence":
+                return Chances((after - before) / (1.0 - before), doubt[..., None] * most)
+        return Chances((after - (1.0 - remask) * before) / (1.0 - before), remask)
