@@ -11,8 +11,10 @@ from .blocks import (
 )
 from .caches import (
     CachePolicy,
+    CertaintyCache,
     DelayedCache,
     DualCache,
+    EntropyCache,
     FreeCache,
     NoCache,
     PipelineCache,
@@ -88,6 +90,7 @@ __all__ = [
     "Canvas",
     "Canvases",
     "CausalTarget",
+    "CertaintyCache",
     "Commits",
     "DecodeConfig",
     "DecodeOutput",
@@ -97,6 +100,7 @@ __all__ = [
     "DraftLength",
     "Drafting",
     "DualCache",
+    "EntropyCache",
     "ForwardInputs",
     "FreeCache",
     "Gain",

@@ -1,8 +1,10 @@
 """Cache policies: which columns a forward computes, hence whose keys and values it refreshes."""
 
 from dllm_decode.caches.base import CachePolicy, CacheQuery, NoCache
+from dllm_decode.caches.certainty import CertaintyCache
 from dllm_decode.caches.delayed import DelayedCache
 from dllm_decode.caches.dual import DualCache
+from dllm_decode.caches.entropy import EntropyCache
 from dllm_decode.caches.free import FreeCache
 from dllm_decode.caches.pipeline import PipelineCache
 from dllm_decode.caches.prefix import PrefixCache
@@ -14,8 +16,10 @@ from dllm_decode.core.history import History
 __all__ = [
     "CachePolicy",
     "CacheQuery",
+    "CertaintyCache",
     "DelayedCache",
     "DualCache",
+    "EntropyCache",
     "FreeCache",
     "History",
     "NoCache",

@@ -151,6 +151,8 @@ def refusal_of(
         "blocks": blocks,
     }
     gives = {giver: plugin.gives for giver, plugin in plugins.items()} | {"model": facts_of(model)}
+    if sampler.scope == "block" and Fact.WHOLE_BLOCKS not in sampler.needs:
+        gives["sampler"] |= {Fact.ANY_PART}
     names = {giver: repr(plugin) for giver, plugin in plugins.items()} | {"model": model.name}
     for kind, plugin in plugins.items():
         needs = plugin.needs
