@@ -39,8 +39,8 @@ class EntropyCache(CachePolicy):
         ValueError: If an attribute is outside its range.
     """
 
-    threshold: float = 0.5
-    last_k: int = 16
+    threshold: float = 0.1
+    last_k: int = 64
 
     def __post_init__(self) -> None:
         require_number("threshold", self.threshold)
