@@ -79,7 +79,7 @@ class CertaintyCache(CachePolicy):
         weights = torch.exp(-0.5 * (distances / self.sigma) ** 2)
         columns = torch.arange(-reach, canvas.width + reach, device=device)
         nearest = columns.clamp(min=0).minimum(canvas.ends[:, None] - 1)
-        around = (settled.gather(1, nearest) | (columns < 0)).to(weights)
+        around = (settled.gather(1, nearest) | (columns < 0)).to(weights.dtype)
         density = functional.conv1d(around[:, None], (weights / weights.sum())[None, None])
         # Rounded, so that columns that are equal but for the order of a sum keep their order.
         return density[:, 0].float()
