@@ -313,3 +313,17 @@ def test_the_last_look_costs_a_few_operations_a_round_and_others_none() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LastLook, "after", None)
         assert number_of(everything()) == (silent, rounds)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_a_sampler_that_sees_the_suffix_makes_the_block_of_a_cache_as_wide(family: str) -> None:
+    """An outsider took it for a fault that `DualCache` then computes what `PrefixCache` does."""
+    wide = plugin(
+        ConfidenceThreshold, scope="suffix",
+        needs=ConfidenceThreshold().needs | {Fact.LOGITS_OF_COMMITTED},
+    )  # fmt: skip
+    narrow = answer(tiny(family), ConfidenceThreshold(), DualCache())
+    prefix, dual = (answer(tiny(family), wide, cache) for cache in (PrefixCache(), DualCache()))
+    assert torch.equal(dual.tokens, prefix.tokens)
+    assert torch.equal(dual.query_positions, prefix.query_positions)
+    assert (dual.query_positions > narrow.query_positions).all()
