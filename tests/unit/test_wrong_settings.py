@@ -148,6 +148,7 @@ NEEDED = {
 ALLOWED = {
     ("Learn2PD", "filter", "no"), ("Frechet", "margin", -(10**9)),
     ("ScoreThreshold", "on", -(10**9)), ("ScoreThreshold", "off", -(10**9)),
+    ("EntropyCache", "threshold", -(10**9)),
 }  # fmt: skip
 
 
