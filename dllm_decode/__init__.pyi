@@ -11,9 +11,11 @@ from .blocks import (
 )
 from .caches import (
     CachePolicy,
+    CertaintyCache,
     CutAtEos,
     DelayedCache,
     DualCache,
+    EntropyCache,
     FreeCache,
     NoCache,
     PipelineCache,
@@ -89,6 +91,7 @@ __all__ = [
     "Canvas",
     "Canvases",
     "CausalTarget",
+    "CertaintyCache",
     "Commits",
     "CutAtEos",
     "DecodeConfig",
@@ -99,6 +102,7 @@ __all__ = [
     "DraftLength",
     "Drafting",
     "DualCache",
+    "EntropyCache",
     "ForwardInputs",
     "FreeCache",
     "Gain",

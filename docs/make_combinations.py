@@ -6,9 +6,11 @@ PYTHONPATH=. python docs/make_combinations.py
 from dllm_decode.blocks import ALL_SCHEDULES, AdaptiveBlocks, BlockSchedule
 from dllm_decode.caches import (
     CachePolicy,
+    CertaintyCache,
     CutAtEos,
     DelayedCache,
     DualCache,
+    EntropyCache,
     FreeCache,
     NoCache,
     PipelineCache,
@@ -17,6 +19,7 @@ from dllm_decode.caches import (
     SubBlockCache,
     SuffixWindow,
 )
+from dllm_decode.engine.compatibility import facts_of_sampler
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.verify import S2D2, NoVerifier, SelfVerify, Verifier
 from samplers import ALL_SAMPLERS, Prophet, Sampler
@@ -36,6 +39,8 @@ CACHES: tuple[CachePolicy, ...] = (
     SubBlockCache(),
     SuffixWindow(),
     CutAtEos(),
+    EntropyCache(),
+    CertaintyCache(),
 )
 # `ARVerify` and `Guided` need a target to be constructed; they need no fact and give none.
 VERIFIERS: tuple[Verifier, ...] = (NoVerifier(), SelfVerify(), SelfVerify(draft_steps=1), S2D2())
@@ -55,7 +60,7 @@ def table() -> str:
             others = [_short(one) for one in SAMPLERS if fact not in one.needs]
             needed = [f"all samplers but {', '.join(others)}"]
         if fact.giver == "sampler":
-            lacking = [_short(one) for one in SAMPLERS if fact not in one.gives]
+            lacking = [_short(one) for one in SAMPLERS if fact not in facts_of_sampler(one)]
             given = [f"all samplers but {', '.join(lacking)}"]
         if fact.giver == "model":
             given = _models_that_give(fact)

@@ -70,7 +70,7 @@ EVAL_COMMANDS = {
     ),
     "cache-error": Command(
         "how far each cache is from exact", "eval.studies.cache_error:run",
-        (OptionsOf(own.Errors), MODEL, OptionsOf(Plugins, names=("blocks",)),
+        (OptionsOf(own.Errors), MODEL, OptionsOf(Plugins, names=("verifier", "blocks")),
          OptionsOf(Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
          OptionsOf(own.Batches, names=("batch_size",)), decoding(), MACHINE),
         _LOST,

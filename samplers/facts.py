@@ -75,6 +75,11 @@ class Fact(Enum):
         "a verifier that runs a forward before every step",
         "NoVerifier()",
     )
+    LAST_LOOK = (
+        "verifier",
+        "a verifier that notes for the cache policy how confident each forward was",
+        "NoVerifier()",
+    )
     LEAVE_ONE_OUT = (
         "verifier",
         "a verifier that lets the model predict each token without seeing it",
@@ -90,6 +95,12 @@ class Fact(Enum):
         "blocks",
         "a block schedule that opens all masks of a block at once, after the block before",
         "blocks=Sequential()",
+    )
+    ANY_PART = (
+        "sampler",
+        "a sampler of scope 'block' that needs no whole blocks, because it is shown only those "
+        "open positions that a forward computes",
+        "a sampler such as ConfidenceThreshold(0.9)",
     )
     FINAL_TOKENS = (
         "sampler",

@@ -48,6 +48,8 @@ CACHES: tuple[caches.CachePolicy, ...] = (
     caches.SuffixWindow(caches.DelayedCache(refresh_every=3, warm_up=1), 1),
     caches.SuffixWindow(caches.NoCache(), 0, tail=0), caches.CutAtEos(),
     caches.CutAtEos(caches.DelayedCache(refresh_every=3, warm_up=1)),
+    caches.EntropyCache(0.5, 2), caches.EntropyCache(1e9, 0), caches.CertaintyCache(2),
+    caches.CertaintyCache(3, fill=4), caches.SuffixWindow(caches.CertaintyCache(3), 2),
 )  # fmt: skip
 
 

@@ -1,9 +1,11 @@
 """Cache policies: which columns a forward computes, hence whose keys and values it refreshes."""
 
 from dllm_decode.caches.base import CachePolicy, CacheQuery, NoCache
+from dllm_decode.caches.certainty import CertaintyCache
 from dllm_decode.caches.cut import CutAtEos
 from dllm_decode.caches.delayed import DelayedCache
 from dllm_decode.caches.dual import DualCache
+from dllm_decode.caches.entropy import EntropyCache
 from dllm_decode.caches.free import FreeCache
 from dllm_decode.caches.pipeline import PipelineCache
 from dllm_decode.caches.prefix import PrefixCache
@@ -15,9 +17,11 @@ from dllm_decode.core.history import History
 __all__ = [
     "CachePolicy",
     "CacheQuery",
+    "CertaintyCache",
     "CutAtEos",
     "DelayedCache",
     "DualCache",
+    "EntropyCache",
     "FreeCache",
     "History",
     "NoCache",

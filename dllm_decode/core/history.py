@@ -1,13 +1,40 @@
-"""How often, and since when, each column was computed, for cache policies that read it."""
+"""When each column was computed, and how it was last predicted, for cache policies that read it."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.passes import Window
+from samplers.state import map_state
+from samplers.view import View
+
+
+class LastLook(NamedTuple):
+    """How the model predicted each [MASK] when it last did, at temperature 1.
+
+    A token that a round commits keeps its values until the next look. Columns that were predicted
+    by no look, and tokens of earlier rounds, have confidence 1 and entropy 0.
+
+    Attributes:
+        confidence: `View.confidence`, the probability of the proposal.
+        entropy: `View.entropy`, in nats, before `top_p` and `top_k`.
+    """
+
+    confidence: Float[Tensor, "B L"]
+    entropy: Float[Tensor, "B L"]
+
+    def after(self, canvas: Canvas, window: Window, view: View) -> "LastLook":
+        """Returns the values after a look at a canvas; masks that the view left out keep theirs."""
+        is_token = canvas.tokens != canvas.mask_id
+        confidence, entropy = view.confidence.float(), view.entropy.float()
+        return LastLook(
+            window.put(self.confidence, view.masked, confidence).masked_fill(is_token, 1.0),
+            window.put(self.entropy, view.masked, entropy).masked_fill(is_token, 0.0),
+        )
 
 
 class History(NamedTuple):
@@ -19,26 +46,45 @@ class History(NamedTuple):
         clean_since: Number of the row's forward, from 1, that first computed each column with its
             token; 0: none did.
         num_forwards: Forwards of each row.
+        looked: `None` unless the policy needs `Fact.LAST_LOOK`; policies read `last_look`.
     """
 
     clean_forwards: Int[Tensor, "B L"]
     clean_since: Int[Tensor, "B L"]
     num_forwards: Int[Tensor, " B"]
+    looked: LastLook | None = None
+
+    @property
+    def last_look(self) -> LastLook:
+        """How each [MASK] was last predicted.
+
+        Raises:
+            RuntimeError: If the policy does not need `Fact.LAST_LOOK`.
+        """
+        if self.looked is None:
+            raise RuntimeError(
+                "needs of a cache policy that reads last_look must have Fact.LAST_LOOK, got none."
+            )
+        return self.looked
 
     @staticmethod
-    def blank(canvas: Canvas) -> "History":
+    def blank(canvas: Canvas, *, with_look: bool = False) -> "History":
         """Returns the history of rows before their first forward."""
         zeros = torch.zeros_like(canvas.tokens)
-        return History(zeros, zeros, torch.zeros_like(canvas.prompt_lengths))
+        none = torch.zeros_like(zeros, dtype=torch.float32)
+        looked = LastLook(none + 1.0, none) if with_look else None
+        return History(zeros, zeros, torch.zeros_like(canvas.prompt_lengths), looked)
 
     def joined(self, others: "History") -> "History":
         """Returns these rows, then others."""
         width = max(self.clean_since.shape[1], others.clean_since.shape[1])
-        parts = [
-            [pad(part, (0, width - part.shape[1])) if part.ndim > 1 else part for part in pair]
-            for pair in zip(self, others, strict=True)
-        ]
-        return History(*(torch.cat(pair) for pair in parts))
+
+        def join(*parts: Tensor) -> Tensor:
+            return torch.cat([
+                pad(part, (0, width - part.shape[1])) if part.ndim > 1 else part for part in parts
+            ])  # fmt: skip
+
+        return cast(History, map_state(join, self, others))
 
     def pending(self, canvas: Canvas) -> Bool[Tensor, "B L"]:
         """Returns the columns that hold [MASK], held it when computed last, or never were."""
@@ -51,11 +97,11 @@ class History(NamedTuple):
         columns: Int[Tensor, "N Q"],
     ) -> "History":
         """Returns the history after a forward that computed some columns of some rows."""
-        clean, since, num_forwards = (part.clone() for part in self)
+        clean, since, num_forwards = (part.clone() for part in self[:3])
         index = (rows[:, None], columns)
         is_masked = canvas.tokens[index] == canvas.mask_id
         num_forwards[rows] += 1
         clean[index] = (clean[index] + 1).masked_fill(is_masked, 0)
         first = torch.where(since[index] > 0, since[index], num_forwards[rows, None])
         since[index] = first.masked_fill(is_masked, 0)
-        return History(clean, since, num_forwards)
+        return History(clean, since, num_forwards, self.looked)

@@ -121,6 +121,12 @@ def facts_of(model: MaskPredictor) -> frozenset[Fact]:
     return frozenset(fact for fact, holds in given.items() if holds)
 
 
+def facts_of_sampler(sampler: Sampler) -> frozenset[Fact]:
+    """Returns the facts that a sampler gives, `ANY_PART` if that follows from its needs."""
+    takes_any = sampler.scope == "block" and Fact.WHOLE_BLOCKS not in sampler.needs
+    return sampler.gives | {Fact.ANY_PART} if takes_any else sampler.gives
+
+
 def check(
     model: MaskPredictor,
     sampler: Sampler,
@@ -154,6 +160,7 @@ def refusal_of(
         "blocks": blocks,
     }
     gives = {giver: plugin.gives for giver, plugin in plugins.items()} | {"model": facts_of(model)}
+    gives["sampler"] = facts_of_sampler(sampler)
     names = {giver: repr(plugin) for giver, plugin in plugins.items()} | {"model": model.name}
     for kind, plugin in plugins.items():
         needs = plugin.needs

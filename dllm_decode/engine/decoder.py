@@ -128,6 +128,16 @@ class Decoder:
         """True if the sampler needs the model's logits at committed positions."""
         return Fact.LOGITS_OF_COMMITTED in self.sampler.needs
 
+    @cached_property
+    def cache_narrows(self) -> bool:
+        """True if the cache policy may leave out columns that predict open positions."""
+        return Fact.ANY_PART in self.cache.needs
+
+    @cached_property
+    def cache_reads_look(self) -> bool:
+        """True if the cache policy reads how each [MASK] was last predicted."""
+        return Fact.LAST_LOOK in self.cache.needs and self.cache.reads_history
+
     def request(
         self,
         prompt: Prompt,

@@ -182,8 +182,11 @@ def _checked(
     if spec.branches is None:
         is_open = window.part(state.canvas.unsettled)
         is_open = is_open if spec.window.open is None else is_open & spec.window.open
-        duty = "compute every column that predicts an open position"
-        state = state.with_breach(~known & is_open, decoder.cache, duty)
+        lacks, duty = ~known & is_open, "compute every column that predicts an open position"
+        if decoder.cache_narrows:
+            lacks = ~(known & is_open).any(-1)
+            duty = "compute a column that predicts an open position"
+        state = state.with_breach(lacks, decoder.cache, duty)
     known, tokens = part_of(known, spec.asked), part_of(window.part(branches.tokens), spec.asked)
     return state, certain_where(logits, ~known, tokens)
 

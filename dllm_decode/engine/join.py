@@ -86,7 +86,7 @@ def _cache_with(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canv
         cache = cache._replace(kv_cache=kv_cache, num_slots=num_slots)
     if not decoder.cache.reads_history:
         return cache
-    new_rows = History.blank(canvas)
+    new_rows = History.blank(canvas, with_look=decoder.cache_reads_look)
     history = new_rows if cache.history is None else cache.history.joined(new_rows)
     return cache._replace(history=history)
 

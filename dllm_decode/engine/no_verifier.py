@@ -18,6 +18,7 @@ class NoVerifier(Verifier):
     def gives(self) -> frozenset[Fact]:
         return frozenset({
             Fact.SAMPLER_DECIDES, Fact.ONE_STEP_A_FORWARD, Fact.LEAVE_ONE_OUT, Fact.STARTS_AS_NOISE,
+            Fact.LAST_LOOK,
         })  # fmt: skip
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:

@@ -1,6 +1,7 @@
 """A look at the model: one forward, and the sampler's view of its logits."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -33,7 +34,22 @@ def look(decoder: Decoder, state: State, *, edit: Edit | None = None) -> tuple[S
     state, window = with_window(decoder, state)
     asked = _asked(decoder, state, window)
     state, logits = forward(decoder, state, Pass(window, asked, edit=edit))
-    return state, Look(view_of(decoder, state, state.canvas, window, logits, asked=asked), window)
+    if decoder.cache_narrows:
+        window = _narrowed(state, window)
+    view = view_of(decoder, state, state.canvas, window, logits, asked=asked)
+    history = state.cache.history
+    if decoder.cache_reads_look and history is not None:
+        history = history._replace(looked=history.last_look.after(state.canvas, window, view))
+        state = state._replace(cache=state.cache._replace(history=history))
+    return state, Look(view, window)
+
+
+def _narrowed(state: State, window: Window) -> Window:
+    """Returns the window in which only columns are open that the last forward predicted."""
+    known = None if state.layout is None else state.layout.known()
+    if known is None:
+        return window
+    return replace(window, open=known if window.open is None else known & window.open)
 
 
 def with_window(decoder: Decoder, state: State) -> tuple[State, Window]:

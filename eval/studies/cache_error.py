@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -22,7 +23,7 @@ from dllm_decode import (
 from dllm_decode.cli.files import require_file, write_json
 from dllm_decode.cli.models import open_model
 from dllm_decode.cli.options import given_of
-from dllm_decode.cli.plugins import parse_blocks, parse_cache, parse_sampler
+from dllm_decode.cli.plugins import parse_blocks, parse_cache, parse_sampler, parse_verifier
 from dllm_decode.core.state import CacheState, State
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder, Look
@@ -50,7 +51,7 @@ CACHES: tuple[CachePolicy, ...] = (
 )
 
 _SETTINGS = (
-    "task", "model", "revision", "dtype", "sampler", "blocks", "batch_size",
+    "task", "model", "revision", "dtype", "sampler", "verifier", "blocks", "batch_size",
 )  # fmt: skip
 
 
@@ -83,39 +84,43 @@ class CacheError:
     query_positions: float
 
 
-@dataclass(frozen=True)
-class Compared(Verifier):
-    """Lets the sampler decide on the cached view, and notes its decision on the exact view.
+def compared(inner: Verifier, sums: Float[Tensor, "4 B"]) -> Verifier:
+    """Returns a verifier that also notes each decision on the exact view of the same canvas.
 
     The exact view costs a forward a step, which is not counted. `sums` are, for each row of the
     decode, of divergences, of their positions, of changed decisions, and of steps.
     """
 
-    sums: Float[Tensor, "4 B"]
-
-    @property
-    def gives(self) -> frozenset[Fact]:
-        return NoVerifier().gives
-
-    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        plain = NoVerifier()
-        state, seen = plain.look(decoder, state)
+    def look(decoder: Decoder, state: State) -> tuple[State, Look]:
+        state, seen = inner.look(decoder, state)
         # Nothing is cached for the exact forward, and its layout is another one.
         blank = state._replace(cache=CacheState(state.cache.capacity), layout=None)
-        computed, exact = plain.look(replace(decoder, cache=NoCache()), blank)
-        self._note(decoder, state, seen, exact)
+        computed, exact = NoVerifier().look(replace(decoder, cache=NoCache()), blank)
+        _note(decoder, state, seen, exact, sums)
         return state._replace(breaches=computed.breaches), seen
 
-    def _note(self, decoder: Decoder, state: State, seen: Look, exact: Look) -> None:
-        view, tokens = _decided(decoder, state, seen)
-        # The open positions may depend on the logits, too.
-        expected, others = _decided(decoder, state, exact)
-        divergence = _divergence(expected.logits, view.logits)
-        divergence = divergence.masked_fill(~view.eligible, 0.0)
-        changed = (others != tokens).any(-1)
-        parts = (divergence.sum(-1), view.eligible.sum(-1), changed, torch.ones_like(changed))
-        rows = [row.request.index for row in state.rows]
-        self.sums[:, rows] += torch.stack([part.double() for part in parts]).cpu()
+    noting = copy(inner)
+    # An attribute of the object, so that all else stays that of the verifier.
+    object.__setattr__(noting, "look", look)
+    return noting
+
+
+def _note(
+    decoder: Decoder, state: State, seen: Look, exact: Look, sums: Float[Tensor, "4 B"]
+) -> None:
+    """Adds the differences between two looks of one canvas to the sums of the rows that step."""
+    index, stepping = seen.row_index, seen.stepping(len(state.rows))
+    if index is not None:
+        exact = Look(exact.view.take(index), seen.window, seen.rows)
+    view, tokens = _decided(decoder, state, seen)
+    # The open positions may depend on the logits, too.
+    expected, others = _decided(decoder, state, exact)
+    divergence = _divergence(expected.logits, view.logits)
+    divergence = divergence.masked_fill(~view.eligible, 0.0)
+    changed = (others != tokens).any(-1)[list(stepping)]
+    parts = (divergence.sum(-1), view.eligible.sum(-1), changed, torch.ones_like(changed))
+    rows = [state.rows[n].request.index for n in stepping]
+    sums[:, rows] += torch.stack([part.double() for part in parts]).cpu()
 
 
 def _decided(decoder: Decoder, state: State, seen: Look) -> tuple[View, Int[Tensor, "B L"]]:
@@ -133,8 +138,8 @@ def error_of(run: Run) -> CacheError:
     for first in range(0, len(examples), run.batch_size):
         batch = examples[first : first + run.batch_size]
         sums = torch.zeros(4, len(batch), dtype=torch.float64)
-        compared = replace(run, verifier=Compared(sums), trace=False)
-        answers += answer(compared, batch, run.decoding)
+        noting = replace(run, verifier=compared(run.verifier, sums), trace=False)
+        answers += answer(noting, batch, run.decoding)
         divergences += (sums[0] / sums[1]).tolist()
         changes += (sums[2] / sums[3]).tolist()
     primary = run.selection.task.primary
@@ -159,13 +164,19 @@ def run(options: argparse.Namespace) -> int:
     """Measures, and prints the table."""
     caches = [parse_cache(text) for text in options.cache] if options.cache else CACHES
     sampler, blocks = parse_sampler(options.sampler), parse_blocks(options.blocks)
+    verifier = parse_verifier(options.verifier)
+    if Fact.SAMPLER_DECIDES not in verifier.gives:
+        raise ValueError(
+            f"--verifier must be {Fact.SAMPLER_DECIDES.sentence}, because its decisions are "
+            f"compared, got {verifier!r}. Use {Fact.SAMPLER_DECIDES.remedy}."
+        )
     selection = parse_task(options.task)
     # Before the model is loaded: files may be missing.
     selection.require_scores(selection.examples())
     written = None if options.json is None else require_file("--json", options.json)
     loaded = open_model(options.model, options, options.revision)
     one = Run(
-        loaded.model, loaded.tokenizer, selection, sampler, blocks=blocks,
+        loaded.model, loaded.tokenizer, selection, sampler, blocks=blocks, verifier=verifier,
         decoding=decoding_of(selection, given_of(options), blocks), batch_size=options.batch_size,
         model_source=loaded.source,
     )  # fmt: skip

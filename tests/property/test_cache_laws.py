@@ -5,21 +5,28 @@ from typing import Any
 import pytest
 import torch
 from plugins_under_test import CACHES, FEW, plugin
+from pretended import Operations
 from tiny_models import FAMILIES, Spied, tiny
 
-from dllm_decode import StepEvent, decode
+from dllm_decode import StepEvent, decode, decode_many
 from dllm_decode.blocks import MultiBlock, SubBlocks
 from dllm_decode.caches import (
     CachePolicy,
+    CacheQuery,
     DelayedCache,
     DualCache,
+    EntropyCache,
     FreeCache,
+    History,
     NoCache,
     PrefixCache,
     SettledCache,
     SuffixWindow,
 )
-from samplers import Decision, FixedSchedule, Sampler, View, Wino
+from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.columns import Columns, columns, ranges_of
+from dllm_decode.core.history import LastLook
+from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, View, Wino
 from samplers.facts import Fact
 from samplers.logits.statistics import highest_one
 
@@ -30,6 +37,7 @@ EVERYTHING = [
     DelayedCache(refresh_every=1),
     SettledCache(1000),
     SuffixWindow(NoCache(), 1000),
+    EntropyCache(-1.0),
 ]
 FAMILY = pytest.mark.parametrize("family", FAMILIES)
 SAMPLER = pytest.mark.parametrize("sampler", FEW, ids=repr)
@@ -187,3 +195,135 @@ def test_what_a_block_causal_model_cannot_see_is_not_computed() -> None:
     # while it is open, and once more in the first forward of the next.
     assert [inputs.tokens.shape[1] for inputs in model.calls] == [8, 4, 8, 4, 8, 4]
     assert [inputs.attend is None for inputs in model.calls] == [False, True] * 3
+
+
+@pytest.mark.exhaustive(16)
+@FAMILY
+@POLICY
+@pytest.mark.parametrize("block_length", [4, 12])
+def test_a_row_computes_the_same_columns_alone_in_a_batch_and_in_the_place_of_another(
+    family: str, cache: CachePolicy, block_length: int
+) -> None:
+    sampler, options = ConfidenceThreshold(0.4), {"gen_length": 12, "block_length": block_length}
+    alone = [decode(tiny(family), [one], sampler, cache=cache, **options) for one in PROMPTS]
+    together = decode(tiny(family), PROMPTS, sampler, cache=cache, **options)
+    one_by_one = decode_many(tiny(family), PROMPTS, sampler, num_rows=2, cache=cache, **options)
+    for row, (one, later) in enumerate(zip(alone, one_by_one, strict=True)):
+        assert torch.equal(one.tokens[0], together.tokens[row])
+        assert one.query_positions[0] == together.query_positions[row]
+        assert torch.equal(one.tokens, later.tokens)
+        assert torch.equal(one.query_positions, later.query_positions)
+
+
+def masks_and_new(self: Any, query: CacheQuery) -> Columns:
+    """Computes the masks of the block, and the tokens that were never computed as tokens."""
+    numbers, (start, stop) = query.row.numbers.cache, query.block
+    if not numbers:
+        return columns((0, query.end))
+    masks = {max(0, c - query.shift) for c in range(start, stop) if numbers[c] == 1}
+    return ranges_of(sorted(masks | {c for c in range(query.end) if numbers[c] == 2}))
+
+
+@FAMILY
+def test_a_cache_that_is_never_in_doubt_computes_the_masks_of_the_block_and_new_tokens(
+    family: str,
+) -> None:
+    def numbers(self: Any, canvas: Canvas, history: History, shift: int) -> torch.Tensor:
+        is_mask = canvas.tokens == canvas.mask_id
+        return is_mask + 2 * (history.pending(canvas) & ~is_mask & canvas.answer)
+
+    plain = plugin(CachePolicy, numbers=numbers, recompute=masks_and_new)
+    expected = answer(tiny(family), FEW[0], plain)
+    found = answer(tiny(family), FEW[0], EntropyCache(1e9, 0))
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.query_positions, expected.query_positions)
+    everything = answer(tiny(family), FEW[0], NoCache()).query_positions
+    assert found.query_positions.sum() < everything.sum()
+
+
+@pytest.mark.parametrize(
+    ("family", "sampler"),
+    [("llada", FEW[0]), ("llada", WAVERING), ("dream", WAVERING), ("sdar", FEW[0])],
+    ids=str,
+)
+def test_the_last_look_is_that_of_the_forward_that_predicted_a_mask(
+    family: str, sampler: Sampler
+) -> None:
+    kept: list[History] = []
+    cache = plugin(
+        CachePolicy,
+        numbers=lambda self, canvas, history, shift: kept.append(history),
+        recompute=lambda self, query: columns((0, query.end)),
+        needs=frozenset({Fact.LAST_LOOK}), gives=frozenset({Fact.LOGITS_OF_COMMITTED}),
+    )  # fmt: skip
+    seen = 0
+
+    def compare(event: StepEvent) -> None:
+        nonlocal seen
+        look = kept[-1].last_look
+        for row in range(len(event.rows)):
+            place, masked = event.columns[row], event.view.masked[row]
+            for noted, told, blank in (
+                (look.confidence[row], event.view.confidence[row], 1.0),
+                (look.entropy[row], event.view.entropy[row], 0.0),
+            ):
+                rest = torch.ones_like(noted, dtype=torch.bool)
+                rest[place[masked]] = False
+                assert torch.equal(noted[place[masked]], told[masked].float())
+                assert (noted[rest] == blank).all(), "tokens, and masks of no look"
+            seen += int(masked.sum())
+
+    answer(tiny(family), sampler, cache, gen_length=8, observers=[compare])
+    assert seen > 20
+
+
+def test_a_cache_that_reads_a_look_it_does_not_need_is_told_so() -> None:
+    cache = plugin(
+        CachePolicy, numbers=lambda self, canvas, history, shift: history.last_look,
+        recompute=lambda self, query: columns((0, query.end)),
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match=r"must have Fact\.LAST_LOOK, got none"):
+        answer(tiny("llada"), FEW[0], cache)
+
+
+def test_no_cache_that_reads_looks_claims_that_forwards_can_be_replayed() -> None:
+    reading = [cache for cache in CACHES if Fact.LAST_LOOK in cache.needs]
+    assert len(reading) > 3
+    assert not any(Fact.EXACT_REPLAY in cache.gives for cache in reading)
+
+
+def test_the_last_look_costs_a_few_operations_a_round_and_others_none() -> None:
+    def number_of(cache: CachePolicy) -> tuple[int, int]:
+        told: list[str] = []
+        with Operations(lambda func, given, made: told.append(str(func))):
+            out = answer(tiny("llada"), ConfidenceThreshold(1.0), cache)
+        return len(told), out.forwards
+
+    def everything(**needs: Any) -> CachePolicy:
+        policy: CachePolicy = plugin(
+            CachePolicy, recompute=lambda self, query: columns((0, query.end)),
+            numbers=lambda self, canvas, history, shift: None, **needs,
+        )  # fmt: skip
+        return policy
+
+    silent, rounds = number_of(everything())
+    looks, _ = number_of(everything(needs=frozenset({Fact.LAST_LOOK})))
+    # The entropy, which the sampler does not ask for, two values written, and where tokens are.
+    assert 0 < looks - silent <= 60 * rounds
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LastLook, "after", None)
+        assert number_of(everything()) == (silent, rounds)
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_a_sampler_that_sees_the_suffix_makes_the_block_of_a_cache_as_wide(family: str) -> None:
+    """An outsider took it for a fault that `DualCache` then computes what `PrefixCache` does."""
+    wide = plugin(
+        ConfidenceThreshold, scope="suffix",
+        needs=ConfidenceThreshold().needs | {Fact.LOGITS_OF_COMMITTED},
+    )  # fmt: skip
+    narrow = answer(tiny(family), ConfidenceThreshold(), DualCache())
+    prefix, dual = (answer(tiny(family), wide, cache) for cache in (PrefixCache(), DualCache()))
+    assert torch.equal(dual.tokens, prefix.tokens)
+    assert torch.equal(dual.query_positions, prefix.query_positions)
+    assert (dual.query_positions > narrow.query_positions).all()

@@ -158,6 +158,7 @@ NEEDED = {
 ALLOWED = {
     ("Learn2PD", "filter", "no"), ("PC", "frequencies", "no"), ("Frechet", "margin", -(10**9)),
     ("ScoreThreshold", "on", -(10**9)), ("ScoreThreshold", "off", -(10**9)),
+    ("EntropyCache", "threshold", -(10**9)),
 }  # fmt: skip
 
 

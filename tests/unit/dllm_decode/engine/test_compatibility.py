@@ -16,8 +16,10 @@ from dllm_decode import (
     ARVerify,
     BlockSchedule,
     CachePolicy,
+    CertaintyCache,
     DelayedCache,
     DualCache,
+    EntropyCache,
     FreeCache,
     Guided,
     MultiBlock,
@@ -75,8 +77,12 @@ CACHES: dict[str, CachePolicy] = {
     "dual": DualCache(), "dual8": DualCache(refresh_every=8), "free": FreeCache(),
     "delayed": DelayedCache(), "settled": SettledCache(), "pipeline": PipelineCache(),
     "sub-block": SubBlockCache(), "window": SuffixWindow(PrefixCache(), 2), "silent": SILENT,
+    "entropy": EntropyCache(), "certainty": CertaintyCache(),
 }  # fmt: skip
-ALL = set(CACHES)
+EVERY = set(CACHES)
+# The last look is that of `NoVerifier`; a sampler with a state must see all open positions.
+LOOKED = EVERY - {"certainty"}
+ALL = LOOKED - {"entropy"}
 EXACT = {"no", "prefix", "dual", "free", "window"}
 SUFFIX = {
     "no", "prefix", "prefix8", "free", "delayed", "settled",
@@ -96,9 +102,10 @@ TARGETS = [
 ]
 # Sampler, verifier, schedule and family; the caches with which they decode, found by hand.
 KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
-    (PLAIN, NoVerifier(), Sequential(), "llada", ALL),
-    (PLAIN, NoVerifier(), Sequential(), "dream", ALL),
-    (PLAIN, NoVerifier(), Sequential(), "sdar", ALL),
+    (PLAIN, NoVerifier(), Sequential(), "llada", LOOKED),
+    (PLAIN, NoVerifier(), Sequential(), "dream", LOOKED),
+    (PLAIN, NoVerifier(), Sequential(), "sdar", LOOKED),
+    (STEPWISE, NoVerifier(), Sequential(), "dream", EVERY),
     (Prophet(PLAIN), NoVerifier(), Sequential(), "llada", SUFFIX),
     (Prophet(PLAIN, gap="all"), NoVerifier(), Sequential(), "llada", SUFFIX & COMMITTED),
     (Prophet(PLAIN, marker=(3,)), NoVerifier(), Sequential(), "llada", SUFFIX & COMMITTED),
@@ -118,22 +125,22 @@ KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
     (PLAIN, SelfVerify(1), Sequential(), "llada", ALL),
     (PLAIN, WRITING, Sequential(), "llada", ALL),
     (Prophet(PLAIN), WRITING, Sequential(), "llada", set()),
-    (STEPWISE, NoVerifier(), MultiBlock(), "llada", ALL),
-    (CreditDecoding(STEPWISE), NoVerifier(), MultiBlock(), "dream", ALL),
+    (STEPWISE, NoVerifier(), MultiBlock(), "llada", EVERY),
+    (CreditDecoding(STEPWISE), NoVerifier(), MultiBlock(), "dream", EVERY),
     (CreditDecoding(PLAIN), NoVerifier(), MultiBlock(), "llada", set()),
     (PLAIN, NoVerifier(), MultiBlock(), "llada", set()),
     (STEPWISE, SelfVerify(2), MultiBlock(), "llada", set()),
     (STEPWISE, WRITING, MultiBlock(), "llada", set()),
     (Prophet(STEPWISE), NoVerifier(), MultiBlock(), "llada", set()),
     (Wino(0.3), NoVerifier(), MultiBlock(), "llada", set()),
-    (STEPWISE, NoVerifier(), MultiBlock(), "sdar", ALL),
-    (STEPWISE, NoVerifier(), SubBlocks(), "sdar", ALL),
+    (STEPWISE, NoVerifier(), MultiBlock(), "sdar", EVERY),
+    (STEPWISE, NoVerifier(), SubBlocks(), "sdar", EVERY),
     (JOINT, WRITING, Sequential(), "llada", set()),
     (STEPWISE, SelfVerify(2), SILENT_BLOCKS, "llada", set()),
-    (STEPWISE, NoVerifier(), SILENT_BLOCKS, "llada", ALL),
+    (STEPWISE, NoVerifier(), SILENT_BLOCKS, "llada", EVERY),
     (STEPWISE, NoVerifier(), SILENT_BLOCKS, "sdar", set()),
     # A sampler with a state that forgot to need whole blocks was run by MultiBlock.
-    (COUNTING, NoVerifier(), Sequential(), "llada", ALL),
+    (COUNTING, NoVerifier(), Sequential(), "llada", LOOKED),
     (COUNTING, NoVerifier(), MultiBlock(), "llada", set()),
     (CreditDecoding(COUNTING), NoVerifier(), MultiBlock(), "llada", set()),
     # A target that writes; with two forwards a draft these decoded, and overwrote given tokens.
@@ -146,7 +153,7 @@ KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
             (JOINT, Sequential(), set()), (Prophet(PLAIN), Sequential(), set()),
         )
     ),
-    (STEPWISE, NoVerifier(), AdaptiveBlocks((5, 6)), "llada", ALL),
+    (STEPWISE, NoVerifier(), AdaptiveBlocks((5, 6)), "llada", EVERY),
     (STEPWISE, NoVerifier(), AdaptiveBlocks((5, 6)), "sdar", set()),
 ]  # fmt: skip
 
@@ -185,7 +192,8 @@ def test_what_is_not_refused_decodes_and_a_refusal_costs_no_forward(kind: Any, c
     assert not model.calls
 
 
-@pytest.mark.parametrize("fact", [fact for fact in Fact if fact != Fact.HAS_MASK])
+# A sampler that needs `ANY_PART` would give it.
+@pytest.mark.parametrize("fact", sorted({*Fact} - {Fact.HAS_MASK, Fact.ANY_PART}, key=str))
 def test_a_refusal_names_both_sides_and_the_remedy(fact: Fact) -> None:
     sampler = plugin(ConfidenceThreshold, needs=frozenset({fact}), gives=frozenset())
     giving = plugin(Verifier, look=lambda self, decoder, state: ..., gives=frozenset({fact}))

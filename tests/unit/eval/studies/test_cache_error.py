@@ -7,7 +7,14 @@ import torch
 from eval_runs import TokenIds, TokenPrompts, write_lines, write_model
 from tiny_models import tiny
 
-from dllm_decode import DecodeConfig, FreeCache, MaskPredictor, PrefixCache
+from dllm_decode import (
+    DecodeConfig,
+    FreeCache,
+    MaskPredictor,
+    NoCache,
+    PrefixCache,
+    SelfVerify,
+)
 from eval.commands import evaluate as main
 from eval.runs.names import Selection
 from eval.runs.settings import Run
@@ -39,6 +46,32 @@ def test_a_cache_that_is_exact_is_measured_as_exact() -> None:
     error = error_of(replace(run, cache=FreeCache()))
     assert error.divergence == pytest.approx(0.0, abs=1e-12)
     assert error.changed == 0.0
+
+
+def test_a_verifier_runs_the_forwards_and_the_answers_are_its_own() -> None:
+    """The command knew no verifier: a cache that reads its numbers could not be measured."""
+    config = DecodeConfig(gen_length=12, block_length=4, stop_at_eos=False)
+    plain = run_of(tiny("llada"), FixedSchedule(4), config)
+    errors = {}
+    for cache in (NoCache(), PrefixCache()):
+        run = replace(plain, cache=cache)
+        alone, verified = error_of(run), error_of(replace(run, verifier=SelfVerify(3)))
+        # SelfVerify keeps the tokens, and so the decisions on the same canvases.
+        assert verified.changed == pytest.approx(alone.changed)
+        assert verified.divergence == pytest.approx(alone.divergence, abs=1e-9)
+        assert verified.nfe < alone.nfe
+        errors[cache] = verified.divergence
+    assert errors[NoCache()] == pytest.approx(0.0, abs=1e-12)
+    assert errors[PrefixCache()] > 1e-3
+
+
+def test_a_verifier_that_decides_itself_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["cache-error", "word_problems?limit=2", "--model", str(tmp_path), "--verifier",
+               "S2D2()"]  # fmt: skip
+    assert main(command) == 2
+    assert "--verifier must be a verifier that lets the sampler decide" in capsys.readouterr().err
 
 
 def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
