@@ -77,8 +77,8 @@ class ARVerify(Verifier):
     The answer ends with one of the target's EOS tokens and is written from left to right; blocks do
     not matter. The sampler is only asked by a drafting with several forwards. A drafting without
     forwards (`PromptLookup`, `Jacobi`) asks the mask predictor nothing, which then need not be
-    loaded: `load_model(..., family="causal")` stands in for it, see `CausalOnly`. The target reads each
-    token once; keys and values of rejected tokens are dropped. The mask predictor may have any
+    loaded: `load_model(..., family="causal")` stands in for it, see `CausalOnly`. The target reads
+    each token once; keys and values of rejected tokens are dropped. The mask predictor may have any
     cache, because drafts may be approximate. Each forward counts as the first one of a block, so
     that `FreeCache()` saves the columns before the drafts, `PrefixCache()` and `DualCache()` none.
 
