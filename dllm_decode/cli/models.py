@@ -30,8 +30,8 @@ from dllm_decode.cli.options import given_of
 from dllm_decode.cli.plugins import CHECKS, built, no_target, parse_model
 from dllm_decode.core.options import DecodeOptions
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.models.causal_only import CausalOnly
 from dllm_decode.models.loading.load import LoadedModel
+from dllm_decode.models.targets.causal_only import CausalOnly
 from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.generation import default_sampler
 from dllm_decode.text.texts import UseTemplate

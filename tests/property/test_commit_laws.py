@@ -135,8 +135,15 @@ def test_neither_caches_nor_verifiers_nor_joins_change_what_is_recorded(family: 
 
 @pytest.mark.parametrize(
     "drafting",
-    [PathSearch(), Sampled(), Sampled(num_forwards=2), Tree(budget=8), PathSearch(num_forwards=2),
-     PromptLookup(), Jacobi()],
+    [
+        PathSearch(),
+        Sampled(),
+        Sampled(num_forwards=2),
+        Tree(budget=8),
+        PathSearch(num_forwards=2),
+        PromptLookup(),
+        Jacobi(),
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

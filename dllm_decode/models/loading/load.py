@@ -40,8 +40,8 @@ from samplers.checks import shown
 if TYPE_CHECKING:
     import transformers
 
-    from dllm_decode.models.causal_only import CausalOnly
     from dllm_decode.models.diffusion_gemma import DiffusionGemma
+    from dllm_decode.models.targets.causal_only import CausalOnly
 
 LoadedModel: TypeAlias = "MaskedTransformer | DiffusionGemma | CausalOnly"
 """A network of this package, or one that transformers computes."""
@@ -161,7 +161,7 @@ def load_model(
         ), words  # fmt: skip
     if family == "causal":
         # Most models need nothing of it.
-        from dllm_decode.models.causal_only import load_causal
+        from dllm_decode.models.targets.causal_only import load_causal
 
         words = read_tokenizer(folder, "causal", "required", fast=False)
         given = {"adapter": adapter, "quantize": quantize, "mask_id": mask_id,

@@ -3,10 +3,10 @@
 import torch
 
 from dllm_decode.core.model import ForwardInputs, KVCache, zeroed_cache
-from dllm_decode.models.causal_only import CausalOnly
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.masked_transformer import MaskedTransformer, attention_on
 from dllm_decode.models.targets.causal import CausalTarget
+from dllm_decode.models.targets.causal_only import CausalOnly
 from dllm_decode.models.targets.network import CausalInputs, CausalOutput, LayerKVs
 
 

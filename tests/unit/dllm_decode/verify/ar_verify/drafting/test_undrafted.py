@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
 from toys import HashModel, answers_of, tiny_target
 
 from dllm_decode import (
@@ -13,7 +15,6 @@ from dllm_decode import (
     DecodeConfig,
     Drafting,
     DraftLength,
-    Gains,
     Jacobi,
     PathSearch,
     PromptLookup,
@@ -25,7 +26,7 @@ from dllm_decode import (
 )
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.rows import Request, Row
-from dllm_decode.models.causal_only import CausalOnly
+from dllm_decode.models.targets.causal_only import CausalOnly
 from dllm_decode.verify.drafts import Beginning
 from samplers import FixedSchedule
 
@@ -77,26 +78,27 @@ def test_no_forward_of_the_mask_predictor_is_run(drafting: Drafting) -> None:
 
 
 def test_an_iteration_of_the_target_ends_sooner_than_one_token_a_forward() -> None:
-    """A target that always says the same is at its fixed point after one forward."""
+    """A target that heeds the position alone is at its fixed point after one forward."""
     target = tiny_target(seed=2)
     read = type(target).read
 
-    def constant(*args: Any, **kwargs: Any) -> Any:
-        reading = read(*args, **kwargs)
-        logits = torch.zeros_like(reading.logits)
-        logits[..., 7] = 9.0
-        return reading._replace(logits=logits)
+    def counting(
+        past: Any, *args: Any, num_logits: int, first_logits: Tensor, **kwargs: Any
+    ) -> Any:
+        options: Any = {"num_logits": num_logits, "first_logits": first_logits, **kwargs}
+        reading = read(target, past, *args, **options)
+        positions = (past.lengths + first_logits)[:, None] + torch.arange(num_logits)
+        return reading._replace(logits=9.0 * one_hot(positions, 24).double())
 
-    target.read = constant.__get__(target)  # type: ignore[method-assign]
-    gains = Gains()
+    target.read = counting  # type: ignore[method-assign]
     out = decode(
-        HashModel(), [[1, 2]], FixedSchedule(4), gen_length=12, block_length=4, observers=[gains],
+        HashModel(), [[1, 2]], FixedSchedule(4), gen_length=12, block_length=4,
         verifier=ARVerify(target, DraftLength(4, 4), Jacobi(4)),
     )  # fmt: skip
-    assert out.tokens.tolist() == [[7] * 12]
-    # One token, since zeros were drafted; then five, five, and the last.
+    assert out.tokens.tolist() == [list(range(1, 13))]
+    # One token, since zeros were drafted; five; one, since the last was repeated; five.
     assert out.target_nfe.tolist() == [4]
-    assert out.accepted.tolist() == [9]
+    assert out.accepted.tolist() == [8]
 
 
 @pytest.mark.parametrize("drafting", UNDRAFTED, ids=repr)
