@@ -32,6 +32,7 @@ from dllm_decode.core.options import DecodeOptions
 from dllm_decode.engine.compatibility import default_sampler
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.models.loading.load import LoadedModel
+from dllm_decode.models.targets.causal_only import CausalOnly
 from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.texts import UseTemplate
 from samplers import Sampler
@@ -126,7 +127,11 @@ def load(
         dtype=str(model.dtype).removeprefix("torch."),
         # Once for all runs that name the same target; not on `device`, which may be "auto".
         target=lru_cache(
-            lambda name: load_target(name, tokenizer, device=model.device, dtype=wanted)
+            lambda name: (
+                model.target
+                if isinstance(model, CausalOnly) and name == model.name
+                else load_target(name, tokenizer, device=model.device, dtype=wanted)
+            )
         ),
         files=model.files,
         source=source,

@@ -9,6 +9,7 @@ from dllm_decode.verify.ar_verify.drafting.ngram import NGram, Proxy, Uniform
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
 from dllm_decode.verify.ar_verify.drafting.sampled import Sampled
 from dllm_decode.verify.ar_verify.drafting.tree import Tree
+from dllm_decode.verify.ar_verify.drafting.undrafted import Jacobi, PromptLookup
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.guided import Guided
 from dllm_decode.verify.s2d2.routing import UCB, MinimumSpan, Router, ScoreThreshold
@@ -23,10 +24,12 @@ __all__ = [
     "DraftLength",
     "Drafting",
     "Guided",
+    "Jacobi",
     "MinimumSpan",
     "NGram",
     "NoVerifier",
     "PathSearch",
+    "PromptLookup",
     "Proxy",
     "Router",
     "Sampled",

@@ -22,12 +22,15 @@ class Beginning(NamedTuple):
         first: Column of the first unsettled position.
         noise_keys: Noise keys of the rows.
         temperature: One for all rows, or one of each; 0 is greedy.
+        guess: For a drafting without forwards, the tokens that the target wrote in the round before
+            behind the first wrong one, from the first unsettled position on; zeros at first.
     """
 
     canvas: Canvas
     first: Int[Tensor, " B"]
     noise_keys: Int[Tensor, " B"]
     temperature: Float[Tensor, " B"] | float
+    guess: Int[Tensor, "B K"] | None = None
 
     @staticmethod
     def of(decoder: Decoder, state: State) -> "Beginning":
@@ -88,6 +91,7 @@ class Draft(NamedTuple):
         parents: For each token of a tree the index in `tokens` of the token that it follows; -1: it
             follows the committed text. `None`: a path, each token follows the one before it.
             Tokens with the same parent are different. A tree is not drawn: `logs` is `None`.
+        judged_as_block: True if a drawn draft is judged by `accept_block`, not token by token.
     """
 
     tokens: Int[Tensor, "B K"]
@@ -95,6 +99,7 @@ class Draft(NamedTuple):
     logs: Float[Tensor, "B K V"] | None = None
     temperature: float | None = None
     parents: Int[Tensor, "B K"] | None = None
+    judged_as_block: bool = False
 
     def shortened(self, num_tokens: int) -> "Draft":
         """Returns the draft without the tokens after the first `num_tokens`; `counts` stay."""

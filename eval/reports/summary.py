@@ -171,7 +171,9 @@ def _speed(finished: Sequence[Record]) -> Row:
     def ratio_to(costs: Sequence[float]) -> Row:
         return ratio_of_sums(own["length"], costs)._asdict()
 
-    per_forward = ratio_to(own["nfe"])
+    # Where drafts ask no mask predictor, the target's forwards are all there are.
+    nfe = own["nfe"] if any(own["nfe"]) else own["target_nfe"]
+    per_forward = ratio_to(nfe)
     per_any, per_columns = per_forward, None
     if any(own["target_nfe"]):
         per_any = ratio_to([a + b for a, b in zip(own["nfe"], own["target_nfe"], strict=True)])
@@ -182,9 +184,9 @@ def _speed(finished: Sequence[Record]) -> Row:
         "tokens_per_any_forward": per_any,
         "tokens_per_thousand_columns": per_columns,
         "mean_of_ratios": mean(
-            [length / nfe for length, nfe in zip(own["length"], own["nfe"], strict=True)]
+            [length / forwards for length, forwards in zip(own["length"], nfe, strict=True)]
         ),
-        "committed_per_forward": sum(own["committed"]) / sum(own["nfe"]),
+        "committed_per_forward": sum(own["committed"]) / sum(nfe),
         **{name: mean(values) for name, values in own.items()},
         "forwards_share": mean(list(_shares(finished, "batch_forwards").values())),
         "target_forwards_share": mean(list(_shares(finished, "batch_target_forwards").values())),
@@ -261,8 +263,9 @@ def _comparison(reference: Pool, own: Pool) -> Row:
     before, after = reference.finished, own.finished
     for name, numbers in _SPEEDUPS.items():
         pairs = [paired(field(before, number), field(after, number)) for number in numbers]
-        if pairs[0][0]:
-            found[name] = sum(sum(a) for a, _ in pairs) / sum(sum(b) for _, b in pairs)
+        total = sum(sum(b) for _, b in pairs)
+        if pairs[0][0] and total:
+            found[name] = sum(sum(a) for a, _ in pairs) / total
     seconds_s = paired(_shares(_timed(before), "batch_s"), _shares(_timed(after), "batch_s"))
     if seconds_s[0]:
         found["timing"] = {"wall_speedup": wall_speedup(*seconds_s)}

@@ -51,8 +51,8 @@ class AnswerCost(TypedDict, total=False):
 
     prompt_length: Count
     length: Positive
-    nfe: Positive
-    query_positions: Positive
+    nfe: Count
+    query_positions: Count
     target_nfe: Count
     drafted: Count
     accepted: Count

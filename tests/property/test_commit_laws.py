@@ -12,7 +12,16 @@ from toys import DriftingModel, HashModel, logits_of, tiny_llama, tiny_target
 from dllm_decode import Commits, DecodeConfig, DecodeOutput, RequestQueue, StepEvent
 from dllm_decode.caches import NoCache, PrefixCache
 from dllm_decode.engine.loop import decode, new_decoder, run
-from dllm_decode.verify import ARVerify, NoVerifier, PathSearch, Sampled, SelfVerify, Tree
+from dllm_decode.verify import (
+    ARVerify,
+    Jacobi,
+    NoVerifier,
+    PathSearch,
+    PromptLookup,
+    Sampled,
+    SelfVerify,
+    Tree,
+)
 from samplers import T2M, ConfidenceThreshold, FixedSchedule, JointThreshold, Sampler, Wino
 from samplers.logits.truncation import Truncation
 
@@ -125,7 +134,17 @@ def test_neither_caches_nor_verifiers_nor_joins_change_what_is_recorded(family: 
 
 
 @pytest.mark.parametrize(
-    "drafting", [PathSearch(), Sampled(), Tree(budget=8), PathSearch(num_forwards=2)], ids=repr
+    "drafting",
+    [
+        PathSearch(),
+        Sampled(),
+        Sampled(num_forwards=2),
+        Tree(budget=8),
+        PathSearch(num_forwards=2),
+        PromptLookup(),
+        Jacobi(),
+    ],
+    ids=repr,
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_tokens_of_a_target_have_its_log_probabilities(drafting: Any, temperature: float) -> None:

@@ -121,6 +121,11 @@ PathSearch(num_forwards=0) | num_forwards must be a whole number, at least 1, go
 Tree(budget=0) | budget must be a
 Tree(max_candidates=0) | max_candidates must be a
 Tree(num_forwards=0) | num_forwards must be a
+Sampled(num_forwards=0) | num_forwards must be a whole number, at least 1, got 0
+Sampled("both") | verification must be
+PromptLookup(0) | ngram must be a whole number of tokens, at least 1, got 0
+PromptLookup(3, 0) | length must be a whole number of tokens, at least 1, got 0
+Jacobi(0) | length must be a whole number of tokens, at least 1, got 0
 NGram(10, 0) | length must be a whole number of tokens, at least 1, got 0
 NGram(10, 1000000000000000000000000) | length must be a whole number of tokens, at most
 NGram(10, strength=0.0) | strength must be above 0 tokens, got 0.0

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     import transformers
 
     from dllm_decode.models.diffusion_gemma import DiffusionGemma
+    from dllm_decode.models.targets.causal_only import CausalOnly
 
-LoadedModel: TypeAlias = "MaskedTransformer | DiffusionGemma"
+LoadedModel: TypeAlias = "MaskedTransformer | DiffusionGemma | CausalOnly"
 """A network of this package, or one that transformers computes."""
 
 _DTYPES = {
@@ -107,8 +108,9 @@ def load_model(
             `MaskedTransformer.compiled`. The first forwards take long. Needs one device, and
             weights that are not quantised.
         family: A name of `FAMILIES`, for a checkpoint whose config.json does not tell; or one of
-            your own, as a `Family` or as "my_module:MY_FAMILY", whose module is imported. `None`:
-            the one that config.json names.
+            your own, as a `Family` or as "my_module:MY_FAMILY", whose module is imported; or
+            "causal", for a causal model that decodes alone, see `CausalOnly`. `None`: the one that
+            config.json names.
         mask_id: The [MASK] token; `None`: what config.json says, else the tokenizer, else the
             family's published default.
         block_length: Tokens per block of a block-causal model; `None`: what config.json says, else
@@ -157,6 +159,14 @@ def load_model(
             folder, name, place_on, wished, left_out,
             max_memory=max_memory, offload_folder=offload_folder,
         ), words  # fmt: skip
+    if family == "causal":
+        # Most models need nothing of it.
+        from dllm_decode.models.targets.causal_only import load_causal
+
+        words = read_tokenizer(folder, "causal", "required", fast=False)
+        given = {"adapter": adapter, "quantize": quantize, "mask_id": mask_id,
+                 "block_length": block_length, "compile": compile}  # fmt: skip
+        return load_causal(folder, words, given, name=name, device=place_on, dtype=wished), words
     known = family_of(config, family, file=file)
     words = read_tokenizer(folder, known.name, tokenizer, fast=known.fast_tokenizer)
     facts = known.read(

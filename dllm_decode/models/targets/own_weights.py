@@ -6,11 +6,12 @@ from dllm_decode.core.model import ForwardInputs, KVCache, zeroed_cache
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.masked_transformer import MaskedTransformer, attention_on
 from dllm_decode.models.targets.causal import CausalTarget
+from dllm_decode.models.targets.causal_only import CausalOnly
 from dllm_decode.models.targets.network import CausalInputs, CausalOutput, LayerKVs
 
 
-def as_causal_target(model: MaskedTransformer) -> CausalTarget:
-    """Makes a causal target of the weights of a mask predictor, for `ARVerify` and `Guided`.
+def as_causal_target(model: MaskedTransformer | CausalOnly) -> CausalTarget:
+    """Makes a causal target of the weights of a model, for `ARVerify` and `Guided`.
 
     Under a causal mask, these models continue text from left to right, as the autoregressive
     models that they were made of. So one model drafts and verifies (self-speculation), and
@@ -24,11 +25,13 @@ def as_causal_target(model: MaskedTransformer) -> CausalTarget:
     the answer is that of the causal forward, but its quality is not known.
 
     Args:
-        model: Loaded on one device.
+        model: Loaded on one device. Of a `CausalOnly` it is the causal model itself.
 
     Raises:
         ValueError: If the causal forward of the model means nothing, or it is spread over devices.
     """
+    if isinstance(model, CausalOnly):
+        return model.target
     if not model.is_causal_too:
         names = ", ".join(family.name for family in FAMILIES.values() if family.is_causal_too)
         raise ValueError(

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.core.model import MaskPredictor
-from dllm_decode.core.passes import Branches
+from dllm_decode.core.passes import Branches, Window
 from dllm_decode.core.rows import Request
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.state import State
@@ -45,10 +45,12 @@ class TargetState(NamedTuple):
     Attributes:
         past: The target's keys and values.
         lengths: Lengths of the next drafts.
+        guess: As in `Beginning`.
     """
 
     past: Past
     lengths: DraftLengths
+    guess: Int[Tensor, "B K"]
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,10 @@ class ARVerify(Verifier):
     `accept_tree`.
 
     The answer ends with one of the target's EOS tokens and is written from left to right; blocks do
-    not matter. The sampler is only asked by a drafting with several forwards. The target reads each
-    token once; keys and values of rejected tokens are dropped. The mask predictor may have any
+    not matter. The sampler is only asked by a drafting with several forwards. A drafting without
+    forwards (`PromptLookup`, `Jacobi`) asks the mask predictor nothing, which then need not be
+    loaded: `load_model(..., family="causal")` stands in for it, see `CausalOnly`. The target reads
+    each token once; keys and values of rejected tokens are dropped. The mask predictor may have any
     cache, because drafts may be approximate. Each forward counts as the first one of a block, so
     that `FreeCache()` saves the columns before the drafts, `PrefixCache()` and `DualCache()` none.
 
@@ -87,7 +91,8 @@ class ARVerify(Verifier):
     Attributes:
         target: Writes the answer.
         draft_length: How many positions a draft may reach.
-        drafting: How drafts are made: `PathSearch()`, `Tree()` or `Sampled()`.
+        drafting: How drafts are made: `PathSearch()`, `Tree()`, `Sampled()`, `PromptLookup()` or
+            `Jacobi()`.
 
     Raises:
         ValueError: If an attribute is none of these.
@@ -128,8 +133,9 @@ class ARVerify(Verifier):
         return num_masks
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        past, lengths = self._held(state)
+        past, lengths, guess = self._held(state)
         beginning, left = Beginning.of(decoder, state), state.canvas.unsettled.sum(-1)
+        beginning = beginning._replace(guess=guess)
         wanted = torch.minimum(lengths.length, left)
         state, seen, logits = self._logits(decoder, state, wanted)
         draft = self.drafting.draft(beginning, logits, wanted)
@@ -139,10 +145,14 @@ class ARVerify(Verifier):
         num = torch.minimum(accepted + 1, left)
         num = torch.minimum(num, leading(~state.canvas.is_eos(tokens)) + 1)
         state = state.with_drafts(drafted=draft.counts, accepted=accepted)
-        likeliest = leading(~state.canvas.is_eos(most_likely(logits)))
+        likeliest = draft.counts
+        if self.drafting.num_forwards:
+            likeliest = leading(~state.canvas.is_eos(most_likely(logits)))
+        else:
+            guess = _shifted(beginning.written(judged.logits), num, draft.counts)
         after = self.draft_length.after(lengths, torch.minimum(likeliest, wanted), accepted)
-        state = state._replace(verifier=TargetState(judged.past(num, places), after))
-        if decoder.return_logprobs:
+        state = state._replace(verifier=TargetState(judged.past(num, places), after, guess))
+        if decoder.return_logprobs or not self.drafting.num_forwards:
             seen = seen._replace(view=_with_target(seen.view, judged.logits, places))
         return state, seen._replace(decision=written(seen.window, Draft(tokens, num)))
 
@@ -150,7 +160,8 @@ class ARVerify(Verifier):
         """Returns the target's past and the lengths of the next drafts, begun anew in new rows."""
         first = self.draft_length.first(state.noise_keys)
         if state.verifier is None:
-            return TargetState(self.target.start(len(state.rows)), first)
+            blank = torch.zeros_like(state.noise_keys)[:, None]
+            return TargetState(self.target.start(len(state.rows)), first, blank)
         held: TargetState = state.verifier
         is_new = torch.tensor([row.target_nfe == 0 for row in state.rows], device=state.device)
         return held._replace(lengths=merge_state(held.lengths, first, is_new))
@@ -163,6 +174,12 @@ class ARVerify(Verifier):
         # One position more than drafted: the target's own token goes there, and observers see it.
         # Few widths, because libraries keep scratch memory for each.
         width = round_up(longest + 1, _STRIDE)
+        if not self.drafting.num_forwards:
+            window = Window.of([row.unsettled for row in state.rows], width, state.canvas)
+            size = (len(wanted), width, decoder.model.vocab_size)
+            nothing = torch.zeros(size, device=wanted.device)
+            look = Look(view_of(decoder, state, state.canvas, window, nothing), window)
+            return state, look, nothing[:, :longest, :0]
         state, window, logits = ask_drafter(decoder, state, self.target, width)
         seen = Look(view_of(decoder, state, state.canvas, window, logits), window)
         if self.drafting.num_forwards > 1:
@@ -201,6 +218,14 @@ class ARVerify(Verifier):
             return state, logits
         tokens = window.part(canvas.tokens)
         return state, certain_where(logits, tokens != canvas.mask_id, tokens)
+
+
+def _shifted(
+    written: Int[Tensor, "B K1"], num: Int[Tensor, " B"], counts: Int[Tensor, " B"]
+) -> Int[Tensor, "B K1"]:
+    """Returns the target's tokens behind the committed ones, the last one repeated."""
+    places = torch.arange(written.shape[1], device=num.device) + num[:, None]
+    return written.gather(1, places.minimum(counts[:, None]))
 
 
 def _with_target(

@@ -13,7 +13,10 @@ class Drafting(ABC):
 
     @property
     def num_forwards(self) -> int:
-        """Forwards of the mask predictor that a draft is made from."""
+        """Forwards of the mask predictor that a draft is made from.
+
+        0: the mask predictor is never asked. `draft` is then given no logits, V = 0.
+        """
         return 1
 
     @property

@@ -1,6 +1,7 @@
 """Drafts that are drawn, not searched (speculative sampling)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.drafts import Beginning, Draft
+from samplers.checks import require_choice, require_count
 from samplers.logits.noise import mix
 from samplers.logits.statistics import draw, leading, most_likely
 
@@ -23,15 +25,35 @@ class Sampled(Drafting):
     others. The target, which would draw it from p_i, accepts it with probability
     min(1, p_i / q_i) and replaces it by a draw from max(0, p_i - q_i), normalised, so the law of
     the answer is the target's own. At temperature 0 the likeliest tokens are the draft.
+    `verification="block"` judges the draft as a whole (`accept_block`): the law is the same, and in
+    expectation never fewer tokens of a draft are accepted.
 
     A drawn token is accepted with probability sum_v min(p(v), q(v)); the likeliest token
     (`PathSearch(width=1, weight=1.0)`) with p of that token. Drawing is therefore better where both
     models are unsure and agree, and searching where they are sure.
 
+    With `num_forwards` above 1, the sampler commits tokens to the draft between two forwards, as in
+    `PathSearch`; the others are drawn from the last forward's logits, and q of a committed token is
+    1.
+
     Source: Leviathan, Kalman and Matias 2023, "Fast Inference from Transformers via Speculative
     Decoding", https://arxiv.org/abs/2211.17192, algorithm 1.
     Differs: q_i depends on the committed tokens, and on no token drafted before it.
+
+    Attributes:
+        verification: "token": each token by itself; "block": Sun et al. 2024.
+        num_forwards: Forwards of the mask predictor that a draft is made from, at least 1.
+
+    Raises:
+        ValueError: If an attribute is outside its range.
     """
+
+    verification: Literal["token", "block"] = "token"
+    num_forwards: int = 1
+
+    def __post_init__(self) -> None:
+        require_choice("verification", self.verification, ("token", "block"))
+        require_count("num_forwards", self.num_forwards, 1)
 
     @property
     def is_drawn(self) -> bool:
@@ -53,4 +75,8 @@ class Sampled(Drafting):
         if beginning.is_greedy:
             return draft
         assert isinstance(beginning.temperature, float)
-        return draft._replace(logs=logits, temperature=beginning.temperature)
+        return draft._replace(
+            logs=logits,
+            temperature=beginning.temperature,
+            judged_as_block=self.verification == "block",
+        )

@@ -1,0 +1,85 @@
+"""A causal model where a mask predictor is expected, for drafts that ask none."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from dllm_decode.core.model import ForwardInputs, KVCache
+from dllm_decode.models.targets.causal import CausalTarget
+from dllm_decode.models.targets.load import load_target
+
+
+class CausalOnly:
+    """A `MaskPredictor` that predicts nothing, and gives the engine the ids of a causal model.
+
+    `load_model(..., family="causal")` returns one. It decodes with `ARVerify` and a drafting
+    without forwards alone, such as `ARVerify(as_causal_target(model), drafting=PromptLookup())`.
+    Its `mask_id` is one id behind those of the causal model.
+
+    Attributes:
+        target: The causal model, which writes the answers.
+    """
+
+    logit_shift = 0
+    causal_block_length = 0
+    banned_ids: tuple[int, ...] = ()
+    max_length: int | None = None
+
+    def __init__(self, target: CausalTarget) -> None:
+        self.target = target
+        self.name, self.eos_ids, self.files = target.name, target.eos_ids, target.files
+        self.mask_id = target.num_shared_ids
+        self.vocab_size = self.mask_id + 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors are expected."""
+        return self.target.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the causal model."""
+        network: Any = self.target.network
+        found: torch.dtype = network.model.dtype
+        return found
+
+    def predict(self, inputs: ForwardInputs) -> NoReturn:
+        """Raises ValueError: it predicts no masked tokens."""
+        raise ValueError(
+            f"{self.name} must be asked nothing, since it is a causal model, got a forward over "
+            "[MASK]. Use verifier=ARVerify(as_causal_target(model), drafting=PromptLookup()) or "
+            "Jacobi(), or load a mask predictor."
+        )
+
+    def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
+        """Raises ValueError: the target keeps its keys and values itself."""
+        raise ValueError(f"cache must be NoCache() with {self.name}, which is a causal model.")
+
+
+def load_causal(
+    folder: Path,
+    tokenizer: Any,
+    left_out: Mapping[str, object],
+    *,
+    name: str,
+    device: Any,
+    dtype: torch.dtype | None,
+) -> CausalOnly:
+    """Loads a causal model alone; see `load_model`.
+
+    Raises:
+        ValueError: If an option of `left_out` is given, or the model would be spread over devices.
+    """
+    given = [option for option, value in left_out.items() if value]
+    if given:
+        raise ValueError(
+            f"{given[0]} must be left out for {name}, which transformers computes. Only networks "
+            "of this package have it."
+        )
+    if isinstance(device, Mapping):
+        raise ValueError(f"device must be one device for the causal model {name}, got {device!r}.")
+    target = load_target(folder, tokenizer, device=device, dtype=dtype)
+    target.name = name
+    return CausalOnly(target)

@@ -1,0 +1,103 @@
+"""Drafts that no mask predictor is asked for: from the text so far, or from the target itself."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from dllm_decode.verify.ar_verify.drafting.base import Drafting
+from dllm_decode.verify.drafts import Beginning, Draft
+from samplers.checks import require_count
+
+
+@dataclass(frozen=True)
+class PromptLookup(Drafting):
+    """Copies what followed the last tokens where they stood before, in the prompt or the answer.
+
+    The last `ngram` tokens are looked for, then fewer, down to one. Where they stood several times,
+    the latest place counts. A copy that reaches the end of the text goes on with itself, so that a
+    repetition is drafted as long as wanted. Without a match nothing is drafted.
+
+    Source: Saxena 2023, "Prompt Lookup Decoding",
+    https://github.com/apoorvumang/prompt-lookup-decoding.
+    Differs: The original copies from the first place, up to the end of the text.
+
+    Attributes:
+        ngram: Most tokens that are looked for, at least 1.
+        length: Tokens of a draft, at most; `DraftLength` bounds them too.
+
+    Raises:
+        ValueError: If an attribute is below 1.
+    """
+
+    ngram: int = 3
+    length: int = 8
+
+    def __post_init__(self) -> None:
+        require_count("ngram", self.ngram, 1, unit="tokens")
+        require_count("length", self.length, 1, unit="tokens")
+
+    @property
+    def num_forwards(self) -> int:
+        return 0
+
+    def draft(
+        self,
+        beginning: Beginning,
+        logits: Float[Tensor, "B K V"],
+        lengths: Int[Tensor, " B"],
+    ) -> Draft:
+        tokens, first = beginning.canvas.tokens, beginning.first[:, None]
+        begin = torch.full_like(first, -1)
+        for size in range(min(self.ngram, tokens.shape[1] - 1), 0, -1):
+            ends = torch.arange(size, tokens.shape[1] + 1, device=tokens.device)
+            same = (tokens.unfold(1, size, 1) == beginning.context(size)[:, None]).all(-1)
+            # Only a place that some token of the text follows; shorter matches fill gaps alone.
+            found = torch.where(same & (ends < first), ends, -1).amax(-1, keepdim=True)
+            begin = torch.where(begin < 0, found, begin)
+        offsets = torch.arange(logits.shape[1], device=tokens.device)
+        copied = begin + offsets % (first - begin)
+        counts = torch.where(begin.squeeze(1) < 0, 0, lengths.clamp(max=self.length))
+        return Draft(tokens.gather(1, copied.clamp(min=0)), counts)
+
+
+@dataclass(frozen=True)
+class Jacobi(Drafting):
+    """Lets the target iterate: its tokens behind a rejected one are the next round's draft.
+
+    Each forward of the target computes all tokens of the draft anew from the tokens before them in
+    the last draft. What no longer changes is accepted, and is what the target writes alone. Above
+    temperature 0 the iteration is the same, with noise keyed by position.
+
+    Source: Santilli et al. 2023, "Accelerating Transformer Inference for Translation via Parallel
+    Decoding", https://arxiv.org/abs/2305.10427, algorithm 2 (parallel GS-Jacobi decoding).
+    Differs: The window moves on with the first wrong token in place of block by block. It begins
+    with token 0 everywhere, and what enters it later is a copy of its last token.
+
+    Attributes:
+        length: Tokens of a draft, at most; `DraftLength` bounds them too.
+
+    Raises:
+        ValueError: If the attribute is below 1.
+    """
+
+    length: int = 8
+
+    def __post_init__(self) -> None:
+        require_count("length", self.length, 1, unit="tokens")
+
+    @property
+    def num_forwards(self) -> int:
+        return 0
+
+    def draft(
+        self,
+        beginning: Beginning,
+        logits: Float[Tensor, "B K V"],
+        lengths: Int[Tensor, " B"],
+    ) -> Draft:
+        guess = beginning.guess
+        assert guess is not None
+        places = torch.arange(logits.shape[1], device=guess.device).clamp(max=guess.shape[1] - 1)
+        return Draft(guess[:, places], lengths.clamp(max=self.length))
