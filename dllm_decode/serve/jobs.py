@@ -115,6 +115,8 @@ class Job:
         watch: Is called with each step and the number of the job's row in it.
         num_shown: Tokens told so far.
         num_rounds: Rounds so far.
+        num_tokens: Tokens of the answer that are settled, from its first one on.
+        num_forwards: Forwards of the row so far.
     """
 
     request: Request
@@ -125,6 +127,8 @@ class Job:
     watch: Callable[[StepEvent, int], None] | None = None
     num_shown: int = 0
     num_rounds: int = 0
+    num_tokens: int = 0
+    num_forwards: int = 0
 
     @property
     def num_columns(self) -> int:
