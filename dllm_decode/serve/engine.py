@@ -15,6 +15,7 @@ from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import rounds
 from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEvent
 from dllm_decode.serve.limits import Limits
+from dllm_decode.text.streaming import still_forced
 
 _LOG = logging.getLogger(__name__)
 # The model counts as broken after this many failed rounds with no answer of any lane between them.
@@ -277,11 +278,20 @@ def _shown(event: StepEvent, jobs: Sequence[Job | None]) -> Iterator[tuple[Job, 
     for number, job in shown:
         prefix = prefixes[number]
         if job.shown == "canvas":
-            row = event.rows[number]
-            tokens = event.after.tokens[number, row.prompt_length : row.answer_end].tolist()
-            drafted = [None if token == event.after.mask_id else token for token in tokens]
-            yield job, Drafted(drafted, job.num_rounds)
+            yield job, _draft(event, number, job)
         # The rest of an answer that has ended comes with its last event.
         elif len(prefix) > job.num_shown and not ended[number]:
             job.num_shown = len(prefix)
             yield job, Grown(prefix)
+
+
+def _draft(event: StepEvent, number: int, job: Job) -> Drafted:
+    """Returns the answer of a row after a round."""
+    row = event.rows[number]
+    columns = number, slice(row.prompt_length, row.answer_end)
+    before, tokens = (part.tokens[columns].tolist() for part in (event.before, event.after))
+    if event.forced is not None:
+        fresh = [old != new for old, new in zip(before, tokens, strict=True)]
+        job.forced = still_forced(job.forced, event.forced[columns].tolist(), fresh)
+    drafted = [None if token == event.after.mask_id else token for token in tokens]
+    return Drafted(drafted, job.num_rounds, [at for at, one in enumerate(job.forced) if one])

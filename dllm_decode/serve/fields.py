@@ -164,6 +164,11 @@ class Completion(CompletionFields):
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @property
+    def questions(self) -> list[str]:
+        """The text of each prompt; empty for token ids."""
+        return [prompt if isinstance(prompt, str) else "" for prompt in self.prompt]
+
+    @property
     def num_top(self) -> int | None:
         """How many likeliest tokens are told at each position; `None`: no log-probabilities."""
         return self.logprobs
@@ -220,6 +225,11 @@ class Chat(CompletionFields):
             name = self.tool_choice.function.name
             return [function for function in functions if function.name == name]
         return functions if self.tool_choice == "required" else []
+
+    @property
+    def questions(self) -> list[str]:
+        """The text of the last message."""
+        return [self.messages[-1].content]
 
     @property
     def template_arguments(self) -> dict[str, dict[str, Any]]:

@@ -24,10 +24,15 @@ class Grown(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """The answer's tokens after a round, `None` where they are open."""
+    """The answer's tokens after a round, `None` where they are open.
+
+    Attributes:
+        forced: Positions whose token a constraint forced against the model's own choice.
+    """
 
     tokens: list[int | None]
     round: int
+    forced: list[int]
 
 
 class Finished(NamedTuple):
@@ -117,6 +122,7 @@ class Job:
         num_rounds: Rounds so far.
         num_tokens: Tokens of the answer that are settled, from its first one on.
         num_forwards: Forwards of the row so far.
+        forced: True at the positions whose token a constraint forced, if the canvas is told.
     """
 
     request: Request
@@ -129,6 +135,7 @@ class Job:
     num_rounds: int = 0
     num_tokens: int = 0
     num_forwards: int = 0
+    forced: list[bool] = field(default_factory=list)
 
     @property
     def num_columns(self) -> int:

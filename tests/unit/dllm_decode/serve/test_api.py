@@ -236,6 +236,12 @@ def test_a_trace_says_at_which_step_each_token_was_committed(client: Any) -> Non
     trace = body["choices"][0]["trace"]
     assert trace["forwards"] == int(RIGHT.decoded.nfe[0])
     assert len(trace["steps"]) == body["usage"]["completion_tokens"]
+    # The rate counted the EOS, which the number of tokens does not.
+    assert trace["tokens_per_forward"] == len(trace["steps"]) / trace["forwards"]
+    assert 0 < trace["seconds"] < 60
+    assert trace["unknown_words"] == []
+    asked = answer_of(client, messages=chat_of("zebras have how many apples"), return_trace=True)
+    assert asked["choices"][0]["trace"]["unknown_words"] == ["zebras"]
     assert 0 <= min(trace["steps"]) <= max(trace["steps"]) < trace["forwards"]
 
 

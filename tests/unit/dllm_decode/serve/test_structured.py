@@ -191,6 +191,16 @@ def test_a_compilation_stalls_nobody_and_ends_with_its_client(
     assert text_of(client, structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
 
 
+def test_a_denoising_stream_marks_forced_tokens(client: Any) -> None:
+    asked = {"structured_outputs": {"regex": "ab"}, "stream_mode": "denoise", "return_trace": True}
+    chunks = client.chat.completions.create(**CHAT, stream=True, extra_body=asked)
+    canvases = [chunk.choices[0].model_dump().get("canvas") for chunk in chunks]
+    last = [one for one in canvases if one][-1]
+    # The model writes no letters of its own.
+    assert {0, 1} <= set(last["forced"])
+    assert last["tokens"][:2] == ["a", "b"]
+
+
 def test_a_form_is_compiled_once(server: tuple[str, Any], client: Any) -> None:
     compiler = server[1].compiler
     for _ in range(3):
