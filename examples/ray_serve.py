@@ -12,21 +12,24 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-import ray
-from ray import serve
-from starlette.types import ASGIApp
+from typing import TYPE_CHECKING
 
 from dllm_decode import DecodeConfig, load_model, new_decoder
-from dllm_decode.serve.api import create_app
 from dllm_decode.serve.limits import Limits
-from dllm_decode.serve.server import LOCAL
-from dllm_decode.serve.service import Service
 from samplers import parse
 
+if TYPE_CHECKING:
+    from ray.serve import Application
+    from starlette.types import ASGIApp
 
-def build(options: argparse.Namespace) -> ASGIApp:
+
+def build(options: argparse.Namespace) -> "ASGIApp":
     """Returns the server of one replica."""
+    # Here and below: --help needs neither Ray nor the packages of the server.
+    from dllm_decode.serve.api import create_app
+    from dllm_decode.serve.server import LOCAL
+    from dllm_decode.serve.service import Service
+
     model, tokenizer = load_model(options.model, device=options.device)
     limits = Limits(num_rows=options.num_rows)
     config = DecodeConfig(gen_length=limits.max_tokens)
@@ -36,8 +39,9 @@ def build(options: argparse.Namespace) -> ASGIApp:
     return create_app(service, is_local=options.host in LOCAL)
 
 
-def deployment(options: argparse.Namespace) -> serve.Application:
+def deployment(options: argparse.Namespace) -> "Application":
     """Returns the application of all replicas."""
+    from ray import serve
 
     # A deployment of Ray is a class; the ASGI app answers in its place.
     @serve.deployment(
@@ -70,6 +74,11 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--port", type=int, default=8000, help="where requests come in (default: 8000)")
     add("--address", help="of a running Ray; without one, Ray is started on this machine")
     options = parser.parse_args(words)
+    try:
+        import ray
+        from ray import serve
+    except ImportError:
+        parser.error('Ray must be installed: pip install ".[ray]"')
     ray.init(options.address, include_dashboard=False if options.address is None else None)
     serve.start(http_options={"host": options.host, "port": options.port})
     try:

@@ -150,6 +150,7 @@ class Server:
         port: Where the server listens; 0 is any free port.
         api_key: Key that clients must send. `None`: nothing.
         allow_sampler: A further sampler, which requests may name; each has a batch of its own.
+        quiet: Log neither requests nor the throughput.
     """
 
     served_name: Name | None = None
@@ -157,3 +158,4 @@ class Server:
     port: Port = 8000
     api_key: Annotated[str, "KEY"] | None = None
     allow_sampler: list[Annotated[str, "NAME=EXPR"]] = field(default_factory=list)
+    quiet: bool = False

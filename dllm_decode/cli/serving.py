@@ -1,6 +1,7 @@
 """Runs `dllm-decode serve`."""
 
 import importlib.util
+import logging
 import sys
 from argparse import Namespace
 from dataclasses import fields
@@ -48,6 +49,8 @@ def run(options: Namespace) -> int:
             _say(
                 "Everyone who can reach this machine may use the server; --api-key asks for a key."
             )
+        logging.basicConfig(format="%(asctime)s %(message)s")
+        logging.getLogger("dllm_decode.serve").setLevel("WARNING" if options.quiet else "INFO")
         serve(service, bound, options.host, api_key=options.api_key, say=_say)
     return 0
 

@@ -1,7 +1,8 @@
 """Observers: the event of each step, and records of events."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -57,6 +58,24 @@ class StepEvent:
         """Columns of the view in `before` and `after`, at most their last column."""
         columns = self.view.positions + self.before.prompt_lengths[:, None]
         return columns.clamp(max=self.before.width - 1)
+
+    @cached_property
+    def forced(self) -> Bool[Tensor, "B L"] | None:
+        """Columns of `after` in which a constraint forced a token against the row's own choice.
+
+        `None`: no row has a constraint. It is computed on first use.
+        """
+        view, columns = self.view, self.columns
+        if view.proposed is None:
+            return None
+        before, after, filled = (
+            part.gather(1, columns) for part in (self.before.tokens, self.after.tokens, self.filled)
+        )
+        found = (view.proposed == after) & (after != replace(view, proposed=None).proposal)
+        found &= (before != after) & ~filled & view.in_answer
+        # Columns of the view after a row's end are clamped to its last one.
+        spread = torch.zeros_like(self.filled, dtype=torch.int)
+        return spread.scatter_reduce(1, columns, found.int(), "amax").bool()
 
     def index_of(self, request: int) -> Int[Tensor, " 1"] | None:
         """Returns which of the rows belongs to a request; `None` if it took no step."""

@@ -5,10 +5,11 @@ jobs.py      requests of the loop, and the events that their owners are told
 service.py   the model that is served, and the way of events to a request
 fields.py    the JSON of requests        parts.py      messages, tools and forms in it
 forms.py     forms of answers            compiler.py   forms as automata
-asks.py      requests as rows
+chats.py     messages as token ids      asks.py       requests as rows
 text.py      tokens as text              answers.py    the JSON of answers
 read.py      typed reads                 errors.py     refusals in OpenAI's shape
 guard.py     key, host and size of a request
 metrics.py   counters                    limits.py     bounds
+log.py       lines of the log           documentation.py  the page of all paths
 api.py       the routes                  server.py     the process
 """

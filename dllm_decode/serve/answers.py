@@ -16,6 +16,7 @@ from dllm_decode.serve.fields import Chat, Completion, StreamOptions
 from dllm_decode.serve.jobs import Drafted, Finished, Scored, Told
 from dllm_decode.serve.service import Channel, Service
 from dllm_decode.serve.token_text import text_and_bytes
+from dllm_decode.text.unknown_words import unknown_words
 
 Json: TypeAlias = dict[str, Any]
 DONE = "data: [DONE]\n\n"
@@ -131,7 +132,7 @@ class Exchange:
         decode = self.service.tokenizer.decode
         pieces = [None if token is None else decode([token]) for token in told.tokens]
         empty = {"delta": {"content": ""}} if self.asked.is_chat else {"text": ""}
-        canvas = {"round": told.round, "tokens": pieces}
+        canvas = {"round": told.round, "tokens": pieces, "forced": told.forced}
         return {"index": choice.number, **empty, "canvas": canvas, "finish_reason": None}
 
     def _finished(self, choice: ResponseChoice, output: DecodeOutput) -> Json:
@@ -141,11 +142,16 @@ class Exchange:
         body = self._choice(choice, written or {"content": ""}, tokens)
         body["finish_reason"] = reason
         if choice.recorder is not None and self.asked.return_trace:
-            steps = choice.recorder.steps
+            steps, prompt = choice.recorder.steps, choice.job.request.prompt
+            question = self.asked.questions[choice.number // (self.asked.n or 1)]
+            unknown = unknown_words(self.service.tokenizer, [question], [prompt])
             body["trace"] = {
                 "forwards": int(output.nfe[0]),
-                "tokens_per_forward": output.tokens_per_forward(),
+                # Of the tokens that are sent: without an EOS, or what follows a stop string.
+                "tokens_per_forward": len(tokens) / max(1, int(output.nfe[0])),
+                "seconds": output.wall_s,
                 "steps": [steps.get(at, -1) for at in range(len(tokens))],
+                "unknown_words": list(unknown.words),
             }
         num_prompt_tokens = len(choice.job.request.prompt)
         self.service.metrics.answered(num_prompt_tokens, choice.num_sent, output)

@@ -15,10 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dllm_decode.serve import read as reads
 from dllm_decode.serve.answers import Exchange, Json
 from dllm_decode.serve.asks import choices_of, prompts_of
+from dllm_decode.serve.documentation import documentation
 from dllm_decode.serve.errors import RefusedError, add_handlers
 from dllm_decode.serve.fields import Chat, Completion, Read
 from dllm_decode.serve.forms import form_of
 from dllm_decode.serve.guard import Guard
+from dllm_decode.serve.log import Logged, log_throughput
 from dllm_decode.serve.service import Channel, Service
 
 T = TypeVar("T")
@@ -56,68 +58,56 @@ def create_app(service: Service, *, api_key: str | None = None, is_local: bool =
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        logging = asyncio.create_task(log_throughput(service))
         yield
+        logging.cancel()
         service.compiler.close()
         service.engine.close()
 
     app = FastAPI(
-        title="dllm_decode", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
-    )
+        title="dllm_decode", lifespan=lifespan, docs_url=None, redoc_url=None,
+        # Without it FastAPI lists its own shape of errors.
+        responses={"4XX": {"description": "A refusal; `error.param` names the field."}},
+    )  # fmt: skip
     add_handlers(app)
-    _add_page(app)
     _add_state(app, service)
     _add_answers(app, service)
-    # Anyone may see the page and whether the server is well, also without the key.
-    return Guard(
-        _Counted(app, service), service.limits, api_key=api_key, is_local=is_local,
-        open_paths=("/health", *_PAGE),
+    _add_pages(app)
+    # Anyone may see the pages and whether the server is well, also without the key.
+    guarded = Guard(
+        app, service.limits, api_key=api_key, is_local=is_local,
+        open_paths=("/health", "/docs", "/openapi.json", *_PAGE),
     )  # fmt: skip
+    return Logged(guarded, service)
 
 
-class _Counted:
-    """Counts the responses of an app by path and status."""
-
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app = app
-        self._responses = service.metrics.responses
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                # Other paths would let clients make any number of counters.
-                path = scope["path"] if message["status"] not in (404, 405) else "other"
-                self._responses.labels(path, str(message["status"])).inc()
-            await send(message)
-
-        await self._app(scope, receive, sending)
-
-
-def _add_page(app: FastAPI) -> None:
+def _add_pages(app: FastAPI) -> None:
     def add(path: str, content: bytes, kind: str) -> None:
-        @app.get(path)
+        @app.get(path, include_in_schema=False)
         async def page() -> Response:
             return Response(content, media_type=f"{kind}; charset=utf-8", headers=_PAGE_HEADERS)
 
     folder = files("dllm_decode.serve") / "page"
     for path, (name, kind) in _PAGE.items():
         add(path, (folder / name).read_bytes(), kind)
+    add("/docs", documentation(app.openapi()).encode(), "text/html")
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
+        """Says whether the server is well: 200 or 503."""
         engine = service.engine
         is_well = not engine.is_broken and engine.round_s() < _LATE_S
         body = {
             "status": "ok" if is_well else "failing",
-            "running": sum(lane.num_running for lane in engine.lanes.values()),
-            "waiting": sum(lane.num_waiting for lane in engine.lanes.values()),
+            "running": engine.num_running,
+            "waiting": engine.num_waiting,
         }
         return JSONResponse(body, status_code=200 if is_well else 503)
 
-    @app.get("/v1/models")
-    async def models() -> Json:
-        model = {
+    def described() -> Json:
+        return {
             "id": service.name,
             "object": "model",
             "created": service.created,
@@ -127,24 +117,39 @@ def _add_state(app: FastAPI, service: Service) -> None:
             # Without their arguments, which may be paths of this machine.
             **{name: type(plugin).__name__ for name, plugin in service.plugins.items()},
         }
-        return {"object": "list", "data": [model]}
+
+    @app.get("/v1/models")
+    async def models() -> Json:
+        """Lists the model."""
+        return {"object": "list", "data": [described()]}
+
+    # Names of models on the hub have a slash.
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Json:
+        """Describes the model."""
+        service.check_model(name)
+        return described()
 
     @app.get("/metrics")
     async def metrics() -> Response:
+        """Counts, for Prometheus."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions")
     async def completions(asked: Completion, request: Request) -> Response:
+        """Goes on with texts or token ids."""
         return await _answer(service, asked, request)
 
     @app.post("/v1/chat/completions")
     async def chat(asked: Chat, request: Request) -> Response:
+        """Answers a chat."""
         return await _answer(service, asked, request)
 
     @app.post("/v1/read")
     async def read(asked: Read, request: Request) -> Response:
+        """Reads the probability of each allowed answer."""
         service.check_model(asked.model)
         channel = service.channel(service.reads, client_of(request))
         return await _whole(channel, service, request, reads.read(service, asked, channel))
@@ -159,6 +164,7 @@ async def _answer(service: Service, asked: Completion | Chat, request: Request) 
         compiling = service.compiler.compile(form, client=channel.client)
         automaton = await _unless_gone(service, request, channel.within(compiling))
     choices = choices_of(service, asked, prompts, channel, automaton)
+    request.scope["choices"] = choices
     exchange = Exchange(service, asked, channel, choices, sum(map(len, prompts)))
     channel.submit([choice.job for choice in choices])
     if asked.stream:

@@ -3,19 +3,16 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from jinja2 import TemplateError
 
 from dllm_decode.core.language import Automaton
 from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
+from dllm_decode.serve.chats import chat_ids
 from dllm_decode.serve.errors import RefusedError, refusing
 from dllm_decode.serve.fields import Chat, Completion, CompletionFields
 from dllm_decode.serve.forms import CallText
 from dllm_decode.serve.jobs import Job, Recorder
-from dllm_decode.serve.parts import Turn
 from dllm_decode.serve.service import Channel, Service
 from dllm_decode.text.prose import Prose
 
@@ -62,48 +59,12 @@ def prompts_of(service: Service, asked: Completion | Chat) -> list[list[int]]:
     if isinstance(asked, Chat):
         listed = [] if asked.tool_choice == "none" else asked.tools or []
         tools = [tool.model_dump() for tool in listed]
-        return [chat_ids(service, asked.messages, tools)]
+        return [chat_ids(service, asked.messages, tools=tools, arguments=asked.template_arguments)]
     tokenizer = service.tokenizer
     return [
         list(tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else prompt
         for prompt in asked.prompt
     ]
-
-
-def chat_ids(
-    service: Service, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] = ()
-) -> list[int]:
-    """Returns the token ids of a chat, in the model's own template.
-
-    Raises:
-        RefusedError: If the model has no template, or it refuses the turns or ignores the tools.
-    """
-    if service.tokenizer.chat_template is None:
-        message = "This model has no chat template. Use /v1/completions."
-        raise RefusedError(400, message, param="messages")
-    text = _rendered(service, messages, tools)
-    if tools and text == _rendered(service, messages, ()):
-        message = "The chat template of this model ignores tools; leave them out."
-        raise RefusedError(400, message, param="tools", code="unsupported_parameter")
-    # The template writes the special tokens itself.
-    return service.ids(text)
-
-
-def _rendered(service: Service, messages: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> str:
-    try:
-        chat = [turn.as_dict() for turn in messages]
-        for turn in chat:
-            # Templates know the older name.
-            turn["role"] = "system" if turn["role"] == "developer" else turn["role"]
-        text: str = service.tokenizer.apply_chat_template(
-            chat, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
-        )
-        text.encode()
-    # A template may do anything with tools of an unusual shape.
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-        message = f"The model's chat template refuses these messages: {error}"
-        raise RefusedError(400, message, param="messages") from None
-    return text
 
 
 def choices_of(

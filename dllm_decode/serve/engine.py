@@ -15,6 +15,7 @@ from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import rounds
 from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEvent
 from dllm_decode.serve.limits import Limits
+from dllm_decode.text.streaming import still_forced
 
 _LOG = logging.getLogger(__name__)
 # The model counts as broken after this many failed rounds with no answer of any lane between them.
@@ -38,12 +39,19 @@ class Lane:
     """The requests of one decoder: those that wait, and those in the rows of its batch.
 
     Other threads may call `submit` and `cancel`; the effect comes before the next round.
+
+    Attributes:
+        decoder: Answers the requests.
+        is_closed: True once no request is taken any more.
+        num_tokens: Tokens of answers since the lane was made, also of those that are not finished.
+        num_forwards: Forwards since then, counted for each row.
     """
 
     def __init__(self, decoder: Decoder, limits: Limits, changed: Condition) -> None:
         """Begins without jobs; `changed` is notified when some come, and guards shared state."""
         self.decoder = decoder
         self.is_closed = False
+        self.num_tokens = self.num_forwards = 0
         self._limits = limits
         self._changed = changed
         self._waiting: deque[Job] = deque()
@@ -133,9 +141,10 @@ class Lane:
     def _watch(self, event: StepEvent) -> None:
         """Is called after each round."""
         jobs = [self._running.get(row.request.index) for row in event.rows]
-        for number, job in enumerate(jobs):
+        for number, (row, job) in enumerate(zip(event.rows, jobs, strict=True)):
             if job is not None:
                 job.num_rounds += 1
+                self._count(job, min(row.unsettled, row.answer_end) - row.prompt_length, row.nfe)
                 if job.watch is not None:
                     job.watch(event, number)
         self._told += _shown(event, jobs)
@@ -145,8 +154,16 @@ class Lane:
         if answer.error:
             _LOG.error("One request ended with an error: %s", answer.error)
         if job is not None:
+            # Without the EOS that the engine has written to the end of the row.
+            self._count(job, len(answer.output.answers()[0]), int(answer.output.nfe[0]))
             told = Failed(500, _FAULT) if answer.error else Finished(answer.output)
             self._told.append((job, told))
+
+    def _count(self, job: Job, num_tokens: int, num_forwards: int) -> None:
+        """Counts what a job has had so far; the host knows these numbers without a wait."""
+        self.num_tokens += num_tokens - job.num_tokens
+        self.num_forwards += num_forwards - job.num_forwards
+        job.num_tokens, job.num_forwards = num_tokens, num_forwards
 
     def _exchange(self) -> None:
         """Between two rounds: lets cancelled jobs leave and waiting ones join."""
@@ -201,6 +218,16 @@ class Engine:
         """True if the thread has ended, or rounds failed several times without an answer."""
         return self._num_faults >= _MAX_FAULTS or not self._thread.is_alive()
 
+    @property
+    def num_running(self) -> int:
+        """Answers that have a row."""
+        return sum(lane.num_running for lane in self.lanes.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """Answers that wait for a row."""
+        return sum(lane.num_waiting for lane in self.lanes.values())
+
     def round_s(self) -> float:
         """Returns for how long the present round has been running; 0 if none is."""
         began_s = self._round_began_s
@@ -230,10 +257,7 @@ class Engine:
         """Waits for a job; returns False once the engine is closed."""
         with self._changed:
             self._changed.wait_for(
-                lambda: (
-                    self._is_closed
-                    or any(lane.num_waiting + lane.num_running for lane in self.lanes.values())
-                )
+                lambda: self._is_closed or self.num_waiting + self.num_running > 0
             )
             return not self._is_closed
 
@@ -254,11 +278,20 @@ def _shown(event: StepEvent, jobs: Sequence[Job | None]) -> Iterator[tuple[Job, 
     for number, job in shown:
         prefix = prefixes[number]
         if job.shown == "canvas":
-            row = event.rows[number]
-            tokens = event.after.tokens[number, row.prompt_length : row.answer_end].tolist()
-            drafted = [None if token == event.after.mask_id else token for token in tokens]
-            yield job, Drafted(drafted, job.num_rounds)
+            yield job, _draft(event, number, job)
         # The rest of an answer that has ended comes with its last event.
         elif len(prefix) > job.num_shown and not ended[number]:
             job.num_shown = len(prefix)
             yield job, Grown(prefix)
+
+
+def _draft(event: StepEvent, number: int, job: Job) -> Drafted:
+    """Returns the answer of a row after a round."""
+    row = event.rows[number]
+    columns = number, slice(row.prompt_length, row.answer_end)
+    before, tokens = (part.tokens[columns].tolist() for part in (event.before, event.after))
+    if event.forced is not None:
+        fresh = [old != new for old, new in zip(before, tokens, strict=True)]
+        job.forced = still_forced(job.forced, event.forced[columns].tolist(), fresh)
+    drafted = [None if token == event.after.mask_id else token for token in tokens]
+    return Drafted(drafted, job.num_rounds, [at for at, one in enumerate(job.forced) if one])

@@ -31,7 +31,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"), "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"), "audio": (), "prediction": (),
-    "reasoning_effort": (), "metadata": ({},), "max_completion_tokens": (),
+    "reasoning_effort": (), "chat_template_kwargs": ({},), "max_completion_tokens": (),
 }  # fmt: skip
 """Fields of other servers, and the values that ask for nothing; so does null."""
 
@@ -82,7 +82,7 @@ def _prompt(value: object) -> object:
 
 Stops: TypeAlias = Annotated[
     list[Annotated[Text, Field(min_length=1)]],
-    BeforeValidator(_stops),
+    BeforeValidator(_stops, json_schema_input_type=str | list[str] | None),
     Field(max_length=MAX_STOPS),
 ]
 PromptIds: TypeAlias = list[Text] | list[list[int]]
@@ -109,7 +109,9 @@ class CompletionFields(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    # Notes of the client for itself.
     user: Text | None = None
+    metadata: dict[Text, Text] | None = None
     sampler: Text | None = None
     template: Annotated[list[Text | int], BeforeValidator(_parts)] | None = None
     return_trace: bool | None = None
@@ -156,8 +158,15 @@ class Completion(CompletionFields):
     """A request to /v1/completions."""
 
     is_chat: ClassVar[bool] = False
-    prompt: Annotated[PromptIds, BeforeValidator(_prompt)]
+    prompt: Annotated[
+        PromptIds, BeforeValidator(_prompt, json_schema_input_type=str | list[int] | PromptIds)
+    ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def questions(self) -> list[str]:
+        """The text of each prompt; empty for token ids."""
+        return [prompt if isinstance(prompt, str) else "" for prompt in self.prompt]
 
     @property
     def num_top(self) -> int | None:
@@ -173,6 +182,8 @@ class Chat(CompletionFields):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Text | None = None
+    chat_template_kwargs: dict[Text, Any] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -214,6 +225,20 @@ class Chat(CompletionFields):
             name = self.tool_choice.function.name
             return [function for function in functions if function.name == name]
         return functions if self.tool_choice == "required" else []
+
+    @property
+    def questions(self) -> list[str]:
+        """The text of the last message."""
+        return [self.messages[-1].content]
+
+    @property
+    def template_arguments(self) -> dict[str, dict[str, Any]]:
+        """Values of variables of the chat template, by the field that gives them."""
+        effort = self.reasoning_effort
+        return {
+            "chat_template_kwargs": self.chat_template_kwargs or {},
+            "reasoning_effort": {} if effort is None else {"reasoning_effort": effort},
+        }
 
     @property
     def num_top(self) -> int | None:

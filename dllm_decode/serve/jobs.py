@@ -24,10 +24,15 @@ class Grown(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """The answer's tokens after a round, `None` where they are open."""
+    """The answer's tokens after a round, `None` where they are open.
+
+    Attributes:
+        forced: Positions whose token a constraint forced against the model's own choice.
+    """
 
     tokens: list[int | None]
     round: int
+    forced: list[int]
 
 
 class Finished(NamedTuple):
@@ -115,6 +120,9 @@ class Job:
         watch: Is called with each step and the number of the job's row in it.
         num_shown: Tokens told so far.
         num_rounds: Rounds so far.
+        num_tokens: Tokens of the answer that are settled, from its first one on.
+        num_forwards: Forwards of the row so far.
+        forced: True at the positions whose token a constraint forced, if the canvas is told.
     """
 
     request: Request
@@ -125,6 +133,9 @@ class Job:
     watch: Callable[[StepEvent, int], None] | None = None
     num_shown: int = 0
     num_rounds: int = 0
+    num_tokens: int = 0
+    num_forwards: int = 0
+    forced: list[bool] = field(default_factory=list)
 
     @property
     def num_columns(self) -> int:

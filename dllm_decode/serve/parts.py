@@ -89,7 +89,9 @@ class Turn(Strict):
     """A message of a chat; an answer has a content or calls."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Text, BeforeValidator(_content)] = ""
+    content: Annotated[
+        Text, BeforeValidator(_content, json_schema_input_type=str | list[dict[str, Any]])
+    ] = ""
     tool_call_id: Text | None = None
     tool_calls: list[ToolCall] | None = None
 

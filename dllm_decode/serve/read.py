@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from dllm_decode.serve.answers import Json, usage_of
-from dllm_decode.serve.asks import chat_ids
+from dllm_decode.serve.chats import chat_ids
 from dllm_decode.serve.errors import RefusedError, refusing
 from dllm_decode.serve.fields import Read
 from dllm_decode.serve.jobs import Finished, Job

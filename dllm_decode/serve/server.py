@@ -97,8 +97,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends the server."""
-        lanes = self._service.engine.lanes.values()
-        num_answers = sum(lane.num_running + lane.num_waiting for lane in lanes)
+        engine = self._service.engine
+        num_answers = engine.num_running + engine.num_waiting
         if num_answers:
             self._say(
                 f"Waiting up to {self._service.limits.grace_s:g} s for {num_answers} answers. "

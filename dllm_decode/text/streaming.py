@@ -21,6 +21,7 @@ from samplers.checks import shown
 
 _MASK = "·"
 _FRESH = "bold black on yellow"
+_FORCED = " underline"
 _UNKNOWN_BYTES = "\ufffd"
 
 # More tokens than this after the answer are shown as a count, as in replays.
@@ -57,6 +58,7 @@ def stream_to_terminal(
             decode(model, prompts, sampler, observers=[watch])
 
     Tokens of the last step are highlighted, masks are dots, and what follows the answer is a count.
+    Tokens that a constraint forced against the model's own choice are underlined.
     In the end only the answer is left; if the output is not a terminal, nothing else is written.
     With `decode_many`, the answer is shown while you iterate.
 
@@ -86,6 +88,7 @@ class _LiveView:
         self._console = console
         self._answer: list[int] = []
         self._num_rounds = 0
+        self._forced: list[bool] = []
         self.live: Live | None = None
 
     def __call__(self, event: StepEvent) -> None:
@@ -100,14 +103,22 @@ class _LiveView:
             before = event.before.take(index).answers()[0].tolist()
             fresh = [old != new for old, new in zip(before, tokens, strict=True)]
             row = event.rows[int(index)]
-            text = self._drawn(tokens, fresh, after, num_open=row.opening.stop - row.prompt_length)
-            counted = Text(f"round {self._num_rounds}, forward {event.forwards}", style="dim")
+            told = f"round {self._num_rounds}, forward {event.forwards}"
+            if event.forced is not None:
+                forced = event.forced[index][0, row.prompt_length : row.answer_end].tolist()
+                self._forced = still_forced(self._forced, forced, fresh)
+                told += f", forced tokens (underlined): {sum(self._forced)}"
+            marks = [_FORCED if one else "" for one in self._forced or [False] * len(tokens)]
+            styles = [f"{_FRESH * new}{mark}" for new, mark in zip(fresh, marks, strict=True)]
+            num_open = row.opening.stop - row.prompt_length
+            text = self._drawn(tokens, styles, after, num_open=num_open)
+            counted = Text(told, style="dim")
             self.live.update(Group(self._last_lines(text), counted), refresh=True)
 
     def _drawn(
-        self, tokens: list[int], fresh: list[bool], canvas: Canvas, *, num_open: int
+        self, tokens: list[int], styles: list[str], canvas: Canvas, *, num_open: int
     ) -> Text:
-        """Returns the answer with its last step highlighted, and a count in place of its tail.
+        """Returns the answer in the styles of its tokens, and a count in place of its tail.
 
         The tail is what follows the first EOS; without one, the masks after the open block.
         """
@@ -123,8 +134,8 @@ class _LiveView:
             if is_mask:
                 text.append((_MASK + separator) * (stop - start), style="dim")
             else:
-                for piece, is_fresh in self._pieces(tokens[start:stop], fresh[start:stop]):
-                    text.append(piece, style=_FRESH if is_fresh else "")
+                for piece, style in self._pieces(tokens[start:stop], styles[start:stop]):
+                    text.append(piece, style=style.strip())
                 text.append(separator)
             start = stop
         if tail < len(tokens):
@@ -133,20 +144,20 @@ class _LiveView:
             text.append(f"{space}… {named} \u00d7 {len(tokens) - tail}", style="dim")
         return text
 
-    def _pieces(self, tokens: list[int], fresh: list[bool]) -> Iterator[tuple[str, bool]]:
-        """Yields the text of tokens in parts that are fresh or not.
+    def _pieces(self, tokens: list[int], styles: list[str]) -> Iterator[tuple[str, str]]:
+        """Yields the text of tokens in parts of one style.
 
         They are decoded together, since a character may take several tokens of a byte-level
         tokenizer; a character of which tokens are missing is shown as a mask.
         """
         text = self._tokenizer.decode(tokens)
         start = num_tokens = 0
-        for is_fresh, group in groupby(fresh):
+        for style, group in groupby(styles):
             num_tokens += len(list(group))
             is_last = num_tokens == len(tokens)
             known = self._tokenizer.decode(tokens[:num_tokens]).rstrip(_UNKNOWN_BYTES)
             stop = len(text) if is_last else max(start, len(known))
-            yield text[start:stop].replace(_UNKNOWN_BYTES, _MASK), is_fresh
+            yield text[start:stop].replace(_UNKNOWN_BYTES, _MASK), style
             start = stop
 
     def _last_lines(self, text: Text) -> Text:
@@ -158,6 +169,18 @@ class _LiveView:
     def final(self) -> Text:
         """Returns the text of the answer."""
         return Text(self._tokenizer.decode(self._answer))
+
+
+def still_forced(before: Sequence[bool], now: Sequence[bool], fresh: Sequence[bool]) -> list[bool]:
+    """Returns which tokens of an answer a constraint has forced, after a round.
+
+    Args:
+        before: Those that it had forced before the round; empty before the first one.
+        now: Those that it forced in this round.
+        fresh: Those that have changed in this round.
+    """
+    held = before or [False] * len(now)
+    return [one or (old and not new) for old, one, new in zip(held, now, fresh, strict=True)]
 
 
 def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:

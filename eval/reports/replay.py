@@ -87,9 +87,21 @@ def _panel(settings: RunSettings, record: Record, parts: list[str]) -> dict[str,
         # Older records have none.
         "runners_up": [_runner_up(told, pieces) for told in trace.get("runners_up", ())],
         "revisions": revisions,
+        "forced": _forced(settings, record),
         **{name: record[name] for name in ("length", "nfe", "target_nfe")},
         "score": record["scores"][record["primary"]],
     }
+
+
+def _forced(settings: RunSettings, record: Record) -> list[int]:
+    """Returns the positions whose token a constraint forced against the model's first choice.
+
+    At a temperature above 0 the first choice is a draw, which records do not have.
+    """
+    if not settings.constraint or settings.decoding.temperature > 0.0:
+        return []
+    told = zip(record["tokens"], trace_of(record).get("runners_up", ()), strict=False)
+    return [at for at, (token, one) in enumerate(told) if one and one[1][0][0] != token]
 
 
 def _runner_up(told: Told | None, pieces: Mapping[str, str]) -> dict[str, Any] | None:

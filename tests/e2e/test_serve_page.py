@@ -66,7 +66,9 @@ def test_a_question_is_answered_on_the_page(
     chat = chat_of(QUESTIONS[0])
     wanted = generate(MODEL, TOKENIZER, chat, FixedSchedule(16), gen_length=64).texts[0]
     assert wanted in text
-    assert "tokens a forward" in text
+    assert re.search(
+        r"23 tokens in \d+\.\d\d s, \d+ tokens/s, 16 forwards, 1.4 tokens per forward", text
+    )
     assert page.value("document.documentElement.scrollWidth") <= width
     (tmp_path / "page.png").write_bytes(page.picture())
 
@@ -77,6 +79,17 @@ def test_parts_of_an_answer_are_given_on_the_page(page: Browser, url: str) -> No
     template = "emma now has {5} . after giving some away emma has {5} ."
     text = send(page, url, {"message": QUESTIONS[0], "template": template})
     assert "emma now has 12 + 30 = 42 . after giving some away emma has 42 - 8 = 34 ." in text
+
+
+@pytest.mark.slow
+@NEEDS_BROWSER
+def test_unknown_words_and_empty_answers_are_named_on_the_page(page: Browser, url: str) -> None:
+    text = send(page, url, {"message": "zebras", "regex": "()"})
+    assert "The model does not know these words: zebras." in text
+    assert "The answer is empty" in text
+    send(page, url, {"message": QUESTIONS[0], "regex": "15"})
+    # The token, and the end that follows it.
+    assert page.value("document.querySelectorAll('.forced').length") >= 2
 
 
 @pytest.mark.slow

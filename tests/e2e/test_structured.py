@@ -1,14 +1,17 @@
 """Answers that are always of a form: `generate` and the command line, with `mini`."""
 
+import io
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from dllm_decode import JsonSchema, OneOf, Regex, SelfVerify, generate, load_model
+from dllm_decode import JsonSchema, OneOf, Regex, SelfVerify, StepEvent, generate, load_model
 from dllm_decode.cli.main import main
+from dllm_decode.text.streaming import stream_to_terminal
 
 QUESTION = (
     "emma has 12 apples . emma finds 5 more apples and then gives 2 apples to ben . "
@@ -42,6 +45,37 @@ def test_a_pattern_that_the_model_would_follow_changes_no_token() -> None:
     asked = generate(model, tokenizer, QUESTION, constraint=Regex(r".*#### \d+"), **ASKED)
     assert asked.texts == plain.texts
     assert plain.texts[0].endswith("#### 15")
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}], ids=str)
+def test_events_tell_the_tokens_that_a_constraint_forced(options: Any) -> None:
+    model, tokenizer = load_model("mini")
+    assert tokenizer is not None
+    forced: list[str] = []
+
+    def watch(event: StepEvent) -> None:
+        if event.forced is not None:
+            forced.extend(tokenizer.decode([int(one)]) for one in event.after.tokens[event.forced])
+
+    for constraint in (None, Regex(r".*#### \d+"), Regex(r".*#### 42")):
+        generate(
+            model, tokenizer, QUESTION, constraint=constraint, observers=[watch], **ASKED, **options
+        )
+        # The model's own answer is 15.
+        assert forced == (["42"] if constraint == Regex(r".*#### 42") else [])
+
+
+def test_the_live_view_underlines_forced_tokens() -> None:
+    model, tokenizer = load_model("mini")
+    assert tokenizer is not None
+    file = io.StringIO()
+    with stream_to_terminal(tokenizer, console=Console(file=file, force_terminal=True)) as watch:
+        generate(
+            model, tokenizer, QUESTION, constraint=Regex(r".*#### 42"), observers=[watch], **ASKED
+        )
+    underlined = r"\x1b\[[0-9;]*\b4\b[0-9;]*m *42"
+    assert re.search(underlined, file.getvalue())
+    assert "forced tokens (underlined): 1" in file.getvalue()
 
 
 def test_several_answers_and_templates_keep_the_form() -> None:

@@ -27,7 +27,8 @@ function tint(node, share) {
 class Canvas {
   constructor(node) { this.node = node; this.tokens = []; this.rounds = []; this.round = 0; }
 
-  update(tokens, round) {
+  update({ tokens, round, forced }) {
+    this.forced = new Set(forced);
     tokens.forEach((token, at) => { if (token !== this.tokens[at]) this.rounds[at] = round; });
     this.tokens = tokens;
     this.round = round;
@@ -45,6 +46,10 @@ class Canvas {
   box(token, at) {
     if (token === null) return make("span", "token masked");
     const node = make("span", this.rounds[at] === this.round ? "token fresh" : "token", token || "∅");
+    if (this.forced.has(at)) {
+      node.classList.add("forced");
+      node.title = "The form forced this token; the model's own choice was another one.";
+    }
     tint(node, this.round > 1 ? (this.rounds[at] - 1) / (this.round - 1) : 0);
     return node;
   }
@@ -91,6 +96,7 @@ function asked() {
     messages, stream: true, stream_mode: "denoise", return_trace: true,
     max_tokens: Number(byId("length").value), temperature: Number(byId("temperature").value),
     sampler: byId("sampler").value || null, template: template.length ? template : null,
+    structured_outputs: byId("regex").value ? { regex: byId("regex").value } : null,
   };
 }
 
@@ -104,18 +110,23 @@ async function answer(turn, signal) {
   let text = "";
   for await (const choice of eventsOf(response)) {
     if (choice.canvas) {
-      canvas.update(choice.canvas.tokens, choice.canvas.round);
+      canvas.update(choice.canvas);
       counted.textContent = `round ${canvas.round}`;
       await new Promise((resume) => setTimeout(resume, Number(byId("pause").value)));
       signal.throwIfAborted();
     }
     text += choice.delta.content;
     if (choice.trace) {
-      counted.textContent = `${choice.trace.steps.length} tokens, ${choice.trace.forwards} forwards, ` +
-        `${choice.trace.tokens_per_forward.toFixed(1)} tokens a forward`;
+      const { steps, seconds, forwards, tokens_per_forward: rate } = choice.trace;
+      const speed = Math.round(steps.length / seconds);
+      counted.textContent = `${steps.length} tokens in ${seconds.toFixed(2)} s, ${speed} tokens/s, ` +
+        `${forwards} forwards, ${rate.toFixed(1)} tokens per forward`;
+      const words = choice.trace.unknown_words.join(", ");
+      if (words) turn.append(make("div", "soft", `The model does not know these words: ${words}.`));
     }
   }
   said.textContent = text;
+  if (!text.trim()) turn.append(make("div", "soft", "The answer is empty: the model ended it at once."));
   return text;
 }
 

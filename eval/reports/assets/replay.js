@@ -129,6 +129,7 @@ function drawPanel(panel, shown) {
     if (token === null) names.push("masked");
     else if (step === shown - 1 && shown <= own) names.push("fresh");
     if (panel.revisions.some((r) => r.position === position && r.to < shown)) names.push("revised");
+    if (token !== null && step === panel.steps[position] && panel.forced.includes(position)) names.push("forced");
     if (done && position >= panel.length) names.push("tail");
     if (position >= panel.tail && token !== null) numFilled++;
     node.className = names.join(" ");
@@ -203,6 +204,7 @@ document.addEventListener("keydown", (event) => {
   else return;
   event.preventDefault();
 });
+byId("forced").hidden = !all.some((panel) => panel.forced.length);
 byId("ramp").style.background = `linear-gradient(90deg, ${STOPS.map((c) => `rgb(${c.join(" ")})`).join(", ")})`;
 window.addEventListener("hashchange", follow);
 notify(content.notice);

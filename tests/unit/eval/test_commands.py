@@ -49,7 +49,7 @@ PLUGINS = {
 }  # fmt: skip
 AXES = {"sampler": "samplers", "cache": "caches", "verifier": "verifiers", "blocks": "blocks"}
 EVERYTHING: dict[str, Any] = VALUES | PLUGINS
-WITHOUT = {("cache-error", "verifier"), *(("sweep", name) for name in PLUGINS)}
+WITHOUT = {("sweep", name) for name in PLUGINS}
 
 
 def written(name: str, value: Any) -> list[str]:

@@ -1,6 +1,8 @@
 """The routes: what they answer, and what they refuse."""
 
+import asyncio
 import json
+import re
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from samplers import AcceptAndRenoise, ConfidenceThreshold, FixedSchedule
 httpx = pytest.importorskip("httpx2", reason="needs the client of OpenAI")
 pytest.importorskip("fastapi", reason="needs the extra serve")
 fields = pytest.importorskip("dllm_decode.serve.fields", reason="needs the extra serve")
+log = pytest.importorskip("dllm_decode.serve.log", reason="needs the extra serve")
 
 MODEL, TOKENIZER = load_model("mini")
 JSON = {"content-type": "application/json"}
@@ -233,6 +236,12 @@ def test_a_trace_says_at_which_step_each_token_was_committed(client: Any) -> Non
     trace = body["choices"][0]["trace"]
     assert trace["forwards"] == int(RIGHT.decoded.nfe[0])
     assert len(trace["steps"]) == body["usage"]["completion_tokens"]
+    # The rate counted the EOS, which the number of tokens does not.
+    assert trace["tokens_per_forward"] == len(trace["steps"]) / trace["forwards"]
+    assert 0 < trace["seconds"] < 60
+    assert trace["unknown_words"] == []
+    asked = answer_of(client, messages=chat_of("zebras have how many apples"), return_trace=True)
+    assert asked["choices"][0]["trace"]["unknown_words"] == ["zebras"]
     assert 0 <= min(trace["steps"]) <= max(trace["steps"]) < trace["forwards"]
 
 
@@ -276,10 +285,95 @@ def test_health_models_and_metrics(client: Any) -> None:
     assert model["samplers"] == ["default", "slow"]
     # All of them are the default.
     assert not {"verifier", "cache", "blocks"} & set(model)
+    assert client.get("/v1/models/mini").json() == model
     answer_of(client)
     metrics = client.get("/metrics").text
     assert 'dllm_responses_total{path="/v1/chat/completions",status="200"}' in metrics
     assert 'dllm_running{sampler="slow"} 0.0' in metrics
+
+
+def test_the_page_of_paths_names_all_fields_and_loads_nothing_from_elsewhere(client: Any) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/read", "/v1/models"} <= set(paths)
+    responses = [set(one["responses"]) for path in paths.values() for one in path.values()]
+    assert all(found == {"200", "4XX"} for found in responses)
+    page = client.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    names = [*fields.Chat.model_fields, *fields.Completion.model_fields, *fields.Read.model_fields]
+    assert all(f"<td>{name}</td>" in page.text for name in names)
+    assert "POST /v1/read" in page.text
+    assert not re.search("<script|//", page.text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
+    ],
+)
+def test_arguments_of_the_chat_template_reach_one_that_knows_them(
+    server: Any, client: Any, asked: Any, param: str
+) -> None:
+    refused = post(client, **asked)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == param
+    tokenizer = server[1].tokenizer
+    before = tokenizer.chat_template
+    try:
+        tokenizer.chat_template = (
+            "{% generation %}{% endgeneration %}"
+            + before
+            + "{% if enable_thinking or reasoning_effort == 'high' %} apples apples{% endif %}"
+        )
+        prompts = [answer_of(client, **one)["usage"]["prompt_tokens"] for one in ({}, asked)]
+        assert prompts[1] == prompts[0] + 2
+        # Names of the chat itself and of transformers' own arguments and functions.
+        for name in ("messages", "chat_template", "tokenize", "raise_exception", "eos_token"):
+            wrong = post(client, chat_template_kwargs={name: "x"})
+            assert wrong.status_code == 400
+            assert "(enable_thinking, reasoning_effort)" in wrong.json()["error"]["message"]
+    finally:
+        tokenizer.chat_template = before
+
+
+def test_the_log_has_a_line_for_each_request_without_its_content(
+    server: Any, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "dllm_decode.serve")
+    before = log.Throughput.of(server[1])
+    num_tokens = answer_of(client)["usage"]["completion_tokens"]
+    events_of(client)
+    client.get("/no%0Apath?secret=1")
+    wait_until(lambda: len(caplog.messages) == 3)
+    whole, stream, wrong = caplog.messages
+    for line in (whole, stream):
+        head = f"127.0.0.1 POST /v1/chat/completions 200 {num_tokens} tokens "
+        assert re.fullmatch(rf"{re.escape(head)}\d+\.\d{{3}} s", line)
+    assert re.fullmatch(r"127.0.0.1 GET /no%0Apath 404 \d\.\d{3} s", wrong)
+    now = log.Throughput.of(server[1])
+    assert now.num_tokens - before.num_tokens == 2 * num_tokens
+    assert now.num_forwards - before.num_forwards == 2 * int(RIGHT.decoded.nfe[0])
+
+
+def test_the_throughput_is_logged_while_the_server_is_busy(
+    server: Any, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "dllm_decode.serve.log")
+
+    async def watch() -> None:
+        task = asyncio.create_task(log.log_throughput(server[1], every_s=0.5))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(answer_of, client)
+        await asyncio.sleep(1.5)
+        task.cancel()
+
+    asyncio.run(watch())
+    lines = [line for line in caplog.messages if "running" in line]
+    pattern = r"\d running, 0 waiting, \d+\.\d tokens/s, \d+\.\d\d tokens per forward"
+    assert lines
+    assert all(re.fullmatch(pattern, line) for line in lines)
+    assert len(lines) < 4
 
 
 def test_tools_are_written_by_the_template_of_the_model(server: Any, client: Any) -> None:
@@ -397,7 +491,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], int]] = [
     ("POST", "/v1/embeddings", {}, 404),
     ("GET", "/v1/completions", {}, 405),
     ("DELETE", "/v1/models", {}, 405),
-    ("GET", "/docs", {}, 404),
+    ("GET", "/redoc", {}, 404),
+    ("GET", "/v1/models/another", {}, 404),
     ("GET", "/v1/models", {"headers": {"host": "example.com"}}, 400),
 ]
 
@@ -434,6 +529,8 @@ def test_a_small_body_that_asks_for_too_much_is_refused_before_it_is_laid_out(
 
 
 def test_values_that_ask_for_nothing_are_taken(client: Any) -> None:
+    noted = answer_of(client, user="emma", metadata={"topic": "apples"}, chat_template_kwargs={})
+    assert noted["choices"][0]["message"]["content"] == ANSWER
     for number in (0, -1):
         neutral = {name: values[number] for name, values in fields.NEUTRAL.items() if values}
         body = answer_of(client, **neutral, stop=[None])

@@ -145,7 +145,7 @@ def test_text_stays_text_without_a_choice_that_forces_a_call(client: Any) -> Non
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"structured_outputs": {"json": {"properties": {"a/b": {"type": "integer", "minimum": 3}}}}},
+    ({"structured_outputs": {"json": {"properties": {"a/b": {"type": "number", "minimum": 3}}}}},
      "structured_outputs", "#/properties/a~1b/minimum of a JSON schema must be left out"),
     ({"structured_outputs": {"regex": "(?=a)"}}, "structured_outputs", "a look-ahead"),
     ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "got {'grammar': 'x'}"),
@@ -189,6 +189,16 @@ def test_a_compilation_stalls_nobody_and_ends_with_its_client(
     # The program that builds the automaton would go on for 10 s.
     wait_until(lambda: compiler.num_compiling == 0, 2.0)
     assert text_of(client, structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
+
+
+def test_a_denoising_stream_marks_forced_tokens(client: Any) -> None:
+    asked = {"structured_outputs": {"regex": "ab"}, "stream_mode": "denoise", "return_trace": True}
+    chunks = client.chat.completions.create(**CHAT, stream=True, extra_body=asked)
+    canvases = [chunk.choices[0].model_dump().get("canvas") for chunk in chunks]
+    last = [one for one in canvases if one][-1]
+    # The model writes no letters of its own.
+    assert {0, 1} <= set(last["forced"])
+    assert last["tokens"][:2] == ["a", "b"]
 
 
 def test_a_form_is_compiled_once(server: tuple[str, Any], client: Any) -> None:

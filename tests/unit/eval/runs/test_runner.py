@@ -21,6 +21,7 @@ from dllm_decode.blocks import Sequential
 from dllm_decode.cli.models import Loaded, Place
 from eval.commands import evaluate as main
 from eval.reports.names import names_of
+from eval.reports.replay import panels_of
 from eval.reports.summary import measured
 from eval.runs import provenance
 from eval.runs.folder import Folder
@@ -308,6 +309,15 @@ def test_answers_of_a_run_with_a_constraint_match_it_and_never_mix_with_others(
     assert (free[0].constraint, json.loads(bound[0].constraint)) == ("", {"regex": PATTERN})
     assert not any(re.fullmatch(PATTERN, one["text"]) for one in free[1])
     assert [bool(re.fullmatch(PATTERN, one["text"])) for one in bound[1]] == [True] * 3
+    unforced, forced = (panels_of([(s, records[0])])[0]["forced"] for s, records in (free, bound))
+    told = bound[1][0]["trace"]["runners_up"]
+    wanted = [
+        at
+        for at, (token, one) in enumerate(zip(bound[1][0]["tokens"], told, strict=True))
+        if one and one[1][0][0] != token
+    ]
+    assert (unforced, forced) == ([], wanted)
+    assert forced
     rows = measured(folder).summary["rows"]
     assert names_of(rows)[0].endswith("constraint=none")
     # Records keep the keys that they had before there were constraints.

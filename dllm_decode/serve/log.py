@@ -1,0 +1,93 @@
+"""The log: a line for each request, and a line with the throughput while the server is busy."""
+
+import asyncio
+import logging
+import time
+from typing import NamedTuple
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dllm_decode.serve.service import Service
+
+LOG = logging.getLogger(__name__)
+_MAX_PATH = 200
+_EVERY_S = 10.0
+
+
+class Logged:
+    """Logs the requests of an app without their content, and counts responses by path and status.
+
+    A route may name the answers of a request in `scope["choices"]`, whose tokens are then logged.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        """Takes the app, and the service whose counters it counts."""
+        self._app = app
+        self._responses = service.metrics.responses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status, began_s = 0, time.perf_counter()
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                # Paths without a route would let clients make any number of counters.
+                route = scope.get("route")
+                path = "other" if route is None else route.path
+                self._responses.labels(path, str(status)).inc()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            self._log(scope, status, time.perf_counter() - began_s)
+
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        client, choices = scope.get("client"), scope.get("choices")
+        tokens = "" if choices is None else f" {sum(one.num_sent for one in choices)} tokens"
+        # Quoted, so that a path cannot write lines of its own.
+        path = quote(scope["path"][:_MAX_PATH])
+        host = client[0] if client else "-"
+        LOG.info("%s %s %s %d%s %.3f s", host, scope["method"], path, status, tokens, seconds)
+
+
+class Throughput(NamedTuple):
+    """The work of all samplers since the server was started.
+
+    Attributes:
+        num_tokens: Tokens of answers, also of those that are not finished.
+        num_forwards: Forwards, counted for each row.
+    """
+
+    num_tokens: int
+    num_forwards: int
+
+    @staticmethod
+    def of(service: Service) -> "Throughput":
+        """Returns the present numbers."""
+        lanes = [service.engine.lanes[name] for name in service.samplers]
+        return Throughput(
+            sum(lane.num_tokens for lane in lanes), sum(lane.num_forwards for lane in lanes)
+        )
+
+
+async def log_throughput(service: Service, *, every_s: float = _EVERY_S) -> None:
+    """Logs the throughput of each interval in which the server was busy, until it is cancelled."""
+    before = Throughput.of(service)
+    while True:
+        await asyncio.sleep(every_s)
+        now, engine = Throughput.of(service), service.engine
+        if now != before or engine.num_running + engine.num_waiting:
+            tokens = now.num_tokens - before.num_tokens
+            forwards = now.num_forwards - before.num_forwards
+            LOG.info(
+                "%d running, %d waiting, %.1f tokens/s, %.2f tokens per forward",
+                engine.num_running, engine.num_waiting, tokens / every_s,
+                tokens / max(1, forwards),
+            )  # fmt: skip
+        before = now
