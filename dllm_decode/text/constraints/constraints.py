@@ -111,7 +111,8 @@ class JsonSchema(Constraint):
 
     Objects have their properties in the schema's order, and no others. An object or array whose
     content the schema leaves open has JSON values of any shape, nested up to `depth`, since a
-    regular language cannot count further.
+    regular language cannot count further. Bounds of numbers are integers, such numbers have no
+    exponents, `oneOf` has parts that no value follows both, and `allOf` has one part.
 
     Attributes:
         schema: A JSON schema as a dict, a pydantic model or a dataclass.

@@ -7,10 +7,12 @@ schema's order, and strings that a `pattern` describes have no escapes.
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, TypeAlias
 
+from dllm_decode.text.constraints.apart import are_apart
 from dllm_decode.text.constraints.expressions import literal, whole_text, without_escaped
-from dllm_decode.text.constraints.integers import integers_between
+from dllm_decode.text.constraints.ranges import Bound, decimals_between, integers_between
 from samplers.checks import shown
 
 _NULL = "null"
@@ -89,10 +91,13 @@ class _Reader:
             return self._any(self.depth)
         if not isinstance(schema, dict):
             raise ValueError(f"{path} of a JSON schema must be an object, got {shown(schema)}.")
-        keyword = next((name for name in ("$ref", "enum", "const", "anyOf") if name in schema), "")
+        keyword = next((name for name in _BESIDE if name in schema), "")
         if keyword:
-            readers = {"$ref": self._ref, "anyOf": self._any_of}
-            _require_keywords(schema, {keyword, "type"} if keyword in _LISTS else {keyword}, path)
+            readers = {
+                "$ref": self._ref, "anyOf": self._any_of, "oneOf": self._one_of,
+                "allOf": self._all_of,
+            }  # fmt: skip
+            _require_keywords(schema, {keyword, *_BESIDE[keyword]}, path)
             found = readers.get(keyword, self._listed)(schema, path, refs)
         else:
             found = self._typed(schema, path, refs)
@@ -110,6 +115,13 @@ class _Reader:
                 f"{path}/$ref must not lead back to itself, got {shown(ref)}; a regular language "
                 "cannot nest without end. Write the levels out."
             )
+        # Parts that many others name are read once.
+        if ref not in self.parts:
+            self.parts[ref] = self.read(self._part(ref, path), ref, (*refs, ref))
+        return self.parts[ref]
+
+    def _part(self, ref: Any, path: str) -> Schema:
+        """Returns the part of the schema that a `$ref` names."""
         part: Any = self.root
         names = ref.split("/")[1:] if isinstance(ref, str) and ref.startswith("#/") else [None]
         for name in names:
@@ -120,16 +132,37 @@ class _Reader:
                     f"{shown(ref)}."
                 )
             part = part[name]
-        # Parts that many others name are read once.
-        if ref not in self.parts:
-            self.parts[ref] = self.read(part, ref, (*refs, ref))
-        return self.parts[ref]
+        return part
+
+    def _parts(self, schema: Schema, keyword: str, path: str, refs: tuple[str, ...]) -> list[str]:
+        """Returns the expressions of the parts that a keyword lists."""
+        return [
+            self.read(part, f"{path}/{keyword}/{number}", refs)
+            for number, part in enumerate(_list_of(schema, keyword, path))
+        ]
 
     def _any_of(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
-        return _either(
-            self.read(part, f"{path}/anyOf/{number}", refs)
-            for number, part in enumerate(_list_of(schema, "anyOf", path))
-        )
+        return _either(self._parts(schema, "anyOf", path, refs))
+
+    def _one_of(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
+        found = self._parts(schema, "oneOf", path, refs)
+        for one, other in combinations(range(len(found)), 2):
+            parts = schema["oneOf"][one], schema["oneOf"][other]
+            if not are_apart(*parts, resolve=lambda ref: self._part(ref, path)):
+                raise ValueError(
+                    f"{path}/oneOf must have parts that no value follows both, got {one} and "
+                    f"{other}. Tell them apart by their type, or by a required property with "
+                    "another const in each; or use anyOf."
+                )
+        return _either(found)
+
+    def _all_of(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
+        found = self._parts(schema, "allOf", path, refs)
+        if len(found) > 1:
+            raise ValueError(
+                f"{path}/allOf must have one part, got {len(found)}. Write the parts as one schema."
+            )
+        return found[0]
 
     def _listed(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
         keyword = "enum" if "enum" in schema else "const"
@@ -159,12 +192,10 @@ class _Reader:
             return self._any(self.depth)
         types = _types_of(schema, path) if "type" in schema else [named or ""]
         known = set().union(*(_KEYWORDS.get(name, set()) for name in types))
-        # Bounds hold for numbers too, whose texts within bounds are not regular here.
-        known -= _KEYWORDS["integer"] if "number" in types else set()
         _require_keywords(schema, known | {"type"}, path)
         readers = {
             "string": self._string, "array": self._array, "object": self._object,
-            "integer": self._integer,
+            "integer": self._integer, "number": self._decimal,
         }  # fmt: skip
         return _either(
             readers[name](schema, path, refs) if name in readers else _SCALARS[name]
@@ -194,21 +225,19 @@ class _Reader:
         return f'"{_CHARACTER}{_times(least, most)}"'
 
     def _integer(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
-        given = {name: schema[name] for name in _KEYWORDS["integer"] if name in schema}
-        for name, value in given.items():
-            if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MAX_BOUND:
-                raise ValueError(
-                    f"{path}/{name} must be an integer of at most {_MAX_BOUND}, got {shown(value)}."
-                )
-        least, above = given.get("minimum"), given.get("exclusiveMinimum")
-        most, below = given.get("maximum"), given.get("exclusiveMaximum")
-        lows = [low for low in (least, None if above is None else above + 1) if low is not None]
-        highs = [high for high in (most, None if below is None else below - 1) if high is not None]
-        if lows and highs and max(lows) > min(highs):
-            raise ValueError(f"{path} must allow an integer, got {given}.")
-        if not given:
+        if not _KEYWORDS["integer"] & schema.keys():
             return _INTEGER
-        return integers_between(max(lows, default=None), min(highs, default=None))
+        low, high = _range_of(schema, path)
+        least = None if low is None else low.value + low.is_open
+        most = None if high is None else high.value - high.is_open
+        if least is not None and most is not None and least > most:
+            raise ValueError(f"{path} must allow an integer, got {shown(schema)}.")
+        return integers_between(least, most)
+
+    def _decimal(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
+        if not _KEYWORDS["number"] & schema.keys():
+            return _NUMBER
+        return decimals_between(*_range_of(schema, path))
 
     def _array(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
         least, most = _bounds(schema, "minItems", "maxItems", path)
@@ -299,14 +328,22 @@ class _Reader:
 
 
 _TEXT = f'"{_CHARACTER}*"'
-_SCALARS = {"null": _NULL, "boolean": _BOOLEAN, "number": _NUMBER}
-_LISTS = ("enum", "const")
+_SCALARS = {"null": _NULL, "boolean": _BOOLEAN}
+_LOWS, _HIGHS = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_RANGE = {*_LOWS, *_HIGHS}
+
+# Keywords that stand for the whole of a part, and what may stand beside them.
+_BESIDE: dict[str, set[str]] = {
+    "$ref": set(), "enum": {"type"}, "const": {"type"},
+    "anyOf": {"discriminator"}, "oneOf": {"discriminator"}, "allOf": set(),
+}  # fmt: skip
 
 # The keywords of each type that are understood.
 _KEYWORDS: dict[str, set[str]] = {
     "object": {"properties", "required", "additionalProperties"},
     "array": {"items", "prefixItems", "minItems", "maxItems"},
-    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
+    "integer": _RANGE,
+    "number": _RANGE,
     "string": {"pattern", "format", "minLength", "maxLength"},
 }
 
@@ -328,6 +365,27 @@ def _types_of(schema: Schema, path: str) -> list[str]:
     if not types or not all(isinstance(name, str) and name in _IS_OF for name in types):
         raise ValueError(f"{path}/type must be one of {', '.join(_IS_OF)}, got {shown(given)}.")
     return list(dict.fromkeys(types))
+
+
+def _range_of(schema: Schema, path: str) -> tuple[Bound | None, Bound | None]:
+    """Returns the narrowest bounds of the numbers that a part allows."""
+    for name in sorted(_RANGE & schema.keys()):
+        value = schema[name]
+        # JSON has one kind of numbers: 1.0 is an integer.
+        is_number = _IS_OF["number"](value) and abs(value) <= _MAX_BOUND
+        if not is_number or value != int(value):
+            raise ValueError(
+                f"{path}/{name} must be an integer of at most {_MAX_BOUND}, got {shown(value)}."
+            )
+    lows = [Bound(int(schema[name]), name != "minimum") for name in _LOWS if name in schema]
+    highs = [Bound(int(schema[name]), name != "maximum") for name in _HIGHS if name in schema]
+    low = max(lows, default=None)
+    high = min(highs, key=lambda bound: (bound.value, not bound.is_open), default=None)
+    if low is not None and high is not None:
+        is_open = low.is_open or high.is_open
+        if low.value + is_open > high.value:
+            raise ValueError(f"{path} must allow a number, got {shown(schema)}.")
+    return low, high
 
 
 def _pointed(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import jsonschema
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from dllm_decode.core.language import EOS_CLASS, Automaton
 from dllm_decode.text.constraints import (
@@ -254,6 +254,71 @@ def test_integers_within_bounds_are_those_that_are_matched() -> None:
     assert [n for n in range(9) if re.fullmatch(closed.pattern(), str(n))] == [2, 3]
 
 
+def test_decimals_within_bounds_are_those_that_are_matched() -> None:
+    bounds = (None, -12, -1, 0, 1, 5, 20)
+    parts = ("", ".0", ".00", ".5", ".07", ".999")
+    texts = [f"{whole}{part}" for whole in range(-22, 23) for part in parts] + ["-0.5", "-0.01"]
+    names = product(("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
+    for least, most, (low, high) in product(bounds, bounds, names):
+        given = {name: end for name, end in ((low, least), (high, most)) if end is not None}
+        schema = {"type": "number", **given}
+        validator = jsonschema.Draft202012Validator(schema)
+        valid = {text for text in texts if validator.is_valid(json.loads(text))}
+        if not valid:
+            with pytest.raises(ValueError, match="# must allow a number"):
+                JsonSchema(schema).pattern()
+            continue
+        expression = re.compile(JsonSchema(schema).pattern())
+        assert {text for text in texts if expression.fullmatch(text)} == valid, schema
+
+
+def test_one_of_parts_that_are_apart_is_any_of_them() -> None:
+    shapes = [
+        {"properties": {"kind": {"const": kind}, "n": {"type": "integer"}}, "required": ["kind"],
+         "type": "object"}
+        for kind in ("a", "b")
+    ]  # fmt: skip
+    refs = [{"$ref": "#/$defs/A"}, {"allOf": [{"$ref": "#/$defs/B"}]}]
+    schema = {
+        "$defs": dict(zip("AB", shapes, strict=True)),
+        "oneOf": [*refs, {"type": ["string", "integer"]}, {"enum": [1.5, None]}],
+        "discriminator": {"propertyName": "kind"},
+    }
+    expression, validator = JsonSchema(schema).pattern(), jsonschema.Draft202012Validator(schema)
+    for text in ('{"kind": "a"}', '{"kind": "b", "n": 3}', '"x"', "12", "1.5", "null"):
+        assert re.fullmatch(expression, text)
+        assert validator.is_valid(json.loads(text))
+    for text in ('{"kind": "c"}', '{"n": 1}', "2.5", "true", "[]"):
+        assert not re.fullmatch(expression, text)
+        assert not validator.is_valid(json.loads(text))
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: int = Field(ge=0, le=9)
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    weight: float = Field(gt=0)
+
+
+class Owner(BaseModel):
+    pet: Cat | Dog = Field(discriminator="kind")
+
+
+def test_a_tagged_union_of_models_is_followed() -> None:
+    expression = JsonSchema(Owner).pattern()
+    for text in ('{"pet": {"kind": "cat", "lives": 9}}', '{"pet": {"kind": "dog", "weight": 0.5}}'):
+        assert re.fullmatch(expression, text)
+        Owner.model_validate_json(text)
+    for text in (
+        '{"pet": {"kind": "cat", "lives": 10}}',
+        '{"pet": {"kind": "dog", "weight": 0.0}}',
+    ):
+        assert not re.fullmatch(expression, text)
+
+
 def test_anchors_at_the_ends_change_nothing() -> None:
     for expression in ("^a|bc$", r"[$^]\$\\", r"a\\$", "^[]^]$"):
         for text in ("a", "bc", "a\\", "$$\\", "]", "^"):
@@ -267,16 +332,28 @@ def test_anchors_at_the_ends_change_nothing() -> None:
         (3, "JsonSchema must be given a dict, a pydantic model or a dataclass, got 3"),
         ({"const": float("nan")}, "JsonSchema must be given JSON values alone"),
         ({"type": "text"}, "#/type must be one of null, boolean"),
-        ({"type": "number", "minimum": 3}, "#/minimum of a JSON schema must be left out"),
-        ({"type": ["integer", "number"], "maximum": 3}, "#/maximum of a JSON schema must be left"),
+        ({"type": "number", "minimum": 0.5}, "#/minimum must be an integer of at most"),
+        ({"type": "number", "minimum": 3, "exclusiveMaximum": 3}, "# must allow a number, got"),
         ({"type": "integer", "minimum": 0.5}, "#/minimum must be an integer of at most"),
-        ({"type": "integer", "minimum": 3, "exclusiveMaximum": 3}, "# must allow an integer, got"),
-        ({"oneOf": [{}]}, "#/oneOf of a JSON schema must be left out"),
+        (
+            {"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4},
+            "# must allow an integer, got",
+        ),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "#/oneOf must have parts that no"),
+        (
+            {"oneOf": [{"const": 1}, {"anyOf": [{"type": "null"}, {"enum": [0, 1]}]}]},
+            "#/oneOf must have parts that no value follows both, got 0 and 1",
+        ),
+        (
+            {"oneOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"a": {"const": 2}}}]},
+            "#/oneOf must have parts that no value follows both",
+        ),
+        ({"allOf": [{}, {}]}, "#/allOf must have one part, got 2"),
         (
             {"type": "object", "properties": {"a": {"items": {"not": {}}}}},
             "#/properties/a/items/not of a JSON schema must be left out",
         ),
-        ({"anyOf": [{"type": "null"}, {"allOf": []}]}, "#/anyOf/1/allOf of a JSON schema"),
+        ({"anyOf": [{"type": "null"}, {"allOf": []}]}, "#/anyOf/1/allOf must be a list that is"),
         ({"anyOf": []}, "#/anyOf must be a list that is not empty"),
         ({"type": "array", "uniqueItems": True}, "#/uniqueItems of a JSON schema must be left out"),
         ({"$ref": "#/$defs/No"}, "#/$ref must name a part of the schema"),

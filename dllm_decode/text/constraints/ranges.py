@@ -1,4 +1,6 @@
-"""Integers between two bounds as a regular expression."""
+"""Integers and decimal numbers between two bounds as regular expressions."""
+
+from typing import NamedTuple
 
 
 def integers_between(least: int | None, most: int | None) -> str:
@@ -16,6 +18,54 @@ def integers_between(least: int | None, most: int | None) -> str:
             parts.append(f"-{sizes}")
     if most is None or most >= 0:
         parts.append(_naturals(max(0, least or 0), most))
+    return f"(?:{'|'.join(parts)})"
+
+
+class Bound(NamedTuple):
+    """An end of a range of numbers.
+
+    Attributes:
+        value: An integer.
+        is_open: True if the value itself is outside.
+    """
+
+    value: int
+    is_open: bool = False
+
+
+def decimals_between(least: Bound | None, most: Bound | None) -> str:
+    """Returns an expression of the decimal numbers within some bounds, without exponents.
+
+    Args:
+        least: The lower end; `None`: no bound.
+        most: The upper end, such that a number is between; `None`: no bound.
+    """
+    parts = []
+    if least is None or least.value < 0:
+        smallest = Bound(0, is_open=True)
+        if most is not None and most.value <= 0:
+            smallest = Bound(-most.value, most.is_open or most.value == 0)
+        largest = None if least is None else Bound(-least.value, least.is_open)
+        parts.append(f"-{_magnitudes(smallest, largest)}")
+    if most is None or most.value > 0 or (most.value == 0 and not most.is_open):
+        smallest = least if least is not None and least.value >= 0 else Bound(0)
+        parts.append(_magnitudes(smallest, most))
+    return f"(?:{'|'.join(parts)})"
+
+
+def _magnitudes(least: Bound, most: Bound | None) -> str:
+    """Returns an expression of the decimal numbers between two bounds that are at least 0."""
+    first, parts = least.value, []
+    if most is not None and first == most.value:
+        return rf"{first}(?:\.0+)?"
+    if least.is_open:
+        parts.append(rf"{first}\.0*[1-9][0-9]*")
+        first += 1
+    if most is None or first < most.value:
+        whole = _naturals(first, None if most is None else most.value - 1)
+        parts.append(rf"{whole}(?:\.[0-9]+)?")
+    if most is not None and not most.is_open:
+        parts.append(rf"{most.value}(?:\.0+)?")
     return f"(?:{'|'.join(parts)})"
 
 
