@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--soak-requests", type=int, default=600, help="requests of tests/e2e/test_serve_soak.py"
     )
     parser.addoption(
-        "--fuzz-seeds", default="0:1600", help="cases of tests/property/test_fuzz_engine.py"
+        "--fuzz-seeds", default="", help="FIRST:END, cases of tests/property/test_fuzz_*.py"
     )
 
 

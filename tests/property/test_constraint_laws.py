@@ -1,16 +1,13 @@
 """Laws of constraints: every answer is in its language, alone, in a batch and joined late."""
 
 import json
-import random
-import re
-from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import jsonschema
 import pytest
 import torch
 from plugins_under_test import CACHES, INSTANCES, one_of_each_kind
+from tiny_languages import automaton_of, check, compiled, text_of, vocabulary_of
 from tiny_models import BIDIRECTIONAL, BLOCK_CAUSAL, FAMILIES, new_tiny, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,10 +15,8 @@ from dllm_decode import decode, decode_many
 from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential, SubBlocks
 from dllm_decode.caches import DualCache, NoCache
 from dllm_decode.core.constraints import Constraints
-from dllm_decode.core.language import Automaton
-from dllm_decode.core.model import MaskPredictor
 from dllm_decode.engine.compatibility import refusal_of
-from dllm_decode.text.constraints import JsonSchema, Regex, Vocabulary, compile_constraint
+from dllm_decode.text.constraints import JsonSchema, Regex, compile_constraint
 from dllm_decode.verify import S2D2, NoVerifier, SelfVerify
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 from samplers.facts import Fact
@@ -35,49 +30,6 @@ NAMED = [sampler for sampler in INSTANCES if Fact.FINAL_TOKENS in sampler.gives]
 SCHEDULES: list[BlockSchedule] = [
     Sequential(4), SubBlocks(4, 2), MultiBlock(4, 0.5, 0.5), AdaptiveBlocks((7, 40), 0.2, 4),
 ]  # fmt: skip
-
-
-@cache
-def vocabulary_of(model: MaskPredictor) -> tuple[list[str | None], Vocabulary]:
-    draw, letters = random.Random(0), [*dict.fromkeys('abcyesno0123456789-{}":, truefalgm[]')]
-    special = {*model.eos_ids, model.mask_id, *model.banned_ids}
-    texts: list[str | None] = []
-    for token in range(model.vocab_size):
-        if token in special:
-            texts.append(None)
-        elif letters:
-            texts.append(letters.pop())
-        else:
-            texts.append("".join(draw.choices('ab,c0123-{}":yesnotruefalm', k=draw.randint(1, 3))))
-    written = [None if text is None else text.encode() for text in texts]
-    return texts, Vocabulary.of(written, written, model.eos_ids)
-
-
-def automaton_of(model: MaskPredictor, pattern: str) -> Automaton:
-    return compile_constraint(Regex(pattern), vocabulary_of(model)[1])
-
-
-def text_of(model: MaskPredictor, tokens: Sequence[int]) -> str:
-    texts, _ = vocabulary_of(model)
-    found = []
-    for token in tokens:
-        if token in model.eos_ids:
-            break
-        text = texts[token]
-        assert text is not None
-        found.append(text)
-    return "".join(found)
-
-
-def check(model: MaskPredictor, patterns: Sequence[str | None], tokens: torch.Tensor) -> None:
-    for pattern, row in zip(patterns, tokens.tolist(), strict=True):
-        if pattern is not None:
-            text = text_of(model, row)
-            assert re.fullmatch(pattern, text), (pattern, text)
-
-
-def compiled(model: MaskPredictor, patterns: Sequence[str | None]) -> list[Automaton | None]:
-    return [None if pattern is None else automaton_of(model, pattern) for pattern in patterns]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -52,7 +52,8 @@ def test_a_few_random_cases_decode_the_same_alone_together_and_with_few_rows(fir
 def test_random_cases_decode_the_same_alone_together_and_with_few_rows(
     pytestconfig: pytest.Config,
 ) -> None:
-    seeds = range(*map(int, pytestconfig.getoption("fuzz_seeds").split(":")))
+    given = pytestconfig.getoption("fuzz_seeds") or f"0:{NUM_SEEDS}"
+    seeds = range(*map(int, given.split(":")))
     events = decoded(seeds)
     if len(seeds) < NUM_SEEDS:
         return

@@ -1,0 +1,119 @@
+"""Every answer is in its language: random languages, models, plug-ins, lengths and templates.
+
+A case is three rows, with languages of their own or none. Each is decoded once, then again with
+some of the first answer's tokens given and another sampler. 20,000 answers take some twenty minutes:
+
+    pytest -m slow tests/property/test_fuzz_constraints.py --fuzz-seeds 0:4000
+"""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from plugins_under_test import CACHES, INSTANCES, OF_ONE_BLOCK_LENGTH
+from tiny_languages import check, compiled, random_pattern
+from tiny_models import EVERY_FAMILY, tiny
+
+from dllm_decode import DecodeConfig, decode
+from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, Sequential, SubBlocks
+from dllm_decode.caches import NoCache
+from dllm_decode.core.model import MaskPredictor
+from dllm_decode.engine.compatibility import refusal_of
+from dllm_decode.verify import NoVerifier, SelfVerify
+from samplers import ConfidenceThreshold, Sampler
+from samplers.facts import Fact
+
+PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
+NUM_LANGUAGES = 120
+SAMPLERS = [
+    sampler
+    for sampler in INSTANCES
+    if Fact.FINAL_TOKENS in sampler.gives and sampler not in OF_ONE_BLOCK_LENGTH
+]
+FAMILIES = [
+    name
+    for name in EVERY_FAMILY
+    if not refusal_of(tiny(name), ConfidenceThreshold(), NoCache(), verifier=NoVerifier())
+]
+
+
+def language_of(number: int) -> str | None:
+    return random_pattern(random.Random(number)) if number % 8 else None
+
+
+def plugins_of(
+    rng: random.Random, model: MaskPredictor, sampler: Sampler, length: int
+) -> dict[str, Any]:
+    """Draws plug-ins until they fit together, as plain ones do."""
+    while True:
+        blocks = rng.choice((
+            Sequential(), SubBlocks(length, rng.choice((1, length))),
+            MultiBlock(length, 0.5, 0.5), AdaptiveBlocks((7, 40), 0.2, length),
+        ))  # fmt: skip
+        evaluate = rng.choice(("batch", "tree", "sequential"))
+        verifier = rng.choice((NoVerifier(), SelfVerify(rng.randint(1, 3), evaluate)))
+        plugins = {
+            "cache": rng.choice((NoCache(), *CACHES)), "blocks": blocks, "verifier": verifier,
+        }  # fmt: skip
+        if refusal_of(model, sampler, **plugins) is None:
+            return plugins
+
+
+def decoded(seed: int, events: Counter[str]) -> None:
+    """Decodes a case twice, and checks that all answers are in their languages."""
+    rng = random.Random(seed)
+    model = tiny(rng.choice(FAMILIES))
+    align = model.causal_block_length
+    length = align * rng.choice((1, 2)) if align else rng.choice((2, 3, 5, 8))
+    own = [language_of(rng.randrange(NUM_LANGUAGES)) for _ in PROMPTS]
+    automata = compiled(model, own)
+    shortest = [automaton.least_length() or 0 for automaton in automata if automaton is not None]
+    gen_length = max([length, *shortest]) + rng.choice((0, 1, 4))
+    templates: list[list[int]] = []
+    for sampler in rng.choices(SAMPLERS, k=2):
+        plugins = plugins_of(rng, model, sampler, length)
+        config = DecodeConfig(
+            gen_length=gen_length, temperature=rng.choice((0.0, 0.0, 0.7, 1.5)), seed=seed,
+            block_length=None if type(plugins["blocks"]) in (SubBlocks, MultiBlock) else length,
+        )  # fmt: skip
+        tokens = decode(
+            model, PROMPTS, sampler, **plugins, templates=templates, constraint=automata,
+            config=config,
+        ).tokens  # fmt: skip
+        check(model, own, tokens)
+        for given, row in zip(templates, tokens.tolist(), strict=bool(templates)):
+            assert all(g in (model.mask_id, t) for g, t in zip(given, row, strict=True))
+            events["templates"] += 1
+        events["answers"] += sum(pattern is not None for pattern in own)
+        events.update(type(one).__name__ for one in (sampler, *plugins.values()))
+        templates = [
+            [token if rng.random() < 0.3 else model.mask_id for token in row]
+            for row in tokens.tolist()
+        ]
+
+
+def events_of(seeds: range) -> Counter[str]:
+    events: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            decoded(seed, events)
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+    return events
+
+
+def test_a_few_random_cases_answer_in_their_languages() -> None:
+    events = events_of(range(20))
+    assert events["answers"] > 50
+    assert events["templates"] > 5
+
+
+@pytest.mark.slow
+def test_random_cases_answer_in_their_languages(pytestconfig: pytest.Config) -> None:
+    seeds = range(*map(int, (pytestconfig.getoption("fuzz_seeds") or "0:300").split(":")))
+    events = events_of(seeds)
+    assert events["answers"] > len(seeds)
+    kinds = {type(one).__name__ for one in (*SAMPLERS, *CACHES)}
+    assert [name for name in kinds if not events[name]] == []
