@@ -6,8 +6,8 @@ broken; `view_of(logits)` makes a view by hand.
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import fields
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,7 +28,8 @@ another; nearly infinite; most tokens impossible."""
 STYLES: tuple[Style, ...] = ("drifting", "constant", "alternating", "saturated", "excluded")
 
 
-class PlayedStep(NamedTuple, Generic[State]):
+@dataclass(frozen=True)
+class PlayedStep(Generic[State]):
     """One step of a played block: what the sampler was given, and what it returned."""
 
     view: View

@@ -136,6 +136,6 @@ class Automata(NamedTuple):
         return taken
 
 
-def _padded(parts: Sequence[Shaped[Tensor, " n"]], value: int) -> Shaped[Tensor, "B m"]:
+def _padded(parts: Sequence[Shaped[Tensor, " _"]], value: int) -> Shaped[Tensor, "B m"]:
     """Stacks tensors of different lengths."""
     return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=value)

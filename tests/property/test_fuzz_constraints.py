@@ -1,7 +1,7 @@
 """Every answer is in its language: random languages, models, plug-ins, lengths and templates.
 
 A case is three rows, with languages of their own or none. Each is decoded once, then again with
-some of the first answer's tokens given and another sampler. 20,000 answers take some twenty minutes:
+some of the first answer's tokens given and another sampler. 20,000 answers take twenty minutes:
 
     pytest -m slow tests/property/test_fuzz_constraints.py --fuzz-seeds 0:4000
 """

@@ -94,7 +94,8 @@ def test_every_sampler_is_under_test() -> None:
 def test_only_eligible_positions_are_committed_and_every_row_moves(sampler: Sampler) -> None:
     """A row moves if a position is committed or settled, or, in a rule that revises, re-masked."""
     idle_rows = 0
-    for view, _, decision, _ in all_turns(sampler):
+    for turn in all_turns(sampler):
+        view, decision = turn.view, turn.decision
         busy = view.eligible.any(-1)
         idle_rows += int((~busy).sum())
         allowed = view.eligible if sampler.scope == "block" else view.masked
@@ -127,7 +128,8 @@ def test_each_step_gains_at_least_one_token_over_all_that_is_masked_again(sample
     num_remasked = 0
     for seed in SEEDS:
         gained = torch.zeros(3, dtype=torch.long)
-        for step, (view, _, decision, _) in enumerate(play(sampler, seed, width=16), start=1):
+        for step, turn in enumerate(play(sampler, seed, width=16), start=1):
+            view, decision = turn.view, turn.decision
             gained += decision.commit.sum(-1)
             if decision.remask is not None:
                 assert not (decision.remask & view.masked).any()
