@@ -78,7 +78,7 @@ def measured(server: tuple[str, psutil.Process], task: str, options: Any) -> dic
 def served(task: str, options: Any) -> Iterator[tuple[str, psutil.Process]]:
     """Yields the address and the process of a server."""
     model, _, cache = TASKS[task]
-    command = [sys.executable, "-m", "eval.cli", "serve", "--port", "0", "--model", model]
+    command = [sys.executable, "-m", "dllm_decode", "serve", "--port", "0", "--model", model]
     command += ["--cache", cache, "--sampler", options.sampler]
     command += ["--num-rows", str(options.rows), "--threads", str(options.threads)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -150,6 +150,8 @@ class Server:
         port: Where the server listens; 0 is any free port.
         api_key: Key that clients must send. `None`: nothing.
         allow_sampler: A further sampler, which requests may name; each has a batch of its own.
+        weights_root: Clients may replace the weights by those of folders below this one, with
+            the key of --api-key. `None`: nobody may.
         quiet: Log neither requests nor the throughput.
     """
 
@@ -158,4 +160,5 @@ class Server:
     port: Port = 8000
     api_key: Annotated[str, "KEY"] | None = None
     allow_sampler: list[Annotated[str, "NAME=EXPR"]] = field(default_factory=list)
+    weights_root: Annotated[str, "FOLDER"] | None = None
     quiet: bool = False

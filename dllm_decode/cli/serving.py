@@ -23,11 +23,17 @@ def run(options: Namespace) -> int:
             f"serve needs {', '.join(missing)}, which are not installed: pip install '.[serve]'."
         )
     # They need the extra, and load torch.
+    from dllm_decode.serve.api import require_key
     from dllm_decode.serve.server import LOCAL, bind, serve
     from dllm_decode.serve.service import Service
 
     limits = Limits(**{one.name: getattr(options, one.name) for one in fields(Limits)})
     others = _other_samplers(options)
+    root = None if options.weights_root is None else Path(options.weights_root)
+    if root is not None:
+        require_key(options.api_key)
+        if not root.is_dir():
+            raise ValueError(f"--weights-root must be a folder, got {options.weights_root!r}.")
     with bind(options.host, options.port) as bound:
         speaker = load_speaker(options, gen_length=limits.max_tokens)
         if others and not speaker.verifier.asks_sampler:
@@ -51,7 +57,9 @@ def run(options: Namespace) -> int:
             )
         logging.basicConfig(format="%(asctime)s %(message)s")
         logging.getLogger("dllm_decode.serve").setLevel("WARNING" if options.quiet else "INFO")
-        serve(service, bound, options.host, api_key=options.api_key, say=_say)
+        serve(
+            service, bound, options.host, api_key=options.api_key, weights_root=root, say=_say
+        )  # fmt: skip
     return 0
 
 

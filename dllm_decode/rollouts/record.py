@@ -71,6 +71,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         cache: An approximate cache policy makes scores differ from the record.
         verifier: The verifier.
         blocks: The block schedule.
+        is_constrained: True if the answer had to be one of some texts. Then the law of a token
+            alone, `Write.logprob`, is not the one that it was drawn from.
 
     Raises:
         ValueError: If the writes do not end in the tokens of the answer.
@@ -91,6 +93,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cache: str
     verifier: str
     blocks: str
+    is_constrained: bool = False
 
     def __post_init__(self) -> None:
         steps = [write.step for write in self.writes]
@@ -229,4 +232,5 @@ class RolloutRecorder:
             cache=repr(decoder.cache),
             verifier=repr(decoder.verifier),
             blocks=repr(decoder.schedule),
+            is_constrained=request.automaton is not None,
         )

@@ -83,7 +83,8 @@ def score(
         model: A network of this package. Without gradients, `torch.no_grad()` saves memory.
         rollouts: At least one.
         law: "model": the model's distribution at temperature 1. "drawn": that of the decode's
-            temperature, `top_p` and `top_k`, which may exclude a token under new weights (-inf).
+            temperature, `top_p` and `top_k`, which may exclude a token under new weights (-inf);
+            not for rollouts under a constraint.
         steps: "all", or a number of steps: the steps of each rollout are divided into so many
             strata of nearly equal length, and one step of each is drawn, with the stratum's size as
             weight. Or canvases of one's own, a `Canvases` for each rollout.
@@ -146,6 +147,11 @@ def _require(model: MaskedTransformer, rollouts: object, law: object) -> None:
         if not isinstance(rollout, Rollout):
             raise ValueError(f"rollouts must hold Rollouts, got {shown(rollout)}.")
         _require_model(model, rollout, number)
+        if law == "drawn" and rollout.is_constrained:
+            raise ValueError(
+                'law must be "model" for rollouts under a constraint, whose tokens were drawn '
+                f'together from the texts that remained possible, got "drawn" for number {number}.'
+            )
 
 
 def _require_model(model: MaskedTransformer, rollout: Rollout, number: int) -> None:

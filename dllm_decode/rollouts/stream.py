@@ -3,7 +3,7 @@
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, TypeAlias, Unpack, get_args
+from typing import Literal, NamedTuple, TypeAlias, TypeVar, Unpack, get_args
 
 from torch import nn
 
@@ -12,6 +12,7 @@ from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.model import MaskPredictor, UniformState, fingerprint_of
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config, require_integer
 from dllm_decode.core.output import DecodeOutput
+from dllm_decode.core.prompts import check_one_template_each, require_templates
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.engine.compatibility import default_sampler, require_model
@@ -21,10 +22,15 @@ from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
+from dllm_decode.text.blanks import template_ids
+from dllm_decode.text.constraints import Constraint
+from dllm_decode.text.generation import as_long_as, compiled_each
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import shown
 from samplers.facts import Fact
+
+T = TypeVar("T")
 
 NewWeights: TypeAlias = Literal["begin again", "finish"]
 """What happens to the rows that run when the weights change, see `roll_out`."""
@@ -52,9 +58,11 @@ def roll_out(
     *,
     num_return_sequences: int = 8,
     chat: UseTemplate = "auto",
+    templates: str | Sequence[str] = (),
     cache: CachePolicy = NoCache(),
     verifier: Verifier = NoVerifier(),
     blocks: BlockSchedule = Sequential(),
+    constraint: Constraint | Sequence[Constraint | None] | None = None,
     stop_strings: Sequence[str] = (),
     num_rows: int = 8,
     new_weights: NewWeights = "begin again",
@@ -80,10 +88,14 @@ def roll_out(
         sampler: Which positions to commit, and with which token; `None`: that of `generate`.
         num_return_sequences: Rollouts of each prompt.
         chat: As in `generate`.
+        templates: As in `generate`: for each prompt, the answer with blanks. Given tokens are not
+            scored.
         cache: Which columns to recompute. On models that attend both ways every choice but
             `NoCache` makes scores differ from the record, see `Scores.difference`.
         verifier: One that lets the sampler decide every step.
         blocks: Which positions are open, as in `decode`.
+        constraint: As in `generate`. The tokens of a step are drawn together from the texts that
+            remain possible: `score` knows the model's law of each token, and not this one.
         stop_strings: Texts that end an answer.
         num_rows: Rows of a forward, at most.
         new_weights: If weights change while rows run. "begin again": the running rows begin again,
@@ -106,7 +118,12 @@ def roll_out(
         raise ValueError(
             f'new_weights must be "begin again" or "finish", got {shown(new_weights)}.'
         )
+    require_templates(templates)
+    texts = [templates] if isinstance(templates, str) else templates
+    blanks = [template_ids(tokenizer, text, model) for text in texts]
     config = config.updated(**options)
+    if blanks:
+        config = as_long_as(blanks, config, options)
     decoder = new_decoder(
         model, default_sampler(model) if sampler is None else sampler, cache=cache,
         verifier=verifier, blocks=blocks, config=config,
@@ -121,10 +138,22 @@ def roll_out(
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
     listed = prompt_ids(tokenizer, prompts, chat=chat)
-    repeated = [prompt for prompt in listed for _ in range(num_return_sequences)]
-    requests = list(requests_of(decoder, repeated, (), stop))
+    check_one_template_each(len(blanks), len(listed))
+    automata = compiled_each(decoder, tokenizer, constraint, len(listed))
+    size = num_return_sequences
+    requests = list(
+        requests_of(
+            decoder, _copies(listed, size), _copies(blanks, size), stop,
+            constraint=_copies(automata, size), fills_blanks=True,
+        )
+    )  # fmt: skip
     finished = rollouts_of(decoder, requests, num_rows, new_weights)
-    return _grouped(finished, tokenizer, strings, num_return_sequences)
+    return _grouped(finished, tokenizer, strings, size)
+
+
+def _copies(listed: Sequence[T], number: int) -> list[T]:
+    """Returns each value so many times, one after the other."""
+    return [one for one in listed for _ in range(number)]
 
 
 def require_recordable(decoder: Decoder) -> None:

@@ -10,6 +10,7 @@ from pydantic import (
     model_validator,
 )
 
+from dllm_decode.rollouts.stream import NewWeights
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.jobs import Shown
 from dllm_decode.serve.parts import (
@@ -244,6 +245,14 @@ class Chat(CompletionFields):
     def num_top(self) -> int | None:
         """As in `Completion`."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class Weights(Strict):
+    """A request to /v1/weights."""
+
+    model: Text | None = None
+    folder: Annotated[Text, Field(min_length=1)]
+    new_weights: NewWeights = "finish"
 
 
 class Read(Strict):

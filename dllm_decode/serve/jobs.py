@@ -47,10 +47,12 @@ class Failed(NamedTuple):
     Attributes:
         status: HTTP status.
         message: The reason, for the client.
+        code: A word for programs.
     """
 
     status: int
     message: str
+    code: str | None = None
 
 
 Told: TypeAlias = Grown | Drafted | Finished
@@ -75,17 +77,15 @@ class Recorder:
 
     Attributes:
         num_top: How many likeliest tokens are recorded; `None`: no log-probabilities.
-        num_steps: Steps so far.
         steps: By answer position the step that committed its token, from 0.
         scores: By answer position the log-probabilities at that step.
     """
 
     num_top: int | None
-    num_steps: int = 0
     steps: dict[int, int] = field(default_factory=dict)
     scores: dict[int, Scored] = field(default_factory=dict)
 
-    def watch(self, event: StepEvent, number: int) -> None:
+    def watch(self, event: StepEvent, number: int, step: int) -> None:
         """Takes note of one row of a step."""
         row = torch.tensor([number], device=event.after.tokens.device)
         view, columns = event.view.take(row), event.columns[row]
@@ -93,8 +93,7 @@ class Recorder:
         after = event.after.tokens[row].gather(1, columns)
         changed = ((before != after) & view.in_answer)[0].nonzero().flatten()
         positions = view.positions[0, changed].tolist()
-        self.steps.update(dict.fromkeys(positions, self.num_steps))
-        self.num_steps += 1
+        self.steps.update(dict.fromkeys(positions, step))
         if self.num_top is None:
             return
         logprobs = view.logits[0, changed].double().log_softmax(-1).clamp(min=LEAST_LOGPROB)
@@ -117,7 +116,8 @@ class Job:
             equal one are told together, once a round.
         shown: The tokens that are told in each round.
         client: Who asked; clients have their turns.
-        watch: Is called with each step and the number of the job's row in it.
+        watch: Is called with each step, the number of the job's row in it, and the job's rounds
+            before it.
         num_shown: Tokens told so far.
         num_rounds: Rounds so far.
         num_tokens: Tokens of the answer that are settled, from its first one on.
@@ -130,7 +130,7 @@ class Job:
     post: Callable[..., object]
     shown: Shown = "nothing"
     client: str = ""
-    watch: Callable[[StepEvent, int], None] | None = None
+    watch: Callable[[StepEvent, int, int], None] | None = None
     num_shown: int = 0
     num_rounds: int = 0
     num_tokens: int = 0
@@ -141,3 +141,8 @@ class Job:
     def num_columns(self) -> int:
         """Tokens of the prompt and the answer."""
         return len(self.request.prompt) + self.request.config.gen_length
+
+    def begin_again(self) -> None:
+        """Forgets how far the job has come."""
+        self.num_rounds = self.num_tokens = self.num_forwards = 0
+        self.forced = []

@@ -103,6 +103,6 @@ def _jobs(
                 prompt, index, template=look.template, gen_length=length
             )
         job = Job(request, channel.emitter(number), channel.post, client=channel.client)
-        job.watch = look.watch
+        job.watch = lambda event, row, _, look=look: look.watch(event, row)
         jobs.append(job)
     return jobs

@@ -233,7 +233,7 @@ class Channel:
         """
         number, event = await self.within(self._events.get())
         if isinstance(event, Failed):
-            raise RefusedError(event.status, event.message)
+            raise RefusedError(event.status, event.message, code=event.code)
         return number, event
 
     def end(self) -> None:

@@ -134,7 +134,7 @@ def generate(
     config = config.updated(**given)
     if blanks:
         check_config(model, config, blanks)
-        config = _as_long_as(blanks, config, given)
+        config = as_long_as(blanks, config, given)
     sampler = default_sampler(model) if sampler is None else sampler
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config,
@@ -148,7 +148,7 @@ def generate(
     stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
     automata = [
         automaton
-        for automaton in _compiled(decoder, tokenizer, constraint, len(prompts))
+        for automaton in compiled_each(decoder, tokenizer, constraint, len(prompts))
         for _ in range(num_return_sequences)
     ]
     prompts = [prompt for prompt in prompts for _ in range(num_return_sequences)]
@@ -190,17 +190,17 @@ def compiled(decoder: Decoder, tokenizer: Any, constraint: object) -> Automaton 
     return compile_constraint(constraint, vocabulary)
 
 
-def _compiled(
+def compiled_each(
     decoder: Decoder, tokenizer: Tokenizer, constraint: object, num_prompts: int
 ) -> list[Automaton | None]:
-    """Returns the compiled constraint of each prompt."""
+    """Returns the compiled constraint of each prompt; arguments as in `generate`."""
     if not isinstance(constraint, list | tuple):
         return [compiled(decoder, tokenizer, constraint)] * num_prompts
     require_constraints(constraint, num_prompts)
     return [compiled(decoder, tokenizer, one) for one in constraint]
 
 
-def _as_long_as(
+def as_long_as(
     blanks: Sequence[Sequence[int]], config: DecodeConfig, options: DecodeOptions
 ) -> DecodeConfig:
     """Returns the config with the length of the longest template."""

@@ -103,6 +103,21 @@ def test_the_client_gets_whole_answers_streams_and_choices(process: Process, cli
     assert len(text_of.choices) == 2
 
 
+def test_the_client_reads_the_model_and_log_probabilities(client: Any) -> None:
+    found = client.models.retrieve("mini")
+    assert (found.id, found.object, found.owned_by) == ("mini", "model", "dllm_decode")
+    asked = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 64}
+    scored: Any = {"logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**asked, **scored).choices[0].logprobs.content
+    assert " ".join(score.token for score in whole) == ANSWERS[0]
+    for score in whole:
+        assert bytes(score.bytes).decode().strip() == score.token
+        assert score.logprob == max(top.logprob for top in score.top_logprobs) <= 0
+    chunks = client.chat.completions.create(**asked, **scored, stream=True)
+    streamed = [score for chunk in chunks for score in chunk.choices[0].logprobs.content]
+    assert streamed == whole
+
+
 def test_refusals_are_the_errors_of_the_client(client: Any) -> None:
     asked = {"model": "mini", "messages": chat_of(QUESTIONS[0])}
     with pytest.raises(openai.BadRequestError, match="max_tokens") as caught:

@@ -1,5 +1,6 @@
 """Groups of rollouts as they end, and weights that change in between."""
 
+import re
 from copy import deepcopy
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from tiny_models import tiny_gemma
 from toys import tiny_target
 
-from dllm_decode import ARVerify, generate, load_model, roll_out, score
+from dllm_decode import ARVerify, Regex, Rollout, generate, load_model, roll_out, score
 from dllm_decode.models.loading.new_weights import version_of
 from samplers import ConfidenceThreshold
 
@@ -37,6 +38,48 @@ def test_groups_come_as_they_end_with_the_answers_of_generate() -> None:
     # A group is yielded before the last one has begun.
     stream = roll_out(MODEL, TOKENIZER, QUESTIONS, SAMPLER, **OPTIONS | {"num_rows": 3})
     assert next(stream).prompt_index == 0
+
+
+def largest_gap(rollouts: Any, law: Any) -> float:
+    with torch.no_grad():
+        difference = score(MODEL, rollouts, law=law).difference
+    assert difference is not None
+    return difference
+
+
+def test_rollouts_of_templates_are_the_answers_of_generate_and_scored() -> None:
+    """Templates differ in length, so that the rows do."""
+    templates = ["now [MASK:9] . #### [MASK]", "[MASK:4] = [MASK:2] .", "emma has [MASK] ."]
+    options: Any = {"temperature": 1.0, "num_return_sequences": 2, "templates": templates}
+    expected = generate(MODEL, TOKENIZER, QUESTIONS, SAMPLER, **options)
+    groups = list(roll_out(MODEL, TOKENIZER, QUESTIONS, SAMPLER, **options))
+    assert sorted(group.prompt_index for group in groups) == [0, 1, 2]
+    for group in groups:
+        wanted = expected.answers[2 * group.prompt_index : 2 * group.prompt_index + 2]
+        assert [answer.text for answer in group.answers] == [answer.text for answer in wanted]
+        for rollout in group.rollouts:
+            is_given = [token != MODEL.mask_id for token in rollout.template]
+            assert any(is_given)
+            assert rollout.commits
+            assert not any(is_given[write.position] for write in rollout.commits)
+        for law in ("model", "drawn"):
+            assert largest_gap(group.rollouts, law) < 1e-4
+    with pytest.raises(ValueError, match="template"):
+        roll_out(MODEL, TOKENIZER, QUESTIONS, SAMPLER, temperature=1.0, templates=templates[:2])
+
+
+def test_rollouts_under_a_constraint_are_scored_by_the_law_of_the_model() -> None:
+    pytest.importorskip("outlines_core", reason="needs the extra structured")
+    options: Any = OPTIONS | {"gen_length": 12, "constraint": Regex("[0-9][0-9] [0-9]( .)?")}
+    for group in roll_out(MODEL, TOKENIZER, QUESTIONS, SAMPLER, **options):
+        texts = [answer.text for answer in group.answers]
+        assert all(re.fullmatch("[0-9][0-9] [0-9]( .)?", text) for text in texts), texts
+        assert all(rollout.is_constrained for rollout in group.rollouts)
+        assert all(rollout.commits for rollout in group.rollouts)
+        read = [Rollout.from_json(rollout.to_json()) for rollout in group.rollouts]
+        assert largest_gap(read, "model") < 1e-4
+        with pytest.raises(ValueError, match=r'law must be "model" for rollouts under a const'):
+            largest_gap(read, "drawn")
 
 
 def test_a_stop_string_ends_a_rollout() -> None:

@@ -134,7 +134,7 @@ def test_rows_share_a_budget_of_columns() -> None:
         jobs = [Told(lane.decoder, PROMPTS[0], gen_length=100) for _ in range(5)]
         seen = []
         for told in jobs:
-            told.job.watch = lambda event, number: seen.append(len(event.rows))
+            told.job.watch = lambda event, number, step: seen.append(len(event.rows))
         assert 2 * jobs[0].job.num_columns <= 300 < 3 * jobs[0].job.num_columns
         lane.submit([told.job for told in jobs])
         assert all(isinstance(told.next(), Finished) for told in jobs)
@@ -203,7 +203,7 @@ def test_lanes_take_turns_round_by_round() -> None:
         for number, decoder in enumerate(decoders)
     ]
     for number, told in enumerate(jobs):
-        told.job.watch = lambda event, row, number=number: order.append(number)
+        told.job.watch = lambda event, row, step, number=number: order.append(number)
     with engine_of(*decoders, limits=LIMITS) as (engine, lanes):
         with engine._changed:
             for told, lane in zip(jobs, lanes, strict=True):
