@@ -3,6 +3,8 @@
 from enum import Enum
 from typing import Literal, TypeAlias
 
+from samplers.checks import CheckedFields
+
 Giver: TypeAlias = Literal["model", "sampler", "cache", "verifier", "blocks"]
 
 
@@ -114,7 +116,7 @@ class Fact(Enum):
         self.remedy = remedy
 
 
-class PlugIn:
+class PlugIn(CheckedFields):
     """A sampler, a cache policy, a verifier or a block schedule: needs facts and gives facts.
 
     A fact that is forgotten never leads to wrong tokens: a fact missing from `gives` makes more
