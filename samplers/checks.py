@@ -184,7 +184,7 @@ def _checks_of(kind: type) -> list[tuple[str, Check, bool]]:
     """Returns names of fields, what checks them, and whether they may be `None`."""
     hints = get_type_hints(kind, include_extras=True)
     found = []
-    for field in fields(kind):  # type: ignore[arg-type]  # each subclass is a dataclass
+    for field in fields(kind):
         hint = hints[field.name]
         optional = NoneType in get_args(hint)
         for check in _declared(get_args(hint)[0] if optional else hint, field.default_factory):
@@ -195,7 +195,7 @@ def _checks_of(kind: type) -> list[tuple[str, Check, bool]]:
 def _declared(hint: Any, default: Any) -> Sequence[Check]:
     """Returns the checks that an annotation declares; the class of the default is an example."""
     if get_origin(hint) is Annotated:
-        return hint.__metadata__
+        return tuple(hint.__metadata__)
     if get_origin(hint) is Literal:
         return [partial(require_choice, choices=get_args(hint))]
     if hint is bool:
