@@ -23,7 +23,7 @@ from dllm_decode.engine.compatibility import facts_of_sampler
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.verify import S2D2, NoVerifier, SelfVerify, Verifier
 from samplers import ALL_SAMPLERS, Prophet, Sampler
-from samplers.facts import Fact, PlugIn
+from samplers.facts import FACTS, Fact, PlugIn
 
 SAMPLERS: tuple[Sampler, ...] = (*(kind() for kind in ALL_SAMPLERS), Prophet(gap="all"))
 CACHES: tuple[CachePolicy, ...] = (
@@ -53,10 +53,10 @@ PLUGINS: tuple[PlugIn, ...] = (*SAMPLERS, *CACHES, *VERIFIERS, *BLOCKS)
 def table() -> str:
     """Returns the table in Markdown, a row for each fact."""
     lines = ["| fact | what is needed | needed by | given by |", "| --- | --- | --- | --- |"]
-    for fact in Fact:
+    for name, fact in FACTS.items():
         needed = [_short(plugin) for plugin in PLUGINS if fact in plugin.needs]
         given = [_short(plugin) for plugin in PLUGINS if fact in plugin.gives]
-        if fact is Fact.HAS_MASK:
+        if fact == Fact.HAS_MASK:
             others = [_short(one) for one in SAMPLERS if fact not in one.needs]
             needed = [f"all samplers but {', '.join(others)}"]
         if fact.giver == "sampler":
@@ -64,7 +64,7 @@ def table() -> str:
             given = [f"all samplers but {', '.join(lacking)}"]
         if fact.giver == "model":
             given = _models_that_give(fact)
-        cells = (f"`{fact.name}`", fact.sentence, ", ".join(needed), ", ".join(given))
+        cells = (f"`{name}`", fact.sentence, ", ".join(needed), ", ".join(given))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -73,12 +73,12 @@ def _models_that_give(fact: Fact) -> list[str]:
     """Returns the families whose checkpoints give a fact about models."""
     if fact in (Fact.UNIFORM_STATE, Fact.READS_BELIEF):
         return ["DiffusionGemma"]
-    if fact is Fact.HAS_MASK:
+    if fact == Fact.HAS_MASK:
         return ["all others"]
     return [
         family.name
         for family in FAMILIES.values()
-        if not (family.logit_shift if fact is Fact.OWN_COLUMN_LOGITS else family.block_length)
+        if not (family.logit_shift if fact == Fact.OWN_COLUMN_LOGITS else family.block_length)
     ] + ["DiffusionGemma"]
 
 

@@ -1,14 +1,14 @@
 """Accepting tokens by entropy and drawing the others anew (DiffusionGemma)."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.base import Decision, RevisingSampler
-from samplers.checks import require_count, require_non_negative, require_positive
+from samplers.checks import count_from, non_negative, positive
 from samplers.facts import Fact
 from samplers.logits.statistics import divided, in_order, ranks
 from samplers.view import View
@@ -62,20 +62,15 @@ class AcceptAndRenoise(RevisingSampler[Denoising]):
         ValueError: If an attribute is outside its range.
     """
 
-    entropy_bound: float = 0.1
-    num_steps: int = 48
-    t_min: float = 0.4
-    t_max: float = 0.8
-    stability_threshold: int = 1
-    confidence_threshold: float = 0.005
+    entropy_bound: Annotated[float, positive("an entropy in nats")] = 0.1
+    num_steps: Annotated[int, count_from(1, "steps")] = 48
+    t_min: Annotated[float, non_negative("a temperature")] = 0.4
+    t_max: Annotated[float, non_negative("a temperature")] = 0.8
+    stability_threshold: Annotated[int, count_from(0, "steps")] = 1
+    confidence_threshold: Annotated[float, positive("an entropy in nats")] = 0.005
 
     def __post_init__(self) -> None:
-        for name in ("entropy_bound", "confidence_threshold"):
-            require_positive(name, getattr(self, name), unit="an entropy in nats")
-        require_count("num_steps", self.num_steps, 1, unit="steps")
-        require_count("stability_threshold", self.stability_threshold, 0, unit="steps")
-        require_non_negative("t_min", self.t_min, unit="a temperature")
-        require_non_negative("t_max", self.t_max, unit="a temperature")
+        super().__post_init__()
         if not self.t_min < self.t_max < float("inf"):
             raise ValueError(
                 f"t_max must be a finite temperature above t_min={self.t_min}, got {self.t_max}: "

@@ -1,9 +1,16 @@
-"""Checks of a plug-in's arguments: one sentence for each kind of mistake."""
+"""Checks of a plug-in's arguments: one sentence for each kind of mistake.
+
+A field declares its range in its annotation. A range is a check, called with the field's name and
+value: `threshold: Probability`, `num_steps: Annotated[int, count_from(1, "steps")]`.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import cache, partial
 from numbers import Integral, Real
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 _MOST = 2**63
 # Characters of a value that an error message quotes.
@@ -131,6 +138,72 @@ def require_tuple(name: str, value: object) -> None:
     """Raises ValueError unless a value is a tuple, which unlike a list never changes."""
     if not isinstance(value, tuple):
         raise ValueError(f"{name} must be a tuple such as (1, 2), got {shown(value)}.")
+
+
+Check: TypeAlias = Callable[[str, Any], object]
+"""Raises ValueError, with the name, if the value of a field is out of its range."""
+
+Number: TypeAlias = Annotated[float, require_number]
+Probability: TypeAlias = Annotated[float, require_probability]
+Share: TypeAlias = Annotated[float, require_share]
+NonNegative: TypeAlias = Annotated[float, require_non_negative]
+
+
+def count_from(least: int, unit: str = "") -> Check:
+    """Returns the range of whole numbers from `least` on, of the unit that the message names."""
+    return partial(require_count, least=least, unit=unit)
+
+
+def non_negative(unit: str) -> Check:
+    """Returns the range of numbers from 0 on; the unit is such as "an entropy in nats"."""
+    return partial(require_non_negative, unit=unit)
+
+
+def positive(unit: str = "a number") -> Check:
+    """Returns the range of finite numbers above 0; the unit is such as "a temperature"."""
+    return partial(require_positive, unit=unit)
+
+
+class CheckedFields:
+    """A dataclass whose fields must hold what their annotations declare.
+
+    Checked are ranges in `Annotated`, `Literal`, `bool`, and classes derived from `CheckedFields`.
+    A class with rules over several fields begins its own `__post_init__` with that of `super()`.
+    """
+
+    def __post_init__(self) -> None:
+        # A class is hashable, which mypy judges by the hash of its objects.
+        for name, check, optional in _checks_of(type(self)):  # type: ignore[arg-type]
+            value = getattr(self, name)
+            if value is not None or not optional:
+                check(name, value)
+
+
+@cache
+def _checks_of(kind: type) -> list[tuple[str, Check, bool]]:
+    """Returns names of fields, what checks them, and whether they may be `None`."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = []
+    for field in fields(kind):
+        hint = hints[field.name]
+        optional = NoneType in get_args(hint)
+        for check in _declared(get_args(hint)[0] if optional else hint, field.default_factory):
+            found.append((field.name, check, optional))
+    return found
+
+
+def _declared(hint: Any, default: Any) -> Sequence[Check]:
+    """Returns the checks that an annotation declares; the class of the default is an example."""
+    if get_origin(hint) is Annotated:
+        return tuple(hint.__metadata__)
+    if get_origin(hint) is Literal:
+        return [partial(require_choice, choices=get_args(hint))]
+    if hint is bool:
+        return [require_bool]
+    if isinstance(hint, type) and issubclass(hint, CheckedFields):
+        example = f"{getattr(default, '__name__', hint.__name__)}()"
+        return [partial(require_plugin, kind=hint, example=example)]
+    return []
 
 
 def _is_number(value: object) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from samplers.base import Decision, Sampler
-from samplers.checks import require_probability
+from samplers.checks import Probability
 from samplers.logits.statistics import highest_one
 from samplers.view import View
 
@@ -28,10 +28,7 @@ class ConfidenceThreshold(Sampler[None]):
         ValueError: If the threshold is not a probability.
     """
 
-    threshold: float = 0.9
-
-    def __post_init__(self) -> None:
-        require_probability("threshold", self.threshold)
+    threshold: Probability = 0.9
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         confident = view.eligible & (view.confidence >= self.threshold)

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.base import Decision
-from samplers.checks import require_non_negative, require_share
+from samplers.checks import NonNegative, Share
 from samplers.facts import Fact
 from samplers.view import View
 from samplers.wrapper import Wrapper
@@ -62,15 +62,9 @@ class CreditDecoding(Wrapper[Credit]):
         ValueError: If an attribute is outside its range, or the base cannot be wrapped.
     """
 
-    alpha: float = 0.65
-    beta: float = 0.7
-    gamma: float = 0.2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_non_negative("alpha", self.alpha)
-        require_share("beta", self.beta)
-        require_non_negative("gamma", self.gamma)
+    alpha: NonNegative = 0.65
+    beta: Share = 0.7
+    gamma: NonNegative = 0.2
 
     @property
     def needs(self) -> frozenset[Fact]:

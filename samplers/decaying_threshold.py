@@ -1,13 +1,14 @@
 """A confidence threshold that falls as masks run out (Streaming-dLLM)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.base import Decision, Sampler
-from samplers.checks import require_count, require_probability, require_share
+from samplers.checks import Probability, Share, count_from
 from samplers.logits.float64 import widest
 from samplers.logits.statistics import highest_one
 from samplers.view import View
@@ -43,14 +44,9 @@ class DecayingThreshold(Sampler[Int[Tensor, " B"]]):
         ValueError: If an attribute is outside its range.
     """
 
-    threshold: float = 0.9
-    decay: float = 0.3
-    window: int = 96
-
-    def __post_init__(self) -> None:
-        require_probability("threshold", self.threshold)
-        require_share("decay", self.decay)
-        require_count("window", self.window, 0, unit="positions")
+    threshold: Probability = 0.9
+    decay: Share = 0.3
+    window: Annotated[int, count_from(0, "positions")] = 96
 
     def init(self, view: View) -> Int[Tensor, " B"]:
         return torch.zeros_like(view.tokens[:, 0])

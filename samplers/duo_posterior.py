@@ -2,14 +2,14 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.base import Decision, RevisingSampler
-from samplers.checks import require_count, require_positive, require_share
+from samplers.checks import Share, count_from, positive
 from samplers.facts import Fact
 from samplers.logits.statistics import divided
 from samplers.view import View
@@ -58,18 +58,14 @@ class DuoPosterior(RevisingSampler[Chain]):
         ValueError: If an attribute is outside its range.
     """
 
-    num_steps: int = 32
-    rho: float = 0.3
-    kappa: float = 1.0
-    t_min: float = 0.4
-    t_max: float = 0.8
+    num_steps: Annotated[int, count_from(1, "steps")] = 32
+    rho: Annotated[float, positive()] = 0.3
+    kappa: Share = 1.0
+    t_min: Annotated[float, positive("a temperature")] = 0.4
+    t_max: Annotated[float, positive("a temperature")] = 0.8
 
     def __post_init__(self) -> None:
-        require_count("num_steps", self.num_steps, 1, unit="steps")
-        require_positive("rho", self.rho)
-        require_share("kappa", self.kappa)
-        require_positive("t_min", self.t_min, unit="a temperature")
-        require_positive("t_max", self.t_max, unit="a temperature")
+        super().__post_init__()
         if self.t_min > self.t_max:
             raise ValueError(f"t_max must be at least t_min={self.t_min}, got {self.t_max}.")
 

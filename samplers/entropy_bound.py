@@ -1,10 +1,10 @@
 """Entropy-bounded unmasking (EB-Sampler)."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 from samplers.base import Decision, Sampler
-from samplers.checks import require_choice, require_non_negative
+from samplers.checks import non_negative
 from samplers.logits.statistics import in_order, leading, ranks
 from samplers.view import View
 
@@ -35,12 +35,8 @@ class EntropyBound(Sampler[None]):
         ValueError: If an attribute is outside its range.
     """
 
-    bound: float = 0.1
+    bound: Annotated[float, non_negative("an entropy in nats")] = 0.1
     order: Order = "entropy"
-
-    def __post_init__(self) -> None:
-        require_non_negative("bound", self.bound, unit="an entropy in nats")
-        require_choice("order", self.order, get_args(Order))
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.scores(self.order), view.eligible)

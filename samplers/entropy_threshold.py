@@ -1,9 +1,10 @@
 """Entropy-threshold unmasking (dParallel)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from samplers.base import Decision, Sampler
-from samplers.checks import require_non_negative
+from samplers.checks import non_negative
 from samplers.logits.statistics import highest_one
 from samplers.view import View
 
@@ -28,10 +29,7 @@ class EntropyThreshold(Sampler[None]):
         ValueError: If the threshold is negative.
     """
 
-    threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        require_non_negative("threshold", self.threshold, unit="an entropy in nats")
+    threshold: Annotated[float, non_negative("an entropy in nats")] = 0.5
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         certain = view.eligible & (view.entropy <= self.threshold)

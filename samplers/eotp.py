@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from samplers.base import Decision
-from samplers.checks import require_probability
+from samplers.checks import Probability
 from samplers.logits.statistics import highest_one
 from samplers.state import State
 from samplers.view import Scope, View
@@ -34,11 +34,7 @@ class EoTP(Wrapper[State]):
         ValueError: If the threshold is not a probability, or the base cannot be wrapped.
     """
 
-    threshold: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_probability("threshold", self.threshold)
+    threshold: Probability = 0.9
 
     @property
     def scope(self) -> Scope:

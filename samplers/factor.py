@@ -1,12 +1,12 @@
 """Factor unmasking (Fast-dLLM)."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
 from samplers.base import Decision, Sampler
-from samplers.checks import require_choice, require_non_negative
+from samplers.checks import NonNegative
 from samplers.logits.statistics import in_order, leading, ranks
 from samplers.view import View
 
@@ -41,12 +41,8 @@ class Factor(Sampler[None]):
         ValueError: If an attribute is outside its range.
     """
 
-    factor: float = 1.0
+    factor: NonNegative = 1.0
     variant: Variant = "paper"
-
-    def __post_init__(self) -> None:
-        require_non_negative("factor", self.factor)
-        require_choice("variant", self.variant, get_args(Variant))
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.confidence, view.eligible)

@@ -1,13 +1,20 @@
 """The facts by which samplers, caches, verifiers, block schedules and models fit together."""
 
-from enum import Enum
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+from samplers.checks import CheckedFields
 
 Giver: TypeAlias = Literal["model", "sampler", "cache", "verifier", "blocks"]
 
 
-class Fact(Enum):
+@dataclass(frozen=True, order=True)
+class Fact(CheckedFields):
     """One statement about one kind of plug-in, on which the other plug-ins may rely.
+
+    A plug-in that relies on something else makes a fact of its own, which equal facts of other
+    plug-ins give.
 
     Attributes:
         giver: The kind of plug-in that the statement is about.
@@ -15,106 +22,127 @@ class Fact(Enum):
         remedy: Plug-ins of which it holds, to be read after "Use".
     """
 
-    OWN_COLUMN_LOGITS = (
-        "model",
-        "a model whose logits at a column predict that column, not the next one",
-        "a model such as LLaDA",
-    )
-    SEES_BOTH_WAYS = (
-        "model",
-        "a model in which every column sees every other, not a block-causal one",
-        "a model such as LLaDA or Dream",
-    )
-    HAS_MASK = (
-        "model",
-        "a model of masked diffusion, whose canvas begins as [MASK]",
-        "a model such as LLaDA, or AcceptAndRenoise() on this one",
-    )
-    UNIFORM_STATE = (
-        "model",
-        "a uniform-state model, whose canvas begins as random tokens",
-        "a model such as DiffusionGemma",
-    )
-    READS_BELIEF = (
-        "model",
-        "a model that reads its own last logits",
-        "a model such as DiffusionGemma",
-    )
-    EVERY_COLUMN = (
-        "cache",
-        "a cache policy that computes every column in every forward",
-        "NoCache()",
-    )
-    LOGITS_BEHIND_BLOCK = (
-        "cache",
-        "a cache policy that computes all masked columns after the open block in every forward",
-        "PrefixCache()",
-    )
-    LOGITS_OF_COMMITTED = (
-        "cache",
-        "a cache policy that computes the committed columns of the window in every forward",
-        "PrefixCache()",
-    )
-    EXACT_REPLAY = (
-        "cache",
-        "a cache policy whose logits depend on the committed tokens, not on the number of forwards",
-        "NoCache(), PrefixCache(), DualCache() or FreeCache(), without refresh_every",
-    )
-    BEGINS_BLOCKS_ANEW = (
-        "cache",
-        "a cache policy that computes every column in the first forward of each block",
-        "PrefixCache() or DualCache()",
-    )
-    SAMPLER_DECIDES = (
-        "verifier",
-        "a verifier that lets the sampler decide every step",
-        "NoVerifier() or SelfVerify()",
-    )
-    ONE_STEP_A_FORWARD = (
-        "verifier",
-        "a verifier that runs a forward before every step",
-        "NoVerifier()",
-    )
-    LAST_LOOK = (
-        "verifier",
-        "a verifier that notes for the cache policy how confident each forward was",
-        "NoVerifier()",
-    )
-    LEAVE_ONE_OUT = (
-        "verifier",
-        "a verifier that lets the model predict each token without seeing it",
-        "NoVerifier()",
-    )
-    STARTS_AS_NOISE = (
-        "verifier",
-        "a verifier that begins a canvas as random tokens, and hands the sampler's belief to the "
-        "model",
-        "NoVerifier()",
-    )
-    WHOLE_BLOCKS = (
-        "blocks",
-        "a block schedule that opens all masks of a block at once, after the block before",
-        "blocks=Sequential()",
-    )
-    ANY_PART = (
-        "sampler",
-        "a sampler of scope 'block' that needs no whole blocks, because it is shown only those "
-        "open positions that a forward computes",
-        "a sampler such as ConfidenceThreshold(0.9)",
-    )
-    FINAL_TOKENS = (
-        "sampler",
-        "a sampler that never changes a token after it was committed",
-        "a sampler such as ConfidenceThreshold(0.9)",
-    )
+    giver: Giver
+    sentence: str
+    remedy: str
 
-    def __init__(self, giver: Giver, sentence: str, remedy: str) -> None:
-        self.giver = giver
-        self.sentence = sentence
-        self.remedy = remedy
+    OWN_COLUMN_LOGITS: ClassVar["Fact"]
+    SEES_BOTH_WAYS: ClassVar["Fact"]
+    HAS_MASK: ClassVar["Fact"]
+    UNIFORM_STATE: ClassVar["Fact"]
+    READS_BELIEF: ClassVar["Fact"]
+    EVERY_COLUMN: ClassVar["Fact"]
+    LOGITS_BEHIND_BLOCK: ClassVar["Fact"]
+    LOGITS_OF_COMMITTED: ClassVar["Fact"]
+    EXACT_REPLAY: ClassVar["Fact"]
+    BEGINS_BLOCKS_ANEW: ClassVar["Fact"]
+    SAMPLER_DECIDES: ClassVar["Fact"]
+    ONE_STEP_A_FORWARD: ClassVar["Fact"]
+    LAST_LOOK: ClassVar["Fact"]
+    LEAVE_ONE_OUT: ClassVar["Fact"]
+    STARTS_AS_NOISE: ClassVar["Fact"]
+    WHOLE_BLOCKS: ClassVar["Fact"]
+    ANY_PART: ClassVar["Fact"]
+    FINAL_TOKENS: ClassVar["Fact"]
 
 
-class PlugIn:
+Fact.OWN_COLUMN_LOGITS = Fact(
+    "model",
+    "a model whose logits at a column predict that column, not the next one",
+    "a model such as LLaDA",
+)
+Fact.SEES_BOTH_WAYS = Fact(
+    "model",
+    "a model in which every column sees every other, not a block-causal one",
+    "a model such as LLaDA or Dream",
+)
+Fact.HAS_MASK = Fact(
+    "model",
+    "a model of masked diffusion, whose canvas begins as [MASK]",
+    "a model such as LLaDA, or AcceptAndRenoise() on this one",
+)
+Fact.UNIFORM_STATE = Fact(
+    "model",
+    "a uniform-state model, whose canvas begins as random tokens",
+    "a model such as DiffusionGemma",
+)
+Fact.READS_BELIEF = Fact(
+    "model",
+    "a model that reads its own last logits",
+    "a model such as DiffusionGemma",
+)
+Fact.EVERY_COLUMN = Fact(
+    "cache",
+    "a cache policy that computes every column in every forward",
+    "NoCache()",
+)
+Fact.LOGITS_BEHIND_BLOCK = Fact(
+    "cache",
+    "a cache policy that computes all masked columns after the open block in every forward",
+    "PrefixCache()",
+)
+Fact.LOGITS_OF_COMMITTED = Fact(
+    "cache",
+    "a cache policy that computes the committed columns of the window in every forward",
+    "PrefixCache()",
+)
+Fact.EXACT_REPLAY = Fact(
+    "cache",
+    "a cache policy whose logits depend on the committed tokens, not on the number of forwards",
+    "NoCache(), PrefixCache(), DualCache() or FreeCache(), without refresh_every",
+)
+Fact.BEGINS_BLOCKS_ANEW = Fact(
+    "cache",
+    "a cache policy that computes every column in the first forward of each block",
+    "PrefixCache() or DualCache()",
+)
+Fact.SAMPLER_DECIDES = Fact(
+    "verifier",
+    "a verifier that lets the sampler decide every step",
+    "NoVerifier() or SelfVerify()",
+)
+Fact.ONE_STEP_A_FORWARD = Fact(
+    "verifier",
+    "a verifier that runs a forward before every step",
+    "NoVerifier()",
+)
+Fact.LAST_LOOK = Fact(
+    "verifier",
+    "a verifier that notes for the cache policy how confident each forward was",
+    "NoVerifier()",
+)
+Fact.LEAVE_ONE_OUT = Fact(
+    "verifier",
+    "a verifier that lets the model predict each token without seeing it",
+    "NoVerifier()",
+)
+Fact.STARTS_AS_NOISE = Fact(
+    "verifier",
+    "a verifier that begins a canvas as random tokens, and hands the sampler's belief to the model",
+    "NoVerifier()",
+)
+Fact.WHOLE_BLOCKS = Fact(
+    "blocks",
+    "a block schedule that opens all masks of a block at once, after the block before",
+    "blocks=Sequential()",
+)
+Fact.ANY_PART = Fact(
+    "sampler",
+    "a sampler of scope 'block' that needs no whole blocks, because it is shown only those "
+    "open positions that a forward computes",
+    "a sampler such as ConfidenceThreshold(0.9)",
+)
+Fact.FINAL_TOKENS = Fact(
+    "sampler",
+    "a sampler that never changes a token after it was committed",
+    "a sampler such as ConfidenceThreshold(0.9)",
+)
+
+FACTS: Mapping[str, Fact] = {name: one for name, one in vars(Fact).items() if isinstance(one, Fact)}
+"""The facts of this package by name; of several that lack, the first one is reported."""
+
+
+class PlugIn(CheckedFields):
     """A sampler, a cache policy, a verifier or a block schedule: needs facts and gives facts.
 
     A fact that is forgotten never leads to wrong tokens: a fact missing from `gives` makes more

@@ -1,14 +1,14 @@
 """Fixed number of tokens a step (LLaDA, Dream)."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from samplers.base import Decision, Sampler
-from samplers.checks import require_choice, require_count
+from samplers.checks import count_from
 from samplers.logits.float64 import in_float64
 from samplers.logits.statistics import highest
 from samplers.view import Order, View
@@ -66,14 +66,9 @@ class FixedSchedule(Sampler[ScheduleState]):
         ValueError: If an attribute is outside its range.
     """
 
-    steps_per_block: int = 32
+    steps_per_block: Annotated[int, count_from(1)] = 32
     order: Order = "confidence"
     schedule: Schedule = "even"
-
-    def __post_init__(self) -> None:
-        require_count("steps_per_block", self.steps_per_block, 1)
-        require_choice("order", self.order, get_args(Order))
-        require_choice("schedule", self.schedule, get_args(Schedule))
 
     def init(self, view: View) -> ScheduleState:
         masks = view.eligible.sum(-1)

@@ -1,6 +1,8 @@
 """Fréchet-profile unmasking (Fast-dLLM++)."""
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
 
 import torch
 
@@ -37,10 +39,7 @@ class Frechet(Sampler[None]):
         ValueError: If the margin exceeds 1.
     """
 
-    margin: float = 0.25
-
-    def __post_init__(self) -> None:
-        require_at_most("margin", self.margin, 1.0)
+    margin: Annotated[float, partial(require_at_most, most=1.0)] = 0.25
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.confidence, view.eligible)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from samplers.base import Decision, Sampler
-from samplers.checks import require_probability
+from samplers.checks import Probability
 from samplers.logits.statistics import ranks
 from samplers.view import View
 
@@ -36,12 +36,8 @@ class Hierarchy(Sampler[None]):
         ValueError: If an attribute is not a probability.
     """
 
-    low_threshold: float = 0.4
-    high_threshold: float = 0.9
-
-    def __post_init__(self) -> None:
-        require_probability("low_threshold", self.low_threshold)
-        require_probability("high_threshold", self.high_threshold)
+    low_threshold: Probability = 0.4
+    high_threshold: Probability = 0.9
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.confidence, view.eligible)

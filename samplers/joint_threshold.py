@@ -1,13 +1,14 @@
 """Two thresholds, one to commit and one to edit (LLaDA 2.1)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from samplers.base import Decision, RevisingSampler
-from samplers.checks import require_count, require_non_negative, require_probability
+from samplers.checks import NonNegative, Probability, count_from
 from samplers.logits.statistics import highest
 from samplers.view import View
 
@@ -44,18 +45,11 @@ class JointThreshold(RevisingSampler[Int[Tensor, " B"]]):
         ValueError: If an attribute is outside its range.
     """
 
-    threshold: float = 0.5
-    edit_threshold: float = 0.0
-    max_edit_steps: int = 16
-    at_least: int = 1
-    penalty: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_probability("threshold", self.threshold)
-        require_probability("edit_threshold", self.edit_threshold)
-        require_count("max_edit_steps", self.max_edit_steps, 0, unit="steps")
-        require_count("at_least", self.at_least, 1, unit="positions")
-        require_non_negative("penalty", self.penalty)
+    threshold: Probability = 0.5
+    edit_threshold: Probability = 0.0
+    max_edit_steps: Annotated[int, count_from(0, "steps")] = 16
+    at_least: Annotated[int, count_from(1, "positions")] = 1
+    penalty: NonNegative = 0.0
 
     def max_steps(self, num_masks: int) -> int:
         return num_masks + self.max_edit_steps

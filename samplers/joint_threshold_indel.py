@@ -1,14 +1,14 @@
 """Two thresholds, and tokens that delete and insert positions of the open block (LLaDA 2.2)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from samplers.base import Decision, RevisingSampler
-from samplers.checks import require_count, require_probability
+from samplers.checks import Probability, count_from
 from samplers.facts import Fact
 from samplers.logits.statistics import highest, highest_one
 from samplers.view import View
@@ -78,18 +78,14 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
         ValueError: If an attribute is outside its range, or the model does not have both tokens.
     """
 
-    threshold: float = 0.5
-    edit_threshold: float = 0.0
-    max_edit_steps: int = 16
-    delete_id: int = 156930
-    split_id: int = 156931
+    threshold: Probability = 0.5
+    edit_threshold: Probability = 0.0
+    max_edit_steps: Annotated[int, count_from(0, "steps")] = 16
+    delete_id: Annotated[int, count_from(0)] = 156930
+    split_id: Annotated[int, count_from(0)] = 156931
 
     def __post_init__(self) -> None:
-        require_probability("threshold", self.threshold)
-        require_probability("edit_threshold", self.edit_threshold)
-        require_count("max_edit_steps", self.max_edit_steps, 0, unit="steps")
-        require_count("delete_id", self.delete_id, 0)
-        require_count("split_id", self.split_id, 0)
+        super().__post_init__()
         if self.delete_id == self.split_id:
             raise ValueError(f"delete_id and split_id must differ, got {self.delete_id} twice.")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from samplers.base import Decision, Sampler
-from samplers.checks import require_choice, require_probability
+from samplers.checks import Probability, require_choice
 from samplers.facts import Fact
 from samplers.logits.float64 import in_float64
 from samplers.logits.statistics import highest_one
@@ -59,12 +59,12 @@ class Learn2PD(Sampler[Bool[Tensor, "B W"]]):
     """
 
     filter: str = "mini"
-    threshold: float = 0.96
+    threshold: Probability = 0.96
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.filter, str):
             raise ValueError(f"filter must be a name or a path, got {self.filter!r}.")
-        require_probability("threshold", self.threshold)
 
     @cached_property
     def loaded(self) -> "Filter":

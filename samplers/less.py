@@ -1,14 +1,14 @@
 """Stable-evidence unmasking (LESS)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.base import Decision, Sampler
-from samplers.checks import require_count, require_non_negative, require_probability
+from samplers.checks import Probability, count_from, non_negative
 from samplers.fixed_schedule import even_quota
 from samplers.logits.statistics import highest
 from samplers.view import View
@@ -66,16 +66,10 @@ class Less(Sampler[Evidence]):
         ValueError: If an attribute is outside its range.
     """
 
-    threshold: float = 0.75
-    drift_threshold: float = 0.04
-    num_stable_steps: int = 2
-    steps_per_block: int = 64
-
-    def __post_init__(self) -> None:
-        require_probability("threshold", self.threshold)
-        require_non_negative("drift_threshold", self.drift_threshold, unit="a divergence in nats")
-        require_count("num_stable_steps", self.num_stable_steps, 1)
-        require_count("steps_per_block", self.steps_per_block, 1)
+    threshold: Probability = 0.75
+    drift_threshold: Annotated[float, non_negative("a divergence in nats")] = 0.04
+    num_stable_steps: Annotated[int, count_from(1)] = 2
+    steps_per_block: Annotated[int, count_from(1)] = 64
 
     def init(self, view: View) -> Evidence:
         masks = view.eligible.sum(-1)

@@ -1,11 +1,12 @@
 """Anchor-guided unmasking (LocalLeap)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch.nn.functional as F
 
 from samplers.base import Decision, Sampler
-from samplers.checks import require_count, require_probability
+from samplers.checks import Probability, count_from
 from samplers.logits.statistics import highest_one
 from samplers.view import View
 
@@ -34,19 +35,17 @@ class LocalLeap(Sampler[None]):
         ValueError: If an attribute is outside its range.
     """
 
-    threshold: float = 0.9
-    relaxed_threshold: float = 0.75
-    radius: int = 4
+    threshold: Probability = 0.9
+    relaxed_threshold: Probability = 0.75
+    radius: Annotated[int, count_from(0, "positions")] = 4
 
     def __post_init__(self) -> None:
-        require_probability("threshold", self.threshold)
-        require_probability("relaxed_threshold", self.relaxed_threshold)
+        super().__post_init__()
         if self.relaxed_threshold > self.threshold:
             raise ValueError(
                 f"relaxed_threshold must be a probability in [0, threshold={self.threshold}], "
                 f"got {self.relaxed_threshold}."
             )
-        require_count("radius", self.radius, 0, unit="positions")
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         anchors = (view.eligible & (view.confidence >= self.threshold)).float()

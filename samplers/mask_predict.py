@@ -1,14 +1,14 @@
 """Fill everything, then doubt the least probable tokens (Mask-Predict)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.base import Decision, RevisingSampler
-from samplers.checks import require_count
+from samplers.checks import count_from
 from samplers.logits.statistics import highest
 from samplers.view import View
 
@@ -47,10 +47,7 @@ class MaskPredict(RevisingSampler[Predicted]):
         ValueError: If there is no step.
     """
 
-    steps_per_block: int = 10
-
-    def __post_init__(self) -> None:
-        require_count("steps_per_block", self.steps_per_block, 1)
+    steps_per_block: Annotated[int, count_from(1)] = 10
 
     def init(self, view: View) -> Predicted:
         masks = view.eligible.sum(-1)

@@ -4,13 +4,14 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from samplers.base import Decision, Sampler
-from samplers.checks import require_count, require_non_negative
+from samplers.checks import NonNegative, count_from
 from samplers.fixed_schedule import ScheduleState, even_quota
 from samplers.logits.statistics import highest
 from samplers.view import View
@@ -52,15 +53,13 @@ class PC(Sampler[ScheduleState]):
         FileNotFoundError: If there is no such file.
     """
 
-    steps_per_block: int = 32
-    decay: float = 0.25
-    most: float = 10.0
+    steps_per_block: Annotated[int, count_from(1)] = 32
+    decay: NonNegative = 0.25
+    most: NonNegative = 10.0
     frequencies: str = "mini"
 
     def __post_init__(self) -> None:
-        require_count("steps_per_block", self.steps_per_block, 1)
-        require_non_negative("decay", self.decay)
-        require_non_negative("most", self.most)
+        super().__post_init__()
         if not isinstance(self.frequencies, str):
             raise ValueError(f"frequencies must be a name or a path, got {self.frequencies!r}.")
 

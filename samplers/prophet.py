@@ -1,7 +1,7 @@
 """Early commit of the whole answer (Prophet), around any sampler."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from samplers.base import Decision
 from samplers.checks import (
-    require_choice,
+    count_from,
     require_count,
     require_non_negative,
     require_share,
@@ -77,16 +77,15 @@ class Prophet(Wrapper[Foretold]):
 
     thresholds: tuple[float, ...] = (7.5, 5.0, 2.5)
     edges: tuple[float, ...] = (0.33, 0.67)
-    answer_start: int | None = None
-    answer_length: int = 5
+    answer_start: Annotated[int, count_from(0)] | None = None
+    answer_length: Annotated[int, count_from(1, "tokens")] = 5
     marker: tuple[int, ...] = ()
     gap: Averaged = "masked"
-    num_steps: int = 0
+    num_steps: Annotated[int, count_from(0)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_phases(self.thresholds, self.edges)
-        require_count("answer_start", self.answer_start, 0, optional=True)
         require_tuple("marker", self.marker)
         for token in self.marker:
             require_count("Each token of marker", token, 0)
@@ -94,11 +93,8 @@ class Prophet(Wrapper[Foretold]):
             raise ValueError(
                 "The answer must be at answer_start or after marker, got both. Leave one out."
             )
-        require_count("answer_length", self.answer_length, 1, unit="tokens")
         if self.answer_start is None and not self.marker:
             require_unset(self, "answer_length", "without answer_start or marker")
-        require_choice("gap", self.gap, get_args(Averaged))
-        require_count("num_steps", self.num_steps, 0)
 
     @property
     def scope(self) -> Scope:

@@ -1,14 +1,14 @@
 """A threshold together with a schedule (LLaDA2.0, Fast-dLLM on Dream)."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from samplers.base import Decision, Sampler
-from samplers.checks import require_choice, require_count, require_probability
+from samplers.checks import Probability, count_from
 from samplers.fixed_schedule import even_quota
 from samplers.logits.statistics import highest, ranks
 from samplers.view import View
@@ -56,14 +56,9 @@ class QuotaThreshold(Sampler[QuotaState]):
         ValueError: If an attribute is outside its range.
     """
 
-    threshold: float = 0.9
-    steps_per_block: int = 32
+    threshold: Probability = 0.9
+    steps_per_block: Annotated[int, count_from(1)] = 32
     quota: Quota = "least"
-
-    def __post_init__(self) -> None:
-        require_probability("threshold", self.threshold)
-        require_count("steps_per_block", self.steps_per_block, 1)
-        require_choice("quota", self.quota, get_args(Quota))
 
     def init(self, view: View) -> QuotaState:
         # Columns after the row's end may follow a short last block.

@@ -1,7 +1,9 @@
 """Running confidence re-masking, Mask-Predict with a step a token (RCR)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from samplers.checks import count_from
 from samplers.mask_predict import MaskPredict
 
 
@@ -29,4 +31,4 @@ class RCR(MaskPredict):
         ValueError: If there is no step.
     """
 
-    steps_per_block: int = 32
+    steps_per_block: Annotated[int, count_from(1)] = 32

@@ -1,14 +1,14 @@
 """Ancestral sampling that makes tokens [MASK] again by chance (ReMDM)."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.base import Decision, RevisingSampler
-from samplers.checks import require_choice, require_count, require_probability
+from samplers.checks import Probability, count_from
 from samplers.logits.float64 import widest
 from samplers.logits.noise import mix, uniform
 from samplers.view import View
@@ -77,14 +77,9 @@ class ReMDM(RevisingSampler[Walk]):
         ValueError: If an attribute is outside its range.
     """
 
-    steps_per_block: int = 32
+    steps_per_block: Annotated[int, count_from(1)] = 32
     strategy: Strategy = "cap"
-    eta: float = 0.008
-
-    def __post_init__(self) -> None:
-        require_count("steps_per_block", self.steps_per_block, 1)
-        require_choice("strategy", self.strategy, get_args(Strategy))
-        require_probability("eta", self.eta)
+    eta: Probability = 0.008
 
     def max_steps(self, num_masks: int) -> int:
         return self.steps_per_block

@@ -1,13 +1,14 @@
 """Confidence unmasking with a loop that re-masks and fills (ReMDM on LLaDA)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from samplers.base import Decision, RevisingSampler
-from samplers.checks import require_count
+from samplers.checks import count_from
 from samplers.fixed_schedule import even_quota
 from samplers.logits.statistics import highest
 from samplers.mask_predict import Predicted
@@ -42,14 +43,9 @@ class ReMDMLoop(RevisingSampler[Predicted]):
         ValueError: If an attribute is outside its range.
     """
 
-    steps_per_block: int = 32
-    loop_steps: int = 32
-    num_remasked: int = 1
-
-    def __post_init__(self) -> None:
-        require_count("steps_per_block", self.steps_per_block, 1)
-        require_count("loop_steps", self.loop_steps, 0, unit="steps")
-        require_count("num_remasked", self.num_remasked, 1, unit="tokens")
+    steps_per_block: Annotated[int, count_from(1)] = 32
+    loop_steps: Annotated[int, count_from(0, "steps")] = 32
+    num_remasked: Annotated[int, count_from(1, "tokens")] = 1
 
     def max_steps(self, num_masks: int) -> int:
         return min(self.steps_per_block, num_masks) + self.loop_steps

@@ -2,20 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.base import Decision
-from samplers.checks import (
-    require_choice,
-    require_count,
-    require_non_negative,
-    require_share,
-    require_unset,
-)
+from samplers.checks import NonNegative, Share, count_from, non_negative, require_unset
 from samplers.logits.float64 import in_float64, widest
 from samplers.view import Scope, View
 from samplers.wrapper import Wrapper
@@ -86,24 +80,18 @@ class SchED(Wrapper[Foreseen]):
     """
 
     fall: Fall = "cosine"
-    high: float = 7.5
-    low: float = 2.5
-    rate: float = 4.0
-    max_changed: float = 0.0
-    num_steps: int = 0
+    high: Annotated[float, non_negative("a logit gap")] = 7.5
+    low: Annotated[float, non_negative("a logit gap")] = 2.5
+    rate: NonNegative = 4.0
+    max_changed: Share = 0.0
+    num_steps: Annotated[int, count_from(0, "steps")] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_choice("fall", self.fall, get_args(Fall))
-        require_non_negative("low", self.low, unit="a logit gap")
-        require_non_negative("high", self.high, unit="a logit gap")
         if self.high < self.low:
             raise ValueError(f"high must be at least low={self.low}, got {self.high}.")
-        require_non_negative("rate", self.rate)
         if self.fall != "exponential":
             require_unset(self, "rate", f"with fall={self.fall!r}")
-        require_share("max_changed", self.max_changed)
-        require_count("num_steps", self.num_steps, 0, unit="steps")
 
     @property
     def scope(self) -> Scope:

@@ -1,20 +1,14 @@
 """Threshold unmasking that makes doubtful tokens [MASK] again (T2M)."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.base import Decision, RevisingSampler
-from samplers.checks import (
-    require_bool,
-    require_choice,
-    require_count,
-    require_probability,
-    require_share,
-)
+from samplers.checks import Probability, Share, count_from
 from samplers.logits.float64 import in_float64
 from samplers.logits.statistics import highest, highest_one
 from samplers.view import View
@@ -85,22 +79,13 @@ class T2M(RevisingSampler[Revised]):
         ValueError: If an attribute is outside its range.
     """
 
-    threshold: float = 0.7
+    threshold: Probability = 0.7
     strategy: Strategy = "low_prob"
-    tau: float = 0.3
-    max_remasks: int = 1
-    ratio: float = 0.25
-    max_post_steps: int = 16
+    tau: Probability = 0.3
+    max_remasks: Annotated[int, count_from(0, "re-masks")] = 1
+    ratio: Share = 0.25
+    max_post_steps: Annotated[int, count_from(0, "steps")] = 16
     eos_early_stop: bool = True
-
-    def __post_init__(self) -> None:
-        require_probability("threshold", self.threshold)
-        require_choice("strategy", self.strategy, get_args(Strategy))
-        require_probability("tau", self.tau)
-        require_count("max_remasks", self.max_remasks, 0, unit="re-masks")
-        require_share("ratio", self.ratio)
-        require_count("max_post_steps", self.max_post_steps, 0, unit="steps")
-        require_bool("eos_early_stop", self.eos_early_stop)
 
     def max_steps(self, num_masks: int) -> int:
         # The counts begin anew only after a step that began with a full block.

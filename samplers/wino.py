@@ -1,14 +1,14 @@
 """Wide-in, narrow-out unmasking that takes tokens back (WINO)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from samplers.base import Decision, Sampler
-from samplers.checks import require_count, require_probability, require_share
+from samplers.checks import Probability, Share, count_from
 from samplers.facts import Fact
 from samplers.logits.float64 import in_float64
 from samplers.logits.statistics import highest, highest_one
@@ -60,18 +60,14 @@ class Wino(Sampler[Committed]):
         ValueError: If an attribute is outside its range.
     """
 
-    low_threshold: float = 0.6
-    high_threshold: float = 0.9
-    accept_share: float = 0.7
-    min_accepts: int = 5
-    max_accepts: int = 20
+    low_threshold: Probability = 0.6
+    high_threshold: Probability = 0.9
+    accept_share: Share = 0.7
+    min_accepts: Annotated[int, count_from(1, "tokens")] = 5
+    max_accepts: Annotated[int, count_from(1, "tokens")] = 20
 
     def __post_init__(self) -> None:
-        require_probability("low_threshold", self.low_threshold)
-        require_probability("high_threshold", self.high_threshold)
-        require_share("accept_share", self.accept_share)
-        require_count("min_accepts", self.min_accepts, 1, unit="tokens")
-        require_count("max_accepts", self.max_accepts, 1, unit="tokens")
+        super().__post_init__()
         if self.min_accepts > self.max_accepts:
             raise ValueError(
                 f"min_accepts must be at most max_accepts={self.max_accepts}, "

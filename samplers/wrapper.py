@@ -32,16 +32,12 @@ class Wrapper(Sampler[State]):
     base: Sampler = field(default_factory=ConfidenceThreshold)
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        if not isinstance(self.base, Sampler):
-            raise ValueError(
-                f"{name} must wrap a sampler such as ConfidenceThreshold(0.9), got {self.base!r}."
-            )
+        super().__post_init__()
         fact = Fact.FINAL_TOKENS
         if fact not in self.base.gives:
             raise ValueError(
-                f"{name} needs {fact.sentence}, got {self.base!r}. Use {self.base!r} alone, or "
-                "wrap another sampler."
+                f"{type(self).__name__} needs {fact.sentence}, got {self.base!r}. Use "
+                f"{self.base!r} alone, or wrap another sampler."
             )
 
     @property

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -13,13 +13,7 @@ from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.rows import CLOSED, Opening, Row
-from samplers.checks import (
-    require_count,
-    require_probability,
-    require_share,
-    require_tuple,
-    shown,
-)
+from samplers.checks import Probability, Share, count_from, require_count, require_tuple, shown
 from samplers.view import View, is_one_of
 
 
@@ -53,11 +47,12 @@ class AdaptiveBlocks(BlockSchedule):
     """
 
     delimiters: tuple[int, ...]
-    threshold: float = 0.3
-    block_length: int | None = None
-    window: float = 0.25
+    threshold: Probability = 0.3
+    block_length: Annotated[int, count_from(1, "tokens")] | None = None
+    window: Share = 0.25
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_tuple("delimiters", self.delimiters)
         for token in self.delimiters:
             if isinstance(token, str):
@@ -66,9 +61,6 @@ class AdaptiveBlocks(BlockSchedule):
                     "(tokenizer.convert_tokens_to_ids('.'),)."
                 )
             require_count("delimiters", token, 0)
-        require_probability("threshold", self.threshold)
-        require_count("block_length", self.block_length, 1, unit="tokens", optional=True)
-        require_share("window", self.window)
 
     def check(self, model: MaskPredictor) -> None:
         beyond = [token for token in self.delimiters if token >= model.vocab_size]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Int, Shaped
@@ -13,7 +13,7 @@ from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.rows import CLOSED, Opening, Row
 from samplers.base import Decision
-from samplers.checks import require_choice, require_count, require_share
+from samplers.checks import Share, count_from
 from samplers.facts import Fact
 from samplers.view import Order, View
 
@@ -60,20 +60,12 @@ class MultiBlock(BlockSchedule):
         ValueError: If an attribute is outside its range.
     """
 
-    block_length: int | None = None
-    open_at: float = 0.1
-    force_at: float = 0.95
-    max_open: int | None = None
+    block_length: Annotated[int, count_from(1, "tokens")] | None = None
+    open_at: Share = 0.1
+    force_at: Share = 0.95
+    max_open: Annotated[int, count_from(1, "blocks")] | None = None
     order: Order = "confidence"
     forces: Literal["first", "every"] = "first"
-
-    def __post_init__(self) -> None:
-        require_count("block_length", self.block_length, 1, unit="tokens", optional=True)
-        require_share("open_at", self.open_at)
-        require_share("force_at", self.force_at)
-        require_count("max_open", self.max_open, 1, unit="blocks", optional=True)
-        require_choice("order", self.order, get_args(Order))
-        require_choice("forces", self.forces, ("first", "every"))
 
     @property
     def needs(self) -> frozenset[Fact]:

@@ -1,10 +1,11 @@
 """One block after another."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from dllm_decode.blocks.base import BlockSchedule, block_of
 from dllm_decode.core.rows import Opening, Row
-from samplers.checks import require_count
+from samplers.checks import count_from
 from samplers.facts import Fact
 
 
@@ -22,10 +23,7 @@ class Sequential(BlockSchedule):
         block_length: Tokens per block; `None`: as `DecodeConfig.block_length`.
     """
 
-    block_length: int | None = None
-
-    def __post_init__(self) -> None:
-        require_count("block_length", self.block_length, 1, unit="tokens", optional=True)
+    block_length: Annotated[int, count_from(1, "tokens")] | None = None
 
     @property
     def gives(self) -> frozenset[Fact]:

@@ -1,10 +1,11 @@
 """Small blocks inside a block (Fast-dLLM v2)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from dllm_decode.blocks.base import BlockSchedule, block_of
 from dllm_decode.core.rows import Opening, Row
-from samplers.checks import require_count
+from samplers.checks import count_from
 from samplers.facts import Fact
 
 
@@ -31,12 +32,8 @@ class SubBlocks(BlockSchedule):
         ValueError: If a length is not positive.
     """
 
-    block_length: int | None = None
-    sub_block_length: int = 8
-
-    def __post_init__(self) -> None:
-        require_count("block_length", self.block_length, 1, unit="tokens", optional=True)
-        require_count("sub_block_length", self.sub_block_length, 1, unit="tokens")
+    block_length: Annotated[int, count_from(1, "tokens")] | None = None
+    sub_block_length: Annotated[int, count_from(1, "tokens")] = 8
 
     @property
     def needs(self) -> frozenset[Fact]:

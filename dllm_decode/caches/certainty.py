@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
@@ -13,7 +14,7 @@ from dllm_decode.caches.base import CachePolicy, CacheQuery
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns, ranges_of
 from dllm_decode.core.history import History
-from samplers.checks import require_count, require_positive
+from samplers.checks import count_from, positive
 from samplers.facts import Fact
 from samplers.logits.float64 import widest
 
@@ -50,14 +51,9 @@ class CertaintyCache(CachePolicy):
         ValueError: If an attribute is outside its range.
     """
 
-    num_masks: int = 32
-    sigma: float = 10.0
-    fill: int = 0
-
-    def __post_init__(self) -> None:
-        require_count("num_masks", self.num_masks, 1, unit="masks")
-        require_positive("sigma", self.sigma, unit="a number of columns")
-        require_count("fill", self.fill, 0, unit="columns")
+    num_masks: Annotated[int, count_from(1, "masks")] = 32
+    sigma: Annotated[float, positive("a number of columns")] = 10.0
+    fill: Annotated[int, count_from(0, "columns")] = 0
 
     @property
     def needs(self) -> frozenset[Fact]:

@@ -11,7 +11,6 @@ from dllm_decode.caches.prefix import PrefixCache
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns, without
 from dllm_decode.core.history import History
-from samplers.checks import require_plugin
 from samplers.facts import Fact
 
 
@@ -37,7 +36,7 @@ class CutAtEos(CachePolicy):
     inner: CachePolicy = field(default_factory=PrefixCache)
 
     def __post_init__(self) -> None:
-        require_plugin("inner", self.inner, CachePolicy, "PrefixCache()")
+        super().__post_init__()
         if type(self.inner).hidden is not CachePolicy.hidden:
             raise ValueError(
                 f"inner must be a cache policy that hides no columns itself, got {self.inner!r}."

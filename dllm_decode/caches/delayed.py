@@ -1,6 +1,7 @@
 """Delayed caching (dKV-Cache)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from jaxtyping import Int
 from torch import Tensor
@@ -9,7 +10,7 @@ from dllm_decode.caches.base import CachePolicy, CacheQuery
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns, ranges_of
 from dllm_decode.core.history import History
-from samplers.checks import require_count
+from samplers.checks import count_from
 from samplers.facts import Fact
 
 
@@ -34,12 +35,8 @@ class DelayedCache(CachePolicy):
             for LLaDA and 1 for Dream.
     """
 
-    refresh_every: int = 8
-    warm_up: int = 2
-
-    def __post_init__(self) -> None:
-        require_count("refresh_every", self.refresh_every, 1, unit="forwards")
-        require_count("warm_up", self.warm_up, 1, unit="forwards")
+    refresh_every: Annotated[int, count_from(1, "forwards")] = 8
+    warm_up: Annotated[int, count_from(1, "forwards")] = 2
 
     @property
     def gives(self) -> frozenset[Fact]:

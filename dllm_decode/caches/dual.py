@@ -1,10 +1,11 @@
 """Prefix and suffix caching (Fast-dLLM's DualCache, dInfer's vicinity refresh)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from dllm_decode.caches.base import CachePolicy, CacheQuery, refreshes
 from dllm_decode.core.columns import Columns, columns
-from samplers.checks import require_count
+from samplers.checks import count_from
 from samplers.facts import Fact
 
 
@@ -27,14 +28,9 @@ class DualCache(CachePolicy):
         after: Columns after the block that are computed with it.
     """
 
-    refresh_every: int = 0
-    before: int = 0
-    after: int = 0
-
-    def __post_init__(self) -> None:
-        require_count("refresh_every", self.refresh_every, 0, unit="forwards")
-        require_count("before", self.before, 0, unit="columns")
-        require_count("after", self.after, 0, unit="columns")
+    refresh_every: Annotated[int, count_from(0, "forwards")] = 0
+    before: Annotated[int, count_from(0, "columns")] = 0
+    after: Annotated[int, count_from(0, "columns")] = 0
 
     @property
     def gives(self) -> frozenset[Fact]:

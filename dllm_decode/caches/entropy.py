@@ -1,6 +1,7 @@
 """Refreshing everything once a token was committed in doubt (EntropyCache)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Int
@@ -10,7 +11,7 @@ from dllm_decode.caches.base import CachePolicy, CacheQuery
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns, ranges_of
 from dllm_decode.core.history import History
-from samplers.checks import require_count, require_number
+from samplers.checks import Number, count_from
 from samplers.facts import Fact
 
 _MASK, _TOKEN = 1, 2
@@ -39,12 +40,8 @@ class EntropyCache(CachePolicy):
         ValueError: If an attribute is outside its range.
     """
 
-    threshold: float = 0.1
-    last_k: int = 64
-
-    def __post_init__(self) -> None:
-        require_number("threshold", self.threshold)
-        require_count("last_k", self.last_k, 0, unit="tokens")
+    threshold: Number = 0.1
+    last_k: Annotated[int, count_from(0, "tokens")] = 64
 
     @property
     def needs(self) -> frozenset[Fact]:

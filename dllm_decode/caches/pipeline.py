@@ -1,6 +1,7 @@
 """Caching block after block while several are open (d3LLM)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Int
@@ -10,7 +11,7 @@ from dllm_decode.caches.base import CachePolicy, CacheQuery
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns
 from dllm_decode.core.history import History
-from samplers.checks import require_count
+from samplers.checks import count_from
 from samplers.facts import Fact
 
 # Later than any forward.
@@ -38,14 +39,9 @@ class PipelineCache(CachePolicy):
         refresh_every: Forwards of a row from one computation of everything to the next; 0: none.
     """
 
-    block_length: int = 32
-    delay: int = 2
-    refresh_every: int = 3
-
-    def __post_init__(self) -> None:
-        require_count("block_length", self.block_length, 1, unit="tokens")
-        require_count("delay", self.delay, 0, unit="forwards")
-        require_count("refresh_every", self.refresh_every, 0, unit="forwards")
+    block_length: Annotated[int, count_from(1, "tokens")] = 32
+    delay: Annotated[int, count_from(0, "forwards")] = 2
+    refresh_every: Annotated[int, count_from(0, "forwards")] = 3
 
     @property
     def gives(self) -> frozenset[Fact]:

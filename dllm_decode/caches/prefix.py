@@ -1,10 +1,11 @@
 """Prefix caching (Fast-dLLM)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from dllm_decode.caches.base import RECOMPUTED, CachePolicy, CacheQuery, refreshes
 from dllm_decode.core.columns import Columns, columns
-from samplers.checks import require_count
+from samplers.checks import count_from
 from samplers.facts import Fact
 
 
@@ -27,10 +28,7 @@ class PrefixCache(CachePolicy):
             the first.
     """
 
-    refresh_every: int = 0
-
-    def __post_init__(self) -> None:
-        require_count("refresh_every", self.refresh_every, 0, unit="forwards")
+    refresh_every: Annotated[int, count_from(0, "forwards")] = 0
 
     @property
     def gives(self) -> frozenset[Fact]:

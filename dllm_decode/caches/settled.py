@@ -1,6 +1,7 @@
 """Caching from the left, once columns have settled (d3LLM's cache for pipelined blocks)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from jaxtyping import Int
 from torch import Tensor
@@ -9,7 +10,7 @@ from dllm_decode.caches.base import CachePolicy, CacheQuery
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns
 from dllm_decode.core.history import History
-from samplers.checks import require_count
+from samplers.checks import count_from
 from samplers.facts import Fact
 
 
@@ -29,10 +30,7 @@ class SettledCache(CachePolicy):
         delay: Forwards of the row that compute a column after its token was committed.
     """
 
-    delay: int = 2
-
-    def __post_init__(self) -> None:
-        require_count("delay", self.delay, 1, unit="forwards")
+    delay: Annotated[int, count_from(1, "forwards")] = 2
 
     @property
     def gives(self) -> frozenset[Fact]:

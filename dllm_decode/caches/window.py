@@ -1,6 +1,7 @@
 """A window of the columns after the open block (Streaming-dLLM), around any cache policy."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from jaxtyping import Int
 from torch import Tensor
@@ -10,7 +11,7 @@ from dllm_decode.caches.prefix import PrefixCache
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns, without
 from dllm_decode.core.history import History
-from samplers.checks import require_count
+from samplers.checks import count_from
 from samplers.facts import Fact
 
 
@@ -43,20 +44,15 @@ class SuffixWindow(CachePolicy):
     """
 
     inner: CachePolicy = field(default_factory=PrefixCache)
-    width: int = 96
-    tail: int = 1
+    width: Annotated[int, count_from(0, "columns")] = 96
+    tail: Annotated[int, count_from(0, "columns")] = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, CachePolicy):
-            raise ValueError(
-                f"inner must be a cache policy such as PrefixCache(), got {self.inner!r}."
-            )
+        super().__post_init__()
         if type(self.inner).hidden is not CachePolicy.hidden:
             raise ValueError(
                 f"inner must be a cache policy that hides no columns itself, got {self.inner!r}."
             )
-        require_count("width", self.width, 0, unit="columns")
-        require_count("tail", self.tail, 0, unit="columns")
 
     @property
     def needs(self) -> frozenset[Fact]:

@@ -15,7 +15,7 @@ from samplers.base import Sampler
 from samplers.checks import shown
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.expression import parts_of
-from samplers.facts import Fact, Giver, PlugIn
+from samplers.facts import FACTS, Fact, Giver, PlugIn
 from samplers.view import Scope
 
 _WORDS: dict[Giver, str] = {"cache": "cache policy", "blocks": "block schedule"}
@@ -166,7 +166,7 @@ def refusal_of(
         needs = plugin.needs
         if Fact.UNIFORM_STATE in needs:
             needs |= {Fact.STARTS_AS_NOISE}
-        for fact in Fact:
+        for fact in (*FACTS.values(), *sorted(needs)):
             if fact in needs and fact not in gives[fact.giver]:
                 return (
                     f"{names[kind]} needs {fact.sentence}, got {names[fact.giver]}. Use "

@@ -1,6 +1,7 @@
 """The losses of a causal model and of a masked-diffusion model that answer the same prompts."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.training.examples import Batch, Objective
-from samplers.checks import require_count, require_probability
+from samplers.checks import CheckedFields, Probability, count_from
 
 IGNORED = -100
 
@@ -48,7 +49,7 @@ def align_left(batch: Batch, eos_id: int) -> tuple[Int[Tensor, "B L"], Int[Tenso
 
 
 @dataclass(frozen=True)
-class MaskSampler:
+class MaskSampler(CheckedFields):
     """Draws masks from a mixture of the states that decoders visit.
 
     *Anywhere*: k of the G answer positions, k uniform on 1, ..., G. *Block*: the blocks before a
@@ -73,14 +74,9 @@ class MaskSampler:
         ordered_share: Probability that a block state is masked from the right.
     """
 
-    block_length: int = 32
-    block_share: float = 0.5
-    ordered_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        require_count("block_length", self.block_length, 1)
-        require_probability("block_share", self.block_share)
-        require_probability("ordered_share", self.ordered_share)
+    block_length: Annotated[int, count_from(1)] = 32
+    block_share: Probability = 0.5
+    ordered_share: Probability = 0.5
 
     def draw(
         self, answers: Int[Tensor, "B G"], eos_id: int, generator: torch.Generator

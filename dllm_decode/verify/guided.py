@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool
@@ -24,7 +25,7 @@ from dllm_decode.verify.target_round import (
     written,
 )
 from samplers.base import Sampler
-from samplers.checks import require_count, require_probability, require_share
+from samplers.checks import Probability, Share, count_from
 from samplers.logits.statistics import gather, leading, most_likely, num_larger, probability
 
 
@@ -65,17 +66,14 @@ class Guided(Verifier):
     """
 
     target: CausalTarget
-    num_proposals: int = 32
-    top_k: int = 1
-    ratio: float = 0.0
-    threshold: float = 0.0
+    num_proposals: Annotated[int, count_from(1)] = 32
+    top_k: Annotated[int, count_from(1)] = 1
+    ratio: Share = 0.0
+    threshold: Probability = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_target("Guided", self.target)
-        require_count("num_proposals", self.num_proposals, 1)
-        require_count("top_k", self.top_k, 1)
-        require_share("ratio", self.ratio)
-        require_probability("threshold", self.threshold)
         if self.threshold == 1.0:
             raise ValueError("threshold must be below 1, which no probability exceeds, got 1.0.")
 

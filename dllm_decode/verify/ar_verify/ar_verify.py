@@ -31,7 +31,6 @@ from dllm_decode.verify.target_round import (
     written,
 )
 from samplers.base import Sampler
-from samplers.checks import require_plugin
 from samplers.logits.statistics import certain_where, leading, most_likely
 from samplers.state import merge_state
 from samplers.view import View
@@ -103,9 +102,8 @@ class ARVerify(Verifier):
     drafting: Drafting = field(default_factory=PathSearch)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_target("ARVerify", self.target)
-        require_plugin("draft_length", self.draft_length, DraftLength, "DraftLength(8, 8)")
-        require_plugin("drafting", self.drafting, Drafting, "PathSearch() or Tree()")
 
     @property
     def files(self) -> tuple[Path, ...]:

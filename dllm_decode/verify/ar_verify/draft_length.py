@@ -1,13 +1,13 @@
 """How long a draft is (DiffuSpec's adaptive draft length)."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.checks import require_choice, require_count, require_number
+from samplers.checks import CheckedFields, count_from, require_number
 from samplers.logits.float64 import widest
 
 
@@ -26,7 +26,7 @@ class DraftLengths(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DraftLength:
+class DraftLength(CheckedFields):
     """Drafts as many tokens as lately came before an EOS, and more while all are accepted.
 
     After each round, with G and A moving means of the drafted and the accepted tokens, the length
@@ -50,24 +50,21 @@ class DraftLength:
         ValueError: If an attribute is outside its range.
     """
 
-    shortest: int = 20
-    longest: int = 30
-    growth: int = 10
+    shortest: Annotated[int, count_from(1, "tokens")] = 20
+    longest: Annotated[int, count_from(1, "tokens")] = 30
+    growth: Annotated[int, count_from(0, "tokens")] = 10
     momentum: float = 0.5
     start: Literal["longest", "zero"] = "longest"
 
     def __post_init__(self) -> None:
-        require_count("shortest", self.shortest, 1, unit="tokens")
-        require_count("longest", self.longest, 1, unit="tokens")
+        super().__post_init__()
         if self.shortest > self.longest:
             raise ValueError(
                 f"shortest must be between 1 and longest={self.longest} tokens, got "
                 f"{self.shortest}."
             )
-        require_count("growth", self.growth, 0, unit="tokens")
         if not 0.0 < require_number("momentum", self.momentum) <= 1.0:
             raise ValueError(f"momentum must be a weight in (0, 1], got {self.momentum}.")
-        require_choice("start", self.start, ("longest", "zero"))
 
     def first(self, rows: Int[Tensor, " B"]) -> DraftLengths:
         """Returns the lengths before the first round."""

@@ -3,18 +3,19 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, get_args
+from typing import Annotated, Generic, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.checks import (
-    require_choice,
-    require_count,
-    require_non_negative,
+    CheckedFields,
+    NonNegative,
+    Number,
+    Probability,
+    count_from,
     require_number,
-    require_probability,
 )
 from samplers.logits.float64 import widest
 from samplers.logits.statistics import divided
@@ -28,7 +29,7 @@ Estimate = Literal["entropy", "margin"]
 _MARGIN = 0.05
 
 
-class Router(ABC, Generic[State]):
+class Router(CheckedFields, ABC, Generic[State]):
     """Decides from the logits of the draft which rows verify the draft.
 
     Its memory is a `State` of a row's whole answer: None, or tensors with the batch axis first.
@@ -61,10 +62,7 @@ class MinimumSpan(Router[None]):
         length: Least number of masks, at least 1. Fast-dLLM v2 with blocks of 32: 8.
     """
 
-    length: int = 8
-
-    def __post_init__(self) -> None:
-        require_count("length", self.length, 1, unit="masks")
+    length: Annotated[int, count_from(1, "masks")] = 8
 
     def verifies(
         self, view: View, span: Bool[Tensor, "B W"], state: None
@@ -103,21 +101,17 @@ class ScoreThreshold(Router[Bool[Tensor, " B"]]):
         ValueError: If an attribute is outside its range.
     """
 
-    on: float = 0.0
+    on: Number = 0.0
     off: float | None = None
     penalise: Penalise = "static"
-    penalty: float = 1.0
+    penalty: NonNegative = 1.0
     estimate: Estimate = "entropy"
-    confidence: float = 0.85
+    confidence: Probability = 0.85
 
     def __post_init__(self) -> None:
-        require_number("on", self.on)
+        super().__post_init__()
         if self.off is not None and require_number("off", self.off) >= self.on:
             raise ValueError(f"off must be below on={self.on}, got {self.off}.")
-        require_choice("penalise", self.penalise, get_args(Penalise))
-        require_non_negative("penalty", self.penalty)
-        require_choice("estimate", self.estimate, get_args(Estimate))
-        require_probability("confidence", self.confidence)
 
     def init(self, view: View) -> Bool[Tensor, " B"]:
         """Returns the rows that verified in their last round."""
@@ -200,16 +194,10 @@ class UCB(Router[Rewards]):
         ValueError: If an attribute is outside its range.
     """
 
-    beta: float = 1.0
-    span_bins: int = 2
-    progress_bins: int = 2
-    entropy_bins: int = 2
-
-    def __post_init__(self) -> None:
-        require_non_negative("beta", self.beta)
-        require_count("span_bins", self.span_bins, 1)
-        require_count("progress_bins", self.progress_bins, 1)
-        require_count("entropy_bins", self.entropy_bins, 1)
+    beta: NonNegative = 1.0
+    span_bins: Annotated[int, count_from(1)] = 2
+    progress_bins: Annotated[int, count_from(1)] = 2
+    entropy_bins: Annotated[int, count_from(1)] = 2
 
     def init(self, view: View) -> Rewards:
         """Returns no experience."""

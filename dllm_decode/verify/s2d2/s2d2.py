@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,7 +20,7 @@ from dllm_decode.verify.acceptance import accept_by_ratio
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.s2d2.routing import Router, ScoreThreshold
 from samplers.base import Decision, Sampler
-from samplers.checks import require_choice, require_count, require_plugin
+from samplers.checks import count_from
 from samplers.facts import Fact
 from samplers.logits.float64 import widest
 from samplers.logits.noise import position_keys
@@ -111,12 +111,7 @@ class S2D2(Verifier):
 
     router: Router = field(default_factory=ScoreThreshold)
     attend_to_text: AttendToText = "blocks"
-    min_tokens: int = 1
-
-    def __post_init__(self) -> None:
-        require_plugin("router", self.router, Router, "ScoreThreshold()")
-        require_choice("attend_to_text", self.attend_to_text, get_args(AttendToText))
-        require_count("min_tokens", self.min_tokens, 1, unit="tokens")
+    min_tokens: Annotated[int, count_from(1, "tokens")] = 1
 
     @property
     def needs(self) -> frozenset[Fact]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +23,7 @@ from dllm_decode.verify.self_verify.evaluated_states import (
     num_unsettled,
     placed,
 )
-from samplers.checks import require_choice, require_count
+from samplers.checks import count_from
 from samplers.facts import Fact
 from samplers.state import take_state
 
@@ -76,14 +76,9 @@ class SelfVerify(Verifier):
         ValueError: If an attribute is outside its range.
     """
 
-    draft_steps: int = 4
+    draft_steps: Annotated[int, count_from(1)] = 4
     evaluate: Evaluate = "batch"
     reach: Reach = "next"
-
-    def __post_init__(self) -> None:
-        require_count("draft_steps", self.draft_steps, 1)
-        require_choice("evaluate", self.evaluate, get_args(Evaluate))
-        require_choice("reach", self.reach, get_args(Reach))
 
     @property
     def needs(self) -> frozenset[Fact]:

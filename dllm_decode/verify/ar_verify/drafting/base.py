@@ -6,9 +6,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.verify.drafts import Beginning, Draft
+from samplers.checks import CheckedFields
 
 
-class Drafting(ABC):
+class Drafting(CheckedFields, ABC):
     """Makes a draft from the logits of the mask predictor."""
 
     @property

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import log2
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.checks import require_count, require_number, shown
+from samplers.checks import CheckedFields, count_from, require_number, shown
 from samplers.logits.float64 import widest
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-class Proxy(ABC):
+class Proxy(CheckedFields, ABC):
     """Estimates how likely a token follows a few others, without a forward."""
 
     @property
@@ -59,14 +59,13 @@ class NGram(Proxy):
         tables: Counts for each length from 1; made by `fit`.
     """
 
-    vocab_size: int
-    length: int = 3
+    vocab_size: Annotated[int, count_from(1, "tokens")]
+    length: Annotated[int, count_from(1, "tokens")] = 3
     strength: float = 1.0
     tables: tuple["Counts", ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require_count("vocab_size", self.vocab_size, 1, unit="tokens")
-        require_count("length", self.length, 1, unit="tokens")
+        super().__post_init__()
         if not require_number("strength", self.strength) > 0.0:
             raise ValueError(f"strength must be above 0 tokens, got {self.strength}.")
         if self.length * log2(self.vocab_size) >= 63:

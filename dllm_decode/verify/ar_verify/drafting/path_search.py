@@ -1,7 +1,7 @@
 """Causal-consistency path search (DiffuSpec): one draft out of many that a forward holds."""
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,14 +10,7 @@ from torch import Tensor
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
 from dllm_decode.verify.drafts import Beginning, Draft
-from samplers.checks import (
-    require_choice,
-    require_count,
-    require_non_negative,
-    require_number,
-    require_plugin,
-    require_share,
-)
+from samplers.checks import NonNegative, Share, count_from, require_number
 from samplers.logits.statistics import log_normaliser, top_k, widen
 
 
@@ -79,25 +72,19 @@ class PathSearch(Drafting):
         ValueError: If an attribute is outside its range.
     """
 
-    width: int = 3
+    width: Annotated[int, count_from(1)] = 3
     mass: float = 0.8
-    max_candidates: int = 15
-    weight: float = 0.5
+    max_candidates: Annotated[int, count_from(1)] = 15
+    weight: Share = 0.5
     proxy: Proxy = field(default_factory=Uniform)
     eos: Literal["within_mass", "always"] = "within_mass"
-    length_power: float = 1.0
-    num_forwards: int = 1
+    length_power: NonNegative = 1.0
+    num_forwards: Annotated[int, count_from(1)] = 1
 
     def __post_init__(self) -> None:
-        require_count("width", self.width, 1)
-        require_count("max_candidates", self.max_candidates, 1)
+        super().__post_init__()
         if not 0.0 < require_number("mass", self.mass) <= 1.0:
             raise ValueError(f"mass must be a probability in (0, 1], got {self.mass}.")
-        require_share("weight", self.weight)
-        require_plugin("proxy", self.proxy, Proxy, "NGram(...).fit(...)")
-        require_choice("eos", self.eos, ("within_mass", "always"))
-        require_non_negative("length_power", self.length_power)
-        require_count("num_forwards", self.num_forwards, 1)
 
     def draft(
         self,

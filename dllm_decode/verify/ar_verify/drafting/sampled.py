@@ -1,7 +1,7 @@
 """Drafts that are drawn, not searched (speculative sampling)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.drafts import Beginning, Draft
-from samplers.checks import require_choice, require_count
+from samplers.checks import count_from
 from samplers.logits.noise import mix
 from samplers.logits.statistics import draw, leading, most_likely
 
@@ -49,11 +49,7 @@ class Sampled(Drafting):
     """
 
     verification: Literal["token", "block"] = "token"
-    num_forwards: int = 1
-
-    def __post_init__(self) -> None:
-        require_choice("verification", self.verification, ("token", "block"))
-        require_count("num_forwards", self.num_forwards, 1)
+    num_forwards: Annotated[int, count_from(1)] = 1
 
     @property
     def is_drawn(self) -> bool:

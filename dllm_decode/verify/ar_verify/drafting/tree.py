@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +11,7 @@ from torch import Tensor
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
 from dllm_decode.verify.drafts import Beginning, Draft
-from samplers.checks import require_count, require_non_negative, require_plugin
+from samplers.checks import NonNegative, count_from
 from samplers.logits.float64 import widest
 from samplers.logits.statistics import leading, log_normaliser, top_k
 
@@ -83,19 +83,12 @@ class Tree(Drafting):
         ValueError: If an attribute is outside its range.
     """
 
-    budget: int = 32
-    max_candidates: int = 32
-    column_cost: float = 0.0
+    budget: Annotated[int, count_from(1)] = 32
+    max_candidates: Annotated[int, count_from(1)] = 32
+    column_cost: NonNegative = 0.0
     proxy: Proxy = field(default_factory=Uniform)
-    proxy_weight: float = 0.0
-    num_forwards: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("budget", "max_candidates", "num_forwards"):
-            require_count(name, getattr(self, name), 1)
-        for name in ("column_cost", "proxy_weight"):
-            require_non_negative(name, getattr(self, name))
-        require_plugin("proxy", self.proxy, Proxy, "NGram(...).fit(...)")
+    proxy_weight: NonNegative = 0.0
+    num_forwards: Annotated[int, count_from(1)] = 1
 
     @property
     def keeps_alternatives(self) -> bool:

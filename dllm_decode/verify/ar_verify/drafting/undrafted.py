@@ -1,6 +1,7 @@
 """Drafts that no mask predictor is asked for: from the text so far, or from the target itself."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.drafts import Beginning, Draft
-from samplers.checks import require_count
+from samplers.checks import count_from
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,8 @@ class PromptLookup(Drafting):
         ValueError: If an attribute is below 1.
     """
 
-    ngram: int = 3
-    length: int = 8
-
-    def __post_init__(self) -> None:
-        require_count("ngram", self.ngram, 1, unit="tokens")
-        require_count("length", self.length, 1, unit="tokens")
+    ngram: Annotated[int, count_from(1, "tokens")] = 3
+    length: Annotated[int, count_from(1, "tokens")] = 8
 
     @property
     def num_forwards(self) -> int:
@@ -82,10 +79,7 @@ class Jacobi(Drafting):
         ValueError: If the attribute is below 1.
     """
 
-    length: int = 8
-
-    def __post_init__(self) -> None:
-        require_count("length", self.length, 1, unit="tokens")
+    length: Annotated[int, count_from(1, "tokens")] = 8
 
     @property
     def num_forwards(self) -> int:

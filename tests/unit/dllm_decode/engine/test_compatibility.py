@@ -55,7 +55,7 @@ from samplers import (
     View,
     Wino,
 )
-from samplers.facts import Fact
+from samplers.facts import FACTS, Fact
 from samplers.logits.statistics import highest_one
 
 # Plug-ins that declare nothing; the verifier takes the sampler's word, and the sampler has a state.
@@ -193,7 +193,7 @@ def test_what_is_not_refused_decodes_and_a_refusal_costs_no_forward(kind: Any, c
 
 
 # A sampler that needs `ANY_PART` would give it.
-@pytest.mark.parametrize("fact", sorted({*Fact} - {Fact.HAS_MASK, Fact.ANY_PART}, key=str))
+@pytest.mark.parametrize("fact", sorted({*FACTS.values()} - {Fact.HAS_MASK, Fact.ANY_PART}))
 def test_a_refusal_names_both_sides_and_the_remedy(fact: Fact) -> None:
     sampler = plugin(ConfidenceThreshold, needs=frozenset({fact}), gives=frozenset())
     giving = plugin(Verifier, look=lambda self, decoder, state: ..., gives=frozenset({fact}))
@@ -339,3 +339,14 @@ def test_a_window_on_a_block_causal_model_is_warned_of() -> None:
     model = tiny("sdar")
     with pytest.warns(UserWarning, match="hides nothing: the blocks of sdar see no later ones"):
         new_decoder(model, ConfidenceThreshold(0.9), cache=SuffixWindow(NoCache(), 4))
+
+
+def test_a_plug_in_may_need_a_fact_of_its_own() -> None:
+    """Facts were a closed list, so that plug-ins of others could rely on nothing else."""
+    own = Fact("cache", "a cache policy that counts its forwards", "Counter()")
+    sampler = plugin(ConfidenceThreshold, needs=frozenset({Fact.HAS_MASK, own}))
+    with pytest.raises(ValueError, match=r"needs a cache policy that counts .* Use Counter\(\)"):
+        run(tiny("llada"), sampler)
+    same = Fact("cache", "a cache policy that counts its forwards", "Counter()")
+    giving = plugin(NoCache, gives=NoCache().gives | {same})
+    assert run(tiny("llada"), sampler, cache=giving).forwards > 0
