@@ -40,6 +40,11 @@ class Fact(Enum):
         "a model that reads its own last logits",
         "a model such as DiffusionGemma",
     )
+    ANY_SUBSET = (
+        "model",
+        "a model that predicts any tokens from any others, in every order",
+        "an any-subset model such as XLNet",
+    )
     EVERY_COLUMN = (
         "cache",
         "a cache policy that computes every column in every forward",

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 
     from dllm_decode.models.diffusion_gemma import DiffusionGemma
     from dllm_decode.models.targets.causal_only import CausalOnly
+    from dllm_decode.models.xlnet import XLNet
 
-LoadedModel: TypeAlias = "MaskedTransformer | DiffusionGemma | CausalOnly"
+LoadedModel: TypeAlias = "MaskedTransformer | DiffusionGemma | XLNet | CausalOnly"
 """A network of this package, or one that transformers computes."""
 
 _DTYPES = {
@@ -146,27 +147,32 @@ def load_model(
     config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
     check_stored(config, file=file)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
+    left_out = {
+        "adapter": adapter, "quantize": quantize, "mask_id": mask_id, "block_length": block_length,
+        "compile": compile,
+    }  # fmt: skip
+    # Most models need none of these modules.
     if config.get("model_type") == "diffusion_gemma":
-        # Most models need nothing of it.
         from dllm_decode.models.diffusion_gemma import load_diffusion_gemma
 
         words = read_tokenizer(folder, "DiffusionGemma", tokenizer, fast=True)
-        left_out = {
-            "adapter": adapter, "quantize": quantize, "family": family, "mask_id": mask_id,
-            "block_length": block_length, "compile": compile,
-        }  # fmt: skip
         return load_diffusion_gemma(
-            folder, name, place_on, wished, left_out,
+            folder, name, place_on, wished, {**left_out, "family": family},
             max_memory=max_memory, offload_folder=offload_folder,
         ), words  # fmt: skip
+    if config.get("model_type") == "xlnet":
+        from dllm_decode.models.xlnet import load_xlnet
+
+        words = read_tokenizer(folder, "XLNet", tokenizer, fast=True)
+        return load_xlnet(
+            folder, words, {**left_out, "family": family, "mask_id": None},
+            name=name, device=place_on, dtype=wished, mask_id=mask_id,
+        ), words  # fmt: skip
     if family == "causal":
-        # Most models need nothing of it.
         from dllm_decode.models.targets.causal_only import load_causal
 
         words = read_tokenizer(folder, "causal", "required", fast=False)
-        given = {"adapter": adapter, "quantize": quantize, "mask_id": mask_id,
-                 "block_length": block_length, "compile": compile}  # fmt: skip
-        return load_causal(folder, words, given, name=name, device=place_on, dtype=wished), words
+        return load_causal(folder, words, left_out, name=name, device=place_on, dtype=wished), words
     known = family_of(config, family, file=file)
     words = read_tokenizer(folder, known.name, tokenizer, fast=known.fast_tokenizer)
     facts = known.read(
