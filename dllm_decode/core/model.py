@@ -216,9 +216,9 @@ class UniformState(Protocol):
 class AnySubset(Protocol):
     """A model that predicts any tokens from any others; a `MaskPredictor` need not be one.
 
-    A forward predicts each wanted column from the columns that its own row of `attend` names, never
-    from its own token or from [MASK]. The state of a column that is read depends on its own row of
-    `attend` and on its token alone.
+    A forward predicts each wanted column from the columns that its own row of `attend` names, not
+    from itself and not from [MASK]. A column that is read has itself read its token and the columns
+    that its row of `attend` names.
 
     Attributes:
         reads_any_subset: True.

@@ -28,9 +28,9 @@ _MASK_ID = 6
 class XLNet:
     """An `XLNetLMHeadModel` of transformers, which predicts any tokens from any others.
 
-    Each wanted column is predicted from the columns that its row of `attend` names, without its own
-    token and without [MASK], so that one forward has all conditionals of a whole order of
-    positions. Without such rows, as for a sampler, all columns that hold a token are read.
+    Each wanted column is predicted from the columns that its row of `attend` names, not from itself
+    and not from [MASK], so that one forward has all conditionals of a whole order of positions.
+    Without `attend`, as for a sampler, all columns that hold a token are read.
 
     Positions are relative, and a forward computes every column, so that there is no cache.
 
@@ -156,7 +156,9 @@ def load_xlnet(
     config = ConfigReader(read_json(path), file=repr(str(path)))
     for key, allowed in (("attn_type", "bi"), ("bi_data", False)):
         if not config.is_one_of(key, (allowed,)):
-            raise config.error(key, f"{allowed!r}, so that any subset can be read", config.value(key))
+            raise config.error(
+                key, f"{allowed!r}, so that any subset can be read", config.value(key)
+            )
     files = model_files(folder)
     with by_transformers(folder):
         read: Any = XLNetLMHeadModel.from_pretrained(
@@ -169,6 +171,7 @@ def load_xlnet(
             f"The weight files in {str(folder)!r} must have every tensor of the model, got none "
             f"for {', '.join(sorted(report['missing_keys'])[:8])}. Download them again."
         )
+    fingerprint = fingerprint_of_network(network)
     # The library leaves some weights in float32, whatever dtype is asked for.
     network.to("cuda" if device == "auto" else device, dtype or network.dtype)
     if mask_id is None:
@@ -177,8 +180,7 @@ def load_xlnet(
         "eos_token_id", most=int(network.config.vocab_size) - 1
     )
     model = XLNet(network, name=name, mask_id=mask_id, eos_ids=tuple(ends))
-    model.files = files
-    model.fingerprint = fingerprint_of_network(network)
+    model.files, model.fingerprint = files, fingerprint
     if tokenizer is not None:
         tokenizer.backend_tokenizer.post_processor = None
     return model

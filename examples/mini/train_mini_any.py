@@ -11,7 +11,6 @@ import dllm_decode.launch  # noqa: F401 - before torch is loaded
 
 # isort: split
 import argparse
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +39,7 @@ def main() -> None:
     world_arguments(parser)
     sizes(parser, num_layers=4)
     parser.add_argument("--given-share", type=float, default=0.3, help="of rows to be filled in")
-    parser.add_argument("--draft-share", type=float, default=0.25, help="of rows as drafts see them")
+    parser.add_argument("--draft-share", type=float, default=0.25, help="of rows seen by drafts")
     parser.set_defaults(equations=0.0, gen_lengths=[48], batch_size=64, evaluate_on=128)
     options = parser.parse_args()
     disable_progress_bar()
@@ -135,10 +134,11 @@ class AnySubsetLoss(Objective[Batch]):
 
 def export(world: MiniWorld, network: XLNetLMHeadModel, folder: Path) -> dict[str, float]:
     """Writes the model and then measures the files just written, one token a forward."""
-    plain = deepcopy(network)
-    for layer in plain.transformer.layer:
-        for name in PROJECTIONS:
-            parametrize.remove_parametrizations(layer.rel_attn, name)
+    plain = XLNetLMHeadModel(network.config)
+    held = plain.state_dict()
+    for name, weight in network.state_dict().items():
+        own = name.replace("parametrizations.", "").removesuffix(".original")
+        held[own].copy_(weight.view_as(held[own]))
     plain.bfloat16().save_pretrained(folder)
     written, _ = load_model(folder, device=world.options.device, dtype="float32")
 
