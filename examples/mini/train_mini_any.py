@@ -47,7 +47,7 @@ def main() -> None:
     network = new_network(options, world)
     for layer in network.transformer.layer:
         for name in PROJECTIONS:
-            parametrize.register_parametrization(layer.rel_attn, name, Heads(options.heads))
+            parametrize.register_parametrization(layer.rel_attn, name, HeadsOfMatrix(options.heads))
     objective = AnySubsetLoss(network, options.given_share, options.draft_share)
     run(
         options, objective, world.kinds(), world.tokenizer, name="mini-any",
@@ -67,7 +67,7 @@ def new_network(options: argparse.Namespace, world: MiniWorld) -> XLNetLMHeadMod
     return XLNetLMHeadModel(config).to(options.device)
 
 
-class Heads(nn.Module):
+class HeadsOfMatrix(nn.Module):
     """Makes a projection of an XLNet of a matrix, which is what Muon takes."""
 
     def __init__(self, num_heads: int) -> None:
