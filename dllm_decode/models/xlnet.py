@@ -173,7 +173,10 @@ def load_xlnet(
         )
     fingerprint = fingerprint_of_network(network)
     # The library leaves some weights in float32, whatever dtype is asked for.
-    network.to("cuda" if device == "auto" else device, dtype or network.dtype)
+    network.to(
+        "cuda" if device == "auto" else device,
+        dtype or network.transformer.word_embedding.weight.dtype,
+    )
     if mask_id is None:
         mask_id = _MASK_ID if tokenizer is None else tokenizer.mask_token_id
     ends = (generation_of(folder) or config).integers(

@@ -35,7 +35,8 @@ class AnySubsetVerify(Verifier):
     the law p that it has after the drafts before it. From the left, x is accepted with probability
     min(1, p / q); the first rejected token is replaced by a draw from max(0, p - q), normalised,
     and ends the round. Of the first draft p is q, so that it is always accepted, and a round of one
-    draft needs no second forward. Hence a row has at most as many forwards as tokens.
+    draft needs no second forward. Hence a round has at most as many forwards as it writes tokens,
+    those after an EOS included.
 
         given     _ given  _  _  given       ranks  0 1 0 2 3 0
         draft       a      b  c              each sees rank 0 and what is settled

@@ -45,9 +45,7 @@ def main() -> None:
     disable_progress_bar()
     world = MiniWorld(options)
     network = new_network(options, world)
-    for layer in network.transformer.layer:
-        for name in PROJECTIONS:
-            parametrize.register_parametrization(layer.rel_attn, name, HeadsOfMatrix(options.heads))
+    train_matrices(network)
     objective = AnySubsetLoss(network, options.given_share, options.draft_share)
     run(
         options, objective, world.kinds(), world.tokenizer, name="mini-any",
@@ -79,6 +77,14 @@ class HeadsOfMatrix(nn.Module):
 
     def right_inverse(self, weight: Float[Tensor, "H N d"]) -> Float[Tensor, "H D"]:
         return weight.flatten(1)
+
+
+def train_matrices(network: XLNetLMHeadModel) -> None:
+    """Lets the projections of a model be trained as matrices."""
+    for layer in network.transformer.layer:
+        for name in PROJECTIONS:
+            heads = HeadsOfMatrix(network.config.n_head)
+            parametrize.register_parametrization(layer.rel_attn, name, heads)
 
 
 @dataclass(eq=False)
@@ -132,14 +138,19 @@ class AnySubsetLoss(Objective[Batch]):
         return seen & batch.in_row[:, None] & (columns != columns[:, None])
 
 
-def export(world: MiniWorld, network: XLNetLMHeadModel, folder: Path) -> dict[str, float]:
-    """Writes the model and then measures the files just written, one token a forward."""
+def write(network: XLNetLMHeadModel, folder: Path) -> None:
+    """Writes a model whose projections are trained as matrices, in bfloat16."""
     plain = XLNetLMHeadModel(network.config)
     held = plain.state_dict()
     for name, weight in network.state_dict().items():
         own = name.replace("parametrizations.", "").removesuffix(".original")
         held[own].copy_(weight.view_as(held[own]))
     plain.bfloat16().save_pretrained(folder)
+
+
+def export(world: MiniWorld, network: XLNetLMHeadModel, folder: Path) -> dict[str, float]:
+    """Writes the model and then measures the files just written, one token a forward."""
+    write(network, folder)
     written, _ = load_model(folder, device=world.options.device, dtype="float32")
 
     def answer(prompts: list[list[int]], gen_length: int) -> list[list[int]]:

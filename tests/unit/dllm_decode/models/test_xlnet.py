@@ -121,6 +121,17 @@ def test_it_runs_in_every_precision(model: XLNet, dtype: str) -> None:
     torch.testing.assert_close(found.double(), exact, rtol=0.0, atol=0.2)
 
 
+def test_it_keeps_the_precision_of_its_checkpoint(tmp_path: Path) -> None:
+    """The library would leave projections in float32."""
+    half, _ = load_without_tokenizer(TINY, device="cpu", dtype="bfloat16")
+    assert isinstance(half, XLNet)
+    half.network.save_pretrained(tmp_path)
+    model, _ = load_without_tokenizer(tmp_path, device="cpu")
+    assert isinstance(model, XLNet)
+    assert {part.dtype for part in model.network.parameters()} == {torch.bfloat16}
+    assert model.dtype is torch.bfloat16
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     shutil.copytree(TINY, tmp_path / "own", copy_function=shutil.copy)
