@@ -59,6 +59,7 @@ from .text.streaming import PrefixStream, draft_observer, stream_to_terminal
 from .verify import (
     S2D2,
     UCB,
+    AnySubsetVerify,
     ARVerify,
     Draft,
     Drafting,
@@ -88,6 +89,7 @@ __all__ = [
     "ARVerify",
     "AdaptiveBlocks",
     "Answer",
+    "AnySubsetVerify",
     "BlockSchedule",
     "CachePolicy",
     "Canvas",

@@ -21,7 +21,7 @@ from dllm_decode.caches import (
 )
 from dllm_decode.engine.compatibility import facts_of_sampler
 from dllm_decode.models.families import FAMILIES
-from dllm_decode.verify import S2D2, NoVerifier, SelfVerify, Verifier
+from dllm_decode.verify import S2D2, AnySubsetVerify, NoVerifier, SelfVerify, Verifier
 from samplers import ALL_SAMPLERS, Prophet, Sampler
 from samplers.facts import FACTS, Fact, PlugIn
 
@@ -43,7 +43,13 @@ CACHES: tuple[CachePolicy, ...] = (
     CertaintyCache(),
 )
 # `ARVerify` and `Guided` need a target to be constructed; they need no fact and give none.
-VERIFIERS: tuple[Verifier, ...] = (NoVerifier(), SelfVerify(), SelfVerify(draft_steps=1), S2D2())
+VERIFIERS: tuple[Verifier, ...] = (
+    NoVerifier(),
+    SelfVerify(),
+    SelfVerify(draft_steps=1),
+    S2D2(),
+    AnySubsetVerify(),
+)
 BLOCKS: tuple[BlockSchedule, ...] = tuple(
     AdaptiveBlocks((1,)) if kind is AdaptiveBlocks else kind() for kind in ALL_SCHEDULES
 )
@@ -73,13 +79,15 @@ def _models_that_give(fact: Fact) -> list[str]:
     """Returns the families whose checkpoints give a fact about models."""
     if fact in (Fact.UNIFORM_STATE, Fact.READS_BELIEF):
         return ["DiffusionGemma"]
+    if fact == Fact.ANY_SUBSET:
+        return ["XLNet"]
     if fact == Fact.HAS_MASK:
         return ["all others"]
     return [
         family.name
         for family in FAMILIES.values()
         if not (family.logit_shift if fact == Fact.OWN_COLUMN_LOGITS else family.block_length)
-    ] + ["DiffusionGemma"]
+    ] + ["DiffusionGemma", "XLNet"]
 
 
 def _short(plugin: PlugIn) -> str:

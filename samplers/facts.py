@@ -31,6 +31,7 @@ class Fact(CheckedFields):
     HAS_MASK: ClassVar["Fact"]
     UNIFORM_STATE: ClassVar["Fact"]
     READS_BELIEF: ClassVar["Fact"]
+    ANY_SUBSET: ClassVar["Fact"]
     EVERY_COLUMN: ClassVar["Fact"]
     LOGITS_BEHIND_BLOCK: ClassVar["Fact"]
     LOGITS_OF_COMMITTED: ClassVar["Fact"]
@@ -70,6 +71,11 @@ Fact.READS_BELIEF = Fact(
     "model",
     "a model that reads its own last logits",
     "a model such as DiffusionGemma",
+)
+Fact.ANY_SUBSET = Fact(
+    "model",
+    "a model that predicts any tokens from any others, in every order",
+    "an any-subset model such as XLNet",
 )
 Fact.EVERY_COLUMN = Fact(
     "cache",

@@ -23,6 +23,7 @@ from dllm_decode.models import MaskedTransformer, load_model, new_llada
 from dllm_decode.models.diffusion_gemma import DiffusionGemma
 from dllm_decode.models.families import FAMILIES as REGISTERED
 from dllm_decode.models.network.config import NetworkConfig
+from dllm_decode.models.xlnet import XLNet
 
 MODELS = Path(__file__).parent / "golden" / "data" / "models"
 MASK = {"mask_id": 508}
@@ -105,6 +106,15 @@ _GEMMA_WORDS = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 106: "<turn>", 5
 def tiny_gemma() -> DiffusionGemma:
     model, _ = load_without_tokenizer(GEMMA, device="cpu", dtype="float32")
     assert isinstance(model, DiffusionGemma)
+    return model
+
+
+@cache
+def load_xlnet(name: str, *, mask_id: int) -> XLNet:
+    """Loads a tiny any-subset model, `tiny_xlnet` or `law_xlnet`, in float64."""
+    folder = MODELS.parent / "assd" / name
+    model, _ = load_without_tokenizer(folder, device="cpu", dtype="float64", mask_id=mask_id)
+    assert isinstance(model, XLNet)
     return model
 
 

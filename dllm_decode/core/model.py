@@ -212,6 +212,21 @@ class UniformState(Protocol):
     reads_belief: bool
 
 
+@runtime_checkable
+class AnySubset(Protocol):
+    """A model that predicts any tokens from any others; a `MaskPredictor` need not be one.
+
+    A forward predicts each wanted column from the columns that its own row of `attend` names, not
+    from itself and not from [MASK]. A column that is read has itself read its token and the columns
+    that its row of `attend` names.
+
+    Attributes:
+        reads_any_subset: True.
+    """
+
+    reads_any_subset: bool
+
+
 def predict_all(
     model: MaskPredictor, groups: Sequence[ForwardInputs]
 ) -> list[Float[Tensor, "_ _ V"]]:

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy
-from dllm_decode.core.model import MaskPredictor, UniformState
+from dllm_decode.core.model import AnySubset, MaskPredictor, UniformState
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.uniform_state import check_config
 from dllm_decode.engine.decoder import Verifier
@@ -117,6 +117,7 @@ def facts_of(model: MaskPredictor) -> frozenset[Fact]:
         Fact.HAS_MASK: not is_uniform_state,
         Fact.UNIFORM_STATE: is_uniform_state,
         Fact.READS_BELIEF: isinstance(model, UniformState) and model.reads_belief,
+        Fact.ANY_SUBSET: isinstance(model, AnySubset),
     }
     return frozenset(fact for fact, holds in given.items() if holds)
 

@@ -3,7 +3,6 @@
 It is loaded with the class of transformers: safetensors only, no remote code.
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from dllm_decode.core.model import ForwardInputs, KVCache, zeroed_cache
-from dllm_decode.models.loading.weights import by_transformers, digest_of, model_files
+from dllm_decode.models.loading.other_names import require_left_out
+from dllm_decode.models.loading.weights import by_transformers, fingerprint_of_network, model_files
 
 if TYPE_CHECKING:
     from transformers import DiffusionGemmaForBlockDiffusion
@@ -231,12 +231,7 @@ def load_diffusion_gemma(
         raise ValueError(
             f"{name} needs transformers 5.23 or later, which has its network. Install that."
         ) from error
-    given = [option for option, value in left_out.items() if value]
-    if given:
-        raise ValueError(
-            f"{given[0]} must be left out for {name}, which transformers computes. Only networks "
-            "of this package have it."
-        )
+    require_left_out(left_out, name)
     files, is_spread = model_files(folder), device == "auto" or isinstance(device, Mapping)
     with by_transformers(folder):
         read: Any = DiffusionGemmaForBlockDiffusion.from_pretrained(
@@ -266,15 +261,5 @@ def load_diffusion_gemma(
         network, name=name, eos_ids=tuple(ends) if isinstance(ends, list) else (ends,)
     )
     model.files = files
-    model.fingerprint = _fingerprint_of(network)
+    model.fingerprint = fingerprint_of_network(network)
     return model
-
-
-def _fingerprint_of(network: "DiffusionGemmaForBlockDiffusion") -> str:
-    digests = [
-        (name, digest_of(weight.detach()))
-        for name, weight in sorted(network.state_dict().items())
-        # Weights that are kept in files are told apart by the others.
-        if weight.is_floating_point() and not weight.is_meta
-    ]
-    return hashlib.sha256(repr(digests).encode()).hexdigest()[:16]

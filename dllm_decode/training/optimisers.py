@@ -1,5 +1,7 @@
 """Muon for matrices, AdamW for the rest."""
 
+import re
+
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
@@ -20,7 +22,7 @@ def make_optimisers(
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, weight in model.named_parameters():
-        is_matrix = weight.ndim == 2 and ".layers." in f".{name}"
+        is_matrix = weight.ndim == 2 and re.search(r"\blayers?\.", name) is not None
         (matrices if is_matrix else others).append(weight)
     return (
         Muon(matrices, lr=matrix_lr, weight_decay=0.0),

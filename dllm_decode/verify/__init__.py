@@ -2,6 +2,7 @@
 
 from dllm_decode.engine.decoder import Verifier
 from dllm_decode.engine.no_verifier import NoVerifier
+from dllm_decode.verify.any_subset import AnySubsetVerify
 from dllm_decode.verify.ar_verify.ar_verify import ARVerify
 from dllm_decode.verify.ar_verify.draft_length import DraftLength
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
@@ -20,6 +21,7 @@ __all__ = [
     "S2D2",
     "UCB",
     "ARVerify",
+    "AnySubsetVerify",
     "Draft",
     "DraftLength",
     "Drafting",

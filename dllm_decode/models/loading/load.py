@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Optional, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Optional, TypeAlias, Unpack
 
 import torch
 
@@ -42,9 +42,12 @@ if TYPE_CHECKING:
 
     from dllm_decode.models.diffusion_gemma import DiffusionGemma
     from dllm_decode.models.targets.causal_only import CausalOnly
+    from dllm_decode.models.xlnet import XLNet
 
-LoadedModel: TypeAlias = "MaskedTransformer | DiffusionGemma | CausalOnly"
+LoadedModel: TypeAlias = "MaskedTransformer | DiffusionGemma | XLNet | CausalOnly"
 """A network of this package, or one that transformers computes."""
+
+_BY_TRANSFORMERS = ("causal", "diffusion_gemma", "xlnet")
 
 _DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -146,27 +149,16 @@ def load_model(
     config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
     check_stored(config, file=file)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
-    if config.get("model_type") == "diffusion_gemma":
-        # Most models need nothing of it.
-        from dllm_decode.models.diffusion_gemma import load_diffusion_gemma
-
-        words = read_tokenizer(folder, "DiffusionGemma", tokenizer, fast=True)
-        left_out = {
-            "adapter": adapter, "quantize": quantize, "family": family, "mask_id": mask_id,
-            "block_length": block_length, "compile": compile,
+    kind = "causal" if family == "causal" else str(config.get("model_type"))
+    if kind in _BY_TRANSFORMERS:
+        given = {
+            "adapter": adapter, "quantize": quantize, "block_length": block_length,
+            "compile": compile, "family": family, "mask_id": mask_id,
         }  # fmt: skip
-        return load_diffusion_gemma(
-            folder, name, place_on, wished, left_out,
+        return _by_transformers(
+            kind, folder, given, name=name, device=place_on, dtype=wished, tokenizer=tokenizer,
             max_memory=max_memory, offload_folder=offload_folder,
-        ), words  # fmt: skip
-    if family == "causal":
-        # Most models need nothing of it.
-        from dllm_decode.models.targets.causal_only import load_causal
-
-        words = read_tokenizer(folder, "causal", "required", fast=False)
-        given = {"adapter": adapter, "quantize": quantize, "mask_id": mask_id,
-                 "block_length": block_length, "compile": compile}  # fmt: skip
-        return load_causal(folder, words, given, name=name, device=place_on, dtype=wished), words
+        )  # fmt: skip
     known = family_of(config, family, file=file)
     words = read_tokenizer(folder, known.name, tokenizer, fast=known.fast_tokenizer)
     facts = known.read(
@@ -219,6 +211,45 @@ def load_model(
         assert quantize is not None
         quantize_layers(transformer, there, quantize)
     return model.eval().requires_grad_(False), words
+
+
+def _by_transformers(
+    kind: str,
+    folder: Path,
+    given: dict[str, Any],
+    *,
+    tokenizer: Literal["required", "optional"],
+    max_memory: Mapping[int | str, int | str] | None,
+    offload_folder: str | Path | None,
+    **where: Any,
+) -> tuple[LoadedModel, Optional["transformers.PreTrainedTokenizerBase"]]:
+    """Loads a model that transformers computes; most models need none of these modules.
+
+    Args:
+        kind: One of `_BY_TRANSFORMERS`.
+        folder: With the files.
+        given: Options of `load_model`, most of which only networks of this package have.
+        tokenizer: See `load_model`, as those that follow.
+        max_memory: For DiffusionGemma.
+        offload_folder: For DiffusionGemma.
+        where: Name, device and dtype.
+    """
+    if kind == "diffusion_gemma":
+        from dllm_decode.models.diffusion_gemma import load_diffusion_gemma
+
+        words = read_tokenizer(folder, "DiffusionGemma", tokenizer, fast=True)
+        return load_diffusion_gemma(
+            folder, left_out=given, max_memory=max_memory, offload_folder=offload_folder, **where
+        ), words
+    if kind == "xlnet":
+        from dllm_decode.models.xlnet import load_xlnet
+
+        words, mask_id = read_tokenizer(folder, "XLNet", tokenizer, fast=True), given.pop("mask_id")
+        return load_xlnet(folder, words, given, mask_id=mask_id, **where), words
+    from dllm_decode.models.targets.causal_only import load_causal
+
+    words = read_tokenizer(folder, "causal", "required", fast=False)
+    return load_causal(folder, words, given | {"family": None}, **where), words
 
 
 def _read_weights(

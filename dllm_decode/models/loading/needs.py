@@ -60,9 +60,9 @@ def needs_of(
         ValueError: If it is of no known family, or of a variant that is not implemented.
     """
     config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
-    if config.get("model_type") == "diffusion_gemma":
+    if (kind := config.get("model_type")) in ("diffusion_gemma", "xlnet"):
         raise ValueError(
-            f"{file} must be of a network of this package, got DiffusionGemma, which transformers "
+            f"{file} must be of a network of this package, got {kind}, which transformers "
             "computes. Its model card says what it needs."
         )
     known = family_of(config, family, file=file)

@@ -48,6 +48,16 @@ def require_options(function: Callable[..., Any], given: Mapping[str, Any]) -> N
             raise TypeError(refusal(name, function.__name__, known, HINTS))
 
 
+def require_left_out(left_out: Mapping[str, object], name: str) -> None:
+    """Raises ValueError if an option is given that only networks of this package have."""
+    given = [option for option, value in left_out.items() if value]
+    if given:
+        raise ValueError(
+            f"{given[0]} must be left out for {name}, which transformers computes. Only networks "
+            "of this package have it."
+        )
+
+
 def one_of(name: str, value: Any, other: str, same: Any) -> Any:
     """Returns the value of an option with two names; ValueError if both are given."""
     if value is not None and same is not None:

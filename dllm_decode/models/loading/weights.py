@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from dllm_decode.models.families import Family
 from dllm_decode.models.loading.json_files import read_json, refuse_pointer
@@ -235,6 +235,17 @@ def digest_of(stored: Float[Tensor, "..."]) -> str:
     flat = stored.flatten()
     some = flat[:: max(1, len(flat) // 64)].to(torch.bfloat16).view(torch.int16)
     return hashlib.sha256(repr((list(stored.shape), some.tolist())).encode()).hexdigest()
+
+
+def fingerprint_of_network(network: nn.Module) -> str:
+    """Returns a fingerprint of the weights of a network that transformers computes."""
+    digests = [
+        (name, digest_of(weight.detach()))
+        for name, weight in sorted(network.state_dict().items())
+        # Weights that are kept in files are told apart by the others.
+        if weight.is_floating_point() and not weight.is_meta
+    ]
+    return hashlib.sha256(repr(digests).encode()).hexdigest()[:16]
 
 
 def check_finite(part: Float[Tensor, "..."], name: str, path: Path) -> None:

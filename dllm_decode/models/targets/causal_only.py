@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import torch
 
 from dllm_decode.core.model import ForwardInputs, KVCache
+from dllm_decode.models.loading.other_names import require_left_out
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.models.targets.load import load_target
 
@@ -72,12 +73,7 @@ def load_causal(
     Raises:
         ValueError: If an option of `left_out` is given, or the model would be spread over devices.
     """
-    given = [option for option, value in left_out.items() if value]
-    if given:
-        raise ValueError(
-            f"{given[0]} must be left out for {name}, which transformers computes. Only networks "
-            "of this package have it."
-        )
+    require_left_out(left_out, name)
     if isinstance(device, Mapping):
         raise ValueError(f"device must be one device for the causal model {name}, got {device!r}.")
     target = load_target(folder, tokenizer, device=device, dtype=dtype)

@@ -18,7 +18,7 @@ ENTRY_POINTS = (
             ["examples/llada_gsm8k.py"], ["examples/my_sampler.py"],
             ["examples/speculative.py"],
             *([f"examples/mini/train_{name}.py"] for name in (
-                "long", "long_ar", "mini", "mini_ar", "mini_uniform",
+                "long", "long_ar", "mini", "mini_any", "mini_ar", "mini_uniform",
             )),
         )
     ),

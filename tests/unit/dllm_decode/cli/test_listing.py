@@ -24,7 +24,9 @@ def test_a_command_lists_each_with_a_line(kind: str, capsys: pytest.CaptureFixtu
 def test_the_lists_are_complete() -> None:
     assert list(entries("samplers")) == [one.__name__ for one in ALL_SAMPLERS]
     assert {"NoCache", "DualCache", "SuffixWindow"} < set(entries("caches"))
-    assert set(entries("verifiers")) == {"NoVerifier", "SelfVerify", "ARVerify", "Guided", "S2D2"}
+    assert set(entries("verifiers")) == {
+        "NoVerifier", "SelfVerify", "ARVerify", "Guided", "S2D2", "AnySubsetVerify",
+    }  # fmt: skip
     assert set(entries("schedules")) == {"Sequential", "MultiBlock", "AdaptiveBlocks", "SubBlocks"}
     embedded = importlib.resources.files(dllm_decode) / "assets"
     names = {folder.name for folder in embedded.iterdir() if (folder / "config.json").is_file()}

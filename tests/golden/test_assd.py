@@ -1,0 +1,126 @@
+"""Runs of the official ASSD code on a tiny XLNet: laws, drafts, verdicts, tokens and forwards.
+
+The recorded uniform numbers take the place of the keyed noise. The authors take [MASK] out of their
+laws without normalising; the recorded laws are normalised. Runs of what is not offered are left
+out: drafts from bigrams, other orders than ascending, and the faults of the official code. Three
+greedy runs and one with a single draft, which the official code does not have, are of a reference.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import load_xlnet
+from torch import Tensor
+
+from dllm_decode import DecodeConfig, new_decoder, run
+from dllm_decode.core.model import ForwardInputs
+from dllm_decode.core.rows import Request, RequestQueue
+from dllm_decode.verify import AnySubsetVerify, acceptance, any_subset
+from samplers import ConfidenceThreshold
+from samplers.logits import statistics
+
+DATA = Path(__file__).parent / "data" / "assd"
+CONTENT: dict[str, Any] = json.loads((DATA / "runs.json").read_text(encoding="utf-8"))
+RUNS = {one["name"]: one for one in CONTENT["runs"]}
+
+
+@cache
+def rejections() -> int:
+    rounds = [one for run in RUNS.values() for one in run["rounds"]]
+    return sum(one["accepted"] < len(one["positions"]) for one in rounds)
+
+
+def test_the_recordings_have_what_they_are_for() -> None:
+    assert len(RUNS) == 22
+    assert rejections() > 20
+    assert {run["temperature"] for run in RUNS.values()} == {0.0, 0.5, 0.7, 0.8, 1.0, 1.5}
+
+
+class Replayed:
+    """Draws by the recorded numbers, and compares the laws of each round with the recorded ones."""
+
+    def __init__(self, rounds: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rounds, self.judged = iter(rounds), 0
+        self.now = next(self.rounds)
+        self.own_accept = any_subset.accept_by_ratio
+        monkeypatch.setattr(statistics, "draw", self.draft)
+        monkeypatch.setattr(acceptance, "draw", self.replacement)
+        monkeypatch.setattr(acceptance, "uniform", self.limits)
+        monkeypatch.setattr(any_subset, "accept_by_ratio", self.accept)
+
+    def draft(self, logits: Tensor, temperature: float, keys: Tensor) -> Tensor:
+        laws = (logits / temperature).softmax(-1)[0]
+        drawn = [choose(*pair) for pair in zip(laws, self.now["u_draft"], strict=True)]
+        return torch.tensor([drawn])
+
+    def limits(self, keys: Tensor) -> Tensor:
+        # A round of one draft has no number: the first draft is not tested.
+        return torch.tensor([self.now["u_accept"] or [0.999] * keys.shape[1]]).double()
+
+    def replacement(self, logits: Tensor, temperature: float, keys: Tensor) -> Tensor:
+        uniform = self.now["u_residual"]
+        return torch.tensor([[choose(logits[0, 0].exp(), 0.5 if uniform is None else uniform)]])
+
+    def accept(self, draft: Any, law: Tensor, keys: Tensor) -> Any:
+        now = self.now
+        assert draft.tokens[0].tolist() == now["draft"]
+        for ours, theirs in ((draft.logs[0], now["q"]), (law[0, :-1], now["p"])):
+            if theirs is not None:
+                recorded = torch.tensor(theirs, dtype=torch.float64)
+                torch.testing.assert_close(ours.exp(), recorded, rtol=0.0, atol=1e-13)
+        verdict = self.own_accept(draft, law, keys)
+        assert int(verdict.accepted) == now["accepted"]
+        self.judged += now["p"] is not None
+        self.now = next(self.rounds, {})
+        return verdict
+
+
+def choose(law: Tensor, uniform: float) -> int:
+    """Returns the first token up to which a law has more than this probability."""
+    return int((law.cumsum(-1) / law.sum() <= uniform).sum())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_of_the_official_code_are_repeated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = RUNS[name]
+    replayed = Replayed(found["rounds"], monkeypatch)
+    canvas = found["prompt"]
+    config = DecodeConfig(
+        gen_length=len(canvas), temperature=found["temperature"], stop_at_eos=False
+    )
+    decoder = new_decoder(
+        load_xlnet("tiny_xlnet", mask_id=6), ConfidenceThreshold(0.9),
+        verifier=AnySubsetVerify(found["k"]), config=config,
+    )  # fmt: skip
+    # Not of the decoder, which wants a prompt: here the given tokens come after open positions too.
+    request = Request(index=0, prompt=(), config=config, template=canvas)
+    (ended,) = run(decoder, RequestQueue([request]), 1)
+    assert ended.error == ""
+    assert ended.output.tokens[0].tolist() == found["result"]
+    assert ended.output.nfe.item() == found["forwards"]
+    assert not replayed.now
+    assert replayed.judged == sum(one["p"] is not None for one in found["rounds"])
+
+
+@pytest.mark.parametrize("number", range(len(CONTENT["joint_vectors"])))
+def test_one_forward_has_the_conditionals_of_any_order(number: int) -> None:
+    vector, model = CONTENT["joint_vectors"][number], load_xlnet("tiny_xlnet", mask_id=6)
+    ranks = torch.tensor(vector["sigma"])
+    prompt = ranks < vector["start"]
+    attend = (ranks < ranks[:, None]) | (prompt & prompt[:, None])
+    wanted = torch.tensor([vector["asked"]])
+    logits = model.predict(
+        ForwardInputs(
+            tokens=torch.tensor([vector["tokens"]]), positions=torch.arange(len(ranks))[None],
+            wanted=wanted, attend=attend[None],
+        )
+    )  # fmt: skip
+    logits[..., model.mask_id] = -torch.inf
+    found = logits.log_softmax(-1).gather(-1, torch.tensor(vector["tokens"])[wanted][..., None])
+    expected = torch.tensor(vector["log_probabilities"], dtype=torch.float64)
+    torch.testing.assert_close(found.flatten(), expected, rtol=0.0, atol=1e-13)
+    assert found.sum().item() == pytest.approx(vector["joint"], abs=1e-12)

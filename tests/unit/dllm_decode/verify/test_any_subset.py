@@ -1,0 +1,103 @@
+"""What any-subset decoding asks of models, plug-ins and options; its laws are in tests/property."""
+
+from typing import Any
+
+import pytest
+from tiny_models import load_xlnet
+from toys import HashModel
+
+from dllm_decode import (
+    AnySubsetVerify,
+    DualCache,
+    MultiBlock,
+    PrefixCache,
+    decode,
+    new_decoder,
+    run,
+)
+from dllm_decode.cli.plugins import parse_verifier
+from dllm_decode.core.options import DecodeConfig
+from dllm_decode.core.rows import RequestQueue
+from samplers import ConfidenceThreshold
+
+PROMPTS = [[1, 3], [4]]
+
+
+def decoded(model: Any = None, draft_tokens: int = 3, **options: Any) -> Any:
+    return decode(
+        load_xlnet("tiny_xlnet", mask_id=6) if model is None else model, PROMPTS,
+        ConfidenceThreshold(0.9), verifier=AnySubsetVerify(draft_tokens), gen_length=8, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("draft_tokens", [0, -1, 2.0, True, "five"])
+def test_a_number_of_drafts_is_at_least_one(draft_tokens: Any, no_checks_of_types: None) -> None:
+    with pytest.raises(ValueError, match=r"draft_tokens must be .*tokens"):
+        AnySubsetVerify(draft_tokens)
+
+
+def test_models_that_do_not_read_any_subset_are_refused_by_name() -> None:
+    message = (
+        r"AnySubsetVerify\(draft_tokens=3\) needs a model that predicts any tokens from any "
+        r"others.*got hash model\. Use an any-subset model such as XLNet, or another verifier\."
+    )
+    with pytest.raises(ValueError, match=message):
+        decoded(HashModel())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache": PrefixCache()}, "needs a cache policy that computes every column"),
+        ({"cache": DualCache()}, "needs a cache policy that computes every column"),
+        (
+            {"blocks": MultiBlock()},
+            "needs a verifier that runs a forward before every step, got Any",
+        ),
+        ({"top_p": 0.9, "temperature": 1.0}, "top_p, top_k, cfg_scale.* must be left out with"),
+        ({"cfg_scale": 1.0}, "top_p, top_k, cfg_scale.* must be left out with"),
+        ({"deferred_ids": (2,)}, "deferred_ids must be left out with"),
+    ],
+    ids=str,
+)
+def test_unfit_plugins_and_options_are_refused_by_name(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        decoded(**options)
+
+
+def test_blocks_do_not_matter() -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "stop_at_eos": False}
+    plain = decoded(**options)
+    with pytest.warns(UserWarning, match="block_length=2 has no effect"):
+        other = decoded(block_length=2, **options)
+    assert other.tokens.tolist() == plain.tokens.tolist()
+    assert other.nfe.tolist() == plain.nfe.tolist()
+
+
+def test_rows_have_their_own_temperature() -> None:
+    config = DecodeConfig(gen_length=8, stop_at_eos=False)
+    decoder = new_decoder(
+        load_xlnet("tiny_xlnet", mask_id=6), ConfidenceThreshold(0.9),
+        verifier=AnySubsetVerify(4), config=config,
+    )  # fmt: skip
+    temperatures = (0.0, 1.0, 0.0, 2.0)
+    requests = [decoder.request([4, 1], n, temperature=t) for n, t in enumerate(temperatures)]
+    together = {one.request: one.output for one in run(decoder, RequestQueue(requests), 4)}
+    assert together[0].tokens.tolist() == together[2].tokens.tolist()
+    for n, request in enumerate(requests):
+        (alone,) = run(decoder, RequestQueue([request]), 1)
+        assert alone.output.tokens.tolist() == together[n].tokens.tolist()
+        assert alone.output.nfe.tolist() == together[n].nfe.tolist()
+
+
+def test_banned_tokens_are_neither_drafted_nor_written() -> None:
+    banned = (0, 3, 5, 7, 8, 9, 10, 11)
+    out = decoded(banned_ids=banned, temperature=5.0, stop_at_eos=False)
+    assert set(out.tokens.flatten().tolist()) <= {1, 2, 4}
+
+
+def test_its_expression_is_read_back() -> None:
+    verifier = AnySubsetVerify(7)
+    assert parse_verifier(repr(verifier)) == parse_verifier("AnySubsetVerify(7)") == verifier
