@@ -116,6 +116,10 @@ class AdaptiveBlocks(BlockSchedule):
         score = score.masked_fill(~(is_seen & is_one_of(view.most_likely, self.delimiters)), -1.0)
         best, last = score.max(-1, keepdim=True)
         stops = torch.where(best >= self.threshold, first + last + 1, usual)
+        # A cache may compute few of the open columns, of which the first stays open.
+        is_before = view.eligible.cumsum(-1) == 0
+        fewest = first + is_before.sum(-1, keepdim=True) + 1
+        stops = torch.where(view.eligible.any(-1, keepdim=True), stops.maximum(fewest), stops)
         inside = columns < stops
         view = replace(view, masked=view.masked & inside, eligible=view.eligible & inside)
         return view, stops.squeeze(-1)

@@ -71,8 +71,9 @@ def _length(decoder: Decoder, rows: Sequence[Row], own: Constraints) -> int:
     for row in rows:
         given = [n for n, one in enumerate(row.request.template) if one != decoder.model.mask_id]
         last = row.prompt_length + given[-1] + 1 if given else 0
-        # A sampler of a wider scope may have filled any column.
-        stop = row.opening.stop if decoder.sampler.scope == "block" else row.answer_end
+        # A sampler of a wider scope may have filled any column, and a schedule of several open
+        # blocks a later one before an earlier one.
+        stop = row.opening.phase[1] if decoder.sampler.scope == "block" else row.answer_end
         stops.append(min(max(stop, last), row.answer_end))
     return max(1, *(stop - start for stop, start in zip(stops, own.starts, strict=True)))
 

@@ -1,5 +1,6 @@
 """Laws of block schedules over samplers and caches, on tiny checkpoints in float64."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from dllm_decode.blocks import (
     SubBlocks,
     parse,
 )
-from dllm_decode.caches import CachePolicy, NoCache
+from dllm_decode.caches import CachePolicy, CertaintyCache, NoCache
 from samplers import ConfidenceThreshold, CreditDecoding, Sampler
 from samplers.facts import Fact
 
@@ -97,3 +98,15 @@ def test_nothing_opens_behind_an_eos_where_the_answer_ends_with_it() -> None:
         (rows,) = zip(*(event.rows for event in events), strict=True)
         seen[stops] = max(row.opening.stop - row.first for row in rows)
     assert seen == {True: 4, False: 14}
+
+
+@pytest.mark.parametrize("num_masks", [1, 2])
+def test_adaptive_blocks_leave_a_column_that_a_cache_computes(num_masks: int) -> None:
+    """A look at few columns may have none before the first delimiter."""
+    model, drawn = tiny("dream"), Random(0)
+    template = [[drawn.choice((model.mask_id, 7)) for _ in range(16)] for _ in PROMPTS]
+    out = answer(
+        "dream", ConfidenceThreshold(0.9), AdaptiveBlocks((7, 40), 0.2, 2), templates=template,
+        cache=CertaintyCache(num_masks), gen_length=16,
+    )  # fmt: skip
+    assert (out.tokens != model.mask_id).all()

@@ -68,6 +68,16 @@ def test_every_cache_and_schedule_answers_in_the_language() -> None:
     assert count > 60
 
 
+def test_a_block_that_was_filled_before_an_earlier_one_is_part_of_the_path() -> None:
+    model, pattern = tiny("dream"), "(?:(?:nss){2})+[co0ny]"
+    for seed in range(40):
+        out = decode(
+            model, PROMPTS, ConfidenceThreshold(0.9), blocks=MultiBlock(3, 0.1, 0.1), gen_length=7,
+            constraint=compiled(model, [pattern] * 3), temperature=1.0, seed=seed,
+        )  # fmt: skip
+        check(model, [pattern] * 3, out.tokens)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("evaluate", ["batch", "tree", "sequential"])
 @pytest.mark.parametrize("family", FAMILIES)
