@@ -194,7 +194,7 @@ class Gains:
     """
 
     def __init__(self) -> None:
-        self._steps: list[Int[Tensor, "4 B"]] = []
+        self._steps: list[tuple[list[tuple[int, int]], Int[Tensor, "2 B"]]] = []
         self._one_decode = _OneDecode()
 
     def __call__(self, event: StepEvent) -> None:
@@ -207,18 +207,20 @@ class Gains:
         )
         written = (before & ~after & ~event.filled).sum(-1)
         removed = (~before & (after | event.filled)).sum(-1)
-        # A row's own columns tell its forwards apart; the batch also runs forwards without the row.
-        forward = event.query_positions
-        self._steps.append(torch.stack([event.requests, forward, written, removed]))
+        # A row's own costs tell its forwards apart; the batch also runs forwards without the row.
+        costs = [(row.request.index, row.query_positions + row.target_nfe) for row in event.rows]
+        self._steps.append((costs, torch.stack([written, removed])))
 
     def by_row(self) -> dict[int, Gain]:
         """Returns by the prompt's index the gain of each row that took a step."""
         gains: dict[int, dict[int, int]] = {}
         removed: dict[int, int] = {}
-        for step in self._steps:
-            for request, forward, num_written, num_removed in step.T.tolist():
+        for costs, counts in self._steps:
+            for (request, cost), (num_written, num_removed) in zip(
+                costs, counts.T.tolist(), strict=True
+            ):
                 own = gains.setdefault(request, {})
-                own[forward] = own.get(forward, 0) + num_written
+                own[cost] = own.get(cost, 0) + num_written
                 removed[request] = removed.get(request, 0) + num_removed
         return {
             request: Gain(list(own.values()), sum(own.values()) - removed[request])

@@ -15,6 +15,7 @@ from dllm_decode import (
     DecodeConfig,
     Drafting,
     DraftLength,
+    Gains,
     Jacobi,
     PathSearch,
     PromptLookup,
@@ -68,13 +69,18 @@ def test_no_forward_of_the_mask_predictor_is_run(drafting: Drafting) -> None:
     """Every draft began with one, whose logits `PromptLookup` does not read."""
     model, target = HashModel(), tiny_target(seed=2)
     model.predict = never  # type: ignore[method-assign]
+    gains = Gains()
     out = decode(
-        model, PROMPTS, FixedSchedule(4), gen_length=12, block_length=4,
+        model, PROMPTS, FixedSchedule(4), gen_length=12, block_length=4, observers=[gains],
         verifier=ARVerify(target, DraftLength(4, 4), drafting),
     )  # fmt: skip
     assert out.tokens.tolist() == answers_of(target, PROMPTS, 12)
     assert out.nfe.tolist() == [0, 0, 0]
     assert (out.target_nfe > 0).all()
+    # A gain for each forward of the target, though there is none of the mask predictor.
+    for row, gain in gains.by_row().items():
+        assert 2 < len(gain.per_forward) <= int(out.target_nfe[row])
+        assert max(gain.per_forward) <= 5
 
 
 def test_an_iteration_of_the_target_ends_sooner_than_one_token_a_forward() -> None:
