@@ -26,7 +26,7 @@ def version_of(model: MaskPredictor) -> str:
         return fingerprint_of(model)
     # A packed parameter is NaN; a state dict puts the weights back.
     state = model.state_dict()
-    if any(type(part) is not Tensor for part in state.values()):
+    if any(type(part) is not Tensor or part.is_mkldnn for part in state.values()):
         return fingerprint_of(model)
     sums = [
         (name, int(part.contiguous().view(_INTEGERS[part.element_size()]).sum(dtype=torch.int64)))

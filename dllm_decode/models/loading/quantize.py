@@ -1,4 +1,4 @@
-"""Weights in fewer bits, as torchao stores and multiplies them."""
+"""Weights in fewer bits: by torchao on an accelerator, by oneDNN on a CPU."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -7,20 +7,37 @@ from typing import Any
 import torch
 from torch import nn
 
+from dllm_decode.models.network.int8 import can_multiply_int8
 from dllm_decode.models.network.transformer import Transformer
 
 KINDS = ("int8", "int4", "fp8")
 _METHODS = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes"}
 
 
-def check_quantization(kind: str) -> None:
-    """Raises ValueError if the kind is not known or torchao is missing."""
+def check_quantization(kind: str, device: torch.device) -> None:
+    """Raises ValueError if the kind is not known, or not to be had, on a device."""
     if kind not in KINDS:
         raise ValueError(f"quantize must be one of {', '.join(KINDS)} or None, got {kind!r}.")
-    if find_spec("torchao") is None:
+    if device.type == "cpu":
+        _check_on_cpu(kind)
+    elif find_spec("torchao") is None:
         raise ValueError(
-            f"quantize={kind!r} needs torchao, which is not installed. Install the extra: "
-            'pip install ".[int8]", in the clone of this repository.'
+            f"quantize={kind!r} on {device} needs torchao, which is not installed. Install the "
+            'extra: pip install ".[int8]", in the clone of this repository.'
+        )
+
+
+def _check_on_cpu(kind: str) -> None:
+    if not can_multiply_int8():
+        raise ValueError(
+            "quantize on a CPU must have AVX-512 VNNI, without which 8 bits are slower than "
+            f"bfloat16, got {kind!r} on a CPU that has none. Leave quantize out, and pass "
+            "dtype='bfloat16'."
+        )
+    if kind != "int8":
+        raise ValueError(
+            f"quantize must be 'int8' or None on a CPU, got {kind!r}, which is slower there than "
+            "bfloat16. Pass quantize='int8', or another device."
         )
 
 
@@ -40,17 +57,29 @@ def check_stored(config: Mapping[str, Any], *, file: str) -> None:
 def quantize_layers(transformer: Transformer, device: torch.device, kind: str) -> None:
     """Stores the matrices of all layers of a filled model in fewer bits on a device.
 
-    Embedding, norms and head keep their dtype: the embedding is only looked up, norms are small,
-    and an error in the head is an error in every logit. Only one layer at a time is on the device
-    in its old dtype. Activations, logits and keys and values are in the model's dtype as before.
+    On a CPU "int8" means weights and activations, those of the head included, see `Int8Linear`:
+    the product takes about half of its time in bfloat16. Embedding, norms, routers and experts keep
+    their dtype.
 
-    The kinds are torchao's weight-only schemes. "int8": eight bits and a scale for each row.
-    "int4": four bits and a scale for each group of 128, in bfloat16 on CUDA; elsewhere it needs a
-    further library, which torchao names. "fp8": floating point (e4m3) and a scale for each row.
+    On an accelerator, the kinds are torchao's weight-only schemes. "int8": eight bits and a scale
+    for each row. "int4": four bits and a scale for each group of 128, in bfloat16 on CUDA;
+    elsewhere it needs a further library, which torchao names. "fp8": floating point (e4m3) and a
+    scale for each row. Embedding, norms and head keep their dtype: the embedding is only looked
+    up, norms are small, and an error in the head is an error in every logit. Activations, logits
+    and keys and values are in the model's dtype as before. Only one layer at a time is on the
+    device in its old dtype.
 
     Raises:
         ValueError: If torchao cannot store this model so on this device.
     """
+    if device.type == "cpu":
+        transformer.store_in_8_bits()
+    else:
+        _by_torchao(transformer, device, kind)
+    transformer.quantized = kind
+
+
+def _by_torchao(transformer: Transformer, device: torch.device, kind: str) -> None:
     config = _config(kind, device)
     # An extra, and slow to import.
     from torchao.quantization import quantize_
@@ -67,7 +96,6 @@ def quantize_layers(transformer: Transformer, device: torch.device, kind: str) -
             f"torchao cannot store this model as {kind} on {device} ({lines[0]}). Choose another "
             "kind, dtype or device."
         ) from error
-    transformer.quantized = kind
 
 
 def _config(kind: str, device: torch.device) -> Any:

@@ -17,6 +17,7 @@ from dllm_decode.models.network.context import (
     make_context,
     on_device,
 )
+from dllm_decode.models.network.int8 import Int8Linear
 from dllm_decode.models.network.layer import Layer, Norm
 from dllm_decode.models.network.operations import Stream
 from dllm_decode.models.network.packed import Linear, Packable, can_pack
@@ -42,16 +43,16 @@ class Transformer(nn.Module):
         self.norm = Norm(
             config.hidden_size, config.norm_eps, weight_in_float32=config.norm_weight_in_float32
         )
+        self.lm_head: nn.Module | None = None
         if not config.tied_head:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self._packables = [part for part in self.modules() if isinstance(part, Packable)]
 
     def pack(self) -> None:
         """Packs the matrices if that makes forwards faster, see `Packable`."""
-        first = self._packables[0]
-        if first.is_packed or self.route is not None or self.quantized is not None:
+        if not self._packables or self._packables[0].is_packed or self.route is not None:
             return
-        if can_pack(next(first.parameters())):
+        if can_pack(next(self._packables[0].parameters())):
             for part in self._packables:
                 part.pack()
 
@@ -59,6 +60,19 @@ class Transformer(nn.Module):
         """Puts all weights back into their parameters."""
         for part in self._packables:
             part.unpack()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def store_in_8_bits(self) -> None:
+        """Replaces each `Linear` by an `Int8Linear`, for good; a tied head becomes a second copy."""
+        self.unpack()
+        for parent in self.modules():
+            for name, part in [*parent.named_children()]:
+                if isinstance(part, Linear):
+                    parent.add_module(name, Int8Linear(part.weight, part.bias))
+        if self.lm_head is None:
+            self.lm_head = Int8Linear(self.embedding.weight, None)
+        self._packables = [part for part in self.modules() if isinstance(part, Packable)]
 
     def forward(
         self,
@@ -119,10 +133,11 @@ class Transformer(nn.Module):
         return normed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
-        if self.route is not None:
+        if self.route is not None or (self.quantized is not None and self.device.type == "cpu"):
             raise ValueError(
-                "A model that is spread over devices stays as it was loaded, got a call that moves "
-                "or converts it. Load it again with another device or dtype."
+                "A model that is spread over devices, or quantised on a CPU, stays as it was "
+                "loaded, got a call that moves or converts it. Load it again with another device "
+                "or dtype."
             )
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
         return self
@@ -147,6 +162,7 @@ class Transformer(nn.Module):
             "norm.weight": self.norm.weight.data,
         }
         if not self.config.tied_head:
+            assert isinstance(self.lm_head, Linear)
             named["head.weight"] = self.lm_head.weight.data
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
@@ -158,11 +174,12 @@ class Transformer(nn.Module):
 
     def head(self, hidden: Float[Tensor, "... H"]) -> Float[Tensor, "... V"]:
         """Turns hidden states into logits, raw and unshifted."""
-        tied = self.config.tied_head
         if self.route is not None:
-            hidden = hidden.to(self.route["embedding" if tied else "lm_head"])
+            hidden = hidden.to(self.route["embedding" if self.lm_head is None else "lm_head"])
+        if self.lm_head is None:
+            return F.linear(hidden, self.embedding.weight)
         # The module is called, not its weight: a hook may have to fetch that.
-        logits: Tensor = F.linear(hidden, self.embedding.weight) if tied else self.lm_head(hidden)
+        logits: Tensor = self.lm_head(hidden)
         return logits
 
 
