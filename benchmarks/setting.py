@@ -73,7 +73,11 @@ class Setting:
         return dtype
 
     def model(self) -> MaskedTransformer:
-        """Builds the model with random weights, peaked so that no step is decided by a tie."""
+        """Builds the model with random weights.
+
+        Logits are peaked, so that no step is decided by a tie, and so is attention, so that columns
+        differ: nearly all tokens of an answer are distinct.
+        """
         sizes, vocab_size = self.sizes, self.sizes.vocab_size
         model = new_llada(
             **asdict(sizes), mask_id=vocab_size - 1, eos_ids=(vocab_size - 2,),
@@ -82,6 +86,8 @@ class Setting:
         with torch.no_grad():
             model.transformer.lm_head.weight.mul_(10.0)
             for layer in model.transformer.layers:
+                queries_and_keys = 2 * sizes.hidden_size
+                layer.attention.qkv.weight[:queries_and_keys].mul_(4.0)
                 layer.attention.output.weight.mul_(8.0)
                 layer.mlp.down.weight.mul_(8.0)
         model.compiled = self.compiled

@@ -64,7 +64,7 @@ class Transformer(nn.Module):
     @torch.inference_mode(False)
     @torch.no_grad()
     def store_in_8_bits(self) -> None:
-        """Replaces each `Linear` by an `Int8Linear`, for good; a tied head becomes a second copy."""
+        """Replaces each `Linear` by an `Int8Linear` for good; a tied head becomes a second copy."""
         self.unpack()
         for parent in self.modules():
             for name, part in [*parent.named_children()]:

@@ -1,19 +1,23 @@
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import FULLY_CONFIGURED, MODELS, load_tiny
+from tiny_models import FAMILIES, FULLY_CONFIGURED, MODELS, load_tiny
 from tiny_models import load_without_tokenizer as load_model
 from torch import Tensor
 from torch.nn import functional as F
 
-from dllm_decode import ForwardInputs
+from dllm_decode import DualCache, ForwardInputs, generate
+from dllm_decode import load_model as load_with_tokenizer
 from dllm_decode.models import MaskedTransformer, save_model
-from dllm_decode.models.loading import quantize
+from dllm_decode.models.loading import load, quantize
+from dllm_decode.models.network.int8 import Int8Linear, can_multiply_int8
 from dllm_decode.models.network.transformer import Transformer
 
+needs_vnni = pytest.mark.skipif(not can_multiply_int8(), reason="needs AVX-512 VNNI")
 # In an environment that has the extra `int8`, torchao's own sources raise warnings: give pytest
-# -W "ignore:invalid escape sequence".
+# -W "ignore:invalid escape sequence". What it stores on an accelerator, it stores on a CPU too.
 needs_torchao = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None, reason="needs the extra int8"
 )
@@ -39,12 +43,18 @@ def num_bytes(parameters: list[Tensor]) -> int:
     return sum(part.nbytes for part in held[::2])
 
 
+def stored_by_torchao(folder: str | Path, kind: str, dtype: torch.dtype) -> MaskedTransformer:
+    model, _ = load_model(folder, dtype=dtype)
+    quantize._by_torchao(model.transformer, torch.device("cpu"), kind)
+    return model
+
+
 @FOLDER
 @needs_torchao
 @DTYPE
 def test_a_matrix_is_within_half_a_step_of_what_it_was(dtype, folder) -> None:
     plain, _ = load_model(folder, dtype=dtype)
-    eight, _ = load_model(folder, dtype=dtype, quantize="int8")
+    eight = stored_by_torchao(folder, "int8", dtype)
     matrices = 0
     pairs = zip(plain.named_parameters(), eight.named_parameters(), strict=True)
     for (name, old), (_, new) in pairs:
@@ -61,7 +71,7 @@ def test_a_matrix_is_within_half_a_step_of_what_it_was(dtype, folder) -> None:
 
 
 @FOLDER
-@needs_torchao
+@needs_vnni
 def test_groups_in_one_call_are_groups_one_by_one(folder) -> None:
     model, _ = load_model(folder, quantize="int8")
     columns = [torch.arange(width).expand(2, -1) for width in (7, 3)]
@@ -70,13 +80,36 @@ def test_groups_in_one_call_are_groups_one_by_one(folder) -> None:
         torch.testing.assert_close(got, model.predict(group), atol=1e-4, rtol=1e-4)
 
 
-@FOLDER
-@needs_torchao
+@pytest.mark.parametrize("family", [*FAMILIES, "llada_moe", "open_dllm"])
+@needs_vnni
 @DTYPE
-def test_logits_are_close(dtype, folder) -> None:
-    plain = logits(load_model(folder, dtype=dtype)[0])
-    error = logits(load_model(folder, dtype=dtype, quantize="int8")[0]) - plain
-    assert 0.01 < error.square().mean().sqrt() / plain.std() < 0.05
+def test_logits_are_close(dtype, family) -> None:
+    """Of every network, with a tied head, biases, and experts, which stay as they are."""
+    plain = logits(load_tiny(family, dtype=dtype))
+    eight = load_tiny(family, dtype=dtype, quantize="int8")
+    layers = [part for part in eight.modules() if isinstance(part, Int8Linear)]
+    assert eight.transformer.lm_head in layers
+    assert len(layers) >= 2 * eight.transformer.config.num_layers + 1
+    assert 0.001 < (logits(eight) - plain).square().mean().sqrt() / plain.std() < 0.1
+
+
+@needs_vnni
+def test_a_row_decodes_to_the_same_tokens_alone_and_in_a_batch() -> None:
+    model, tokenizer = load_with_tokenizer("mini", quantize="int8")
+    questions = ["emma has 3 apples . how many ?", "a tank holds 98 liters .", "ben buys 2 nuts ."]
+    options = {"gen_length": 32, "cache": DualCache()}
+    together = generate(model, tokenizer, questions, **options)
+    for question, answer in zip(questions, together, strict=True):
+        assert [answer] == list(generate(model, tokenizer, question, **options))
+
+
+@needs_vnni
+def test_a_quantised_model_stays_where_and_as_it_is(tmp_path) -> None:
+    model, _ = load_model(LLADA, quantize="int8")
+    with pytest.raises(ValueError, match="or quantised on a CPU, stays as it was loaded"):
+        model.float()
+    with pytest.raises(ValueError, match=r"is not quantised, got .* with quantize='int8'"):
+        model.load_weights(LLADA)
 
 
 @needs_torchao
@@ -84,7 +117,7 @@ def test_logits_are_close(dtype, folder) -> None:
 def test_logits_of_fp8_are_near_in_half_the_bytes(dtype) -> None:
     """Three bits behind the point: each weight is within a sixteenth of itself."""
     plain, _ = load_model("mini", dtype=dtype)
-    eight, _ = load_model("mini", dtype=dtype, quantize="fp8")
+    eight = stored_by_torchao("mini", "fp8", dtype)
     for old, new in zip(plain.transformer.layers, eight.transformer.layers, strict=True):
         old_rows, new_rows = old.attention.qkv.weight, new.attention.qkv.weight
         assert new_rows.qdata.dtype == torch.float8_e4m3fn
@@ -99,15 +132,6 @@ def test_logits_of_fp8_are_near_in_half_the_bytes(dtype) -> None:
 
 
 @needs_torchao
-@pytest.mark.skipif(
-    importlib.util.find_spec("mslk") is not None, reason="that library has int4 on a CPU"
-)
-def test_int4_on_a_cpu_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="torchao cannot store this model as int4 on cpu"):
-        load_model("mini", dtype=torch.bfloat16, quantize="int4")
-
-
-@needs_torchao
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_logits_of_int4_are_near() -> None:
@@ -119,14 +143,15 @@ def test_logits_of_int4_are_near() -> None:
 
 
 @pytest.mark.parametrize("kind", quantize.KINDS)
-def test_a_mixture_of_experts_is_refused_by_name(kind, monkeypatch) -> None:
+def test_stacked_experts_are_refused_where_torchao_stores(kind, monkeypatch) -> None:
     monkeypatch.setattr(quantize, "find_spec", lambda name: object())
     monkeypatch.setattr(Transformer, "to_empty", lambda *args, **kwargs: pytest.fail("built"))
-    with pytest.raises(ValueError, match=f"left out for a mixture of experts, got '{kind}'"):
+    monkeypatch.setattr(load, "only_device", lambda placed: torch.device("cuda"))
+    with pytest.raises(ValueError, match=f"mixture of experts on cuda, got '{kind}'"):
         load_tiny("sdar_moe", quantize=kind)
 
 
-@needs_torchao
+@needs_vnni
 def test_a_quantised_model_is_not_saved(tmp_path) -> None:
     model, _ = load_model(LLADA, quantize="int8")
     with pytest.raises(ValueError, match=r"got 'llada', some of which are quantised"):
@@ -136,11 +161,20 @@ def test_a_quantised_model_is_not_saved(tmp_path) -> None:
 def test_what_cannot_be_quantised_is_refused_before_anything_is_read(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Transformer, "to_empty", lambda *args, **kwargs: pytest.fail("built"))
     monkeypatch.setattr(quantize, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r'needs torchao.* pip install "\.\[int8\]"'):
-        load_model(LLADA, quantize="int8")
+    with pytest.raises(ValueError, match=r'on cuda needs torchao.* pip install "\.\[int8\]"'):
+        quantize.check_quantization("fp8", torch.device("cuda"))
     with pytest.raises(ValueError, match="must be one of int8, int4, fp8 or None, got 'int2'"):
         load_model(LLADA, quantize="int2")
-    monkeypatch.setattr(quantize, "find_spec", lambda name: object())
     for device, places in (({"": "cpu", "norm": "disk"}, "cpu, files"), ({"": "disk"}, "files")):
         with pytest.raises(ValueError, match=f"must be on one device, got a map to {places}"):
             load_model(LLADA, quantize="int8", device=device, offload_folder=tmp_path)
+
+
+def test_bits_that_make_a_cpu_slower_are_refused_by_name(monkeypatch) -> None:
+    monkeypatch.setattr(quantize, "can_multiply_int8", lambda: True)
+    for kind in ("fp8", "int4"):
+        with pytest.raises(ValueError, match=f"'int8' or None on a CPU, got '{kind}', which is"):
+            load_model(LLADA, quantize=kind, device="cpu")
+    monkeypatch.setattr(quantize, "can_multiply_int8", lambda: False)
+    with pytest.raises(ValueError, match=r"AVX-512 VNNI, .* got 'int8' on a CPU that has none"):
+        load_model(LLADA, quantize="int8", device="cpu")

@@ -1,0 +1,81 @@
+"""Products of 8 bits: what is rounded, and that a column's result depends on no other one."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dllm_decode.models.network.int8 import Int8Linear, can_multiply_int8
+
+pytestmark = pytest.mark.skipif(not can_multiply_int8(), reason="needs AVX-512 VNNI")
+DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+
+
+def plain(dtype: torch.dtype = torch.float32, *, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(96, 40, bias=bias, dtype=dtype).requires_grad_(False)
+
+
+def eight(linear: nn.Linear) -> Int8Linear:
+    return Int8Linear(linear.weight, linear.bias)
+
+
+def columns(dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randn(3, 7, 96, generator=generator)
+    # Columns of very different sizes have a scale each.
+    return (drawn * torch.logspace(-2, 2, 7)[:, None]).to(dtype)
+
+
+def rounded(values: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """Rounds to multiples of the scale of each vector, whose largest value has so many steps."""
+    scale = (values.float().abs().amax(-1, keepdim=True) / steps).to(dtype).double()
+    return (values.double() / scale).round() * scale
+
+
+@DTYPE
+def test_weights_and_columns_are_rounded_to_steps_of_their_own(dtype: torch.dtype) -> None:
+    linear, given = plain(dtype), columns(dtype)
+    scaled_in = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    weight = rounded(linear.weight, 127, torch.float32)
+    expected = rounded(given, 126, scaled_in) @ weight.T + linear.bias.double()
+    found = eight(linear)(given)
+    assert found.dtype == dtype
+    size = expected.abs().amax(-1, keepdim=True)
+    error = ((found.double() - expected).abs() / size).max()
+    # A few roundings to the dtype, in place of hundreds.
+    assert error < 4 * torch.finfo(dtype).eps + 1e-6
+
+
+@DTYPE
+def test_a_column_is_the_same_alone_and_among_others(dtype: torch.dtype) -> None:
+    layer, given = eight(plain(dtype)), columns(dtype)
+    together = layer(given)
+    for row in range(3):
+        assert torch.equal(layer(given[row]), together[row])
+        assert torch.equal(layer(given[row : row + 1, 4:5])[0, 0], together[row, 4])
+
+
+def test_numbers_that_are_no_numbers_stay_so_in_their_column_alone() -> None:
+    layer, given = eight(plain()), columns()
+    clean = layer(given)
+    given[0, 0, 5], given[1, 2, 6] = torch.nan, torch.inf
+    given[2, 1] = 0.0
+    found = layer(given)
+    assert not found[0, 0].isfinite().any()
+    assert not found[1, 2].isfinite().any()
+    assert torch.equal(found[2, 1], plain().bias)
+    assert torch.equal(found[0, 1:], clean[0, 1:])
+
+
+def test_it_is_copied_and_pickled() -> None:
+    layer, given = eight(plain(bias=False)), columns()
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(given), layer(given))
+
+
+def test_gradients_are_refused() -> None:
+    with pytest.raises(ValueError, match="quantize='int8' on a CPU has no gradients"):
+        eight(plain())(columns().requires_grad_())
