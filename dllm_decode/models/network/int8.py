@@ -27,6 +27,11 @@ class Int8Linear(nn.Module):
     result depends on no other column.
     """
 
+    packed: Tensor
+    scale: Tensor
+    zero: Tensor
+    bias: Tensor | None
+
     def __init__(self, weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None) -> None:
         super().__init__()
         scale = _nonzero(weight.abs().amax(1).float() / 127)
@@ -53,7 +58,7 @@ class Int8Linear(nn.Module):
         product.mul_(scale)
         if self.bias is not None:
             product += self.bias
-        return product.unflatten(0, input.shape[:-1]).to(input.dtype)
+        return product.to(input.dtype).view(*input.shape[:-1], -1)
 
     def __getstate__(self) -> dict[str, Any]:
         # Packed numbers can be neither copied nor pickled.
@@ -62,7 +67,7 @@ class Int8Linear(nn.Module):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        self.__dict__.update(state)
         self.packed = _pack(self.packed)
 
 

@@ -1,6 +1,5 @@
 import itertools
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -123,9 +122,9 @@ def test_columns_after_an_eos_are_left_out_once_nothing_after_it_is_open() -> No
 
 
 def test_the_end_is_after_the_first_eos_and_after_the_last_open_column() -> None:
-    tokens = torch.tensor(
-        [[1, 2, 7, MASK, 7, 7], [1, 2, 7, 7, 7, 7], [1, 2, MASK, MASK, MASK, MASK]]
-    )
-    canvas: Any = SimpleNamespace(eos=tokens == 7, unsettled=tokens == MASK, width=6, tokens=tokens)
-    found = CutAtEos(NoCache()).numbers(canvas, cast(Any, None), 0)
+    templates = [[7, MASK, 7, 7], [7, 7, 7, 7], [MASK, MASK, MASK, MASK]]
+    config = DecodeConfig(gen_length=4)
+    rows = [Row.of(Request(0, [1, 2], config, one), 1, MASK) for one in templates]
+    canvas = Canvas.blank(rows, width=6, mask_id=MASK, eos_ids=(7,))
+    found = CutAtEos(NoCache()).numbers(canvas, History.blank(canvas), 0)
     assert found.tolist() == [[4], [3], [7]]
