@@ -11,11 +11,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
-from typing import Any
+from typing import Any, TextIO
 
 import httpx2
 import psutil
@@ -82,20 +83,25 @@ def served(task: str, options: Any) -> Iterator[tuple[str, psutil.Process]]:
     command += ["--cache", cache, "--sampler", options.sampler]
     command += ["--num-rows", str(options.rows), "--threads", str(options.threads)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stderr is not None
-    try:
-        said = ""
-        while not (match := re.search(r"Listening at (http://\S+),", said)):
-            line = process.stderr.readline()
-            if not line:
-                raise RuntimeError(f"The server did not start: {said}")
-            said += line
-        yield match[1], psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(60.0)
-        process.stderr.close()
+    # A pipe that nobody reads would stop the server once it is full of its log.
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stderr=log, env=environment)
+        try:
+            yield _address(process, log), psutil.Process(process.pid)
+        finally:
+            process.terminate()
+            process.wait(60.0)
+
+
+def _address(process: "subprocess.Popen[bytes]", log: TextIO) -> str:
+    """Waits until a server says where it listens."""
+    while process.poll() is None:
+        log.seek(0)
+        if match := re.search(r"Listening at (http://\S+),", log.read()):
+            return match[1]
+        time.sleep(0.1)
+    log.seek(0)
+    raise RuntimeError(f"The server did not start: {log.read()}")
 
 
 async def asked(server: tuple[str, psutil.Process], task: str, limit: int, num_clients: int) -> Row:
