@@ -8,7 +8,7 @@ from plugins_under_test import CACHES, FEW, plugin
 from pretended import Operations
 from tiny_models import FAMILIES, Spied, tiny
 
-from dllm_decode import StepEvent, decode, decode_many
+from dllm_decode import StepEvent, decode
 from dllm_decode.blocks import MultiBlock, SubBlocks
 from dllm_decode.caches import (
     CachePolicy,
@@ -195,24 +195,6 @@ def test_what_a_block_causal_model_cannot_see_is_not_computed() -> None:
     # while it is open, and once more in the first forward of the next.
     assert [inputs.tokens.shape[1] for inputs in model.calls] == [8, 4, 8, 4, 8, 4]
     assert [inputs.attend is None for inputs in model.calls] == [False, True] * 3
-
-
-@pytest.mark.exhaustive(16)
-@FAMILY
-@POLICY
-@pytest.mark.parametrize("block_length", [4, 12])
-def test_a_row_computes_the_same_columns_alone_in_a_batch_and_in_the_place_of_another(
-    family: str, cache: CachePolicy, block_length: int
-) -> None:
-    sampler, options = ConfidenceThreshold(0.4), {"gen_length": 12, "block_length": block_length}
-    alone = [decode(tiny(family), [one], sampler, cache=cache, **options) for one in PROMPTS]
-    together = decode(tiny(family), PROMPTS, sampler, cache=cache, **options)
-    one_by_one = decode_many(tiny(family), PROMPTS, sampler, num_rows=2, cache=cache, **options)
-    for row, (one, later) in enumerate(zip(alone, one_by_one, strict=True)):
-        assert torch.equal(one.tokens[0], together.tokens[row])
-        assert one.query_positions[0] == together.query_positions[row]
-        assert torch.equal(one.tokens, later.tokens)
-        assert torch.equal(one.query_positions, later.query_positions)
 
 
 def masks_and_new(self: Any, query: CacheQuery) -> Columns:

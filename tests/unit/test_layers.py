@@ -26,9 +26,10 @@ MAY_IMPORT = {
     "typing_extensions": ("samplers.state",),
 }
 MAY_IMPORT_TRANSFORMERS = ("dllm_decode.models", "dllm_decode.training")
-# There is a default; the command line names samplers by expressions.
+# There is a default; the command line names samplers by expressions; laws are those of a decode.
 MAY_IMPORT_ANY_SAMPLER = (
-    "dllm_decode.training", "dllm_decode.engine.compatibility", "dllm_decode.cli"
+    "dllm_decode.training", "dllm_decode.engine.compatibility", "dllm_decode.cli",
+    "dllm_decode.testing",
 )  # fmt: skip
 CORE_MAY_IMPORT = ("dllm_decode.core",)
 

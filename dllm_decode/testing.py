@@ -1,0 +1,228 @@
+"""For authors of cache policies, block schedules and verifiers: the laws of a decode.
+
+`check_laws(MyCache())` decodes with small random models, and raises AssertionError with the law
+that is broken. `samplers.testing` has the laws of samplers, with which `check_laws` here begins.
+"""
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dllm_decode.blocks.base import BlockSchedule
+from dllm_decode.blocks.sequential import Sequential
+from dllm_decode.caches.base import CachePolicy, NoCache
+from dllm_decode.core.model import MaskPredictor
+from dllm_decode.core.options import DecodeConfig
+from dllm_decode.core.output import DecodeOutput
+from dllm_decode.core.rows import RequestQueue
+from dllm_decode.engine.decoder import Verifier
+from dllm_decode.engine.loop import new_decoder, raise_errors, run
+from dllm_decode.engine.no_verifier import NoVerifier
+from dllm_decode.models.loading.export import new_llada
+from dllm_decode.models.masked_transformer import MaskedTransformer
+from dllm_decode.verify.self_verify.self_verify import SelfVerify
+from samplers import testing
+from samplers.base import Sampler
+from samplers.checks import shown
+from samplers.confidence_threshold import ConfidenceThreshold
+from samplers.facts import Fact, PlugIn
+from samplers.fixed_schedule import FixedSchedule
+
+_PROMPTS = ([17, 40, 41, 30, 5, 22], [19], [7, 7, 25, 31, 12, 13, 14, 44, 9])
+# The template of the second row gives the third token of its answer.
+_GIVEN_ROW, _GIVEN_AT, _GIVEN = 1, 2, 6
+_BLOCK_LENGTH = 4
+_KINDS: Mapping[str, type[PlugIn]] = {
+    "sampler": Sampler, "cache": CachePolicy, "verifier": Verifier, "blocks": BlockSchedule
+}  # fmt: skip
+_DECODES: tuple[tuple[Sampler, DecodeConfig], ...] = (
+    (ConfidenceThreshold(0.6), DecodeConfig(gen_length=10)),
+    (FixedSchedule(3), DecodeConfig(gen_length=10, stop_at_eos=False)),
+    (ConfidenceThreshold(0.4), DecodeConfig(gen_length=10, temperature=1.0)),
+)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One decode of three rows of different lengths.
+
+    Attributes:
+        model: The model.
+        plugins: By the name of the argument of `decode`.
+        config: The options.
+    """
+
+    model: MaskPredictor
+    plugins: Mapping[str, Any]
+    config: DecodeConfig
+
+    def __str__(self) -> str:
+        parts = ", ".join(repr(part) for part in self.plugins.values())
+        return f"{parts} and temperature {self.config.temperature:g} on {self.model.name}"
+
+    def refusal(self) -> str | None:
+        """Returns why the decode is refused; `None` if it is not."""
+        try:
+            new_decoder(self.model, **self.plugins, config=self.config)
+        except ValueError as refusal:
+            return str(refusal)
+        return None
+
+    def answers(
+        self, rows: Sequence[int] = (0, 1, 2), num_rows: int = 3
+    ) -> dict[int, DecodeOutput]:
+        """Decodes some rows, and returns the answer of each by its number."""
+        decoder = new_decoder(self.model, **self.plugins, config=self.config)
+        template = [self.model.mask_id] * _GIVEN_AT + [_GIVEN]
+        requests = [
+            decoder.request(_PROMPTS[row], row, template=template if row == _GIVEN_ROW else ())
+            for row in rows
+        ]
+        ended = raise_errors(run(decoder, RequestQueue(requests), num_rows))
+        return {answer.request: answer.output for answer in ended}
+
+    def tokens(self) -> list[list[int]]:
+        """Returns the answers of all rows in one batch."""
+        answers = self.answers()
+        return [answers[row].tokens[0].tolist() for row in sorted(answers)]
+
+    def with_plugin(self, kind: str, plugin: PlugIn) -> "_Case":
+        """Returns the decode with another plug-in of a kind."""
+        return replace(self, plugins={**self.plugins, kind: plugin})
+
+
+def check_laws(
+    plugin: PlugIn,
+    *,
+    same_as: PlugIn | None = None,
+    models: Sequence[MaskPredictor] = (),
+    **plugins: PlugIn,
+) -> None:
+    """Puts a cache policy, a block schedule, a verifier or a sampler through the laws of a decode.
+
+    A row has the same tokens, forwards and computed columns alone, in a batch, in a place that
+    another row has left, and a second time. If a cache gives `Fact.EXACT_REPLAY`, it has the same
+    tokens under `SelfVerify`. Combinations that are refused are left out. What a decode checks
+    itself in every step, such as which columns were computed, ends it with a RuntimeError.
+
+    Args:
+        plugin: An instance.
+        same_as: Another plug-in of its kind, which must have the same tokens, such as
+            `NoVerifier()` for a verifier that is lossless.
+        models: In float64 on a CPU, because the laws hold up to rounding; none: `random_models`.
+        plugins: Others that it must have, by their names in `decode`, such as `sampler=`.
+
+    Raises:
+        AssertionError: If a law is broken; its text says which one, and in which decode.
+        ValueError: If it is no plug-in.
+    """
+    kind = _kind_of(plugin)
+    twin = copy.deepcopy(plugin)
+    assert twin == plugin, f"A copy of {plugin!r} must be equal to it."
+    assert repr(twin) == repr(plugin), f"A copy of {plugin!r} must have its repr, got {twin!r}."
+    if isinstance(plugin, Sampler):
+        testing.check_laws(plugin)
+    cases = _cases(kind, plugin, models or tuple(random_models()), plugins)
+    with warnings.catch_warnings():
+        # In some combinations an option does nothing.
+        warnings.simplefilter("ignore", UserWarning)
+        refusals = [_check_case(case, kind, same_as) for case in cases]
+    assert None in refusals, f"{plugin!r} must fit a model and a sampler. {refusals[0]}"
+
+
+def random_models(seed: int = 0) -> Iterator[MaskedTransformer]:
+    """Yields a small random model of each kind, in float64, with confidences from low to high.
+
+    In the first every column sees every other and predicts itself, as in LLaDA; in the second it
+    predicts the next one, as in Dream; in the third it sees no later block, as in SDAR.
+    """
+    kinds: Mapping[str, Mapping[str, Any]] = {
+        "a model such as LLaDA": {},
+        "a model such as Dream": {"logit_shift": 1},
+        "a model such as SDAR": {"causal_block_length": _BLOCK_LENGTH},
+    }
+    for name, options in kinds.items():
+        model = new_llada(
+            vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, mlp_hidden_size=24,
+            mask_id=49, eos_ids=(48,), dtype=torch.float64,
+        )  # fmt: skip
+        generator = torch.Generator().manual_seed(seed)
+        for part in model.transformer.requires_grad_(False).parameters():
+            if part.ndim > 1:
+                part.normal_(std=2.0 * part.shape[1] ** -0.5, generator=generator)
+        yield MaskedTransformer(model.transformer, name=name, mask_id=49, eos_ids=(48,), **options)
+
+
+def _kind_of(plugin: PlugIn) -> str:
+    for name, kind in _KINDS.items():
+        if isinstance(plugin, kind):
+            return name
+    raise ValueError(
+        "plugin must be an instance of a sampler, a cache policy, a verifier or a block schedule, "
+        f"got {shown(plugin)}."
+    )
+
+
+def _cases(
+    kind: str, plugin: PlugIn, models: Sequence[MaskPredictor], plugins: Mapping[str, PlugIn]
+) -> Iterator[_Case]:
+    for model in models:
+        for sampler, config in _DECODES:
+            given: dict[str, Any] = {
+                "sampler": sampler, "cache": NoCache(), "verifier": NoVerifier(),
+                "blocks": Sequential(), **plugins, kind: plugin,
+            }  # fmt: skip
+            # A schedule may say the length of its blocks itself.
+            length = None if given["blocks"].block_length else _BLOCK_LENGTH
+            yield _Case(model, given, replace(config, block_length=length))
+
+
+def _check_case(case: _Case, kind: str, same_as: PlugIn | None) -> str | None:
+    """Checks one decode; returns why it is refused, `None` if it is not."""
+    refusal = case.refusal()
+    if refusal is not None:
+        return refusal
+    _check_rows(case)
+    _check_replay(case)
+    if same_as is not None:
+        wanted, got = case.with_plugin(kind, same_as).tokens(), case.tokens()
+        assert got == wanted, (
+            f"Tokens must be those of {same_as!r}, {wanted}, got {got} from {case}."
+        )
+    return None
+
+
+def _check_rows(case: _Case) -> None:
+    """Compares each row of a batch with itself elsewhere."""
+    together, alone = case.answers(), dict[int, DecodeOutput]()
+    for row in together:
+        alone |= case.answers([row], num_rows=1)
+    elsewhere = {
+        "alone": alone, "in a place that another row has left": case.answers(num_rows=2),
+        "a second time": case.answers(),
+    }  # fmt: skip
+    for words, found in elsewhere.items():
+        for row, one in together.items():
+            for name in ("tokens", "nfe", "query_positions"):
+                got, wanted = getattr(found[row], name)[0].tolist(), getattr(one, name)[0].tolist()
+                assert got == wanted, (
+                    f"A row must have the same {name} {words} as in a batch, {wanted}, got {got} "
+                    f"from {case}."
+                )
+
+
+def _check_replay(case: _Case) -> None:
+    """Compares a decode with its own verified mode, if the cache says that both are the same."""
+    gives = case.plugins["cache"].gives
+    verified = case.with_plugin("verifier", SelfVerify(2))
+    is_plain = case.plugins["verifier"] == NoVerifier()
+    if Fact.EXACT_REPLAY in gives and is_plain and verified.refusal() is None:
+        wanted, got = case.tokens(), verified.tokens()
+        assert got == wanted, (
+            "A cache that gives Fact.EXACT_REPLAY must have the same tokens under SelfVerify(2), "
+            f"{wanted}, got {got} from {case}."
+        )

@@ -1,0 +1,118 @@
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from plugins_under_test import CACHES, one_of_each_kind, plugin
+
+from dllm_decode import (
+    S2D2,
+    AdaptiveBlocks,
+    CachePolicy,
+    DelayedCache,
+    DualCache,
+    Look,
+    MultiBlock,
+    NoCache,
+    NoVerifier,
+    PrefixCache,
+    SelfVerify,
+    Sequential,
+    SubBlocks,
+    Verifier,
+)
+from dllm_decode.core.columns import columns
+from dllm_decode.engine.views import look
+from dllm_decode.testing import check_laws
+from samplers import Decision, Fact, FixedSchedule, ReMDM
+from samplers.facts import PlugIn
+from samplers.logits.statistics import highest_one
+
+PLUGINS: list[PlugIn] = [
+    *CACHES, NoCache(), Sequential(), Sequential(8), SubBlocks(8, 3), MultiBlock(),
+    MultiBlock(4, 0.5, 0.25, max_open=2, order="entropy", forces="every"),
+    AdaptiveBlocks((7, 14), 0.3, 5, 0.1), NoVerifier(), SelfVerify(4), SelfVerify(3, "tree"),
+    S2D2(), ReMDM(8, "confidence"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", one_of_each_kind(PLUGINS))
+def test_plugins_of_this_package_keep_the_laws(kept: PlugIn) -> None:
+    check_laws(kept)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (PrefixCache(refresh_every=1), NoCache()), (SelfVerify(4), NoVerifier()),
+        (MultiBlock(4, 1.0, 1.0), Sequential(4)),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_plugins_that_are_exact_have_the_tokens_of_another(one: PlugIn, other: PlugIn) -> None:
+    check_laws(one, same_as=other)
+
+
+def test_a_cache_that_is_not_exact_has_other_tokens() -> None:
+    with pytest.raises(AssertionError, match=r"Tokens must be those of NoCache\(\), \[\[.* got "):
+        check_laws(DualCache(), same_as=NoCache())
+
+
+def test_a_cache_that_claims_to_be_replayed_and_counts_forwards_is_found() -> None:
+    @dataclass(frozen=True)
+    class Claims(DelayedCache):
+        gives = DelayedCache().gives | {Fact.EXACT_REPLAY}
+
+    with pytest.raises(AssertionError, match=r"same tokens under SelfVerify\(2\), .* got"):
+        check_laws(Claims(refresh_every=3))
+
+
+def test_a_cache_that_remembers_earlier_decodes_is_found() -> None:
+    calls: list[int] = []
+
+    def recompute(self: Any, query: Any) -> Any:
+        calls.append(1)
+        return columns((0 if len(calls) % 3 else query.block[0], query.end))
+
+    with pytest.raises(AssertionError, match=r"must have the same tokens (alone|a second time)"):
+        check_laws(plugin(CachePolicy, recompute=recompute))
+
+
+def test_a_verifier_that_looks_at_the_size_of_its_batch_is_found() -> None:
+    def crowded(self: Any, decoder: Any, state: Any) -> Any:
+        state, found = look(decoder, state)
+        view = found.view
+        one = highest_one(view.confidence, view.eligible)
+        commit = one if len(state.rows) > 1 else view.eligible
+        return state, Look(view, found.window, decision=Decision(commit))
+
+    verifier = plugin(
+        Verifier, look=crowded, asks_sampler=False,
+        max_steps=lambda self, sampler, num_masks: num_masks,
+    )  # fmt: skip
+    with pytest.raises(
+        AssertionError, match=r"must have the same (tokens|nfe) alone as in a batch"
+    ):
+        check_laws(verifier, sampler=FixedSchedule(3))
+
+
+def test_a_plugin_that_is_not_its_configuration_is_found() -> None:
+    @dataclass(frozen=True)
+    class Unequal(NoCache):
+        weights: torch.nn.Module = field(default_factory=lambda: torch.nn.Linear(2, 2))
+
+    with pytest.raises(AssertionError, match=r"A copy of .* must be equal to it"):
+        check_laws(Unequal())
+
+
+def test_a_plugin_that_fits_nothing_is_found() -> None:
+    unheard = Fact("cache", "a cache policy that nobody has written", "none")
+    with pytest.raises(AssertionError, match=r"must fit a model and a sampler. .* nobody has"):
+        check_laws(plugin(FixedSchedule, needs=frozenset({Fact.HAS_MASK, unheard})))
+
+
+def test_what_is_no_plugin_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"plugin must be an instance of a sampler, .* got 'Dual"):
+        check_laws("DualCache()")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"plugin must be an instance of a sampler"):
+        check_laws(DualCache)  # type: ignore[arg-type]
