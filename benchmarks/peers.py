@@ -27,9 +27,18 @@ PEERS = {
         "generate_with_prefix_cache": "PrefixCache(), NoVerifier()",
         "generate_with_dual_cache": "DualCache(), NoVerifier()",
     },
+    "openvino": {
+        "plain": "NoCache(), NoVerifier()",
+        "W8": "NoCache(), NoVerifier()",
+        "W8A8": "NoCache(), NoVerifier(); int8",
+    },
 }
-"""By peer and by its mode our cache and verifier of the same rule."""
-_FOLDERS = {"fast-dllm": ("generate.py", (".", "llada", "v1/llada"))}
+"""By peer and by its mode our cache and verifier of the same rule, and our `quantize`."""
+_FOLDERS = {
+    "fast-dllm": ("generate.py", (".", "llada", "v1/llada")),
+    # It computes the forwards of our own network.
+    "openvino": ("benchmarks/peers.py", (".",)),
+}
 _ROOT = Path(__file__).parents[1]
 
 
@@ -101,12 +110,13 @@ def _run(job: Mapping[str, Any], python: str, folder: Path) -> Row:
 
 
 def _row(job: Mapping[str, Any], runs: Sequence[Row], theirs: Sequence[Row]) -> Row:
-    seconds = [run["wall_s"] for run in runs]
+    seconds = [run["cpu_s"] for run in runs]
     is_ours = job["contender"] == OURS
     return {
         "contender": (job["mode"] if is_ours else f"{job['contender']}: {job['mode']}"),
-        "s": median_of(seconds),
-        "speed-up": median(run["wall_s"] for run in theirs) / median(seconds),
+        "CPU s": median_of(seconds),
+        "speed-up": median(run["cpu_s"] for run in theirs) / median(seconds),
+        "s": median_of([run["wall_s"] for run in runs]),
         "tokens": _difference(runs, theirs) if is_ours else None,
         "forwards": runs[0]["forwards"],
         "peak MB": runs[0]["peak_mb"],
