@@ -12,14 +12,12 @@ from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import (
     LayerContext,
     for_queries,
-    in_layer,
     join,
     make_context,
     on_device,
 )
 from dllm_decode.models.network.int8 import Int8Linear
 from dllm_decode.models.network.layer import Layer, Norm
-from dllm_decode.models.network.operations import Stream
 from dllm_decode.models.network.packed import Linear, Packable, can_pack
 
 
@@ -119,17 +117,16 @@ class Transformer(nn.Module):
         groups: Sequence[LayerContext] = [
             make_context(self.config, hidden.dtype, group, frequencies) for group in inputs
         ]
-        stream, last = Stream(hidden), len(self.layers) - 1
+        last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             if self.route is not None:
-                stream, groups = _at(self.route[f"layers.{i}"], stream, groups)
-            groups = [in_layer(group, i) for group in groups]
+                hidden, groups = _at(self.route[f"layers.{i}"], hidden, groups)
             if i == last:
                 groups = [for_queries(*pair) for pair in zip(groups, wanted, strict=True)]
-            stream = layer(stream, groups)
+            hidden = layer(hidden, groups)
         if self.route is not None:
-            stream, groups = _at(self.route["norm"], stream, groups)
-        normed: Tensor = self.norm(stream).normed
+            hidden, groups = _at(self.route["norm"], hidden, groups)
+        normed: Tensor = self.norm(hidden)
         return normed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
@@ -184,11 +181,8 @@ class Transformer(nn.Module):
 
 
 def _at(
-    device: torch.device, stream: Stream, groups: Sequence[LayerContext]
-) -> tuple[Stream, Sequence[LayerContext]]:
-    hidden, update = stream
+    device: torch.device, hidden: Float[Tensor, "_ _ H"], groups: Sequence[LayerContext]
+) -> tuple[Float[Tensor, "_ _ H"], Sequence[LayerContext]]:
     if hidden.device == device:
-        return stream, groups
-    # Added up first: one tensor moves, not two.
-    hidden = hidden if update is None else hidden + update
-    return Stream(hidden.to(device)), [on_device(group, device) for group in groups]
+        return hidden, groups
+    return hidden.to(device), [on_device(group, device) for group in groups]
