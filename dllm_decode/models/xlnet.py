@@ -17,7 +17,11 @@ from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.needs import generation_of
 from dllm_decode.models.loading.other_names import require_left_out
-from dllm_decode.models.loading.weights import by_transformers, fingerprint_of_network, model_files
+from dllm_decode.models.loading.weights import (
+    fingerprint_of_network,
+    load_by_transformers,
+    model_files,
+)
 
 if TYPE_CHECKING:
     import transformers
@@ -160,17 +164,7 @@ def load_xlnet(
                 key, f"{allowed!r}, so that any subset can be read", config.value(key)
             )
     files = model_files(folder)
-    with by_transformers(folder):
-        read: Any = XLNetLMHeadModel.from_pretrained(
-            folder, dtype="auto", use_safetensors=True, local_files_only=True,
-            output_loading_info=True,
-        )  # fmt: skip
-    network, report = read
-    if report["missing_keys"]:
-        raise ValueError(
-            f"The weight files in {str(folder)!r} must have every tensor of the model, got none "
-            f"for {', '.join(sorted(report['missing_keys'])[:8])}. Download them again."
-        )
+    network = load_by_transformers(XLNetLMHeadModel, folder, dtype="auto")
     fingerprint = fingerprint_of_network(network)
     # The library leaves some weights in float32, whatever dtype is asked for.
     network.to(
