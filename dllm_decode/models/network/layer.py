@@ -43,9 +43,9 @@ class Attention(nn.Module):
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
-        num_rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        self.qkv = Linear(config.hidden_size, num_rows, bias=config.qkv_bias)
+        # First, because new weights are drawn in this order.
         self.output = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
+        self.qkv = Linear(config.hidden_size, sum(config.qkv_rows), bias=config.qkv_bias)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             exact = config.norm_weight_in_float32
@@ -83,22 +83,6 @@ class Attention(nn.Module):
             query = query.gather(2, index)
         return attend(query, key, value, context.bias)
 
-    def parts(self, *, split_qkv: bool) -> dict[str, Tensor]:
-        """See `Transformer.parts`."""
-        named = {"output.weight": self.output.weight.data}
-        kv_rows = self.num_kv_heads * self.head_dim
-        rows = [self.num_heads * self.head_dim, kv_rows, kv_rows]
-        for kind, fused in self.qkv.named_parameters():
-            if not split_qkv:
-                named[f"qkv.{kind}"] = fused.data
-                continue
-            pieces = zip(("query", "key", "value"), fused.data.split(rows), strict=True)
-            named |= {f"{name}.{kind}": piece for name, piece in pieces}
-        if self.qk_norm:
-            named["query_norm.weight"] = self.query_norm.weight.data
-            named["key_norm.weight"] = self.key_norm.weight.data
-        return named
-
 
 class Layer(nn.Module):
     """A pre-norm decoder block."""
@@ -123,15 +107,6 @@ class Layer(nn.Module):
         hidden = _take_wanted(hidden, groups) + update
         mixed: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
         return mixed
-
-    def parts(self, *, split_qkv: bool) -> dict[str, Tensor]:
-        """See `Transformer.parts`."""
-        return {
-            "attention_norm.weight": self.attention_norm.weight.data,
-            "mlp_norm.weight": self.mlp_norm.weight.data,
-            **self.attention.parts(split_qkv=split_qkv),
-            **self.mlp.parts(),
-        }
 
 
 def _mlp(config: NetworkConfig, index: int) -> MLP | MoE:

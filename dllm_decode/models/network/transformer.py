@@ -19,6 +19,7 @@ from dllm_decode.models.network.context import (
 from dllm_decode.models.network.int8 import Int8Linear
 from dllm_decode.models.network.layer import Layer, Norm
 from dllm_decode.models.network.packed import Linear, Packable, can_pack
+from dllm_decode.models.network.parts import parts_of
 
 
 class Transformer(nn.Module):
@@ -147,8 +148,7 @@ class Transformer(nn.Module):
     def parts(self, *, split_qkv: bool = True) -> dict[str, Tensor]:
         """Names every tensor a checkpoint holds; views, so that writing to one sets the model.
 
-        Fused parameters appear by their parts: `layers.0.gate.weight` is some rows of one,
-        `layers.1.experts.5.gate.weight` some of a stack. A tied head has no entry.
+        Names are those of `parts_of`, as in `layers.0.gate.weight`. A tied head has no entry.
 
         Args:
             split_qkv: Queries, keys and values are parts; else `layers.0.qkv.weight` is one.
@@ -162,11 +162,8 @@ class Transformer(nn.Module):
             assert isinstance(self.lm_head, Linear)
             named["head.weight"] = self.lm_head.weight.data
         for i, layer in enumerate(self.layers):
-            assert isinstance(layer, Layer)
-            named |= {
-                f"layers.{i}.{name}": part
-                for name, part in layer.parts(split_qkv=split_qkv).items()
-            }
+            parts = parts_of(layer, self.config.qkv_rows if split_qkv else ())
+            named |= {f"layers.{i}.{name}": part for name, part in parts.items()}
         return named
 
     def head(self, hidden: Float[Tensor, "... H"]) -> Float[Tensor, "... V"]:
