@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from dllm_decode.core.model import ForwardInputs, KVCache, zeroed_cache
-from dllm_decode.models.loading.other_names import require_left_out
 from dllm_decode.models.loading.weights import (
     fingerprint_of_network,
     load_by_transformers,
@@ -218,7 +217,6 @@ def load_diffusion_gemma(
     name: str,
     device: Any,
     dtype: torch.dtype | None,
-    left_out: Mapping[str, object],
     *,
     max_memory: Mapping[int | str, int | str] | None,
     offload_folder: str | Path | None,
@@ -226,8 +224,7 @@ def load_diffusion_gemma(
     """Loads a model without its image encoder; see `load_model`.
 
     Raises:
-        ValueError: If an option of `left_out` is given, which only networks of this package have,
-            a tensor is missing, or transformers has no such network.
+        ValueError: If a tensor is missing, or transformers has no such network.
     """
     try:
         from transformers import DiffusionGemmaForBlockDiffusion
@@ -235,7 +232,6 @@ def load_diffusion_gemma(
         raise ValueError(
             f"{name} needs transformers 5.23 or later, which has its network. Install that."
         ) from error
-    require_left_out(left_out, name)
     files, is_spread = model_files(folder), device == "auto" or isinstance(device, Mapping)
     network = load_by_transformers(
         DiffusionGemmaForBlockDiffusion,

@@ -189,6 +189,17 @@ def test_saving_again_leaves_nothing_of_the_earlier_model(folder) -> None:
     assert same(load_model(folder)[0], new_tiny(seed=2))
 
 
+def test_a_causal_model_alone_goes_to_cuda_where_others_are_spread(monkeypatch) -> None:
+    """It was asked for on "auto", which is no device, wherever there was CUDA."""
+    asked = []
+    there = torch.device("cpu")
+    monkeypatch.setattr(
+        "dllm_decode.models.targets.load.available", lambda device: asked.append(device) or there
+    )
+    load_model("mini-long-ar", family="causal", device="auto")
+    assert asked == ["cuda"]
+
+
 def test_a_seed_is_a_model() -> None:
     assert same(new_tiny(seed=3), new_tiny(seed=3))
     assert not same(new_tiny(seed=3), new_tiny(seed=4))
