@@ -171,11 +171,7 @@ def rollouts_of(
 ) -> Iterator[RolledOut]:
     """Answers requests, and yields each with its rollout as soon as it has ended.
 
-    Args:
-        decoder: As `new_decoder` returns it; see `require_recordable`.
-        requests: The requests, with different indices.
-        num_rows: Rows of a forward, at most.
-        new_weights: As in `roll_out`.
+    The requests have different indices; for the decoder see `require_recordable`.
     """
     waiting = deque(requests)
     while waiting:
