@@ -13,8 +13,11 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from dllm_decode.core.model import ForwardInputs, KVCache, zeroed_cache
-from dllm_decode.models.loading.other_names import require_left_out
-from dllm_decode.models.loading.weights import by_transformers, fingerprint_of_network, model_files
+from dllm_decode.models.loading.weights import (
+    fingerprint_of_network,
+    load_by_transformers,
+    model_files,
+)
 
 if TYPE_CHECKING:
     from transformers import DiffusionGemmaForBlockDiffusion
@@ -214,7 +217,6 @@ def load_diffusion_gemma(
     name: str,
     device: Any,
     dtype: torch.dtype | None,
-    left_out: Mapping[str, object],
     *,
     max_memory: Mapping[int | str, int | str] | None,
     offload_folder: str | Path | None,
@@ -222,8 +224,7 @@ def load_diffusion_gemma(
     """Loads a model without its image encoder; see `load_model`.
 
     Raises:
-        ValueError: If an option of `left_out` is given, which only networks of this package have,
-            a tensor is missing, or transformers has no such network.
+        ValueError: If a tensor is missing, or transformers has no such network.
     """
     try:
         from transformers import DiffusionGemmaForBlockDiffusion
@@ -231,26 +232,16 @@ def load_diffusion_gemma(
         raise ValueError(
             f"{name} needs transformers 5.23 or later, which has its network. Install that."
         ) from error
-    require_left_out(left_out, name)
     files, is_spread = model_files(folder), device == "auto" or isinstance(device, Mapping)
-    with by_transformers(folder):
-        read: Any = DiffusionGemmaForBlockDiffusion.from_pretrained(
-            folder,
-            dtype="auto" if dtype is None else dtype,
-            device_map=device if is_spread else None,
-            max_memory=max_memory,
-            offload_folder=offload_folder,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    network, report = read
-    absent = sorted(name for name in report["missing_keys"] if "vision" not in name)
-    if absent:
-        raise ValueError(
-            f"The weight files in {str(folder)!r} must have every tensor of the model, got none "
-            f"for {', '.join(absent[:8])}. Download them again."
-        )
+    network = load_by_transformers(
+        DiffusionGemmaForBlockDiffusion,
+        folder,
+        unread="vision",
+        dtype="auto" if dtype is None else dtype,
+        device_map=device if is_spread else None,
+        max_memory=max_memory,
+        offload_folder=offload_folder,
+    )
     network.model.encoder.vision_tower = None
     if not is_spread:
         network.to(device)

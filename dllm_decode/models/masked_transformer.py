@@ -104,9 +104,9 @@ class MaskedTransformer(nn.Module):
                 kept elsewhere between forwards.
         """
         # It writes models of this class.
-        from dllm_decode.models.loading.export import save
+        from dllm_decode.models.loading.export import save_model
 
-        save(self, folder, dtype=dtype)
+        save_model(self, folder, dtype=dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "MaskedTransformer":
         # Compiled code reads the weights of the model that it was compiled for.

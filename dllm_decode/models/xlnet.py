@@ -3,7 +3,6 @@
 It is loaded with the class of transformers: safetensors only, no remote code.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,11 @@ from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.needs import generation_of
-from dllm_decode.models.loading.other_names import require_left_out
-from dllm_decode.models.loading.weights import by_transformers, fingerprint_of_network, model_files
+from dllm_decode.models.loading.weights import (
+    fingerprint_of_network,
+    load_by_transformers,
+    model_files,
+)
 
 if TYPE_CHECKING:
     import transformers
@@ -131,11 +133,10 @@ class XLNet:
 def load_xlnet(
     folder: Path,
     tokenizer: Any,
-    left_out: Mapping[str, object],
-    *,
     name: str,
     device: Any,
     dtype: torch.dtype | None,
+    *,
     mask_id: int | None,
 ) -> XLNet:
     """Loads an XLNet; see `load_model`.
@@ -144,14 +145,10 @@ def load_xlnet(
     for text between texts.
 
     Raises:
-        ValueError: If an option of `left_out` is given, which only networks of this package have,
-            the model would be spread over devices, is of another kind, or a tensor is missing.
+        ValueError: If the model is of another kind, or a tensor is missing.
     """
     from transformers import XLNetLMHeadModel
 
-    require_left_out(left_out, name)
-    if isinstance(device, Mapping):
-        raise ValueError(f"device must be one device for the XLNet {name}, got {device!r}.")
     path = folder / "config.json"
     config = ConfigReader(read_json(path), file=repr(str(path)))
     for key, allowed in (("attn_type", "bi"), ("bi_data", False)):
@@ -160,23 +157,10 @@ def load_xlnet(
                 key, f"{allowed!r}, so that any subset can be read", config.value(key)
             )
     files = model_files(folder)
-    with by_transformers(folder):
-        read: Any = XLNetLMHeadModel.from_pretrained(
-            folder, dtype="auto", use_safetensors=True, local_files_only=True,
-            output_loading_info=True,
-        )  # fmt: skip
-    network, report = read
-    if report["missing_keys"]:
-        raise ValueError(
-            f"The weight files in {str(folder)!r} must have every tensor of the model, got none "
-            f"for {', '.join(sorted(report['missing_keys'])[:8])}. Download them again."
-        )
+    network = load_by_transformers(XLNetLMHeadModel, folder, dtype="auto")
     fingerprint = fingerprint_of_network(network)
     # The library leaves some weights in float32, whatever dtype is asked for.
-    network.to(
-        "cuda" if device == "auto" else device,
-        dtype or network.transformer.word_embedding.weight.dtype,
-    )
+    network.to(device, dtype or network.transformer.word_embedding.weight.dtype)
     if mask_id is None:
         mask_id = _MASK_ID if tokenizer is None else tokenizer.mask_token_id
     ends = (generation_of(folder) or config).integers(

@@ -81,14 +81,7 @@ Steps: TypeAlias = Literal["all"] | int | Sequence[Canvases]
 def canvases_of(
     rollout: Rollout, steps: Literal["all"] | int, shrink: int, generator: torch.Generator | None
 ) -> tuple[Canvases, list[Write]]:
-    """Returns the canvases before the steps of a rollout, and its commits in the same order.
-
-    Args:
-        rollout: The rollout.
-        steps: As in `score`.
-        shrink: As in `score`.
-        generator: Draws the steps.
-    """
+    """Returns canvases before steps of a rollout, and the commits on them; see `score`."""
     commits: dict[int, list[Write]] = {}
     for write in rollout.commits:
         commits.setdefault(write.step, []).append(write)
@@ -98,7 +91,10 @@ def canvases_of(
     number = len(shared) if steps == "all" else min(steps, len(shared))
     chosen: list[tuple[int, float, Write]] = []
     firsts: list[int] = []
-    for stratum in _strata(shared, number):
+    # Consecutive strata, whose sizes differ by one at most.
+    bounds = [n * len(shared) // number for n in range(number + 1)] if number else []
+    for start, stop in pairwise(bounds):
+        stratum = shared[start:stop]
         # Without a choice, the generator stays as it is.
         drawn = len(stratum) > 1 and int(torch.randint(len(stratum), (), generator=generator))
         own = [write for step in stratum[drawn] for write in commits[step]]
@@ -109,12 +105,6 @@ def canvases_of(
     weights = torch.tensor([weight for _, weight, _ in chosen], dtype=torch.float64)
     tokens = rollout.canvases()[torch.tensor(firsts, dtype=torch.long)]
     return Canvases(tokens, canvas, positions, targets, weights), [write for _, _, write in chosen]
-
-
-def _strata(shared: list[list[int]], number: int) -> list[list[list[int]]]:
-    """Divides a list into consecutive strata whose sizes differ by one at most."""
-    bounds = [n * len(shared) // number for n in range(number + 1)] if number else []
-    return [shared[start:stop] for start, stop in pairwise(bounds)]
 
 
 def require_steps(steps: object, num_rollouts: int) -> None:

@@ -205,14 +205,7 @@ class RolloutRecorder:
     def rollout(
         self, decoder: Decoder, request: Request, output: DecodeOutput, weights: str
     ) -> Rollout:
-        """Returns the rollout of a request that has ended, and keeps its writes no longer.
-
-        Args:
-            decoder: The decoder that answered the request.
-            request: The request.
-            output: Its answer: one row.
-            weights: As `Rollout.weights`.
-        """
+        """Returns the rollout of a request that has ended, and keeps its writes no longer."""
         tokens = tuple(output.tokens[0].tolist())
         has_eos = any(token in output.eos_ids for token in tokens)
         row = Row.of(request, decoder.align, decoder.model.mask_id)

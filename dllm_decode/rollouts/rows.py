@@ -53,14 +53,7 @@ class ScoredRow(NamedTuple):
 def rows_of(
     model: MaskedTransformer, rollout: Rollout, canvases: Canvases, first: int
 ) -> list[ScoredRow]:
-    """Returns the rows that score the canvases of a rollout.
-
-    Args:
-        model: The model.
-        rollout: The rollout.
-        canvases: Its canvases.
-        first: Number of its first scored token among those of all rollouts.
-    """
+    """Returns the rows that score the canvases of a rollout, from scored token `first` on."""
     if not len(canvases.canvas):
         return []
     template = torch.tensor([*rollout.prompt, *rollout.template], dtype=torch.long)
@@ -97,11 +90,7 @@ def rows_of(
 def _packed(whole: ScoredRow, rollout: Rollout, canvases: Canvases, length: int) -> ScoredRow:
     """Returns the row of a rollout: the final canvas, and the columns that differ before steps.
 
-    Args:
-        whole: The row of one canvas that predicts all scored tokens.
-        rollout: The rollout.
-        canvases: Its canvases.
-        length: Tokens of a block of the model.
+    `whole` is the row of one canvas that predicts all scored tokens; blocks have `length` tokens.
     """
     final, own = rollout.canvases()[-1], whole.positions
     columns, predictors = canvases.positions + len(rollout.prompt), whole.predictors.clone()
@@ -133,11 +122,8 @@ def _packed(whole: ScoredRow, rollout: Rollout, canvases: Canvases, length: int)
 def _who_sees_whom(blocks: Int[Tensor, " Q"], copies: Int[Tensor, " Q"]) -> Bool[Tensor, "Q Q"]:
     """Returns which column sees which.
 
-    A column sees its own copy up to its block, and the final canvas before the copy begins.
-
-    Args:
-        blocks: Block of each column.
-        copies: Copy that each column is in; 0: the final canvas.
+    A column sees its own copy up to its block, and the final canvas, which is copy 0, before the
+    copy begins.
     """
     begins = torch.full((int(copies.max()) + 1,), len(blocks))
     begins = begins.scatter_reduce(0, copies, blocks, "amin")

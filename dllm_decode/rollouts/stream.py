@@ -3,7 +3,7 @@
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, TypeAlias, TypeVar, Unpack, get_args
+from typing import Literal, NamedTuple, TypeAlias, Unpack, get_args
 
 from torch import nn
 
@@ -12,11 +12,10 @@ from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.model import MaskPredictor, UniformState, fingerprint_of
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config, require_integer
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.prompts import check_one_template_each, require_templates
+from dllm_decode.core.prompts import require_templates
 from dllm_decode.core.rows import Request, RequestQueue
-from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.engine.compatibility import default_sampler, require_model
-from dllm_decode.engine.decoder import Decoder, Verifier, requests_of
+from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.loop import new_decoder, raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.models.loading.new_weights import version_of
@@ -24,13 +23,11 @@ from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
 from dllm_decode.text.blanks import template_ids
 from dllm_decode.text.constraints import Constraint
-from dllm_decode.text.generation import as_long_as, compiled_each
+from dllm_decode.text.generation import as_long_as, requests_of_texts
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import shown
 from samplers.facts import Fact
-
-T = TypeVar("T")
 
 NewWeights: TypeAlias = Literal["begin again", "finish"]
 """What happens to the rows that run when the weights change, see `roll_out`."""
@@ -136,24 +133,12 @@ def roll_out(
             stacklevel=2,
         )
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
-    stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
-    listed = prompt_ids(tokenizer, prompts, chat=chat)
-    check_one_template_each(len(blanks), len(listed))
-    automata = compiled_each(decoder, tokenizer, constraint, len(listed))
-    size = num_return_sequences
-    requests = list(
-        requests_of(
-            decoder, _copies(listed, size), _copies(blanks, size), stop,
-            constraint=_copies(automata, size), fills_blanks=True,
-        )
+    requests = requests_of_texts(
+        decoder, tokenizer, prompt_ids(tokenizer, prompts, chat=chat), blanks,
+        constraint=constraint, stop_strings=strings, copies=num_return_sequences,
     )  # fmt: skip
     finished = rollouts_of(decoder, requests, num_rows, new_weights)
-    return _grouped(finished, tokenizer, strings, size)
-
-
-def _copies(listed: Sequence[T], number: int) -> list[T]:
-    """Returns each value so many times, one after the other."""
-    return [one for one in listed for _ in range(number)]
+    return _grouped(finished, tokenizer, strings, num_return_sequences)
 
 
 def require_recordable(decoder: Decoder) -> None:
@@ -186,11 +171,7 @@ def rollouts_of(
 ) -> Iterator[RolledOut]:
     """Answers requests, and yields each with its rollout as soon as it has ended.
 
-    Args:
-        decoder: As `new_decoder` returns it; see `require_recordable`.
-        requests: The requests, with different indices.
-        num_rows: Rows of a forward, at most.
-        new_weights: As in `roll_out`.
+    The requests have different indices; for the decoder see `require_recordable`.
     """
     waiting = deque(requests)
     while waiting:

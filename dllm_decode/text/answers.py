@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -16,9 +16,6 @@ from dllm_decode.core.output import DecodeOutput, before_end
 from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import cut_at, num_before
 from dllm_decode.text.texts import Tokenizer
-
-if TYPE_CHECKING:
-    import pandas
 
 
 class TokenCommit(NamedTuple):
@@ -139,20 +136,6 @@ class GenerateOutput:
         written = json.dumps(self.to_dict(), ensure_ascii=False, indent=2)
         Path(path).write_text(f"{written}\n", encoding="utf-8")
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Returns a row for each answer, a column for each field of `Answer`.
-
-        Raises:
-            ValueError: If pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError:
-            raise ValueError(
-                "A frame needs the package pandas; install it with: pip install pandas"
-            ) from None
-        return pandas.DataFrame([answer.to_dict() for answer in self.answers])
-
 
 def answer_of(
     tokenizer: Tokenizer,
@@ -161,15 +144,9 @@ def answer_of(
     row: int,
     stop_strings: Sequence[str],
 ) -> Answer:
-    """Returns the answer in one row of a decode.
+    """Returns the answer to a request in one row of a decode, which may be longer.
 
-    Args:
-        tokenizer: The model's tokenizer.
-        request: The row's request. With a template, an EOS leaves its position empty, and the text
-            goes on after it.
-        decoded: The decode, whose rows may be longer than the answer.
-        row: Number of the row.
-        stop_strings: Texts that end the answer.
+    With a template, an EOS leaves its position empty, and the text goes on after it.
     """
     tokens = decoded.tokens[row, : request.config.gen_length]
     at = (~decoded.unsettled[row, : request.config.gen_length]).nonzero().flatten()

@@ -39,13 +39,11 @@ def template_ids(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[
     """
     if not isinstance(text, str):
         raise ValueError(f"A template must be a text with blanks such as [MASK:5], got {text!r}.")
-    found: list[int] = []
-    end = 0
-    for blank in _BLANK.finditer(text):
-        found += _given(tokenizer, text[end : blank.start()])
-        found += [model.mask_id] * _length_of(blank)
-        end = blank.end()
-    found += _given(tokenizer, text[end:])
+    # Texts, and between them the lengths of blanks.
+    first, *rest = _BLANK.split(text)
+    found = _given(tokenizer, first)
+    for length, words in zip(rest[::2], rest[1::2], strict=True):
+        found += [model.mask_id] * _length_of(length) + _given(tokenizer, words)
     if model.mask_id not in found:
         raise ValueError(
             f"A template must have a blank, such as [MASK:5] for five tokens, got {text!r}."
@@ -60,13 +58,12 @@ def _given(tokenizer: Tokenizer, text: str) -> list[int]:
     return found
 
 
-def _length_of(blank: re.Match[str]) -> int:
-    digits = blank[1] or "1"
+def _length_of(digits: str | None) -> int:
     # Python reads no integer of more than 4,300 digits.
-    length = int(digits) if len(digits) <= 100 else _MOST + 1
+    length = 1 if digits is None else int(digits) if len(digits) <= 100 else _MOST + 1
     if not 1 <= length <= _MOST:
         raise ValueError(
-            f"A blank must have between 1 and {_MOST} tokens, got {shown(blank[0].strip())}."
+            f"A blank must have between 1 and {_MOST} tokens, got {shown(f'[MASK:{digits}]')}."
         )
     return length
 
@@ -81,15 +78,15 @@ def pieces_of(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[lis
     """
     if not isinstance(text, str):
         raise ValueError(f"A read must be a text with choices such as [yes|no], got {shown(text)}.")
-    found: list[list[int] | Choice] = []
-    end = 0
-    for place in _CHOICE.finditer(text):
-        found.append(_with_blanks(tokenizer, text[end : place.start()], model))
-        found.append(_choice(tokenizer, place))
-        end = place.end()
-    if not end:
+    # Texts, and between them the space before a choice and its answers.
+    first, *rest = _CHOICE.split(text)
+    if not rest:
         raise ValueError(f"A read must have a choice, such as [yes|no], got {text!r}.")
-    return [*found, _with_blanks(tokenizer, text[end:], model)]
+    found: list[list[int] | Choice] = [_with_blanks(tokenizer, first, model)]
+    for space, answers, words in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+        choice = _choice(tokenizer, space, answers)
+        found += [choice, _with_blanks(tokenizer, words, model)]
+    return found
 
 
 def _with_blanks(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[int]:
@@ -97,17 +94,13 @@ def _with_blanks(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[
     return template_ids(tokenizer, text, model) if has_blank else _given(tokenizer, text)
 
 
-def _choice(tokenizer: Tokenizer, place: re.Match[str]) -> Choice:
-    texts = tuple(place[2].split("|"))
-    token_ids = tuple(tuple(_given(tokenizer, place[1] + text)) for text in texts)
+def _choice(tokenizer: Tokenizer, space: str, answers: str) -> Choice:
+    texts = tuple(answers.split("|"))
+    token_ids = tuple(tuple(_given(tokenizer, space + text)) for text in texts)
     if not all(map(str.strip, texts)) or not all(token_ids):
-        raise ValueError(
-            f"Each answer of a choice must have at least one token, got {place[0].strip()}."
-        )
+        raise ValueError(f"Each answer of a choice must have at least one token, got [{answers}].")
     if len(set(token_ids)) < len(token_ids):
-        raise ValueError(
-            f"The answers of a choice must differ in their tokens, got {place[0].strip()}."
-        )
+        raise ValueError(f"The answers of a choice must differ in their tokens, got [{answers}].")
     return Choice(texts, token_ids)
 
 

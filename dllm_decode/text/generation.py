@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from torch.nn.functional import pad
 
@@ -22,7 +22,7 @@ from dllm_decode.core.prompts import (
     filling_options,
     require_templates,
 )
-from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.core.uniform_state import check_config
 from dllm_decode.engine.compatibility import default_sampler, require_model
@@ -39,6 +39,8 @@ from dllm_decode.text.streaming import DraftStreamer, PrefixStreamer, answer_str
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import shown
+
+T = TypeVar("T")
 
 
 def generate(
@@ -144,18 +146,10 @@ def generate(
         prompts: list[Prompt] = [start_ids(tokenizer)] * len(blanks)
     else:
         prompts = prompt_ids(tokenizer, inputs, attention_mask, chat=chat)
-    check_one_template_each(len(blanks), len(prompts))
-    stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
-    automata = [
-        automaton
-        for automaton in compiled_each(decoder, tokenizer, constraint, len(prompts))
-        for _ in range(num_return_sequences)
-    ]
-    prompts = [prompt for prompt in prompts for _ in range(num_return_sequences)]
-    blanks = [template for template in blanks for _ in range(num_return_sequences)]
-    requests = list(
-        requests_of(decoder, prompts, blanks, stop, constraint=automata, fills_blanks=True)
-    )
+    requests = requests_of_texts(
+        decoder, tokenizer, prompts, blanks, constraint=constraint, stop_strings=strings,
+        copies=num_return_sequences,
+    )  # fmt: skip
     stream = None if streamer is None else answer_stream(streamer, requests)
     with AnswerProgress(len(requests)) if progress else nullcontext() as bar:
         watching = [one for one in (*observers, stream, bar) if one is not None]
@@ -190,14 +184,36 @@ def compiled(decoder: Decoder, tokenizer: Any, constraint: object) -> Automaton 
     return compile_constraint(constraint, vocabulary)
 
 
-def compiled_each(
-    decoder: Decoder, tokenizer: Tokenizer, constraint: object, num_prompts: int
-) -> list[Automaton | None]:
-    """Returns the compiled constraint of each prompt; arguments as in `generate`."""
-    if not isinstance(constraint, list | tuple):
-        return [compiled(decoder, tokenizer, constraint)] * num_prompts
-    require_constraints(constraint, num_prompts)
-    return [compiled(decoder, tokenizer, one) for one in constraint]
+def requests_of_texts(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    blanks: Sequence[Sequence[int]],
+    *,
+    constraint: object,
+    stop_strings: Sequence[str],
+    copies: int,
+) -> list[Request]:
+    """Returns so many requests for each prompt, one after the other; arguments as in `generate`."""
+    check_one_template_each(len(blanks), len(prompts))
+    automata: list[Automaton | None]
+    if isinstance(constraint, list | tuple):
+        require_constraints(constraint, len(prompts))
+        automata = [compiled(decoder, tokenizer, one) for one in constraint]
+    else:
+        automata = [compiled(decoder, tokenizer, constraint)] * len(prompts)
+    stop: StopRule = StopStrings(tokenizer, stop_strings) if stop_strings else NeverStop()
+    return list(
+        requests_of(
+            decoder, _repeated(prompts, copies), _repeated(blanks, copies), stop,
+            constraint=_repeated(automata, copies), fills_blanks=True,
+        )
+    )  # fmt: skip
+
+
+def _repeated(listed: Sequence[T], copies: int) -> list[T]:
+    """Returns each value so many times, one after the other."""
+    return [one for one in listed for _ in range(copies)]
 
 
 def as_long_as(

@@ -9,6 +9,7 @@ from dllm_decode.core.options import (
     require_config,
     require_not_negative,
 )
+from dllm_decode.models.loading.other_names import one_of
 from samplers.checks import require_bool, shown
 
 
@@ -41,10 +42,10 @@ def by_our_names(
     require_config(config)
     given: dict[str, Any] = dict(options)
     given.pop("token_type_ids", None)
-    inputs = _one_of(inputs, "inputs", given.pop("input_ids", None), "input_ids")
-    found = _one_of(stop_strings or None, "stop_strings", given.pop("stop", None), "stop") or ()
+    inputs = one_of("inputs", inputs, "input_ids", given.pop("input_ids", None))
+    found = one_of("stop_strings", stop_strings or None, "stop", given.pop("stop", None)) or ()
     gen_length, same = given.pop("gen_length", None), given.pop("max_new_tokens", None)
-    given["gen_length"] = _one_of(gen_length, "gen_length", same, "max_new_tokens")
+    given["gen_length"] = one_of("gen_length", gen_length, "max_new_tokens", same)
     do_sample, temperature = given.pop("do_sample", None), given.get("temperature")
     if temperature is None and config.temperature > 0.0:
         temperature = config.temperature
@@ -65,9 +66,3 @@ def by_our_names(
             "decode or decode_many, as stop."
         )
     return inputs, tuple(strings), cast(DecodeOptions, given)
-
-
-def _one_of(first: Any, name: str, second: Any, other: str) -> Any:
-    if first is not None and second is not None:
-        raise ValueError(f"{other} and {name} must not both be given, since they are the same.")
-    return second if first is None else first

@@ -174,16 +174,8 @@ class ReadRow:
             left = [pair for pair in left if pair not in self.found]
 
 
-class TokenRead(NamedTuple):
-    """Where one token of an answer is read.
-
-    Attributes:
-        look: The row.
-        place: Answer position and token.
-    """
-
-    look: ReadRow
-    place: tuple[int, int]
+TokenRead: TypeAlias = tuple[ReadRow, tuple[int, int]]
+"""The row in which a token of an answer is read, and its answer position and token."""
 
 
 class ReadPlan(NamedTuple):
@@ -211,10 +203,7 @@ class ReadPlan(NamedTuple):
     def logprobs(self) -> list[list[float]]:
         """Returns the log-probability of each answer of each choice, once all rows have run."""
         return [
-            [
-                max(_LEAST_LOGPROB, sum(step.look.found[step.place] for step in steps))
-                for steps in choice
-            ]
+            [max(_LEAST_LOGPROB, sum(look.found[place] for look, place in own)) for own in choice]
             for choice in self.answers
         ]
 
@@ -227,7 +216,7 @@ def _steps(
     looks: dict[tuple[int, ...], ReadRow],
 ) -> list[TokenRead]:
     """Returns where each token of an answer is read; adds the rows that this needs."""
-    steps = []
+    steps: list[TokenRead] = []
     for number, token in enumerate(answer):
         template: list[int] = []
         start = 0
@@ -239,7 +228,7 @@ def _steps(
                 template += piece.masked(mask_id) if isinstance(piece, Choice) else piece
         look = looks.setdefault(tuple(template), ReadRow(tuple(template)))
         look.wanted.add((start + number, token))
-        steps.append(TokenRead(look, (start + number, token)))
+        steps.append((look, (start + number, token)))
     return steps
 
 
@@ -256,12 +245,7 @@ class AllAtOnce(Sampler[None]):
 
 
 def reading_decoder(model: MaskPredictor, max_tokens: int) -> Decoder:
-    """Returns a decoder that looks at a whole answer in one forward.
-
-    Args:
-        model: The mask predictor.
-        max_tokens: Tokens of a text, at most.
-    """
+    """Returns a decoder that looks at a whole answer of so many tokens in one forward."""
     step = model.causal_block_length or 1
     # Blocks count from the prompt's first column, so that the text may begin within one.
     length = round_up(max_tokens + step - 1, step)

@@ -174,10 +174,7 @@ class _LiveView:
 def still_forced(before: Sequence[bool], now: Sequence[bool], fresh: Sequence[bool]) -> list[bool]:
     """Returns which tokens of an answer a constraint has forced, after a round.
 
-    Args:
-        before: Those that it had forced before the round; empty before the first one.
-        now: Those that it forced in this round.
-        fresh: Those that have changed in this round.
+    It forced some before the round (empty: it is the first), and some now; `fresh` ones changed.
     """
     held = before or [False] * len(now)
     return [one or (old and not new) for old, one, new in zip(held, now, fresh, strict=True)]

@@ -48,12 +48,6 @@ def prompt_ids(
 ) -> list[Prompt]:
     """Returns token ids of texts, chats or ids, one sequence per input; see `generate`.
 
-    Args:
-        tokenizer: The model's tokenizer.
-        inputs: As in `generate`, as are the next two.
-        attention_mask: For token ids.
-        chat: How texts are read.
-
     Raises:
         ValueError: If there is no input, the inputs are of different kinds, a text cannot be
             encoded, or a chat template is wanted and there is none.

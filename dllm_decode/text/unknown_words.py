@@ -45,13 +45,7 @@ def unknown_id_of(tokenizer: Any) -> int | None:
 
 
 def unknown_words(tokenizer: Any, texts: Sequence[str], prompts: Sequence[Prompt]) -> UnknownWords:
-    """Finds the words where a tokenizer of transformers reads its unknown token.
-
-    Args:
-        tokenizer: The tokenizer.
-        texts: The prompts as text, templates filled in.
-        prompts: Their token ids.
-    """
+    """Finds the words of prompts where a tokenizer of transformers reads its unknown token."""
     unknown_id = unknown_id_of(tokenizer)
     words: dict[str, None] = {}
     num_prompts = 0

@@ -9,7 +9,6 @@ from torch.optim import AdamW, Optimizer
 from dllm_decode.cli.models import load
 from dllm_decode.cli.options import LENGTHS, given_of
 from dllm_decode.cli.plugins import parse_model
-from dllm_decode.models.loading.export import save_like
 from dllm_decode.models.loading.weights import check_weights, weight_files
 from dllm_decode.models.masked_transformer import own_network
 from dllm_decode.training import Batch, Objective, make_optimisers
@@ -82,9 +81,7 @@ class Student:
             return
         files = weight_files(self._source)
         stored = check_weights(self.model.transformer, self._family, files)
-        save_like(
-            self.model, self._source, folder / self.written, family=self._family, dtype=stored
-        )
+        self.model.save(folder / self.written, dtype=stored)
 
     def _objective(self) -> Objective[Batch]:
         options, length = self._options, self.config.block_length

@@ -35,12 +35,11 @@ from vocabulary import CONNECTIVES, build_ledger_tokenizer
 
 from dllm_decode import PrefixCache, load_model
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.loading.export import save_like
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.training import Batch, Objective
 from dllm_decode.training.block_diffusion import BlockDiffusion, hidden_of_copies
-from dllm_decode.training.saving import read_family, write_fast_dllm_v2
+from dllm_decode.training.saving import write_fast_dllm_v2
 from samplers import ConfidenceThreshold, FixedSchedule
 
 SAMPLERS = {"one token a step": FixedSchedule(), "threshold": ConfidenceThreshold(0.9)}
@@ -78,7 +77,7 @@ def main() -> None:
         compile_layers(model.transformer.layers, dynamic=True)
     run(
         options, objective, kinds_of(options, Encoder(tokenizer)), tokenizer, name="mini-long",
-        world=WORLD, export=partial(export, options, model, source),
+        world=WORLD, export=partial(export, options, model),
     )  # fmt: skip
 
 
@@ -119,11 +118,9 @@ class Phrases(Objective[Batch]):
         return total / max(1, len(answers))
 
 
-def export(
-    options: argparse.Namespace, model: MaskedTransformer, source: Path, folder: Path
-) -> dict[str, float]:
+def export(options: argparse.Namespace, model: MaskedTransformer, folder: Path) -> dict[str, float]:
     """Writes the model and then measures the files just written."""
-    save_like(model, source, folder, family=read_family(source), dtype=torch.bfloat16)
+    model.save(folder, dtype=torch.bfloat16)
     written, tokenizer = load_model(folder, device=options.device)
     measured = {}
     for name, sampler in SAMPLERS.items():

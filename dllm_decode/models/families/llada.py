@@ -29,19 +29,17 @@ def _shape(config: ConfigReader) -> NetworkConfig:
         num_heads=num_heads,
         num_kv_heads=config.positive_int("n_kv_heads", num_heads),
         head_dim=hidden_size // num_heads,
-        mlp_hidden_size=_mlp_hidden_size(config, hidden_size),
+        mlp_hidden_size=(
+            config.positive_int("mlp_hidden_size")
+            if config.has("mlp_hidden_size")
+            else config.positive_int("mlp_ratio") * hidden_size
+        ),
         norm_eps=read_norm_eps(config),
         rope_theta=rope.theta,
         qkv_bias=config.boolean("include_qkv_bias", False),
         rope_in_float32=config.boolean("rope_full_precision", True),
         tied_head=config.boolean("weight_tying"),
     )
-
-
-def _mlp_hidden_size(config: ConfigReader, hidden_size: int) -> int:
-    if config.has("mlp_hidden_size"):
-        return config.positive_int("mlp_hidden_size")
-    return config.positive_int("mlp_ratio") * hidden_size
 
 
 LLADA = Family(

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dllm_decode.models.families import LLADA, Family
+from dllm_decode.models.families import LLADA
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.json_files import read_json, write_json
 from dllm_decode.models.loading.placement import empty, new_on_meta
@@ -96,88 +96,61 @@ def save_model(
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Writes config.json, generation_config.json and safetensors as LLaDA's authors do.
-
-    The tokenizer is not written: call its own `save_pretrained` on the same folder.
+    """Writes a model as its authors do, see `MaskedTransformer.save`; a new one as LLaDA's do.
 
     Args:
-        model: One that the LLaDA format can express.
+        model: A loaded model, or one that the LLaDA format can express.
         folder: Made if it does not exist. An earlier model in it is replaced.
         dtype: Of the weights on disk; `None`: the model's.
         max_shard_bytes: Weights beyond this are spread over several files; a tensor is never split.
 
     Raises:
-        ValueError: If the LLaDA format has no way to say what the model is, or weights are not
-            there.
+        ValueError: If the folder is that of the loaded model, the LLaDA format has no way to say
+            what a new model is, or weights are quantised or not there.
     """
-    _require_expressible(model)
+    if model.transformer.quantized or any(part.is_meta for part in model.parameters()):
+        raise ValueError(
+            f"A model is saved from its weights, got {model.name!r}, some of which are quantised "
+            "or kept elsewhere between forwards. Load it on one device, as it was stored."
+        )
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in [*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"]:
-        stale.unlink(missing_ok=True)
-    write_json(folder / "config.json", _config(model))
-    generation = {"eos_token_id": _one_or_list(model.eos_ids), "pad_token_id": model.eos_ids[0]}
-    write_json(folder / "generation_config.json", generation)
-    wished = dtype or model.dtype
-    tensors = {name: (part, wished) for name, part in LLADA.tensors(model.transformer).items()}
-    write_weights(tensors, folder, max_shard_bytes=max_shard_bytes)
-
-
-def save(model: MaskedTransformer, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
-    """Writes a model in the official format of its family, see `MaskedTransformer.save`."""
-    if model.family is None:
-        save_model(model, folder, dtype=dtype)
-        return
-    save_like(model, model.files[0].parent, Path(folder), family=model.family, dtype=dtype)
-
-
-def save_like(
-    model: MaskedTransformer,
-    source: Path,
-    folder: Path,
-    *,
-    family: Family,
-    dtype: torch.dtype | None = None,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> None:
-    """Writes a model in its family's own format: configuration and tokenizer are the source's.
-
-    The configuration states dtype, [MASK] and block length of the model.
-
-    Args:
-        model: Of the sizes of the source.
-        source: Folder of the checkpoint that it was loaded from.
-        folder: Made if need be; weights in it are replaced.
-        family: Of the checkpoint.
-        dtype: Of the weights on disk; `None`: the model's.
-        max_shard_bytes: As in `save_model`.
-
-    Raises:
-        ValueError: If the folder is the source, or weights are quantised or not there.
-    """
-    if folder.resolve() == source.resolve():
+    source = None if model.family is None else model.files[0].parent
+    if source is not None and folder.resolve() == source.resolve():
         raise ValueError(
             f"A model must go to a folder of its own, got that of the model it came from, "
             f"{str(folder)!r}."
         )
-    _require_weights(model)
-    config = dict(read_json(source / "config.json"))
+    family = model.family or LLADA
+    config = _new_config(model) if source is None else _changed_config(model, source, dtype)
     folder.mkdir(parents=True, exist_ok=True)
     for stale in (path for pattern in _WEIGHTS for path in folder.glob(pattern)):
         stale.unlink()
-    for other in (path for pattern in _OTHERS for path in source.glob(pattern)):
-        shutil.copyfile(other, folder / other.name)
-    _state(config, family.mask_keys, model.mask_id)
-    if family.block_keys:
-        _state(config, family.block_keys, model.causal_block_length)
-    _state(config, ("dtype", "torch_dtype"), str(dtype or model.dtype).removeprefix("torch."))
     write_json(folder / "config.json", config)
+    if source is None:
+        generation = {"eos_token_id": _one_or_list(model.eos_ids), "pad_token_id": model.eos_ids[0]}
+        write_json(folder / "generation_config.json", generation)
+    else:
+        for other in (path for pattern in _OTHERS for path in source.glob(pattern)):
+            shutil.copyfile(other, folder / other.name)
     # Weights that a family keeps in another dtype than the model's stay in it.
     tensors = {
         name: (tensor, dtype if dtype and tensor.dtype == model.dtype else tensor.dtype)
         for name, tensor in family.tensors(model.transformer).items()
     }
-    write_weights(tensors, folder, max_shard_bytes=max_shard_bytes)
+    _write_weights(tensors, folder, max_shard_bytes)
+
+
+def _changed_config(
+    model: MaskedTransformer, source: Path, dtype: torch.dtype | None
+) -> dict[str, Any]:
+    """Returns the configuration of a loaded model, with its dtype, [MASK] and block length."""
+    assert model.family is not None
+    config = dict(read_json(source / "config.json"))
+    _state(config, model.family.mask_keys, model.mask_id)
+    if model.family.block_keys:
+        _state(config, model.family.block_keys, model.causal_block_length)
+    _state(config, ("dtype", "torch_dtype"), str(dtype or model.dtype).removeprefix("torch."))
+    return config
 
 
 def _state(config: dict[str, Any], keys: Sequence[str], value: object) -> None:
@@ -191,13 +164,10 @@ def _state(config: dict[str, Any], keys: Sequence[str], value: object) -> None:
     place[leaf] = value
 
 
-def write_weights(
-    tensors: Mapping[str, tuple[Tensor, torch.dtype]], folder: Path, *, max_shard_bytes: int
+def _write_weights(
+    tensors: Mapping[str, tuple[Tensor, torch.dtype]], folder: Path, max_shard_bytes: int
 ) -> None:
-    """Writes tensors, each in its dtype, as safetensors into a folder without earlier weights.
-
-    Weights of more than `max_shard_bytes` go to several files and an index.
-    """
+    """Writes tensors, each in its dtype; more than `max_shard_bytes` go to several files."""
     # A library that takes time to import.
     from huggingface_hub import split_torch_state_dict_into_shards
 
@@ -230,17 +200,10 @@ def _initialise(transformer: Transformer, seed: int) -> None:
             part.normal_(0.0, 0.02, generator=generator)
 
 
-def _require_weights(model: MaskedTransformer) -> None:
-    if model.transformer.quantized or any(part.is_meta for part in model.parameters()):
-        raise ValueError(
-            f"A model is saved from its weights, got {model.name!r}, some of which are quantised "
-            "or kept elsewhere between forwards. Load it on one device, as it was stored."
-        )
-
-
-def _require_expressible(model: MaskedTransformer) -> None:
-    _require_weights(model)
-    shape, read = vars(model.transformer.config), vars(LLADA.read(_config(model)).shape)
+def _new_config(model: MaskedTransformer) -> dict[str, object]:
+    """Returns the configuration of a new model, ValueError if LLaDA's has no words for it."""
+    config = _config(model)
+    shape, read = vars(model.transformer.config), vars(LLADA.read(config).shape)
     found = [name for name, value in shape.items() if read[name] != value]
     found += ["logit_shift"] if model.logit_shift else []
     found += ["causal_block_length"] if model.causal_block_length else []
@@ -250,6 +213,7 @@ def _require_expressible(model: MaskedTransformer) -> None:
             f"{model.name!r} which differs in {', '.join(found)}. Only models of the LLaDA family "
             "can be saved."
         )
+    return config
 
 
 def _config(model: MaskedTransformer) -> dict[str, object]:

@@ -13,7 +13,12 @@ from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_ada
 from dllm_decode.models.loading.find import Hub, find_model
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.needs import generation_of, max_length_of, warn_if_too_large
-from dllm_decode.models.loading.other_names import LoadOptions, one_of, require_options
+from dllm_decode.models.loading.other_names import (
+    LoadOptions,
+    one_of,
+    require_left_out,
+    require_options,
+)
 from dllm_decode.models.loading.placement import (
     Device,
     DeviceMap,
@@ -47,7 +52,8 @@ if TYPE_CHECKING:
 LoadedModel: TypeAlias = "MaskedTransformer | DiffusionGemma | XLNet | CausalOnly"
 """A network of this package, or one that transformers computes."""
 
-_BY_TRANSFORMERS = ("causal", "diffusion_gemma", "xlnet")
+# Kinds of models that transformers computes, and the options that each has all the same.
+_BY_TRANSFORMERS = {"causal": ("family",), "diffusion_gemma": (), "xlnet": ("mask_id",)}
 
 _DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -154,9 +160,10 @@ def load_model(
             "adapter": adapter, "quantize": quantize, "block_length": block_length,
             "compile": compile, "family": family, "mask_id": mask_id,
         }  # fmt: skip
+        spread = {"max_memory": max_memory, "offload_folder": offload_folder}
         return _by_transformers(
-            kind, folder, given, name=name, device=place_on, dtype=wished, tokenizer=tokenizer,
-            max_memory=max_memory, offload_folder=offload_folder,
+            kind, folder, given, spread, name=name, device=place_on, dtype=wished,
+            tokenizer=tokenizer,
         )  # fmt: skip
     known = family_of(config, family, file=file)
     words = read_tokenizer(folder, known.name, tokenizer, fast=known.fast_tokenizer)
@@ -219,39 +226,39 @@ def _by_transformers(
     kind: str,
     folder: Path,
     given: dict[str, Any],
+    spread: dict[str, Any],
     *,
+    name: str,
+    device: Any,
+    dtype: torch.dtype | None,
     tokenizer: Literal["required", "optional"],
-    max_memory: Mapping[int | str, int | str] | None,
-    offload_folder: str | Path | None,
-    **where: Any,
 ) -> tuple[LoadedModel, Optional["transformers.PreTrainedTokenizerBase"]]:
-    """Loads a model that transformers computes; most models need none of these modules.
+    """Loads a model of `_BY_TRANSFORMERS`; most models need none of these modules.
 
-    Args:
-        kind: One of `_BY_TRANSFORMERS`.
-        folder: With the files.
-        given: Options of `load_model`, most of which only networks of this package have.
-        tokenizer: See `load_model`, as those that follow.
-        max_memory: For DiffusionGemma.
-        offload_folder: For DiffusionGemma.
-        where: Name, device and dtype.
+    Most options in `given` only networks of this package have; those in `spread` DiffusionGemma.
     """
+    own = _BY_TRANSFORMERS[kind]
+    require_left_out({key: value for key, value in given.items() if key not in own}, name)
+    is_causal = kind == "causal"
+    words = read_tokenizer(folder, kind, "required" if is_causal else tokenizer, fast=not is_causal)
     if kind == "diffusion_gemma":
         from dllm_decode.models.diffusion_gemma import load_diffusion_gemma
 
-        words = read_tokenizer(folder, "DiffusionGemma", tokenizer, fast=True)
-        return load_diffusion_gemma(
-            folder, left_out=given, max_memory=max_memory, offload_folder=offload_folder, **where
-        ), words
+        return load_diffusion_gemma(folder, name, device, dtype, **spread), words
+    if isinstance(device, Mapping):
+        raise ValueError(f"device must be one device for the {kind} model {name}, got {device!r}.")
+    device = "cuda" if device == "auto" else device
     if kind == "xlnet":
         from dllm_decode.models.xlnet import load_xlnet
 
-        words, mask_id = read_tokenizer(folder, "XLNet", tokenizer, fast=True), given.pop("mask_id")
-        return load_xlnet(folder, words, given, mask_id=mask_id, **where), words
-    from dllm_decode.models.targets.causal_only import load_causal
+        return load_xlnet(folder, words, name, device, dtype, mask_id=given["mask_id"]), words
+    from dllm_decode.models.targets.causal_only import CausalOnly
+    from dllm_decode.models.targets.load import load_target
 
-    words = read_tokenizer(folder, "causal", "required", fast=False)
-    return load_causal(folder, words, given | {"family": None}, **where), words
+    assert words is not None
+    target = load_target(folder, words, device=device, dtype=dtype)
+    target.name = name
+    return CausalOnly(target), words
 
 
 def _read_weights(

@@ -8,6 +8,7 @@ import torch
 
 from dllm_decode.core.options import refusal
 from dllm_decode.models.loading.placement import DeviceMap
+from samplers.checks import shown
 
 HINTS = {
     "trust_remote_code": "no code of a checkpoint is ever run; leave it out.",
@@ -62,7 +63,8 @@ def one_of(name: str, value: Any, other: str, same: Any) -> Any:
     """Returns the value of an option with two names; ValueError if both are given."""
     if value is not None and same is not None:
         raise ValueError(
-            f"{other} must be left out beside {name}, got {other}={same!r} and {name}={value!r}. "
+            f"{other} must be left out beside {name}, got {other}={shown(same)} and "
+            f"{name}={shown(value)}. "
             "They mean the same; pass one."
         )
     return same if value is None else value

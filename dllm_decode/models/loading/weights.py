@@ -61,6 +61,39 @@ def by_transformers(folder: Path) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def load_by_transformers(
+    kind: Any, folder: Path, *, exact: bool = False, unread: str | None = None, **options: Any
+) -> Any:
+    """Returns a model of a class of transformers, from safetensors alone.
+
+    Args:
+        kind: The class.
+        folder: With the checkpoint.
+        exact: No further tensors may be in the files.
+        unread: Tensors whose names contain this may be missing.
+        **options: Of `from_pretrained`.
+
+    Raises:
+        ValueError: If the library cannot read it, or its tensors are not those of config.json.
+    """
+    with by_transformers(folder):
+        model, found = kind.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, output_loading_info=True,
+            ignore_mismatched_sizes=True, **options,
+        )  # fmt: skip
+    missing = [name for name in found["missing_keys"] if unread is None or unread not in name]
+    problems = [f"missing {name}" for name in sorted(missing)]
+    problems += [f"left over {name}" for name in sorted(found["unexpected_keys"]) if exact]
+    problems += [f"{name[0]} of another shape" for name in sorted(found["mismatched_keys"])]
+    if problems:
+        raise ValueError(
+            f"The weight files must hold exactly the tensors that config.json calls for, got "
+            f"{len(problems)} differences in {str(folder)!r}: {'; '.join(problems[:8])}. "
+            "Check that both are of the same model, and complete."
+        )
+    return model
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Lists the safetensors files of a checkpoint; a single file goes before shards, and says so.
 

@@ -130,6 +130,12 @@ class NetworkConfig:
         dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
         return Rope(dim, self.rope_theta, self.rope_in_float32, self.rope_scaling)
 
+    @property
+    def qkv_rows(self) -> tuple[int, int, int]:
+        """Rows of the matrices of queries, keys and values."""
+        kv_rows = self.num_kv_heads * self.head_dim
+        return (self.num_heads * self.head_dim, kv_rows, kv_rows)
+
     def has_experts(self, layer: int) -> bool:
         """Says whether this layer, counted from 0, is a mixture of experts."""
         return self.moe is not None and layer not in self.dense_layers

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.models.network.operations import KVSlots, LayerKV, Rotation
+from dllm_decode.models.network.operations import KVSlots, Rotation
 
 # Numbers between the rows of a mask: else attention on CUDA copies it in every layer.
 _ALIGNMENT = 8
 
 
 class LayerContext(NamedTuple):
-    """The inputs of a layer for one group of rows; only `layer_kv` and `wanted` differ by layer.
+    """The inputs of a layer for one group of rows; only `wanted` differs by layer.
 
     Attributes:
         rotation: Of each column.
@@ -33,8 +33,6 @@ class LayerContext(NamedTuple):
             one row for all queries; `None`: everything sees everything.
         target: Where fresh keys and values go; `None`: there is no KV cache.
         query_scale: Multiplies the rotated queries; `None`: nothing does.
-        kv_cache: Of all layers, or `None`.
-        layer_kv: The part of the KV cache that is this layer's, or `None`.
         wanted: Columns that the layer returns; `None`: all of them.
     """
 
@@ -42,8 +40,6 @@ class LayerContext(NamedTuple):
     bias: Float[Tensor, "B 1 _ K"] | None
     target: KVSlots | None
     query_scale: Float[Tensor, "B 1 Q 1"] | None = None
-    kv_cache: KVCache | None = None
-    layer_kv: LayerKV | None = None
     wanted: Int[Tensor, "B W"] | None = None
 
     @property
@@ -69,17 +65,8 @@ def make_context(
     target = None
     if kv_cache is not None and inputs.slots is not None:
         rows = slice(None) if inputs.rows is None else inputs.rows
-        target = _target(rows, inputs.slots, kv_cache.keys.shape[1])
-    query_scale = config.rope.query_scale(positions, dtype)
-    return LayerContext(rotation, bias, target, query_scale, kv_cache)
-
-
-def in_layer(context: LayerContext, index: int) -> LayerContext:
-    """Adds the keys and values of one layer."""
-    if context.kv_cache is None:
-        return context
-    assert context.target is not None
-    return context._replace(layer_kv=LayerKV(*context.kv_cache.part_of(index), context.target))
+        target = _target(kv_cache, rows, inputs.slots)
+    return LayerContext(rotation, bias, target, config.rope.query_scale(positions, dtype))
 
 
 def for_queries(context: LayerContext, wanted: Int[Tensor, "B W"] | None) -> LayerContext:
@@ -143,11 +130,11 @@ def _as_bias(
 
 
 def _target(
-    rows: slice | Int[Tensor, " B"], slots: slice | Int[Tensor, "B Q"], num_rows: int
+    kv_cache: KVCache, rows: slice | Int[Tensor, " B"], slots: slice | Int[Tensor, "B Q"]
 ) -> KVSlots:
     if isinstance(slots, slice):
-        return KVSlots(rows, slots, None)
+        return KVSlots(kv_cache, rows, slots, None)
     index = rows
     if isinstance(index, slice):
-        index = torch.arange(num_rows, device=slots.device)[index]
-    return KVSlots(rows, slots, index[:, None])
+        index = torch.arange(kv_cache.keys.shape[1], device=slots.device)[index]
+    return KVSlots(kv_cache, rows, slots, index[:, None])

@@ -5,20 +5,12 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import LayerContext, join, split
 from dllm_decode.models.network.moe import MLP, MoE
-from dllm_decode.models.network.operations import (
-    Heads,
-    Normed,
-    Projected,
-    Scaling,
-    Stream,
-    add_norm,
-    attend,
-    rotate_and_store,
-)
+from dllm_decode.models.network.operations import attend, rotate, store
 from dllm_decode.models.network.packed import Linear
 
 
@@ -35,27 +27,25 @@ class Norm(nn.Module):
         self.eps = eps
         self.weight_in_float32 = weight_in_float32
 
-    @property
-    def scaling(self) -> Scaling:
-        """Weight and epsilon, for an operation that normalises on its way."""
-        return Scaling(self.weight, self.eps, self.weight_in_float32)
-
-    def forward(self, stream: Stream) -> Normed:
-        """Adds up the residual stream, and normalises the sum."""
-        return add_norm(stream, self.scaling)
+    def forward(self, hidden: Float[Tensor, "... H"]) -> Float[Tensor, "... H"]:
+        """Normalises in float32; the weight is multiplied by before rounding, or after."""
+        if self.weight_in_float32:
+            return F.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(hidden, self.weight.shape, None, self.eps) * self.weight
 
 
 class Attention(nn.Module):
     """Attention of any column to any column, through a KV cache or not; a mask may hide some."""
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: NetworkConfig, index: int) -> None:
         super().__init__()
+        self.index = index
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
-        num_rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        self.qkv = Linear(config.hidden_size, num_rows, bias=config.qkv_bias)
+        # First, because new weights are drawn in this order.
         self.output = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
+        self.qkv = Linear(config.hidden_size, sum(config.qkv_rows), bias=config.qkv_bias)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             exact = config.norm_weight_in_float32
@@ -76,32 +66,22 @@ class Attention(nn.Module):
         self, heads: Float[Tensor, "B Q C D"], context: LayerContext
     ) -> Float[Tensor, "B _ E"]:
         """Attends from all columns or the wanted ones, after storing fresh keys and values."""
-        scalings = (self.query_norm.scaling, self.key_norm.scaling) if self.qk_norm else None
-        query, key, value = rotate_and_store(
-            Projected(heads, self.num_kv_heads, scalings), context.rotation, context.layer_kv
-        )
+        sizes = [self.num_heads, self.num_kv_heads]
+        turned, value = heads.transpose(1, 2).split([sum(sizes), self.num_kv_heads], 1)
+        if self.qk_norm:
+            query, key = turned.split(sizes, 1)
+            turned = torch.cat([self.query_norm(query), self.key_norm(key)], 1)
+        query, key = rotate(turned, context.rotation).split(sizes, 1)
+        if context.target is not None:
+            cache, number = context.target.kv_cache.part_of(self.index)
+            key = store(cache.keys, number, key, context.target)
+            value = store(cache.values, number, value, context.target)
         if context.query_scale is not None:
             query = query * context.query_scale
         if context.wanted is not None:
             index = context.wanted[:, None, :, None].expand(-1, self.num_heads, -1, self.head_dim)
             query = query.gather(2, index)
-        return attend(Heads(query, key, value), context.bias)
-
-    def parts(self, *, split_qkv: bool) -> dict[str, Tensor]:
-        """See `Transformer.parts`."""
-        named = {"output.weight": self.output.weight.data}
-        kv_rows = self.num_kv_heads * self.head_dim
-        rows = [self.num_heads * self.head_dim, kv_rows, kv_rows]
-        for kind, fused in self.qkv.named_parameters():
-            if not split_qkv:
-                named[f"qkv.{kind}"] = fused.data
-                continue
-            pieces = zip(("query", "key", "value"), fused.data.split(rows), strict=True)
-            named |= {f"{name}.{kind}": piece for name, piece in pieces}
-        if self.qk_norm:
-            named["query_norm.weight"] = self.query_norm.weight.data
-            named["key_norm.weight"] = self.key_norm.weight.data
-        return named
+        return attend(query, key, value, context.bias)
 
 
 class Layer(nn.Module):
@@ -112,28 +92,21 @@ class Layer(nn.Module):
         super().__init__()
         exact = config.norm_weight_in_float32
         self.attention_norm = Norm(config.hidden_size, config.norm_eps, weight_in_float32=exact)
-        self.attention = Attention(config)
+        self.attention = Attention(config, index)
         self.mlp_norm = Norm(config.hidden_size, config.norm_eps, weight_in_float32=exact)
         self.mlp = _mlp(config, index)
 
-    def forward(self, stream: Stream, groups: Sequence[LayerContext]) -> Stream:
+    def forward(
+        self, hidden: Float[Tensor, "_ _ H"], groups: Sequence[LayerContext]
+    ) -> Float[Tensor, "_ _ H"]:
         """Returns all columns, or the wanted ones; keys and values are always of all columns.
 
-        The stream has the columns of all groups, see `join`.
+        The columns are those of all groups, see `join`.
         """
-        hidden, normed = self.attention_norm(stream)
-        update = self.attention(normed, groups)
-        hidden, normed = self.mlp_norm(Stream(_take_wanted(hidden, groups), update))
-        return Stream(hidden, self.mlp(normed))
-
-    def parts(self, *, split_qkv: bool) -> dict[str, Tensor]:
-        """See `Transformer.parts`."""
-        return {
-            "attention_norm.weight": self.attention_norm.weight.data,
-            "mlp_norm.weight": self.mlp_norm.weight.data,
-            **self.attention.parts(split_qkv=split_qkv),
-            **self.mlp.parts(),
-        }
+        update = self.attention(self.attention_norm(hidden), groups)
+        hidden = _take_wanted(hidden, groups) + update
+        mixed: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        return mixed
 
 
 def _mlp(config: NetworkConfig, index: int) -> MLP | MoE:

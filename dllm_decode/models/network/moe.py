@@ -38,11 +38,6 @@ class MLP(nn.Module):
         mixed: Tensor = self.down(swiglu(self.gate_up(hidden)))
         return mixed
 
-    def parts(self) -> dict[str, Tensor]:
-        """See `Transformer.parts`."""
-        gate, up = self.gate_up.weight.data.chunk(2)
-        return {"gate.weight": gate, "up.weight": up, "down.weight": self.down.weight.data}
-
 
 class Routing(NamedTuple):
     """Where tokens go.
@@ -242,17 +237,3 @@ class MoE(nn.Module):
         tokens = hidden.flatten(0, 1)
         mixed: Tensor = self.experts(tokens, self.router(tokens)).view_as(hidden)
         return mixed if self.shared is None else mixed + self.shared(hidden)
-
-    def parts(self) -> dict[str, Tensor]:
-        """See `Transformer.parts`."""
-        named = {"router.weight": self.router.weight.data}
-        if self.router.config.has_selection_bias:
-            named["router.selection_bias"] = self.router.selection_bias.data
-        stacks = zip(self.experts.gate_up.data, self.experts.down.data, strict=True)
-        for e, (gate_up, down) in enumerate(stacks):
-            gate, up = gate_up.chunk(2)
-            named |= {f"experts.{e}.gate.weight": gate, f"experts.{e}.up.weight": up}
-            named[f"experts.{e}.down.weight"] = down
-        if self.shared is not None:
-            named |= {f"shared.{name}": part for name, part in self.shared.parts().items()}
-        return named

@@ -1,4 +1,4 @@
-"""What a layer computes between its matrix products: norms, rotation, storing, attention, SwiGLU.
+"""What a layer computes between its matrix products: rotation, storing, attention, SwiGLU.
 
 In half precision each rounds where the authors' code does.
 """
@@ -12,39 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dllm_decode.core.model import KVCache
-
-
-class Stream(NamedTuple):
-    """The residual stream; its value is the sum, which the next norm makes on its way.
-
-    Attributes:
-        hidden: Up to the last update.
-        update: What attention or MLP adds to it; `None`: nothing yet.
-    """
-
-    hidden: Float[Tensor, "B Q H"]
-    update: Float[Tensor, "B Q H"] | None = None
-
-
-class Scaling(NamedTuple):
-    """An RMSNorm.
-
-    Attributes:
-        weight: What each component is multiplied by, at unit mean square.
-        eps: Added to the mean square before its root.
-        in_float32: The weight is multiplied by before rounding to the dtype, else after.
-    """
-
-    weight: Float[Tensor, " H"]
-    eps: float
-    in_float32: bool
-
-
-class Normed(NamedTuple):
-    """The value of a stream, and its RMSNorm."""
-
-    hidden: Float[Tensor, "B Q H"]
-    normed: Float[Tensor, "B Q H"]
 
 
 class Rotation(NamedTuple):
@@ -65,88 +32,28 @@ class KVSlots(NamedTuple):
     """Where fresh keys and values go.
 
     Attributes:
+        kv_cache: Keys and values of all layers.
         rows: Rows of the KV cache that are written and read.
         slots: Where in these rows fresh keys and values go.
         row_index: The rows as a column, to index together with `slots` where those are a tensor.
     """
 
+    kv_cache: KVCache
     rows: slice | Int[Tensor, " B"]
     slots: slice | Int[Tensor, "B Q"]
     row_index: Int[Tensor, "B 1"] | None
 
 
-class LayerKV(NamedTuple):
-    """The KV cache of one layer, and where fresh keys and values go.
-
-    Attributes:
-        cache: Keys and values of several layers.
-        number: Number of the layer in it.
-        target: Where fresh keys and values go.
-    """
-
-    cache: KVCache
-    number: int
-    target: KVSlots
-
-
-class Projected(NamedTuple):
-    """The result of the projections.
-
-    Attributes:
-        heads: Of queries, keys and values, in this order.
-        num_kv_heads: Key heads, and value heads.
-        scalings: Norms of queries and of keys, before rotation.
-    """
-
-    heads: Float[Tensor, "B Q C D"]
-    num_kv_heads: int
-    scalings: tuple[Scaling, Scaling] | None = None
-
-
-class Heads(NamedTuple):
-    """What attention takes."""
-
-    query: Float[Tensor, "B H Q D"]
-    key: Float[Tensor, "B G K D"]
-    value: Float[Tensor, "B G K D"]
-
-
-def add_norm(stream: Stream, scaling: Scaling) -> Normed:
-    """Adds a stream up, and normalises the sum, in float32."""
-    hidden = stream.hidden if stream.update is None else stream.hidden + stream.update
-    return Normed(hidden, _norm(hidden, scaling))
-
-
-def rotate_and_store(projected: Projected, rotation: Rotation, store: LayerKV | None) -> Heads:
-    """Makes projected heads ready for attention.
-
-    Args:
-        projected: Of the computed columns.
-        rotation: Of queries and keys.
-        store: Is written to in place, and read whole; `None`: only fresh keys are attended to.
-    """
-    heads, num_kv_heads, scalings = projected
-    num_heads = heads.shape[2] - 2 * num_kv_heads
-    sizes = [num_heads, num_kv_heads]
-    turned, value = heads.transpose(1, 2).split([sum(sizes), num_kv_heads], 1)
-    if scalings is not None:
-        parts = zip(turned.split(sizes, 1), scalings, strict=True)
-        turned = torch.cat([_norm(part, scaling) for part, scaling in parts], 1)
-    query, key = _rotate(turned, rotation).split(sizes, 1)
-    if store is not None:
-        key = _store(store.cache.keys, store.number, key, store.target)
-        value = _store(store.cache.values, store.number, value, store.target)
-    return Heads(query, key, value)
-
-
-def attend(heads: Heads, bias: Float[Tensor, "B 1 _ K"] | None) -> Float[Tensor, "B Q C"]:
+def attend(
+    query: Float[Tensor, "B H Q D"],
+    key: Float[Tensor, "B G K D"],
+    value: Float[Tensor, "B G K D"],
+    bias: Float[Tensor, "B 1 _ K"] | None,
+) -> Float[Tensor, "B Q C"]:
     """Attends from every query to every key, and joins the heads of each column.
 
-    Args:
-        heads: Query heads divided by key heads share a key head, in order.
-        bias: See `LayerContext`.
+    Query heads divided by key heads share a key head, in order; for `bias` see `LayerContext`.
     """
-    query, key, value = heads
     # Query heads that share a key head become further queries of it: nothing causal is left that
     # would forbid it, and neither keys nor values are repeated, on any kernel.
     group = query.shape[1] // key.shape[1]
@@ -184,17 +91,11 @@ def _attention(
     return mixed
 
 
-def _norm(hidden: Float[Tensor, "... H"], scaling: Scaling) -> Float[Tensor, "... H"]:
-    size = scaling.weight.shape
-    if scaling.in_float32:
-        return F.rms_norm(hidden, size, scaling.weight, scaling.eps)
-    return F.rms_norm(hidden, size, None, scaling.eps) * scaling.weight
-
-
-def _rotate(heads: Float[Tensor, "B H Q D"], rotation: Rotation) -> Float[Tensor, "B H Q D"]:
+def rotate(heads: Float[Tensor, "B H Q D"], rotation: Rotation) -> Float[Tensor, "B H Q D"]:
+    """Turns the first components of each head."""
     dim = rotation.cos.shape[-1]
     if dim < heads.shape[-1]:
-        turned = _rotate(heads[..., :dim], rotation)
+        turned = rotate(heads[..., :dim], rotation)
         return torch.cat((turned, heads[..., dim:]), -1)
     first, second = heads.chunk(2, -1)
     # Float32 tables lift the product to float32 by themselves.
@@ -202,7 +103,7 @@ def _rotate(heads: Float[Tensor, "B H Q D"], rotation: Rotation) -> Float[Tensor
     return turned.to(heads.dtype)
 
 
-def _store(
+def store(
     buffer: Float[Tensor, "N R G K D"], index: int, fresh: Float[Tensor, "B G Q D"], target: KVSlots
 ) -> Float[Tensor, "B G K D"]:
     """Writes in place, and returns the rows of this call: a view where they are a slice."""

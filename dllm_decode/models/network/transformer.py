@@ -12,15 +12,14 @@ from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import (
     LayerContext,
     for_queries,
-    in_layer,
     join,
     make_context,
     on_device,
 )
 from dllm_decode.models.network.int8 import Int8Linear
 from dllm_decode.models.network.layer import Layer, Norm
-from dllm_decode.models.network.operations import Stream
 from dllm_decode.models.network.packed import Linear, Packable, can_pack
+from dllm_decode.models.network.parts import parts_of
 
 
 class Transformer(nn.Module):
@@ -119,17 +118,16 @@ class Transformer(nn.Module):
         groups: Sequence[LayerContext] = [
             make_context(self.config, hidden.dtype, group, frequencies) for group in inputs
         ]
-        stream, last = Stream(hidden), len(self.layers) - 1
+        last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             if self.route is not None:
-                stream, groups = _at(self.route[f"layers.{i}"], stream, groups)
-            groups = [in_layer(group, i) for group in groups]
+                hidden, groups = _at(self.route[f"layers.{i}"], hidden, groups)
             if i == last:
                 groups = [for_queries(*pair) for pair in zip(groups, wanted, strict=True)]
-            stream = layer(stream, groups)
+            hidden = layer(hidden, groups)
         if self.route is not None:
-            stream, groups = _at(self.route["norm"], stream, groups)
-        normed: Tensor = self.norm(stream).normed
+            hidden, groups = _at(self.route["norm"], hidden, groups)
+        normed: Tensor = self.norm(hidden)
         return normed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
@@ -150,8 +148,7 @@ class Transformer(nn.Module):
     def parts(self, *, split_qkv: bool = True) -> dict[str, Tensor]:
         """Names every tensor a checkpoint holds; views, so that writing to one sets the model.
 
-        Fused parameters appear by their parts: `layers.0.gate.weight` is some rows of one,
-        `layers.1.experts.5.gate.weight` some of a stack. A tied head has no entry.
+        Names are those of `parts_of`, as in `layers.0.gate.weight`. A tied head has no entry.
 
         Args:
             split_qkv: Queries, keys and values are parts; else `layers.0.qkv.weight` is one.
@@ -165,11 +162,8 @@ class Transformer(nn.Module):
             assert isinstance(self.lm_head, Linear)
             named["head.weight"] = self.lm_head.weight.data
         for i, layer in enumerate(self.layers):
-            assert isinstance(layer, Layer)
-            named |= {
-                f"layers.{i}.{name}": part
-                for name, part in layer.parts(split_qkv=split_qkv).items()
-            }
+            parts = parts_of(layer, self.config.qkv_rows if split_qkv else ())
+            named |= {f"layers.{i}.{name}": part for name, part in parts.items()}
         return named
 
     def head(self, hidden: Float[Tensor, "... H"]) -> Float[Tensor, "... V"]:
@@ -184,11 +178,8 @@ class Transformer(nn.Module):
 
 
 def _at(
-    device: torch.device, stream: Stream, groups: Sequence[LayerContext]
-) -> tuple[Stream, Sequence[LayerContext]]:
-    hidden, update = stream
+    device: torch.device, hidden: Float[Tensor, "_ _ H"], groups: Sequence[LayerContext]
+) -> tuple[Float[Tensor, "_ _ H"], Sequence[LayerContext]]:
     if hidden.device == device:
-        return stream, groups
-    # Added up first: one tensor moves, not two.
-    hidden = hidden if update is None else hidden + update
-    return Stream(hidden.to(device)), [on_device(group, device) for group in groups]
+        return hidden, groups
+    return hidden.to(device), [on_device(group, device) for group in groups]

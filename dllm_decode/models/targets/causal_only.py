@@ -1,15 +1,11 @@
 """A causal model where a mask predictor is expected, for drafts that ask none."""
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from dllm_decode.core.model import ForwardInputs, KVCache
-from dllm_decode.models.loading.other_names import require_left_out
 from dllm_decode.models.targets.causal import CausalTarget
-from dllm_decode.models.targets.load import load_target
 
 
 class CausalOnly:
@@ -57,25 +53,3 @@ class CausalOnly:
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         """Raises ValueError: the target keeps its keys and values itself."""
         raise ValueError(f"cache must be NoCache() with {self.name}, which is a causal model.")
-
-
-def load_causal(
-    folder: Path,
-    tokenizer: Any,
-    left_out: Mapping[str, object],
-    *,
-    name: str,
-    device: Any,
-    dtype: torch.dtype | None,
-) -> CausalOnly:
-    """Loads a causal model alone; see `load_model`.
-
-    Raises:
-        ValueError: If an option of `left_out` is given, or the model would be spread over devices.
-    """
-    require_left_out(left_out, name)
-    if isinstance(device, Mapping):
-        raise ValueError(f"device must be one device for the causal model {name}, got {device!r}.")
-    target = load_target(folder, tokenizer, device=device, dtype=dtype)
-    target.name = name
-    return CausalOnly(target)

@@ -1,7 +1,7 @@
 """Loading of causal targets, whose tokens have to be those of the mask predictor."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 
@@ -12,6 +12,7 @@ from dllm_decode.models.loading.placement import available
 from dllm_decode.models.loading.weights import (
     by_transformers,
     check_finite,
+    load_by_transformers,
     model_files,
     weight_files,
 )
@@ -52,7 +53,7 @@ def load_target(
             for.
         TypeError: If a keyword is no option.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     require_options(load_target, options)
     device = one_of("device", device, "device_map", options.get("device_map"))
@@ -72,43 +73,17 @@ def load_target(
         own = AutoTokenizer.from_pretrained(folder)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     num_shared_ids = count_shared_ids(own, tokenizer, name=name)
-    model = _read(folder, device=place, dtype=dtype)
+    model = load_by_transformers(
+        AutoModelForCausalLM, folder, exact=True, dtype=dtype or "auto", device_map={"": place}
+    )
+    for parameter_name, parameter in model.named_parameters():
+        check_finite(parameter.detach(), parameter_name, folder)
     return CausalTarget(
         model.eval().requires_grad_(False),
         name=name,
         num_shared_ids=num_shared_ids,
         files=model_files(folder),
     )
-
-
-def _read(
-    folder: Path, *, device: torch.device, dtype: torch.dtype | None
-) -> "transformers.PreTrainedModel":
-    """Reads the weights, all of them and nothing else."""
-    from transformers import AutoModelForCausalLM
-
-    with by_transformers(folder):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype or "auto",
-            device_map={"": device},
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    model, found = loaded
-    problems = [f"missing {name}" for name in sorted(found["missing_keys"])]
-    problems += [f"left over {name}" for name in sorted(found["unexpected_keys"])]
-    problems += [f"{name[0]} of another shape" for name in sorted(found["mismatched_keys"])]
-    if problems:
-        raise ValueError(
-            f"The weight files of a target must hold exactly the tensors that config.json calls "
-            f"for, got {len(problems)} differences in {str(folder)!r}: {'; '.join(problems[:8])}. "
-            "Check that both are of the same model, and complete."
-        )
-    for name, part in model.named_parameters():
-        check_finite(part.detach(), name, folder)
-    checked: transformers.PreTrainedModel = model
-    return checked
 
 
 def count_shared_ids(

@@ -12,13 +12,9 @@ def tree_mask(
     *,
     root: int,
 ) -> Bool[Tensor, "B W K"]:
-    """Says which keys each column sees.
+    """Says which keys each column sees: slots that are held, and columns that are present.
 
-    Args:
-        held: Slots of the past that hold a token.
-        present: Columns that hold a token.
-        tree: The ancestors of each node; the first node is the column after the root.
-        root: Column of the root, in all rows.
+    `tree` has the ancestors of each node; the first node is the column after the root.
     """
     width, first, behind = present.shape[1], root + 1, root + 1 + tree.shape[1]
     own = torch.eye(width, dtype=torch.bool, device=held.device)

@@ -10,12 +10,8 @@ def are_apart(one: Any, other: Any, *, resolve: Callable[[Any], Any]) -> bool:
     """Returns True if no value is valid for both schemas; False if that is not known.
 
     They are apart by their types, by the values that they list, or by a property that both
-    require and whose schemas are apart.
-
-    Args:
-        one: A schema without references to itself.
-        other: The other one.
-        resolve: Returns the part of a schema that a `$ref` names.
+    require and whose schemas are apart. No schema may refer to itself; `resolve` returns the part
+    that a `$ref` names.
     """
     one, other = _resolved(one, resolve), _resolved(other, resolve)
     for first, second in ((one, other), (other, one)):

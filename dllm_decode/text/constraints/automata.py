@@ -79,12 +79,7 @@ def require_length(
 ) -> None:
     """Raises ValueError unless an answer of so many tokens can be one of the constraint's texts.
 
-    Args:
-        constraint: The texts.
-        automaton: The compiled constraint.
-        gen_length: Tokens of the answer.
-        template: First tokens of the answer, `mask_id` where they are open.
-        mask_id: The [MASK] token.
+    The template has its first tokens, `mask_id` where they are open.
     """
     least = automaton.least_length(template, mask_id)
     if least is None:
@@ -181,11 +176,7 @@ def _with_edges(
 ) -> Automaton:
     """Returns an automaton with one more state, after an EOS.
 
-    Args:
-        columns: The next state of each state and class, -1 for none.
-        classes: The class of each token.
-        distances: Fewest tokens to an accepting state.
-        eos_ids: Tokens that end an answer; they have no text.
+    `columns` has the next state of each state and class, -1 for none; `classes` that of each token.
     """
     end = len(columns)
     is_live = np.asarray((columns >= 0).any(axis=0))

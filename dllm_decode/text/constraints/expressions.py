@@ -35,11 +35,7 @@ class _Part(NamedTuple):
 
 
 def whole_text(pattern: str, *, owner: str) -> str:
-    """Returns an expression without the anchors at its ends, since it matches whole texts.
-
-    Args:
-        pattern: A regular expression.
-        owner: Names the expression in messages.
+    """Returns an expression without the anchors at its ends; `owner` names it in messages.
 
     Raises:
         ValueError: If it has parts that no automaton can have, or parentheses without a partner.

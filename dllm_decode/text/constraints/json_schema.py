@@ -50,12 +50,7 @@ Schema: TypeAlias = Any
 
 
 def expression_of(schema: Schema, *, depth: int, whitespace: str) -> str:
-    """Returns a regular expression, without anchors, of valid JSON texts.
-
-    Args:
-        schema: The schema, of JSON values.
-        depth: Levels of nested values where the schema leaves their shape open.
-        whitespace: Expression of the space between parts.
+    """Returns a regular expression, without anchors, of valid JSON texts; see `JsonSchema`.
 
     Raises:
         ValueError: If it is no schema, or has a keyword that is not known here.
@@ -80,13 +75,7 @@ class _Reader:
     parts: dict[str, str] = field(default_factory=dict)
 
     def read(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
-        """Returns the expression of a part of the schema.
-
-        Args:
-            schema: The part.
-            path: Where it is, as a JSON pointer.
-            refs: The `$ref` that led there.
-        """
+        """Returns the expression of a part at a JSON pointer, to which some `$ref` have led."""
         if schema is True:
             return self._any(self.depth)
         if not isinstance(schema, dict):
@@ -242,10 +231,7 @@ class _Reader:
     def _array(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
         least, most = _bounds(schema, "minItems", "maxItems", path)
         if "prefixItems" in schema:
-            parts = [
-                self.read(part, f"{path}/prefixItems/{number}", refs)
-                for number, part in enumerate(_list_of(schema, "prefixItems", path))
-            ]
+            parts = self._parts(schema, "prefixItems", path, refs)
             if least > len(parts) or (most is not None and most < len(parts)):
                 raise ValueError(
                     f"{path}/prefixItems must have as many items as minItems and maxItems allow, "

@@ -4,12 +4,7 @@ from typing import NamedTuple
 
 
 def integers_between(least: int | None, most: int | None) -> str:
-    """Returns an expression of the integers within some bounds, without leading zeros.
-
-    Args:
-        least: The smallest one; `None`: no bound.
-        most: The largest one, at least `least`; `None`: no bound.
-    """
+    """Returns an expression of the integers from `least` to `most`, without leading zeros."""
     parts = []
     if least is None or least < 0:
         smallest = 1 if most is None or most >= 0 else -most
@@ -34,12 +29,7 @@ class Bound(NamedTuple):
 
 
 def decimals_between(least: Bound | None, most: Bound | None) -> str:
-    """Returns an expression of the decimal numbers within some bounds, without exponents.
-
-    Args:
-        least: The lower end; `None`: no bound.
-        most: The upper end, such that a number is between; `None`: no bound.
-    """
+    """Returns an expression of the decimal numbers between two ends, without exponents."""
     parts = []
     if least is None or least.value < 0:
         smallest = Bound(0, is_open=True)

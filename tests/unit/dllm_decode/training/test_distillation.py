@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from dllm_decode import StepEvent, decode
-from dllm_decode.models import MaskedTransformer
+from dllm_decode.models import MaskedTransformer, save_model
 from dllm_decode.models.families import FAMILIES
-from dllm_decode.models.loading.export import save_like
 from dllm_decode.training import Progress, Settings, train
 from dllm_decode.training.answer_blocks import BlockMasks, logits_of_both
 from dllm_decode.training.certainty import (
@@ -200,14 +199,14 @@ def test_every_family_is_trained_and_written_in_its_own_format(family: str, tmp_
     named = OPTIONS.get(family, {}).get("family")
     known = read_family(MODELS / family, named)
     assert known is FAMILIES[family]
-    save_like(model, MODELS / family, tmp_path / "written", family=known, max_shard_bytes=60_000)
+    save_model(model, tmp_path / "written", max_shard_bytes=60_000)
     assert len(list((tmp_path / "written").glob("*.safetensors"))) > 1
     again, _ = load_model(tmp_path / "written", **OPTIONS.get(family, {}))
     expected = known.tensors(model.transformer)
     for name, value in known.tensors(again.transformer).items():
         assert torch.equal(value, expected[name].to(value.dtype)), name
     with pytest.raises(ValueError, match="must go to a folder of its own"):
-        save_like(model, tmp_path, tmp_path, family=known)
+        model.save(MODELS / family)
 
 
 @pytest.mark.exhaustive(2)

@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from dllm_decode import ForwardInputs
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.network.operations import Heads, attend
+from dllm_decode.models.network.operations import attend
 
 B, L = 3, 20
 COLUMNS = torch.arange(L).expand(B, L)
@@ -136,9 +136,9 @@ def test_attention_with_gradients_is_that_without(num_kv_heads: int, masked: boo
     bias[0, ..., 3:] = -torch.inf
     bias[1] = -torch.inf
     given = bias if masked else None
-    heads = Heads(*(each.clone().requires_grad_() for each in tensors))
-    found = attend(heads, given)
-    expected = attend(Heads(*tensors), given)
+    heads = [each.clone().requires_grad_() for each in tensors]
+    found = attend(*heads, given)
+    expected = attend(*tensors, given)
     sees = slice(0, 1) if masked else slice(None)
     torch.testing.assert_close(found[sees], expected[sees])
     assert found.isfinite().all()
