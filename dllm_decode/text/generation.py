@@ -191,7 +191,7 @@ def requests_of_texts(
     blanks: Sequence[Sequence[int]],
     *,
     constraint: object,
-    stop_strings: Sequence[str],
+    stop_strings: tuple[str, ...],
     copies: int,
 ) -> list[Request]:
     """Returns so many requests for each prompt, one after the other; arguments as in `generate`."""
