@@ -111,6 +111,7 @@ def test_a_plugin_that_fits_nothing_is_found() -> None:
         check_laws(plugin(FixedSchedule, needs=frozenset({Fact.HAS_MASK, unheard})))
 
 
+@pytest.mark.usefixtures("no_checks_of_types")
 def test_what_is_no_plugin_is_refused() -> None:
     with pytest.raises(ValueError, match=r"plugin must be an instance of a sampler, .* got 'Dual"):
         check_laws("DualCache()")  # type: ignore[arg-type]
