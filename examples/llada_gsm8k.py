@@ -24,6 +24,7 @@ from dllm_decode.cli.plugins import parse_cache, parse_verifier
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
 from dllm_decode.core.progress import ProgressBar
 from dllm_decode.models import load_target
+from dllm_decode.models.loading.needs import can_multiply_bfloat16
 from eval.metrics.statistics import wilson
 from eval.runs.names import parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         num_steps = options.block_length or DEFAULT_BLOCK_LENGTH
         default = [f"FixedSchedule({num_steps})", "ConfidenceThreshold(0.9)"]
         samplers = [parse(text) for text in options.sampler or default]
+        if options.dtype is None and options.device == "cpu" and not can_multiply_bfloat16():
+            options.dtype = "float32"
         model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
         verifier = parse_verifier(
             options.verifier, partial(load_target, tokenizer=tokenizer, device=model.device)
@@ -107,7 +110,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="rows of a forward; prompts that wait take the place of finished ones "
         "(default: 32)")  # fmt: skip
     add("--device", default="cpu", help="cpu, cuda, cuda:1 ... (default: cpu)")
-    add("--dtype", help="float32, bfloat16 ... (default: the checkpoint's)")
+    add("--dtype", help="float32, bfloat16 ... (default: the checkpoint's; "
+        "float32 on a CPU without instructions for bfloat16)")  # fmt: skip
     return parser
 
 

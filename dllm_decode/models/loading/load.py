@@ -12,7 +12,12 @@ from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
 from dllm_decode.models.loading.find import Hub, find_model
 from dllm_decode.models.loading.json_files import read_json
-from dllm_decode.models.loading.needs import generation_of, max_length_of, warn_if_too_large
+from dllm_decode.models.loading.needs import (
+    generation_of,
+    max_length_of,
+    warn_if_slow,
+    warn_if_too_large,
+)
 from dllm_decode.models.loading.other_names import (
     LoadOptions,
     one_of,
@@ -99,7 +104,8 @@ def load_model(
             weights: they come to the first accelerator for the time that they are needed. "disk"
             keeps them in files.
         dtype: Of all parameters, such as "bfloat16" or `torch.bfloat16`; `None` or "auto" keeps
-            that of the checkpoint's embedding.
+            that of the checkpoint's embedding, with a logged warning if a large model's
+            is one that a CPU has no instructions for.
         revision: Branch, tag or commit of a hub id. One that is in the cache is read from there,
             and the hub is not asked.
         token: Of the hub, for private repositories; `None`: the one that `hf auth login` stored.
@@ -197,6 +203,7 @@ def load_model(
     if quantize is None and len(kept) == 1:
         size = sum(part.numel() * part.itemsize for part in transformer.parameters())
         warn_if_too_large(name, size, *kept)
+        warn_if_slow(name, size, transformer.embedding.weight.dtype, *kept)
     # Weights that will be quantised are read into the CPU's memory.
     allocate(transformer, placed if there is None else place(transformer, "cpu"))
     model = MaskedTransformer(

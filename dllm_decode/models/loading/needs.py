@@ -13,6 +13,8 @@ from dllm_decode.models.loading.placement import new_on_meta
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
+# A model with fewer bytes of weights answers at once in any type.
+_SMALL = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -116,4 +118,24 @@ def warn_if_too_large(name: str, num_bytes: int, device: torch.device) -> None:
             "The weights of %r take %.1f GB, and %s has %.1f GB free. Pass a smaller dtype or "
             "quantize='int8', spread the model with device='auto', or free memory.",
             name, num_bytes / 1e9, device, free / 1e9,
+        )  # fmt: skip
+
+
+def can_multiply_bfloat16() -> bool:
+    """Returns False on an x86 CPU without AVX-512, where products in float32 are much faster."""
+    return torch.backends.cpu.get_cpu_capability() != "AVX2" or _has_bfloat16()
+
+
+def _has_bfloat16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def warn_if_slow(name: str, num_bytes: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Logs a warning if a CPU has no instructions for the 16-bit numbers of a large model."""
+    is_narrow = dtype in (torch.bfloat16, torch.float16)
+    if num_bytes >= _SMALL and is_narrow and device.type == "cpu" and not can_multiply_bfloat16():
+        logging.getLogger("dllm_decode").warning(
+            "The weights of %r are in %s, for which this CPU has no instructions: float32 is up to "
+            "six times faster and takes twice the memory. Pass dtype='float32'.",
+            name, str(dtype).removeprefix("torch."),
         )  # fmt: skip

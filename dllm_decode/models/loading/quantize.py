@@ -31,8 +31,7 @@ def _check_on_cpu(kind: str) -> None:
     if not can_multiply_int8():
         raise ValueError(
             "quantize on a CPU must have AVX-512 VNNI, without which 8 bits are slower than "
-            f"bfloat16, got {kind!r} on a CPU that has none. Leave quantize out, and pass "
-            "dtype='bfloat16'."
+            f"other numbers, got {kind!r} on a CPU that has none. Leave quantize out."
         )
     if kind != "int8":
         raise ValueError(

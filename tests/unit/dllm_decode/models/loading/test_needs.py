@@ -166,6 +166,20 @@ def test_weights_beyond_the_memory_are_warned_of(
     assert not caplog.text
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
+def test_a_cpu_without_instructions_for_the_weights_is_warned_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, dtype: str, capability: str
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(needs, "_has_bfloat16", lambda: False)
+    monkeypatch.setattr(needs, "_SMALL", 1)
+    with caplog.at_level(logging.WARNING, "dllm_decode"):
+        load_tiny("llada", dtype=dtype)
+    is_slow = capability == "AVX2" and dtype == "bfloat16"
+    assert ("'llada' are in bfloat16, for which this CPU has no" in caplog.text) is is_slow
+
+
 def test_the_free_memory_is_what_a_container_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
