@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,7 +23,7 @@ openai = pytest.importorskip("openai")
 pytest.importorskip("outlines_core", reason="needs the extra structured")
 pytest.importorskip("fastapi", reason="needs the extra serve")
 
-MODEL, TOKENIZER = load_model("mini")
+MODEL, TOKENIZER = load_model("mini", dtype="float32")
 CHAT: dict[str, Any] = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 64}
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
@@ -178,16 +177,16 @@ def test_a_compilation_stalls_nobody_and_ends_with_its_client(
     compiler = server[1].compiler
     client.chat.completions.create(**CHAT)
     with ThreadPoolExecutor(1) as pool:
-        hasty = client.with_options(timeout=1.5)
+        hasty = client.with_options(timeout=4.0)
         left = pool.submit(text_of, hasty, structured_outputs=LARGE)
         wait_until(lambda: compiler.num_compiling == 1)
-        started_s = time.monotonic()
         client.chat.completions.create(**CHAT)
-        assert time.monotonic() - started_s < 1.2
+        assert compiler.num_compiling == 1
+        assert not left.done()
         with pytest.raises(openai.APITimeoutError):
             left.result()
     # The program that builds the automaton would go on for 10 s.
-    wait_until(lambda: compiler.num_compiling == 0, 2.0)
+    wait_until(lambda: compiler.num_compiling == 0, 4.0)
     assert text_of(client, structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
 
 
