@@ -85,7 +85,7 @@ class _Plan(NamedTuple):
 
 
 Combine: TypeAlias = Callable[[Tensor, Automata], Tensor]
-"""Combines the weights of edges (B, E) into those of the states that they begin in (B, S + 1)."""
+"""Combines the weights of edges (B, E) into those of their first states (B, S1), S1 = S + 1."""
 
 
 def best_path(
@@ -212,7 +212,7 @@ def _filtered(
     law: Float[Tensor, "B T C"],
     is_open: Bool[Tensor, "B T"],
     combined: Combine,
-) -> Float[Tensor, "B T+1 S+1"]:
+) -> Float[Tensor, "B T+1 S1"]:
     """Returns what the rest of the columns weighs, before each column and from each state."""
     dead = law.new_full((len(law), 1), -torch.inf)
     fits = automata.distances <= span.num_left[:, None]
@@ -231,7 +231,7 @@ def _traced(
     automata: Automata,
     states: Int[Tensor, " B"],
     choice: Float[Tensor, "B T C"],
-    ahead: Float[Tensor, "B T+1 S+1"],
+    ahead: Float[Tensor, "B T+1 S1"],
 ) -> Int[Tensor, "B T"]:
     """Returns the class of the best edge at each column, from the first column's state on."""
     labels = []
@@ -245,13 +245,13 @@ def _traced(
     return torch.cat(labels, 1)
 
 
-def _largest(edges: Float[Tensor, "B E"], automata: Automata) -> Float[Tensor, "B S+1"]:
+def _largest(edges: Float[Tensor, "B E"], automata: Automata) -> Float[Tensor, "B S1"]:
     """Returns the largest weight of each state's edges."""
     none = edges.new_full((len(edges), automata.num_states + 1), -torch.inf)
     return none.scatter_reduce_(1, automata.sources, edges, "amax")
 
 
-def _log_sum(edges: Float[Tensor, "B E"], automata: Automata) -> Float[Tensor, "B S+1"]:
+def _log_sum(edges: Float[Tensor, "B E"], automata: Automata) -> Float[Tensor, "B S1"]:
     """Returns the logarithm of the sum of the exponentials of each state's edges."""
     largest = _largest(edges, automata)
     return _log_sum_at(edges, automata.sources, largest)

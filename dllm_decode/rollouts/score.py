@@ -178,7 +178,7 @@ def _scored(
     chosen: Sequence[Canvases],
     law: Law,
     most: int | None,
-) -> tuple[list[Float[Tensor, " N"]], int]:
+) -> tuple[list[Float[Tensor, " _"]], int]:
     """Runs the forwards; returns the log-probabilities of each rollout, and columns computed."""
     sizes = [len(canvases.canvas) for canvases in chosen]
     firsts = accumulate(sizes[:-1], initial=0)
@@ -273,8 +273,8 @@ def _recorded(commits: Sequence[Write], law: Law) -> Float[Tensor, " N"]:
 def _difference(
     model: MaskedTransformer,
     rollouts: Sequence[Rollout],
-    logprobs: Sequence[Float[Tensor, " N"]],
-    recorded: Sequence[Float[Tensor, " N"]],
+    logprobs: Sequence[Float[Tensor, " _"]],
+    recorded: Sequence[Float[Tensor, " _"]],
 ) -> float | None:
     """Returns the largest difference from the record; `None` if the weights have changed."""
     version = version_of(model)

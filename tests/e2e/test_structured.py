@@ -93,6 +93,7 @@ def test_several_answers_and_templates_keep_the_form() -> None:
     assert re.fullmatch(r"now \d+ - \d+ = \d+ \. #### \d+", filled.texts[0])
 
 
+@pytest.mark.usefixtures("no_checks_of_types")
 def test_a_wrong_constraint_is_refused() -> None:
     model, tokenizer = load_model("mini")
     assert tokenizer is not None
