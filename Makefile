@@ -25,9 +25,9 @@ TYPED := --jaxtyping-packages=samplers,dllm_decode,eval,checked_types.check
 TYPED_TESTS := $(addprefix tests/,golden/test_models.py \
   property/test_acceptance_laws.py unit/test_layers.py \
   unit/dllm_decode/engine/test_forward.py unit/samplers/test_view.py \
-  $(patsubst %,unit/dllm_decode/%.py,caches/test_caches core/test_trace \
-    models/network/test_groups models/network/test_moe training/test_block_diffusion \
-    training/test_learn2pd training/test_certainty) \
+  $(patsubst %,unit/dllm_decode/%.py,caches/test_caches core/test_trace engine/test_paths \
+    models/network/test_groups models/network/test_moe rollouts/test_score \
+    training/test_block_diffusion training/test_learn2pd training/test_certainty) \
   unit/eval/lm_harness/test_likelihood.py unit/eval/metrics/test_metrics.py)
 
 FEW := test_a_few_random_cases_decode_the_same_alone_together_and_with_few_rows

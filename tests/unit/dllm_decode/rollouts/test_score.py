@@ -157,6 +157,7 @@ def test_bfloat16_with_gradients_rounds_as_the_decode_did() -> None:
     assert score(model, group.rollouts).difference is None
 
 
+@pytest.mark.usefixtures("no_checks_of_types")
 def test_what_cannot_be_scored_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = rollouts_of_tiny("llada")[0]
     change = msgspec.structs.replace
