@@ -1,7 +1,6 @@
 """Processes of their own, two as torchrun starts them."""
 
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -38,13 +37,3 @@ def in_two_processes(*words: str, timeout_s: float = 120.0) -> list[tuple[int, s
         for child in children:
             child.kill()
     return [(child.returncode, text) for child, text in zip(children, said, strict=True)]
-
-
-def ray_environment() -> dict[str, str]:
-    """Returns the environment of a process that starts a Ray of its own."""
-    return {
-        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # Otherwise Ray writes a token of its own to the home folder.
-        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    }  # fmt: skip
