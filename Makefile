@@ -45,8 +45,9 @@ test: $(READY)  ## set up, then run the tests (CPU, no network)
 	$(PY) -m pytest -n 2
 	$(PY) -m pytest -n 2 $(TYPED) $(TYPED_TESTS) "tests/property/test_fuzz_engine.py::$(FEW)[50]"
 
-test-all: $(READY)  ## the slow tests too, all with types checked
-	$(PY) -m pytest -n 2 $(TYPED) -m "not gpu"
+test-all: $(READY)  ## the slow tests too, with types checked but for compiled code
+	$(PY) -m pytest -n 2 $(TYPED) -m "not gpu and not untyped"
+	$(PY) -m pytest -n 2 -m "untyped and not gpu"
 
 test-gpu: $(READY)  ## the tests that need a GPU; VENV=none for a preinstalled environment
 	$(PY) -m pytest -m gpu -rs -p no:benchmark

@@ -15,8 +15,8 @@ from dllm_decode.core.model import ForwardInputs
 from dllm_decode.models.compiled import _logits, plain_inputs
 from samplers import ConfidenceThreshold, Klass
 
-# Inductor's own.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# The warnings are Inductor's own.
+pytestmark = [pytest.mark.untyped, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 NEAR: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-3}
 PROMPTS = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14, 15, 16, 17, 18], [19, 20, 21]]

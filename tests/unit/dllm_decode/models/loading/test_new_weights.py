@@ -88,6 +88,7 @@ def test_wrong_weights_change_nothing(name: str, value: Any, reason: str) -> Non
     assert version_of(model) == before
 
 
+@pytest.mark.usefixtures("no_checks_of_types")
 def test_models_that_cannot_follow_are_refused_by_name(tmp_path: Path) -> None:
     model = new_tiny()
     with pytest.raises(
@@ -139,6 +140,7 @@ def test_packing_weights_is_no_new_version() -> None:
 @pytest.mark.slow
 # Inductor's own.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.untyped
 def test_compiled_forwards_take_the_new_weights() -> None:
     model = load_tiny("sdar", dtype="float32", block_length=4, compile=True)
     before, weights = answers(model), changed(model)
