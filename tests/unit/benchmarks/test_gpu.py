@@ -31,6 +31,7 @@ def test_a_part_measures_something(part: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.untyped
 @pytest.mark.parametrize("part", gpu.PARTS)
 def test_every_part_runs_as_its_users_run_it(part: str, tmp_path: Path) -> None:
     gpu.main([*WORDS, "--folder", str(tmp_path), "--parts", part])

@@ -115,6 +115,7 @@ def test_each_rollout_is_of_the_weights_that_it_names(new_weights: Any) -> None:
         assert len(set(found[0])) == 1
 
 
+@pytest.mark.usefixtures("no_checks_of_types")
 def test_what_cannot_be_scored_again_is_not_rolled_out() -> None:
     ask: Any = lambda model=MODEL, **options: roll_out(  # noqa: E731
         model, TOKENIZER, QUESTIONS, **{"temperature": 1.0} | options
