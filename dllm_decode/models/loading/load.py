@@ -104,8 +104,8 @@ def load_model(
             weights: they come to the first accelerator for the time that they are needed. "disk"
             keeps them in files.
         dtype: Of all parameters, such as "bfloat16" or `torch.bfloat16`; `None` or "auto" keeps
-            that of the checkpoint's embedding, with a logged warning if a large model's
-            is one that a CPU has no instructions for.
+            that of the checkpoint's embedding. A warning is logged if a large model is in bfloat16
+            or float16 and the CPU has no instructions for them.
         revision: Branch, tag or commit of a hub id. One that is in the cache is read from there,
             and the hub is not asked.
         token: Of the hub, for private repositories; `None`: the one that `hf auth login` stored.
