@@ -112,7 +112,8 @@ def compare(folder: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             run(folder / f"{name}-split", ends_at=2, **options)
         split = run(folder / f"{name}-split", **options)
-        assert_same(split, whole, rtol=0.0, atol=1e-5)
+        # Sums over parts round otherwise; a hundredth of one step of the optimiser.
+        assert_same(split, whole, rtol=0.0, atol=1e-4)
         # A run that has ended gives its weights, too.
         assert_same(run(folder / f"{name}-split", **options), split)
 

@@ -137,7 +137,9 @@ class Enumerated:
         ]
         state = State.empty(num_rows, blank(self.decoder, ()))
         state = join(self.decoder, state, requests)
-        tokens = torch.tensor([canvas]).expand(num_rows, -1)
+        # Columns after the row's end hold an EOS, as in every canvas.
+        after = (state.canvas.eos_ids[0],) * (state.canvas.width - len(canvas))
+        tokens = torch.tensor([(*canvas, *after)]).expand(num_rows, -1)
         written = replace(state.canvas, tokens=tokens.clone(), unsettled=tokens == MASK)
         first = next(n for n in OPEN if canvas[n] == MASK)
         rows = tuple(row._replace(unsettled=first) for row in state.rows)

@@ -78,7 +78,7 @@ class NGram(Proxy):
     def order(self) -> int:
         return self.length
 
-    def fit(self, sequences: Sequence[Sequence[int]]) -> "NGram":
+    def fit(self, sequences: Sequence[Sequence[int] | Int[Tensor, " _"]]) -> "NGram":
         """Returns a model with the counts of these sequences of token ids, and no others.
 
         Raises:
@@ -103,7 +103,7 @@ class NGram(Proxy):
             probability = (found.counts + prior) / (found.totals + self.strength)
         return probability.log()
 
-    def _row(self, sequence: Sequence[int]) -> Int[Tensor, " N"]:
+    def _row(self, sequence: Sequence[int] | Int[Tensor, " _"]) -> Int[Tensor, " N"]:
         try:
             row = torch.as_tensor(sequence)
             is_whole = not row.numel() or row.dtype in _WHOLE

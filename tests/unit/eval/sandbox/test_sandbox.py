@@ -203,6 +203,7 @@ def test_tests_that_are_no_python_are_no_fault_of_the_candidate() -> None:
         ({"runner": "podman 'run"}, "must be quoted as in a shell"),
     ],
 )
+@pytest.mark.usefixtures("no_checks_of_types")
 def test_options_that_no_program_can_have_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Sandbox(**options)
