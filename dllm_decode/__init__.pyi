@@ -78,7 +78,6 @@ from .verify import (
     Uniform,
     Verifier,
 )
-from .verify.ar_verify.column_cost import measure_column_cost
 
 __version__: str
 
@@ -170,7 +169,6 @@ __all__ = [
     "generate",
     "load_model",
     "load_target",
-    "measure_column_cost",
     "new_decoder",
     "read",
     "read_rollouts",

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Shaped
 from numpy.typing import NDArray
 
-from eval.metrics.statistics import Bounds, Number, bisect
+from eval.metrics.statistics import Number
 
 # Beyond this many prompts a certificate is out of reach.
 MAX_PROMPTS = 1_000_000
@@ -30,34 +30,6 @@ def binomial_p(num_lost: int, num_prompts: int, max_rate: float) -> float:
         for i in range(num_lost + 1)
     ]  # fmt: skip
     return min(1.0, math.fsum(math.exp(term) for term in terms))
-
-
-def max_num_lost(num_prompts: int, max_rate: float, level: float) -> int:
-    """Returns the most losses that `binomial_p` certifies at a level; -1 if not even none does."""
-    certified = -1
-    while certified < num_prompts and binomial_p(certified + 1, num_prompts, max_rate) <= level:
-        certified += 1
-    return certified
-
-
-def clopper_pearson(num_found: int, num_cases: int) -> Bounds:
-    """Returns the exact 95 % interval of a share: it covers the true share at least so often.
-
-    Its ends are the shares under which as few cases, or as many, as were found have a probability
-    of 0.025.
-
-    Source: Clopper and Pearson 1934, "The use of confidence or fiducial limits illustrated in the
-    case of the binomial", https://doi.org/10.1093/biomet/26.4.404.
-    """
-
-    def highest(num_found: int) -> float:
-        """Returns the share under which at most so many cases are found with that probability."""
-        if num_found == num_cases:
-            return 1.0
-        return bisect(lambda share: binomial_p(num_found, num_cases, share) > 0.025, 0.0, 1.0)
-
-    # Few cases get less likely as the share rises, and so do few of the others as it falls.
-    return Bounds(1 - highest(num_cases - num_found), highest(num_found))
 
 
 def wealth(drops: Shaped[np.ndarray, "*S n"], max_drop: float) -> NDArray[np.float64]:

@@ -55,7 +55,7 @@ class Tree(Drafting):
 
     A node is a column of the target's forward. With `column_cost` r, a round costs 1 + r n for n
     nodes and gives 1 + S tokens, S being the sum of their probabilities; a node is added as long as
-    it raises the quotient. `measure_column_cost` measures r.
+    it raises the quotient.
 
     With `num_forwards` above 1, the mask predictor looks again after the sampler has committed
     tokens to the draft, as in `PathSearch`; a position keeps the distribution from which its token

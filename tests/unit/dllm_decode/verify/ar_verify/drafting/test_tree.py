@@ -22,7 +22,6 @@ from dllm_decode import (
     NGram,
     Tree,
     decode,
-    measure_column_cost,
 )
 from dllm_decode.models.targets.causal import Reading
 from dllm_decode.models.targets.trees import ancestors
@@ -282,16 +281,6 @@ def test_a_target_that_ignores_its_mask_is_refused(monkeypatch: pytest.MonkeyPat
     target = CausalTarget(model, name="deaf")
     with pytest.raises(ValueError, match="must heed a mask and positions"):
         read_trees(target, target.start(3), [5, 2, 6])
-
-
-def test_what_a_column_costs_is_a_share_of_a_round() -> None:
-    model = DriftingModel()
-    for num_forwards in (1, 4):
-        cost = measure_column_cost(
-            model, tiny_target(), [1, 2, 3], gen_length=8, num_forwards=num_forwards, num_runs=3
-        )
-        assert 0.0 <= cost < 1.0
-        assert Tree(column_cost=cost).column_cost == cost
 
 
 def test_a_tree_keeps_alternatives_to_what_the_sampler_committed() -> None:
