@@ -5,7 +5,6 @@ import inspect
 import io
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -188,10 +187,7 @@ make_eval_parser().format_help()
 make_parser().parse_args(["serve"])
 assert not {heavy!r} & set(sys.modules), sys.modules.keys() & {heavy!r}
 """
-    started = time.monotonic()
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-    # An empty interpreter takes part of it, and the machine may be busy.
-    assert time.monotonic() - started < 5
 
 
 def test_a_table_fits_a_small_terminal() -> None:
