@@ -10,6 +10,7 @@ from dllm_decode.models.families import CheckpointFacts, Family, family_of
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.placement import new_on_meta
+from dllm_decode.models.network.packed import has_bfloat16
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
@@ -123,11 +124,7 @@ def warn_if_too_large(name: str, num_bytes: int, device: torch.device) -> None:
 
 def can_multiply_bfloat16() -> bool:
     """Returns False on an x86 CPU without AVX-512, where products in float32 are much faster."""
-    return torch.backends.cpu.get_cpu_capability() != "AVX2" or _has_bfloat16()
-
-
-def _has_bfloat16() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.backends.cpu.get_cpu_capability() != "AVX2" or has_bfloat16()
 
 
 def warn_if_slow(name: str, num_bytes: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -13,12 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+def has_bfloat16() -> bool:
+    """Returns whether oneDNN multiplies in bfloat16 by this CPU's own instructions."""
+    is_there = torch.backends.mkldnn.is_available()
+    return is_there and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def can_pack(weight: Tensor) -> bool:
     """Returns whether products with a matrix have the same result, and are faster, if packed."""
     is_plain = weight.device.type == "cpu" and type(weight.data) is Tensor
-    if not is_plain or weight.dtype != torch.bfloat16 or not torch.backends.mkldnn.is_available():
-        return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return is_plain and weight.dtype == torch.bfloat16 and has_bfloat16()
 
 
 class Packable(nn.Module):

@@ -172,7 +172,7 @@ def test_a_cpu_without_instructions_for_the_weights_is_warned_of(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, dtype: str, capability: str
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(needs, "_has_bfloat16", lambda: False)
+    monkeypatch.setattr(needs, "has_bfloat16", lambda: False)
     monkeypatch.setattr(needs, "_SMALL", 1)
     with caplog.at_level(logging.WARNING, "dllm_decode"):
         load_tiny("llada", dtype=dtype)
