@@ -132,7 +132,7 @@ def warn_if_slow(name: str, num_bytes: int, dtype: torch.dtype, device: torch.de
     is_narrow = dtype in (torch.bfloat16, torch.float16)
     if num_bytes >= _SMALL and is_narrow and device.type == "cpu" and not can_multiply_bfloat16():
         logging.getLogger("dllm_decode").warning(
-            "The weights of %r are in %s, for which this CPU has no instructions: float32 is up to "
-            "six times faster and takes twice the memory. Pass dtype='float32'.",
+            "The weights of %r are in %s, for which this CPU has no instructions: float32 is "
+            "several times faster and takes twice the memory. Pass dtype='float32'.",
             name, str(dtype).removeprefix("torch."),
         )  # fmt: skip
