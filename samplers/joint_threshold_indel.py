@@ -163,7 +163,7 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
         rows = torch.arange(len(column), device=column.device)
         logits, tried = view.logits[rows, column], state.tried[rows, :, column]
         # The first entry takes the -1 of steps that chose nothing there.
-        excluded = torch.zeros(len(rows), 1 + view.vocab_size, dtype=torch.bool).to(column.device)
+        excluded = view.masked.new_zeros(len(rows), 1 + view.vocab_size)
         excluded = excluded.scatter(1, tried + 1, True)[:, 1:]
         for token in (self.delete_id, self.split_id):
             excluded[:, token] |= _is_blank(view)

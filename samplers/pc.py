@@ -85,6 +85,11 @@ class PC(Sampler[ScheduleState]):
                 f"{self.frequencies!r} ({error}). See help(samplers.PC)."
             ) from error
 
+    @cached_property
+    def _copies(self) -> dict[torch.device, Tensor]:
+        """By device the information there, which is sent once."""
+        return {}
+
     def init(self, view: View) -> ScheduleState:
         masks = view.eligible.sum(-1)
         return ScheduleState(masks, torch.zeros_like(masks))
@@ -99,8 +104,11 @@ class PC(Sampler[ScheduleState]):
 
     def scores(self, view: View) -> Float[Tensor, "B W"]:
         """Returns the score of each position of the block."""
-        information = self.information.to(view.tokens.device)
+        device = view.tokens.device
+        if device not in self._copies:
+            self._copies[device] = self.information.to(device)
+        information = self._copies[device]
         rarity = information[view.proposal.clamp(max=len(information) - 1)]
-        columns = torch.arange(view.tokens.shape[1], device=view.tokens.device)
+        columns = torch.arange(view.tokens.shape[1], device=device)
         weights = (-self.decay * columns.to(view.dtype)).exp()
         return weights * (view.confidence * rarity).clamp(max=self.most)

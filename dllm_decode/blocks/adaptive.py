@@ -13,6 +13,7 @@ from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.rows import CLOSED, Opening, Row
+from dllm_decode.core.sending import sent
 from samplers.checks import Probability, Share, count_from, require_count, require_tuple, shown
 from samplers.view import View, is_one_of
 
@@ -109,7 +110,7 @@ class AdaptiveBlocks(BlockSchedule):
             )
             for opening, note in zip(openings, notes, strict=True)
         ]
-        first, start, usual, seen = torch.tensor(bounds, device=device)[..., None].unbind(1)
+        first, start, usual, seen = sent(bounds, device)[..., None].unbind(1)
         columns = first + torch.arange(width, device=device)
         is_seen = (columns >= start) & (columns < seen)
         score = view.probability(view.most_likely)

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.rows import CLOSED, Opening, Row
+from dllm_decode.core.sending import sent
 from samplers.base import Decision
 from samplers.checks import Share, count_from
 from samplers.facts import Fact
@@ -112,7 +113,7 @@ class MultiBlock(BlockSchedule):
             [number in opening.note.due for number in range(-(-width // size))]
             for opening in openings
         ]
-        due = torch.tensor(listed, device=view.tokens.device)[..., None]
+        due = sent(listed, view.tokens.device)[..., None]
         due = due & _by_block(view.eligible, size)
         lacking = due & ~(_by_block(decision.commit, size) & due).any(-1, keepdim=True)
         scores = _by_block(view.scores(self.order), size)

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_decode.core.rows import Row
+from dllm_decode.core.sending import sent
 from samplers.view import is_one_of
 
 # The fields of a canvas with one entry a row.
@@ -89,7 +90,7 @@ class Canvas:
             line[: len(written)] = torch.tensor(written)
         tokens = tokens.to(device)
         bounds = [(row.prompt_length, row.config.gen_length, row.first, row.end) for row in rows]
-        numbers = torch.tensor(bounds, dtype=torch.long, device=device).view(-1, 4)
+        numbers = sent(bounds, tokens.device, torch.long).view(-1, 4)
         prompts, lengths, firsts, ends = numbers.unbind(-1)
         columns = torch.arange(width, device=device)
         inside = columns < ends[:, None]

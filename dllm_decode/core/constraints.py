@@ -10,6 +10,7 @@ from torch import Tensor
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.language import Automata
 from dllm_decode.core.rows import Row
+from dllm_decode.core.sending import sent
 
 
 class Constraints(NamedTuple):
@@ -43,7 +44,7 @@ class Constraints(NamedTuple):
         found = [row.request.automaton for _, row in own if row.request.automaton is not None]
         numbers = tuple(n for n, _ in own)
         starts = tuple(row.prompt_length for _, row in own)
-        index, columns = torch.tensor([numbers, starts], device=device).unbind(0)
+        index, columns = sent([numbers, starts], device).unbind(0)
         states = torch.zeros_like(index)
         return Constraints(numbers, starts, index, columns, states, Automata.of(found, device))
 
@@ -79,7 +80,7 @@ class Constraints(NamedTuple):
         if not own:
             return None
         numbers, taken = zip(*own, strict=True)
-        index, kept = torch.tensor([numbers, taken], device=self.row_index.device).unbind(0)
+        index, kept = sent([numbers, taken], self.row_index.device).unbind(0)
         starts = tuple(self.starts[place] for place in taken)
         return Constraints(
             numbers, starts, index, self.columns[kept], self.states[kept], self.automata.take(kept)

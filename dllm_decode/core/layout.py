@@ -19,6 +19,7 @@ from torch import Tensor
 from dllm_decode.core.columns import Columns
 from dllm_decode.core.passes import Window
 from dllm_decode.core.plan import Plan, Sight
+from dllm_decode.core.sending import sent
 
 
 class Group(NamedTuple):
@@ -87,7 +88,7 @@ class Layout(NamedTuple):
         groups, parts = [], []
         for width in widths:
             members = tuple(n for n, plan in enumerate(plans) if plan.width == width)
-            parts.append(torch.tensor(members, device=sight.device))
+            parts.append(sent(members, sight.device))
             groups.append(_group(sight, plans, window, members, parts[-1]))
         return Layout(key, window, tuple(groups), torch.cat(parts).argsort())
 
@@ -146,11 +147,11 @@ def _slots(sight: Sight, plans: Sequence[Plan]) -> slice | Int[Tensor, "N Q"]:
         return slice(first[0].start, first[0].stop)
     width = max(plan.width for plan in plans)
     if all(len(plan.columns) == 1 for plan in plans):
-        starts = torch.tensor([plan.first for plan in plans], device=sight.device)
+        starts = sent([plan.first for plan in plans], sight.device)
         return starts[:, None] + torch.arange(width, device=sight.device)
     lists = [[column for part in plan.columns for column in part] for plan in plans]
     lists = [[*found, *[found[-1]] * (width - len(found))] for found in lists]
-    return torch.tensor(lists, device=sight.device)
+    return sent(lists, sight.device)
 
 
 def _predictors(
@@ -175,7 +176,7 @@ def _predictors(
     if len(set(starts)) == 1:
         wanted = (offsets + starts[0]).repeat(len(plans), 1)
     else:
-        wanted = torch.tensor(starts, device=sight.device)[:, None] + offsets
+        wanted = sent(starts, sight.device)[:, None] + offsets
     # No column predicts column 0 of a shifted model; the logits of column 0 take their place.
     wanted = wanted.clamp(min=0)
     if isinstance(slots, slice):
@@ -224,7 +225,7 @@ def _attend(
 
 
 def _each(sight: Sight, numbers: Sequence[int]) -> Int[Tensor, "N 1"]:
-    return torch.tensor(numbers, device=sight.device)[:, None]
+    return sent(numbers, sight.device)[:, None]
 
 
 def attention_mask(

@@ -12,6 +12,7 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.rows import Row
+from dllm_decode.core.sending import sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,7 @@ class Window:
         device, last = canvas.tokens.device, canvas.width - 1
         if len(set(starts)) == 1 and starts[0] + width <= canvas.width:
             return Window(tuple(starts), width)
-        at = torch.tensor(starts, device=device)[:, None]
+        at = sent(starts, device)[:, None]
         index = (at + torch.arange(width, device=device)).clamp(max=last)
         offsets = torch.arange(canvas.width, device=device) - at
         inside = (offsets >= 0) & (offsets < width)
@@ -76,7 +77,7 @@ class Window:
         """Returns the window in which the columns between bounds of each row are open."""
         own = [(a - at, b - at) for (a, b), at in zip(bounds, self.starts, strict=True)]
         own = own[:1] if len(set(own)) == 1 else own
-        offsets, limits = torch.arange(self.width, device=device), torch.tensor(own, device=device)
+        offsets, limits = torch.arange(self.width, device=device), sent(own, device)
         return replace(self, open=(offsets >= limits[:, :1]) & (offsets < limits[:, 1:]))
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from dllm_decode.core.sending import sent
 from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder, Look
 from samplers.base import Decision, Sampler
@@ -62,4 +62,4 @@ def _begun(sampler: Sampler, view: View, held: Any, is_fresh: Sequence[bool]) ->
     begun = sampler.init(view)
     if all(is_fresh) or held is None:
         return begun
-    return merge_state(held, begun, torch.tensor(is_fresh, device=view.tokens.device))
+    return merge_state(held, begun, sent(is_fresh, view.tokens.device))

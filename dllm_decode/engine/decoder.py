@@ -9,7 +9,6 @@ from itertools import repeat, zip_longest
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, Unpack
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from dllm_decode.core.passes import Window
 from dllm_decode.core.plan import Sight
 from dllm_decode.core.prompts import Prompt, filling_options, read_prompt, read_template
 from dllm_decode.core.rows import Request
+from dllm_decode.core.sending import sent
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
@@ -323,7 +323,7 @@ class Look(NamedTuple):
     def row_index(self) -> Int[Tensor, " N"] | None:
         """The rows that take a step, as a tensor; `None`: all."""
         rows, device = self.rows, self.view.tokens.device
-        return None if rows is None else torch.tensor(rows, device=device)
+        return None if rows is None else sent(rows, device)
 
 
 class Verifier(PlugIn, ABC):

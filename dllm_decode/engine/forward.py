@@ -17,6 +17,7 @@ from dllm_decode.core.layout import Layout
 from dllm_decode.core.model import num_calls, predict_all
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.plan import Plan
+from dllm_decode.core.sending import sent
 from dllm_decode.core.state import State
 from dllm_decode.engine.checks import require_columns
 from dllm_decode.engine.decoder import Decoder
@@ -107,7 +108,7 @@ def _layout(
 
 def _without_given(canvas: Canvas, branches: Branches) -> Branches:
     """Returns the branches with [MASK] for prompts and given tokens."""
-    given = canvas.given[torch.tensor(branches.rows, device=canvas.given.device)]
+    given = canvas.given[sent(branches.rows, canvas.given.device)]
     return branches._replace(tokens=branches.tokens.masked_fill(given, canvas.mask_id))
 
 
@@ -159,9 +160,9 @@ def _noted(state: State, history: History, branches: Branches, layout: Layout) -
     """Returns the history after a forward; only branch 0 of a row leaves a trace."""
     for group in layout.groups:
         rows, numbers = branches.rows_and_numbers(group.members)
-        kept = [n for n, number in enumerate(numbers) if number == 0]
-        index = torch.tensor([rows[n] for n in kept], dtype=torch.long, device=state.device)
-        history = history.noted(state.canvas, index, group.columns[kept])
+        kept = [(n, rows[n]) for n, number in enumerate(numbers) if number == 0]
+        places, index = sent(kept, state.device, torch.long).view(-1, 2).unbind(-1)
+        history = history.noted(state.canvas, index, group.columns[places])
     return history
 
 
@@ -208,4 +209,4 @@ def with_finite_check(
 @lru_cache(maxsize=64)
 def on_device(ids: tuple[int, ...], device: torch.device) -> Int[Tensor, " N"]:
     """Returns token ids on a device; cached, so that each tuple is sent there once."""
-    return torch.tensor(ids, dtype=torch.long, device=device)
+    return sent(ids, device, torch.long)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from dllm_decode.core.layout import Group
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Branches, Pass
+from dllm_decode.core.sending import sent
 from dllm_decode.core.state import State
 
 
@@ -48,7 +48,7 @@ def cache_rows(
         return None
     if found == list(range(found[0], found[0] + len(found))):
         return slice(found[0], found[0] + len(found))
-    return torch.tensor(found, device=state.device)
+    return sent(found, state.device)
 
 
 def part_of(

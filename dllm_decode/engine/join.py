@@ -12,6 +12,7 @@ from dllm_decode.core.constraints import Constraints
 from dllm_decode.core.history import History
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Numbers, Request, Row
+from dllm_decode.core.sending import sent
 from dllm_decode.core.state import CacheState, State
 from dllm_decode.engine.decoder import Decoder
 from samplers.logits.noise import row_keys
@@ -31,7 +32,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
         new = [row._replace(numbers=found) for row, found in zip(new, own, strict=True)]
     device, more = state.device, len(new)
     noise = [(request.config.seed, request.noise_index) for request in requests]
-    seeds, indices = torch.tensor(noise, device=device).unbind(-1)
+    seeds, indices = sent(noise, device).unbind(-1)
     cost, zeros = state.cost, torch.zeros(more, dtype=torch.long, device=device)
     whole = state.canvas.joined(canvas) if state.rows else canvas
     commits = None
@@ -109,7 +110,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
         cost = state.cost._replace(drafted=empty.noise_keys, accepted=empty.noise_keys)
         cache = state.cache._replace(history=None)
         return empty._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)
-    index = torch.tensor(order, device=state.device)
+    index = sent(order, state.device)
     for place, row in enumerate(order):
         for buffer in state.cache.buffers if place != row else ():
             buffer[:, place] = buffer[:, row]
@@ -169,7 +170,7 @@ def outputs_of(state: State, rows: Sequence[int]) -> list[Ended]:
     """Returns the outputs of rows that have ended."""
     if not rows:
         return []
-    index = torch.tensor(rows, device=state.device)
+    index = sent(rows, state.device)
     canvas = state.canvas.take(index)
     tokens = canvas.filled(canvas.unsettled).answers().cpu()
     unsettled = canvas.unsettled.cpu()

@@ -28,6 +28,7 @@ from torch import Tensor
 from dllm_decode.core.layout import Group, Layout
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Branches
+from dllm_decode.core.sending import sent
 from dllm_decode.core.state import State
 from dllm_decode.engine.checks import require_branches
 from dllm_decode.engine.decoder import Decoder
@@ -51,7 +52,7 @@ def with_room(decoder: Decoder, state: State, branches: Branches, layout: Layout
         if branch
     ]
     if pairs:
-        rows, copies = torch.tensor(pairs, device=state.device).unbind(-1)
+        rows, copies = sent(pairs, state.device).unbind(-1)
         for buffer in cache.buffers:
             buffer[:, copies.to(buffer.device)] = buffer[:, rows.to(buffer.device)]
     return state
@@ -92,8 +93,8 @@ def packed_of(
     rows, numbers = branches.rows_and_numbers(group.members)
     owners = list(dict.fromkeys(rows))
     where = Packed(
-        torch.tensor([owners.index(row) for row in rows], device=device),
-        torch.tensor(numbers, device=device),
+        sent([owners.index(row) for row in rows], device),
+        sent(numbers, device),
         len(owners),
         max(numbers) + 1,
     )
@@ -104,7 +105,7 @@ def packed_of(
     causal: Tensor | None = None
     if branches.causal_from is not None:
         listed = [branches.causal_from[member] for member in group.members]
-        causal = torch.tensor(listed, device=device)
+        causal = sent(listed, device)
     attend = inputs.tokens.new_zeros(*shared.shape, first_free, dtype=torch.bool)
     attend[..., : group.num_keys if has_cache else width] = (
         True if inputs.attend is None else inputs.attend

@@ -19,6 +19,7 @@ from torch import Tensor
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.observers import Observer, StepEvent, final_tokens
 from dllm_decode.core.rows import Numbers, Opening, Row
+from dllm_decode.core.sending import sent
 from dllm_decode.core.state import Breach, State
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder, Look
@@ -226,8 +227,8 @@ def _event(
         (row.request.index, row.query_positions, n in done)
         for n, row in zip(stepping, rows, strict=True)
     ]
-    # One tensor, because each that is sent may wait for the device.
-    requests, query_positions, ended = torch.tensor(listed, device=state.device).unbind(-1)
+    # One tensor, because each is a copy of its own.
+    requests, query_positions, ended = sent(listed, state.device).unbind(-1)
     after, drafted, accepted = state.canvas, state.cost.drafted, state.cost.accepted
     index = seen.row_index
     if index is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
+from dllm_decode.core.sending import sent
 from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder, Look, Verifier
 from samplers.base import Decision, Sampler
@@ -177,7 +178,7 @@ def truncated(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Canvas:
     asks = [row.config.truncate_at_eos for row in rows]
     if not any(asks):
         return canvas
-    where = None if all(asks) else torch.tensor(asks, device=canvas.tokens.device)
+    where = None if all(asks) else sent(asks, canvas.tokens.device)
     # A sampler that edits tokens, and does not only re-mask them, leaves some open.
     edits = not decoder.tokens_are_final and decoder.reads_committed
     return canvas.truncated(where, keeps_tokens=edits)

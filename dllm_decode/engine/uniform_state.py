@@ -6,6 +6,7 @@ import torch
 
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Edit
+from dllm_decode.core.sending import sent
 from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder, Look
 from dllm_decode.engine.views import look, with_window
@@ -42,7 +43,7 @@ def _believing(decoder: Decoder, state: State, fresh: list[bool]) -> Edit | None
     if belief is None:
         return None
     if any(fresh):
-        is_fresh = torch.tensor(fresh, device=state.device)[:, None, None]
+        is_fresh = sent(fresh, state.device)[:, None, None]
         belief = belief.masked_fill(is_fresh, -torch.inf)
 
     def edit(inputs: ForwardInputs, members: tuple[int, ...]) -> ForwardInputs:

@@ -1,6 +1,6 @@
 """A look at the model: one forward, and the sampler's view of its logits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Edit, Pass, Window
 from dllm_decode.core.rows import Row
+from dllm_decode.core.sending import sent
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.state import State
 from dllm_decode.engine.constrained import with_paths
@@ -101,23 +102,23 @@ def view_of(
     if window.open is not None:
         eligible = eligible & window.open
         masked = masked & eligible if sampler.scope == "block" else masked
-    prompts = canvas.prompt_lengths
+    device = state.device
     starts = [at - row.prompt_length for row, at in zip(own, window.starts, strict=True)]
     sizes = [row.end - row.prompt_length for row in own]
-    size = _shared(sizes, lambda: canvas.ends - prompts)
+    size = _shared(sizes, device)
     offsets = [row.opening.start - at for row, at in zip(own, window.starts, strict=True)]
     view = View(
         tokens=window.part(canvas.tokens),
         computed=Summary(logits, asked, truncation_of(own, logits.device), decoder.compiles),
         masked=masked,
         eligible=eligible,
-        start=_shared(starts, lambda: window.first_columns - prompts),
-        gen_length=_shared([row.config.gen_length for row in own], lambda: canvas.gen_lengths),
+        start=_shared(starts, device),
+        gen_length=_shared([row.config.gen_length for row in own], device),
         committed=(size - not_written.sum(-1)).minimum(canvas.gen_lengths),
         temperature=temperature_of(own, masked.device),
-        noise_keys=state.noise_keys if rows is None else state.noise_keys[list(rows)],
+        noise_keys=state.noise_keys if rows is None else state.noise_keys[sent(rows, device)],
         # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.
-        block_start=_each(offsets, prompts) if sampler.scope == "answer" else 0,
+        block_start=sent(offsets, device) if sampler.scope == "answer" else 0,
         block_length=None if sampler.scope == "block" else decoder.block_length,
         reads_committed=decoder.reads_committed,
         deferred_ids=decoder.config.deferred_ids,
@@ -157,7 +158,7 @@ def _between(state: State, window: Window) -> Int[Tensor, "B N"] | None:
         for (start, _), at in zip(bounds, window.starts, strict=True)
     ]
     device = state.device
-    return torch.tensor(begins, device=device)[:, None] + torch.arange(width, device=device)
+    return sent(begins, device)[:, None] + torch.arange(width, device=device)
 
 
 def truncation_of(rows: Sequence[Row], device: torch.device) -> Truncation | None:
@@ -173,14 +174,14 @@ def truncation_of(rows: Sequence[Row], device: torch.device) -> Truncation | Non
     return Truncation(
         per_row(temperatures, device),
         per_row(shares, device),
-        torch.tensor(counts, device=device),
+        sent(counts, device),
     )
 
 
 def per_row(values: Sequence[float], device: torch.device) -> Float[Tensor, " B"]:
     """Returns a number of each row as a tensor; float64 where the device has it."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    return torch.tensor(values, dtype=dtype, device=device)
+    return sent(values, device, dtype)
 
 
 def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[Tensor, " B"]:
@@ -192,18 +193,6 @@ def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[T
     return values[0] if len(set(values)) == 1 else per_row(values, device)
 
 
-def _shared(
-    values: Sequence[int], each: Callable[[], Int[Tensor, " B"]]
-) -> int | Int[Tensor, " B"]:
-    """Returns the number that all rows share, or each row's number as the device computes it.
-
-    Sending the numbers at every step would wait for the device.
-    """
-    return values[0] if len(set(values)) == 1 else each()
-
-
-def _each(values: Sequence[int], like: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """Returns numbers of rows as a tensor; sends nothing to the device if all are equal."""
-    if len(set(values)) == 1:
-        return torch.full_like(like, values[0])
-    return torch.tensor(values, device=like.device)
+def _shared(values: Sequence[int], device: torch.device) -> int | Int[Tensor, " B"]:
+    """Returns the number that all rows share, or each row's number."""
+    return values[0] if len(set(values)) == 1 else sent(values, device)

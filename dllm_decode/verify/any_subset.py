@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Branches, Edit, Pass, Window
+from dllm_decode.core.sending import sent
 from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder, Look, Verifier
 from dllm_decode.engine.forward import forward
@@ -139,7 +140,7 @@ def _judged(
     window, canvas, rows = to_draft.window, state.canvas, to_draft.rows
     if not rows:
         return state, q
-    index = torch.tensor(rows, device=state.device)
+    index = sent(rows, state.device)
     tokens = window.put(canvas.tokens, to_draft.drafted, view.proposal)
     branches = Branches(tokens[index], rows, (0,) * len(rows))
     spec = Pass(window, to_draft.places[index, 1:], branches, edit=_in_order(canvas.given[index]))

@@ -11,6 +11,7 @@ from torch import Tensor
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.passes import Branches, Window
 from dllm_decode.core.rows import Request
+from dllm_decode.core.sending import sent
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder, Look, Verifier
@@ -161,7 +162,7 @@ class ARVerify(Verifier):
             blank = torch.zeros_like(state.noise_keys)[:, None]
             return TargetState(self.target.start(len(state.rows)), first, blank)
         held: TargetState = state.verifier
-        is_new = torch.tensor([row.target_nfe == 0 for row in state.rows], device=state.device)
+        is_new = sent([row.target_nfe == 0 for row in state.rows], state.device)
         return held._replace(lengths=merge_state(held.lengths, first, is_new))
 
     def _logits(

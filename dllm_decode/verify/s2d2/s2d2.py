@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs, MaskPredictor
 from dllm_decode.core.passes import Branches, Edit, Pass, Window
+from dllm_decode.core.sending import sent
 from dllm_decode.core.state import State
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder, Look, Verifier
@@ -181,7 +182,7 @@ def _verified(
 ) -> tuple[State, Verified]:
     """Runs the second forward for some rows and accepts their proposals from the left."""
     span, rows = to_verify.span, to_verify.rows
-    index = torch.tensor(rows, device=state.device)
+    index = sent(rows, state.device)
     view, runs = seen.view.take(index), span[index]
     first, counts = runs.long().argmax(-1, keepdim=True), runs.sum(-1)
     offsets = first + torch.arange(to_verify.longest + 1, device=state.device)
@@ -223,7 +224,7 @@ def _left_to_right(
 ) -> tuple[State, Float[Tensor, "N S V"]]:
     """Returns logits of places in the window, each given the draft up to there."""
     rows, shift = to_verify.rows, decoder.sight.shift
-    index = torch.tensor(rows, device=state.device)
+    index = sent(rows, state.device)
     canvases = [to_verify.tokens[index]]
     if not shift:
         # A column that predicts itself must not hold its own draft.
@@ -258,7 +259,7 @@ def _causal(until: Sequence[int] | None) -> Edit | None:
         keys = torch.arange(
             inputs.tokens.shape[1] if cache is None else cache.num_slots, device=columns.device
         )
-        own = torch.tensor([until[member] for member in members], device=columns.device)
+        own = sent([until[member] for member in members], columns.device)
         attend = (columns >= own[:, None])[..., None] | (keys <= columns[..., None])
         return replace(inputs, attend=attend if inputs.attend is None else attend & inputs.attend)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_decode.core.canvas import Canvas
+from dllm_decode.core.sending import sent
 
 
 class Level(NamedTuple):
@@ -114,7 +115,7 @@ class EvaluatedStates(NamedTuple):
         if len(set(offsets)) == 1:
             within: Any = (slice(None), slice(offsets[0], offsets[0] + width))
         else:
-            columns = torch.tensor(offsets, device=rows.device)[:, None]
+            columns = sent(offsets, rows.device)[:, None]
             columns = columns + torch.arange(width, device=rows.device)
             within = (torch.arange(len(rows), device=rows.device)[:, None], columns)
         found: Tensor = logits[within]
@@ -134,7 +135,7 @@ def placed(
         # No branch is unused, so that nothing has to be copied.
         return parts.reshape(size[1], size[0], *parts.shape[1:]).transpose(0, 1)
     laid = parts.new_full((*size, *parts.shape[1:]), fill)
-    index = torch.tensor([rows, branches], device=parts.device)
+    index = sent([rows, branches], parts.device)
     laid[index[0], index[1]] = parts
     return laid
 
@@ -142,6 +143,6 @@ def placed(
 def num_unsettled(canvas: Canvas, bounds: Sequence[tuple[int, int]]) -> Int[Tensor, " B"]:
     """Counts the unsettled columns between bounds of each row's own."""
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
-    limits = torch.tensor(bounds, device=canvas.tokens.device)
+    limits = sent(bounds, canvas.tokens.device)
     inside: Bool[Tensor, "B L"] = (columns >= limits[:, :1]) & (columns < limits[:, 1:])
     return (canvas.unsettled & inside).sum(-1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Row
+from dllm_decode.core.sending import sent
 from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder, Look, Verifier
 from dllm_decode.engine.forward import forward
@@ -153,7 +154,7 @@ class SelfVerify(Verifier):
         rows = [n for n, row in enumerate(state.rows) if not row.is_fresh]
         if not rows:
             return levels
-        index = torch.tensor(rows, device=state.device)
+        index = sent(rows, state.device)
         seen = _shown(decoder, state, rows, standings)
         canvas, held, alive = state.canvas.take(index), take_state(state.sampler, index), rows
         bounds = [state.rows[row].opening.bounds for row in rows]
@@ -172,7 +173,7 @@ class SelfVerify(Verifier):
                 drafted = [row for row in alive if row in unfinished or row in finishing]
                 alive = [row for row in alive if row in unfinished]
                 if drafted:
-                    kept = [rows.index(row) for row in drafted]
+                    kept = sent([rows.index(row) for row in drafted], state.device)
                     levels.append(Level(drafted, draft.tokens[kept]))
         return levels
 
@@ -206,7 +207,7 @@ class SelfVerify(Verifier):
         known = EvaluatedStates(
             tokens=placed(tokens, rows, depths, size, fill=-1),
             logits=placed(logits, rows, depths, size),
-            starts=torch.tensor(starts, device=tokens.device),
+            starts=sent(starts, tokens.device),
             latest=zeros,
             reached=zeros,
             num_open=zeros,
@@ -251,7 +252,7 @@ def _shown(
 ) -> Look:
     """Returns the sampler's view of some rows, with the logits of their latest states."""
     known: EvaluatedStates = state.verifier
-    index = torch.tensor(rows, device=state.device)
+    index = sent(rows, state.device)
     starts = [_starts(state)[row] for row in rows]
     logit_starts = [standings[row].start for row in rows]
     logits = known.shown(index, starts, logit_starts, decoder.window_length)

@@ -303,16 +303,7 @@ def test_weights_in_float64_are_refused_there() -> None:
         load_model(MODELS / "llada", dtype="float64", device="mps")
 
 
-# The host also sends observers the numbers of the rows.
-ONCE = {"tolist in round._on_host": 1, "tensor in round._event": 1}
-STEADY = (NoCache(), PrefixCache(), DualCache(), FreeCache())
 READS = {"tolist in round._on_host": 1}
-
-
-def reads(step: Counter[str]) -> dict[str, int]:
-    """Returns the waits in which the host reads; in the others it sends, and reads nothing."""
-    sends = ("tensor in", "copy to the device", "index by a list")
-    return {place: number for place, number in step.items() if not place.startswith(sends)}
 
 
 @pytest.mark.exhaustive(18)
@@ -323,9 +314,7 @@ def test_the_host_waits_once_a_step_with_every_cache(cache: CachePolicy, family:
     # One token a step.
     waits = pair_of("cuda", family).waits(ConfidenceThreshold(1.0), cache=cache, gen_length=8)
     assert len(waits) >= 5
-    assert all(reads(step) == READS for step in waits)
-    # Where columns change, also at each refresh, the host sends them.
-    assert ONCE in waits or cache not in STEADY
+    assert [step for step in waits if step != READS] == []
 
 
 DRAWN: Any = {"sampler": FixedSchedule(4), "temperature": 0.7}
@@ -359,16 +348,14 @@ def test_the_host_reads_once_a_step(way: str) -> None:
     family, options, least, more = STEPS[way]
     waits = pair_of("cuda", family).waits(**options)
     assert len(waits) >= least
-    assert all(reads(step) == READS | more for step in waits)
-    # The host sends the open columns and the numbers of the rows.
-    assert max(step.total() for step in waits) <= 6 + sum(more.values())
+    assert [step for step in waits if step != READS | more] == []
 
 
 @pytest.mark.exhaustive(14)
 @pytest.mark.parametrize("sampler", INSTANCES, ids=repr)
 def test_the_host_waits_once_a_step_with_every_sampler(sampler: Any) -> None:
     waits = pair_of("cuda", "llada").waits(sampler)
-    assert all(reads(step) == READS for step in waits)
+    assert [step for step in waits if step != READS] == []
     # At thresholds this low, or of infinity, a block is one step.
     in_one_step = ("inf", "0.3)", "quota='least'")
     assert waits or any(part in repr(sampler) for part in in_one_step)
@@ -385,16 +372,15 @@ def test_self_verification_waits_at_most_twice_a_step(
     waits = pair_of("cuda", "llada").waits(FixedSchedule(8), **options)
     drafts = READS | {"tolist in self_verify.SelfVerify._draft": 1}
     assert waits
-    # Which rows go on is sent to the device, and read nowhere.
-    assert all(reads(step) in (READS, drafts) for step in waits)
-    assert any(reads(step) == drafts for step in waits)
+    assert [step for step in waits if step not in (READS, drafts)] == []
+    assert any(step == drafts for step in waits)
 
 
 def test_a_filter_asks_nothing_once_it_is_there() -> None:
     options: Any = {"prompts": [[5, 6, 7], [8]], "gen_length": 32, "block_length": 32}
     waits = pair("mini").waits(Learn2PD("mini", 0.9), **options)
     assert waits
-    assert all(reads(step) == READS for step in waits)
+    assert [step for step in waits if step != READS] == []
 
 
 def operations_a_step(sampler: Sampler, prompts: list[list[int]], **options: Any) -> float:

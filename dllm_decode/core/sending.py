@@ -1,0 +1,14 @@
+"""Numbers that the host sends to the device."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def sent(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Returns `torch.tensor(values)` on a device; CUDA does not make the host wait for it.
+
+    `torch.tensor(values, device=device)` waits until the GPU has done all that was asked of it.
+    """
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=device.type == "cuda")
