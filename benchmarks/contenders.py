@@ -52,10 +52,8 @@ Work = Callable[[MaskedTransformer, Setting], Ran]
 
 def in_a_process_of_its_own(work: Callable[..., Any], *arguments: object) -> Any:
     """Calls a module-level function in a fresh process, so that its memory is its own."""
-    # Imports are done once, in a server that computes nothing, and inherited by each process.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.contenders"])
-    with context.Pool(1) as pool:
+    # Spawned, because a forked process cannot use CUDA.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(work, arguments)
 
 
