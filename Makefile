@@ -50,7 +50,7 @@ test-all: $(READY)  ## the slow tests too, with types checked but for compiled c
 	$(PY) -m pytest -n 2 -m "untyped and not gpu"
 
 test-gpu: $(READY)  ## the tests that need a GPU; VENV=none for a preinstalled environment
-	$(PY) -m pytest -m gpu -rs -p no:benchmark
+	$(PY) -m pytest -n 4 -m gpu -rs -p no:benchmark
 
 gpu-day: $(BASE)  ## measure on a GPU, part by part, into results/gpu
 	$(PY) -m benchmarks gpu

@@ -1,4 +1,4 @@
-"""A day on a GPU: eager and compiled forwards, at 1 and 8 rows; runs on a CPU too.
+"""A day on a GPU, of a quarter of an hour; runs on a CPU too.
 
 Each part is a process of its own, takes a few minutes and leaves FOLDER/PART.json; parts that are
 there are not run again. Without --parts all run, and a part that fails does not keep the others
@@ -14,16 +14,18 @@ import traceback
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch._inductor import config as inductor
 
-from benchmarks.contenders import CONTENDERS, decode_setting, measure, parse_pair
+from benchmarks.contenders import CONTENDERS, REFERENCE, decode_setting, measure, parse_pair
 from benchmarks.floor import measure_machine
-from benchmarks.frame import Row, make_parser, origin, table_of
+from benchmarks.frame import Row, least_seconds, make_parser, origin, table_of
 from benchmarks.setting import DEVICE, GEOMETRIES, Setting
 from benchmarks.step import step_rows
 from dllm_decode.cli.files import write_json
@@ -32,7 +34,8 @@ from dllm_decode.models import MaskedTransformer
 
 Rows: TypeAlias = list[Row]
 LIMIT_S = 480
-WAYS = {"eager": False, "compiled": True}
+WAYS = ("eager", "compiled", "compiled, with graphs")
+"""Graphs are those of CUDA that torch records; a CPU has none."""
 ROOT = Path(__file__).parents[1]
 
 
@@ -44,7 +47,8 @@ def correctness(setting: Setting) -> Rows:
     expected = {name: _answers(model, setting, name) for name in names}
     exact = _logits(model)
     model, rows = model.to(setting.device), []
-    for way, model.compiled in WAYS.items():
+    for way in WAYS[:2]:
+        model.compiled = way != "eager"
         for name, tokens in expected.items():
             rows.append(_agreement(way, f"tokens, {name}", _answers(model, setting, name), tokens))
         found = _logits(model)
@@ -53,7 +57,8 @@ def correctness(setting: Setting) -> Rows:
         rows[-1]["largest error"] = error
     # A twin: torch 2.11 runs compiled code of the old dtype after a change in place.
     model = deepcopy(model).to(torch.bfloat16)
-    for way, model.compiled in WAYS.items():
+    for way in WAYS[:2]:
+        model.compiled = way != "eager"
         rows.append(_agreement(way, "bfloat16 argmax", _logits(model).argmax(-1), exact.argmax(-1)))
     return rows
 
@@ -81,7 +86,7 @@ def tests(setting: Setting) -> Rows:
     """The tests that need a GPU."""
     # A plug-in that warns when it is not used; warnings are errors in the tests.
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]
-    command += ["-p", "no:benchmark", "-m", "gpu"]
+    command += ["-p", "no:benchmark", "-m", "gpu", "-n", "4"]
     if torch.device(setting.device).type != "cuda":
         command += ["--collect-only", "tests/unit/dllm_decode/models/loading"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -89,21 +94,44 @@ def tests(setting: Setting) -> Rows:
     return [{"exit status": done.returncode, "says": line} for line in last]
 
 
+def forward(setting: Setting) -> Rows:
+    """Milliseconds of a forward of one block beside a cache, of a quarter of the layers."""
+    if setting.geometry == "llada-8b":
+        setting = replace(setting, geometry="8x4096")
+    model, device, rows = setting.model(), torch.device(setting.device), []
+    start, stop = setting.prompt_length, setting.prompt_length + setting.block_length
+    for num_rows, way in product((1, 8), WAYS):
+        columns = torch.arange(start, stop, device=device).expand(num_rows, -1)
+        cache = model.new_kv_cache(num_rows, start + setting.gen_length)
+        block = ForwardInputs(
+            columns, columns, columns - start, kv_cache=cache, slots=slice(start, stop)
+        )
+        with inductor.patch({"triton.cudagraphs": way == "compiled, with graphs"}):
+            model.compiled = False
+            torch.compiler.reset()
+            model.compiled = way != "eager"
+            work = partial(model.predict, block)
+            taken = [1000 * least_seconds(work, device, tries=20) for _ in range(3)]
+        turns = dict(zip(("ms", "again", "and again"), taken, strict=True))
+        rows.append({"rows": num_rows, "forwards": way, **turns})
+    return rows
+
+
 def step(setting: Setting) -> Rows:
     """Where the time of a step goes, at one and eight rows."""
     return [
-        {"rows": num_rows, "forwards": way, **row}
-        for num_rows, (way, compiled) in product((1, 8), WAYS.items())
-        for row in step_rows(replace(setting, batch_size=num_rows, compiled=compiled))
+        {"rows": num_rows, **row}
+        for num_rows in (1, 8)
+        for row in step_rows(replace(setting, batch_size=num_rows))
     ]
 
 
 def one_row(setting: Setting) -> Rows:
     """The table of contenders, at one row."""
     machine, rows = measure_machine(setting), []
-    for (way, compiled), index in product(WAYS.items(), (0, 2, 7)):
-        row = measure(replace(setting, compiled=compiled), machine, CONTENDERS[index])
-        rows.append({"forwards of": way, **row, "tokens": row["tokens"][0][:8]})
+    for name in (REFERENCE, *CONTENDERS[:4], CONTENDERS[7]):
+        row = measure(setting, machine, name)
+        rows.append({**row, "tokens": row["tokens"][0][:8]})
     return rows
 
 
@@ -114,7 +142,7 @@ def eight_rows(setting: Setting) -> Rows:
 
 PARTS: Mapping[str, Callable[[Setting], Rows]] = {
     part.__name__.replace("_", "-"): part
-    for part in (correctness, tests, step, one_row, eight_rows)
+    for part in (correctness, tests, forward, one_row, eight_rows, step)
 }
 """In the order in which their findings are needed."""
 OPTIONS = {

@@ -25,9 +25,10 @@ GEOMETRIES = {
     "tiny": Geometry(64, 2, 2, 128, vocab_size=1000),
     "small": Geometry(256, 4, 4, 768, vocab_size=8192),
     "8x512": Geometry(512, 8, 8, 1536),
+    "8x4096": Geometry(4096, 8, 32, 12_288),
     "llada-8b": Geometry(4096, 32, 32, 12_288),
 }
-"""By name: for tests, for checks, for CPUs, and that of LLaDA-8B."""
+"""By name: for tests, for checks, for CPUs, a quarter of LLaDA-8B's layers, and all of them."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DEFAULT_GEOMETRIES = {"cpu": "8x512", "cuda": "llada-8b"}
 

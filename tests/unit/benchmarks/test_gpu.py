@@ -18,7 +18,7 @@ TINY = Setting(
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles nothing, which would take minutes."""
-    monkeypatch.setattr(gpu, "WAYS", {"eager": False})
+    monkeypatch.setattr(gpu, "WAYS", ("eager",))
     monkeypatch.setitem(GEOMETRIES, "small", GEOMETRIES["tiny"])
 
 
@@ -27,7 +27,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_measures_something(part: str) -> None:
     rows = gpu.PARTS[part](TINY)
     json.dumps(rows)
-    assert {row.get("forwards of", row.get("forwards")) for row in rows} == {"eager"}
+    assert rows
+    for row in rows:
+        assert any(isinstance(found, (int, float)) and found > 0 for found in row.values()), row
 
 
 @pytest.mark.slow
