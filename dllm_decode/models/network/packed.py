@@ -68,14 +68,15 @@ class Packable(nn.Module):
         """Multiplies columns by a matrix; `number` says which one of a stack."""
         if self._packed and torch.is_grad_enabled():
             self.unpack()
-        bias = self._parameters.get("bias")
+        # Read here, because `get_parameter` and attributes of modules take microseconds.
+        weight, bias = self._parameters[name], self._parameters.get("bias")
         if name in self._packed:
             matrix = self._packed[name][number]
             found: Tensor = torch.ops.mkldnn._linear_pointwise(
                 columns, matrix, bias, "none", [], ""
             )
             return found
-        weight = self.get_parameter(name)
+        assert weight is not None
         return F.linear(columns, weight[number] if weight.ndim == 3 else weight, bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Packable":
