@@ -83,14 +83,14 @@ class Canvas:
             eos_ids: Tokens that end an answer.
             device: Device of the tensors.
         """
-        tokens = torch.full((len(rows), width), eos_ids[0], dtype=torch.long)
-        for line, row in zip(tokens, rows, strict=True):
-            line[: row.end] = mask_id
+        device, lines = torch.device(device), []
+        for row in rows:
             written = [*row.request.prompt, *row.request.template]
-            line[: len(written)] = torch.tensor(written)
-        tokens = tokens.to(device)
+            masks = [mask_id] * (row.end - len(written))
+            lines.append([*written, *masks, *[eos_ids[0]] * (width - row.end)])
+        tokens = sent(lines, device, torch.long).view(len(rows), width)
         bounds = [(row.prompt_length, row.config.gen_length, row.first, row.end) for row in rows]
-        numbers = sent(bounds, tokens.device, torch.long).view(-1, 4)
+        numbers = sent(bounds, device, torch.long).view(-1, 4)
         prompts, lengths, firsts, ends = numbers.unbind(-1)
         columns = torch.arange(width, device=device)
         inside = columns < ends[:, None]
