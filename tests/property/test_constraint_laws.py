@@ -207,6 +207,7 @@ def test_json_follows_its_schema(temperature: float) -> None:
             jsonschema.validate(json.loads(text_of(model, row)), schema)
 
 
+@pytest.mark.usefixtures("no_checks_of_types")
 def test_a_request_is_refused_before_the_first_forward() -> None:
     model = tiny(BIDIRECTIONAL)
     date = automaton_of(model, r"\d{4}-\d{2}-\d{2}")
