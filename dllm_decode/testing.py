@@ -122,7 +122,9 @@ def check_laws(
     """
     kind = _kind_of(plugin)
     twin = copy.deepcopy(plugin)
-    assert twin == plugin, f"A copy of {plugin!r} must be equal to it."
+    assert twin == plugin, (
+        f"A copy of {plugin!r} must be equal to it. Make its class a @dataclass(frozen=True)."
+    )
     assert repr(twin) == repr(plugin), f"A copy of {plugin!r} must have its repr, got {twin!r}."
     if isinstance(plugin, Sampler):
         testing.check_laws(plugin)

@@ -6,6 +6,7 @@ broken; `view_of(logits)` makes a view by hand.
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeAlias
 
@@ -102,7 +103,9 @@ def play(
             if Fact.LEAVE_ONE_OUT in sampler.needs
             else None,
         )  # fmt: skip
-        state = sampler.init(view) if step == 0 else state
+        if step == 0:
+            state = sampler.init(view)
+            tensors_in(state)
         # A rule that writes into what it is given must not change the step that the laws look at.
         turn = PlayedStep(view, state, *sampler.step(*copy.deepcopy((view, state))))
         yield turn
@@ -218,17 +221,29 @@ def check_laws(sampler: Sampler[Any], *, seeds: tuple[int, ...] = (1, 2), width:
         width: Positions of a block; that of its filter for a rule such as `Learn2PD`.
 
     Raises:
-        AssertionError: If a law is broken; its text says which one.
+        AssertionError: If a law is broken; its text says which one, and where.
     """
     if type(sampler).__module__.startswith("samplers."):
         assert parse(repr(sampler)) == sampler, f"{sampler!r} is not its configuration"
     plays: list[tuple[Style, float]] = [(style, 0.0) for style in STYLES]
     for style, temperature in [*plays, ("drifting", 1.3)]:
         for seed in seeds:
+            where = f"{sampler!r}, {style} logits, temperature {temperature}, seed {seed}"
             for turn in play(sampler, seed, style=style, temperature=temperature, width=width):
                 for law in LAWS:
-                    law(turn, sampler)
-            ends_in_time(sampler, style, seed)
+                    with _law_named(law.__name__, where):
+                        law(turn, sampler)
+            with _law_named("ends_in_time", where):
+                ends_in_time(sampler, style, seed)
+
+
+@contextmanager
+def _law_named(law: str, where: str) -> Iterator[None]:
+    """Adds to what an AssertionError says the law that was broken, and where."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{error} (law {law} of {where})") from error
 
 
 def tensors_in(state: Any) -> list[Tensor]:
@@ -237,6 +252,10 @@ def tensors_in(state: Any) -> list[Tensor]:
         return []
     if isinstance(state, tuple):
         return [tensor for part in state for tensor in tensors_in(part)]
+    assert isinstance(state, Tensor), (
+        "A state must be None, a tensor or a NamedTuple of them, each with one entry a row, got "
+        f"{state!r}."
+    )
     return [state]
 
 

@@ -33,7 +33,8 @@ class BlockSchedule(PlugIn, ABC):
         """Facts that the model and the verifier must give; none if this gives `WHOLE_BLOCKS`.
 
         A schedule whose blocks end only where the blocks of a block-causal model end overrides this
-        without `SEES_BOTH_WAYS`.
+        without `SEES_BOTH_WAYS`; one that gives `WHOLE_BLOCKS`, and whose blocks may reach over
+        the end of a model's block, adds it, because nothing else refuses such a model.
         """
         if Fact.WHOLE_BLOCKS in self.gives:
             return frozenset()

@@ -55,8 +55,14 @@ class Broken(Sampler[Any]):
 )  # fmt: skip
 def test_a_rule_that_breaks_a_law_is_caught(fault: str, law: str) -> None:
     check_laws(Broken("none"))
-    with pytest.raises(AssertionError, match=law):
+    with pytest.raises(AssertionError, match=f"{law}.*law .* of Broken.* seed 1"):
         check_laws(Broken(fault))
+
+
+def test_a_state_that_is_no_tensor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broken, "init", lambda self, view: [0])
+    with pytest.raises(AssertionError, match=r"A state must be None, .* got \[0\]\."):
+        check_laws(Broken("none"))
 
 
 def test_a_view_is_made_from_logits() -> None:
