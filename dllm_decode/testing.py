@@ -1,7 +1,8 @@
-"""For authors of cache policies, block schedules and verifiers: the laws of a decode.
+"""For authors of cache policies, block schedules and verifiers: the laws of a decode, and a row.
 
 `check_laws(MyCache())` decodes with small random models, and raises AssertionError with the law
-that is broken. `samplers.testing` has the laws of samplers, with which `check_laws` here begins.
+that is broken; `row_of` makes a row by hand. `samplers.testing` has the laws of samplers, with
+which `check_laws` here begins.
 """
 
 import copy
@@ -18,7 +19,7 @@ from dllm_decode.caches.base import CachePolicy, NoCache
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.rows import RequestQueue
+from dllm_decode.core.rows import Request, RequestQueue, Row
 from dllm_decode.engine.decoder import Verifier
 from dllm_decode.engine.loop import new_decoder, raise_errors, run
 from dllm_decode.engine.no_verifier import NoVerifier
@@ -118,9 +119,11 @@ def check_laws(
 
     Raises:
         AssertionError: If a law is broken; its text says which one, and in which decode.
-        ValueError: If it is no plug-in.
+        ValueError: If it is no plug-in, or no plug-in has one of the names.
     """
     kind = _kind_of(plugin)
+    if unknown := plugins.keys() - _KINDS.keys():
+        raise ValueError(f"The names must be {', '.join(_KINDS)}, got {', '.join(unknown)}.")
     twin = copy.deepcopy(plugin)
     assert twin == plugin, (
         f"A copy of {plugin!r} must be equal to it. Make its class a @dataclass(frozen=True)."
@@ -134,6 +137,18 @@ def check_laws(
         warnings.simplefilter("ignore", UserWarning)
         refusals = [_check_case(case, kind, same_as) for case in cases]
     assert None in refusals, f"{plugin!r} must fit a model and a sampler. {refusals[0]}"
+
+
+def row_of(prompt_length: int, gen_length: int, **fields: Any) -> Row:
+    """Returns a row before its first round, to ask a cache policy or a block schedule by hand.
+
+    Args:
+        prompt_length: Tokens of the prompt; the answer begins at this column.
+        gen_length: Tokens of the answer, all of them [MASK].
+        fields: Fields of `Row` that have other values, such as `turn_forwards=1`.
+    """
+    request = Request(0, [0] * prompt_length, DecodeConfig(gen_length=gen_length))
+    return Row.of(request, align=1, mask_id=1)._replace(**fields)
 
 
 def random_models(seed: int = 0) -> Iterator[MaskedTransformer]:

@@ -23,7 +23,9 @@ def test_a_recipe_runs_as_it_is_written(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     files = FILE.findall(recipe)
-    for name, text in files:
+    # One recipe uses the files of those before it.
+    before = FILE.findall("".join(RECIPES[: RECIPES.index(recipe)]))
+    for name, text in before + files:
         (tmp_path / name).write_text(text, encoding="utf-8")
         # Another recipe's module of the same name must not serve.
         monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)

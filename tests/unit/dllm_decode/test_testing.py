@@ -117,3 +117,5 @@ def test_what_is_no_plugin_is_refused() -> None:
         check_laws("DualCache()")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"plugin must be an instance of a sampler"):
         check_laws(DualCache)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"names must be sampler, cache, .*, got block"):
+        check_laws(DualCache(), block=Sequential(4))

@@ -22,6 +22,7 @@ from dllm_decode.caches import CacheQuery, History
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import columns
 from dllm_decode.core.rows import Numbers, Opening, Request, Row
+from dllm_decode.testing import row_of
 from samplers import FixedSchedule
 from samplers.expression import parse_expression
 
@@ -31,10 +32,10 @@ MASK = 99
 def query(step: int, **more: Any) -> CacheQuery:
     """A prompt of 4 columns and an answer of 16; the third block of 4, columns 8 to 12, is open."""
     block, end, shift = Opening.of_block(8, 12), more.pop("end", 20), more.pop("shift", 0)
-    row = Row(
-        Request(0, [1, 2, 3, 4], DecodeConfig(gen_length=16)), 4, 20, unsettled=8, opening=block,
-        turn_forwards=step, last_needed=4, nfe=8, numbers=Numbers(cache=more.pop("numbers", ())),
-    )  # fmt: skip
+    numbers = Numbers(cache=more.pop("numbers", ()))
+    row = row_of(
+        4, 16, unsettled=8, opening=block, turn_forwards=step, last_needed=4, nfe=8, numbers=numbers
+    )
     return CacheQuery(row._replace(**more), end, shift)
 
 
