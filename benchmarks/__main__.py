@@ -43,7 +43,7 @@ def main(words: list[str]) -> None:
     setting = Setting(**{field.name: getattr(options, field.name) for field in fields(Setting)})
     options.checkouts = find_checkouts(options.peer)
     machine = in_a_process_of_its_own(measure_machine, setting)
-    found: Row = {
+    record: Row = {
         **origin(" ".join(["python -m benchmarks", *words]), setting.device, setting.num_threads),
         "setting": asdict(setting), "machine": machine._asdict(),
     }  # fmt: skip
@@ -52,12 +52,12 @@ def main(words: list[str]) -> None:
             continue
         print(
             f"\n{part}: {setting}, copies {machine.bytes_per_s / 1e9:.1f} GB/s, matrices "
-            f"{machine.flops_per_s / 1e9:,.0f} GFLOP/s, {found['hardware']}\n"
+            f"{machine.flops_per_s / 1e9:,.0f} GFLOP/s, {record['hardware']}\n"
         )
         for rows in rows_of(part, setting, machine, options):
-            found[part] = rows
+            record[part] = rows
             if options.json:
-                options.json.write_text(json.dumps(found, indent=1) + "\n")
+                options.json.write_text(json.dumps(record, indent=1) + "\n")
         print(table_of(rows), flush=True)
 
 

@@ -125,7 +125,7 @@ def decode_setting(model: MaskedTransformer, setting: Setting, **plugins: Any) -
 
 
 def warm_up(model: MaskedTransformer, setting: Setting, work: Callable[..., object]) -> None:
-    """Decodes in full twice on a GPU, or if forwards are compiled; otherwise once in short."""
+    """Decodes in full twice on a GPU, or if forwards are compiled; otherwise once, in few steps."""
     if model.device.type == "cuda" or model.compiled:
         work(model, setting)
         work(model, setting)
@@ -136,7 +136,7 @@ def warm_up(model: MaskedTransformer, setting: Setting, work: Callable[..., obje
 def costs_of(
     ran: Ran, model: MaskedTransformer, setting: Setting, machine: Machine, watch: Watch
 ) -> Row:
-    """Returns cells of a row; a figure that is not known is `None`."""
+    """Returns cells of a row; an unknown figure is `None`."""
     is_complete = len(watch.forwards) == ran.forwards
     model_s = sum(watch.seconds()) if is_complete else None
     floor_s = sum(machine.seconds(setting, *groups) for groups in watch.forwards)

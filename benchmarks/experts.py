@@ -1,8 +1,7 @@
-"""A block step of a mixture of experts and its own floor.
+"""A block step of a mixture of experts, compared with the least time that it can take.
 
-Times the block step of a random mixture of LLaDA2.0-mini's proportions with `DualCache`, and
-compares it with the least that it can take: weights are read once, and experts without a token not
-at all.
+Times the block step of a random mixture of LLaDA2.0-mini's proportions with `DualCache`. The least
+time is that of reading the weights once, without the experts that have no token.
 """
 
 from dataclasses import replace
@@ -74,15 +73,15 @@ def bytes_read(model: MaskedTransformer) -> tuple[int, int]:
     The embedding counts as nothing: a forward reads only the rows of its tokens.
     """
     stacks = stacks_of(model)
-    of_stacks = sum(parameter.nbytes for stack in stacks for parameter in stack.parameters())
-    of_all = sum(parameter.nbytes for parameter in model.transformer.parameters())
+    stack_bytes = sum(parameter.nbytes for stack in stacks for parameter in stack.parameters())
+    total_bytes = sum(parameter.nbytes for parameter in model.transformer.parameters())
     num_experts = len(stacks) * stacks[0].config.num_experts
     embedding = model.transformer.embedding.weight.nbytes
-    return of_all - of_stacks - embedding, of_stacks // num_experts
+    return total_bytes - stack_bytes - embedding, stack_bytes // num_experts
 
 
 def count_active(model: MaskedTransformer) -> list[int]:
-    """Counts the experts that have a token, by layer and forward, in the list that is returned."""
+    """Returns a list to which each layer's forward adds its number of experts with a token."""
     active: list[int] = []
 
     def note(module: Any, arguments: tuple[Any, ...]) -> None:
@@ -94,7 +93,7 @@ def count_active(model: MaskedTransformer) -> list[int]:
 
 
 def measure(config: NetworkConfig, setting: Setting, machine: Machine) -> Row:
-    """Decodes the same twice: counting experts, then taking time; medians of the block steps."""
+    """Decodes twice, to count experts and to take times; returns medians over the block steps."""
     counted, model = (new_mixture(config, setting) for _ in range(2))
     active, watch = count_active(counted), Watch(model.device)
     decode_setting(counted, setting, cache=DualCache())
@@ -103,15 +102,15 @@ def measure(config: NetworkConfig, setting: Setting, machine: Machine) -> Row:
     decode_setting(model, setting, cache=DualCache())
     num_stacks = len(stacks_of(model))
     assert len(active) == num_stacks * len(watch.forwards), "the two decodes differ"
-    # Forwards over a block; others fill the cache.
+    # Forwards over a block; other forwards fill the cache.
     widths = [{group.computed for group in groups} for groups in watch.forwards]
-    steps = [step for step, found in enumerate(widths) if found == {BLOCK_LENGTH}]
-    by_step = [sum(active[num_stacks * step :][:num_stacks]) for step in steps]
-    always, of_an_expert = bytes_read(model)
+    steps = [step for step, forward_widths in enumerate(widths) if forward_widths == {BLOCK_LENGTH}]
+    active_by_step = [sum(active[num_stacks * step :][:num_stacks]) for step in steps]
+    always_bytes, expert_bytes = bytes_read(model)
     num_experts = num_stacks * stacks_of(model)[0].config.num_experts
     seconds = watch.seconds()
-    step_s, num_active = median(seconds[step] for step in steps), median(by_step)
-    floor_s = (always + num_active * of_an_expert) / machine.bytes_per_s
+    step_s, num_active = median(seconds[step] for step in steps), median(active_by_step)
+    floor_s = (always_bytes + num_active * expert_bytes) / machine.bytes_per_s
     return {
         "rows": setting.batch_size,
         "ms": 1000 * step_s,
@@ -123,7 +122,7 @@ def measure(config: NetworkConfig, setting: Setting, machine: Machine) -> Row:
 def expert_rows(config: NetworkConfig, setting: Setting, machine: Machine) -> list[Row]:
     """Returns a row for each number of rows, with the device and dtype of a setting."""
     torch.set_num_threads(setting.num_threads)
-    # The geometry gives prompts their vocabulary alone, which every mixture has.
+    # Only the prompts use the geometry: ids of a vocabulary that every mixture contains.
     setting = replace(
         setting, geometry="small", gen_length=2 * BLOCK_LENGTH, block_length=BLOCK_LENGTH
     )

@@ -11,7 +11,7 @@ from benchmarks.setting import Geometry, Setting
 class Columns(NamedTuple):
     """Columns of one forward, of rows that compute equally many.
 
-    They are computed (Q), attended to (K), or wanted: through the head (W).
+    Columns are computed (Q), attended to (K), or wanted, so that they pass through the head (W).
     """
 
     rows: int
@@ -24,7 +24,7 @@ class Machine(NamedTuple):
     """The rates of one machine in one dtype.
 
     Attributes:
-        bytes_per_s: Bytes read and written by a copy that no cache holds.
+        bytes_per_s: Bytes read and written by a copy that is too large for any cache.
         flops_per_s: Operations of the fastest matrix product found.
     """
 
@@ -32,7 +32,7 @@ class Machine(NamedTuple):
     flops_per_s: float
 
     def seconds(self, setting: Setting, *groups: Columns) -> float:
-        """Returns the greater of reading every weight once and multiplying by them."""
+        """Returns the longer of two times: to read all weights once, and to multiply by them."""
         sizes, dtype = setting.sizes, setting.torch_dtype
         read_s = weight_bytes(sizes, dtype) / self.bytes_per_s
         flops = sum(num_flops(sizes, group) for group in groups)
@@ -74,10 +74,10 @@ def num_flops(sizes: Geometry, forward: Columns) -> int:
     In the last layer, only keys and values are computed at columns that are not wanted.
     """
     hidden, inner = sizes.hidden_size, sizes.hidden_size * sizes.mlp_hidden_size
-    fused, rest = 3 * hidden**2, hidden**2 + 3 * inner
+    fused, unfused = 3 * hidden**2, hidden**2 + 3 * inner
     full = sizes.num_layers - 1
     products = (full + 1) * forward.computed * fused
-    products += (full * forward.computed + forward.wanted) * rest
+    products += (full * forward.computed + forward.wanted) * unfused
     products += forward.wanted * hidden * sizes.vocab_size
     queries = full * forward.computed + forward.wanted
     products += 2 * queries * forward.attended * hidden

@@ -22,27 +22,27 @@ Known: TypeAlias = Mapping[str, tuple[Any, str]]
 def make_parser(name: str, about: str, known: Known) -> argparse.ArgumentParser:
     """Builds a command line; the default of an option says what it takes.
 
-    A list takes several values, an empty one a text each time that the option is given, a tuple
-    several of its items (default: all), a mapping one of its keys (default: the first), a type a
-    value that need not be given, `False` none. `--json` names a file for the figures.
+    A list takes several values; an empty list, a text each time that the option is given; a tuple,
+    several of its items (default: all); a mapping, one of its keys (default: the first); a type, a
+    value that may be left out; `False`, no value. `--json` names a file for the figures.
     """
     parser = argparse.ArgumentParser(f"python -m {name}", description=about)
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     known = {**known, "json": (Path, "also write the figures to this file")}
     for option, (default, text) in known.items():
-        taken: dict[str, Any] = {"type": type(default), "default": default}
+        arguments: dict[str, Any] = {"type": type(default), "default": default}
         if isinstance(default, bool):
-            taken = {"action": "store_true"}
+            arguments = {"action": "store_true"}
         elif isinstance(default, type):
-            taken = {"type": default}
+            arguments = {"type": default}
         elif isinstance(default, list):
             several = {"type": type(default[0]), "nargs": "+"} if default else {"action": "append"}
-            taken = {**several, "default": default}
+            arguments = {**several, "default": default}
         elif isinstance(default, tuple):
-            taken = {"choices": default, "nargs": "+", "default": list(default)}
+            arguments = {"choices": default, "nargs": "+", "default": list(default)}
         elif isinstance(default, Mapping):
-            taken = {"choices": tuple(default), "default": next(iter(default))}
-        parser.add_argument(f"--{option.replace('_', '-')}", help=text, **taken)
+            arguments = {"choices": tuple(default), "default": next(iter(default))}
+        parser.add_argument(f"--{option.replace('_', '-')}", help=text, **arguments)
     return parser
 
 
@@ -50,7 +50,7 @@ def table_of(rows: Sequence[Row]) -> str:
     """Lays out rows in Markdown; a cell that a row lacks is a dash."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = [columns, *([cell(row.get(column)) for column in columns] for row in rows)]
-    widths = [max(map(len, found)) for found in zip(*lines, strict=True)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
     return "".join("| " + " | ".join(map(str.ljust, line, widths)) + " |\n" for line in lines)
 
@@ -84,14 +84,14 @@ def median_of(values: Sequence[float]) -> Estimate:
 
 def least_seconds(work: Callable[[], object], device: torch.device, tries: int = 5) -> float:
     """Returns the least time of a few tries, after one to warm up."""
-    taken = []
+    seconds = []
     for _ in range(tries + 1):
         wait_for(device)
         started = time.perf_counter()
         work()
         wait_for(device)
-        taken.append(time.perf_counter() - started)
-    return min(taken[1:])
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
 
 
 def wait_for(device: torch.device) -> None:

@@ -1,8 +1,7 @@
 """A day on a GPU, of a quarter of an hour; runs on a CPU too.
 
-Each part is a process of its own, takes a few minutes and leaves FOLDER/PART.json; parts that are
-there are not run again. Without --parts all run, and a part that fails does not keep the others
-from running.
+Each part runs in a process of its own, takes a few minutes and writes FOLDER/PART.json; a part with
+such a file is not run again. Without --parts all parts run, also after one that fails.
 """
 
 import json
@@ -51,9 +50,9 @@ def correctness(setting: Setting) -> Rows:
         model.compiled = way != "eager"
         for name, tokens in expected.items():
             rows.append(_agreement(way, f"tokens, {name}", _answers(model, setting, name), tokens))
-        found = _logits(model)
-        error = float((found - exact).abs().max())
-        rows.append(_agreement(way, "argmax", found.argmax(-1), exact.argmax(-1)))
+        logits = _logits(model)
+        error = float((logits - exact).abs().max())
+        rows.append(_agreement(way, "argmax", logits.argmax(-1), exact.argmax(-1)))
         rows[-1]["largest error"] = error
     # A twin: torch 2.11 runs compiled code of the old dtype after a change in place.
     model = deepcopy(model).to(torch.bfloat16)
@@ -63,8 +62,8 @@ def correctness(setting: Setting) -> Rows:
     return rows
 
 
-def _agreement(way: str, what: str, found: Tensor, expected: Tensor) -> Row:
-    same = int((found == expected).sum())
+def _agreement(way: str, what: str, actual: Tensor, expected: Tensor) -> Row:
+    same = int((actual == expected).sum())
     return {"forwards": way, "what": what, "same": same, "of": expected.numel()}
 
 
@@ -84,7 +83,7 @@ def _logits(model: MaskedTransformer) -> Tensor:
 
 def tests(setting: Setting) -> Rows:
     """The tests that need a GPU."""
-    # A plug-in that warns when it is not used; warnings are errors in the tests.
+    # pytest-benchmark warns when it is not used, and warnings are errors in the tests.
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"]
     command += ["-p", "no:benchmark", "-m", "gpu", "-n", "4"]
     if torch.device(setting.device).type != "cuda":
@@ -111,9 +110,9 @@ def forward(setting: Setting) -> Rows:
             torch.compiler.reset()
             model.compiled = way != "eager"
             work = partial(model.predict, block)
-            taken = [1000 * least_seconds(work, device, tries=20) for _ in range(3)]
-        turns = dict(zip(("ms", "again", "and again"), taken, strict=True))
-        rows.append({"rows": num_rows, "forwards": way, **turns})
+            times_ms = [1000 * least_seconds(work, device, tries=20) for _ in range(3)]
+        times_by_name = dict(zip(("ms", "again", "and again"), times_ms, strict=True))
+        rows.append({"rows": num_rows, "forwards": way, **times_by_name})
     return rows
 
 
@@ -172,8 +171,8 @@ def main(words: list[str]) -> None:
             path.unlink(missing_ok=True)
             run(part, setting, path)
         if path.is_file():
-            found = json.loads(path.read_text())
-            print(f"\n{part}: {found['about']} ({found['hardware']})\n\n{table_of(found['rows'])}")
+            saved = json.loads(path.read_text())
+            print(f"\n{part}: {saved['about']} ({saved['hardware']})\n\n{table_of(saved['rows'])}")
         else:
             failed.append(part)
     if failed:
@@ -183,10 +182,10 @@ def main(words: list[str]) -> None:
 def run(part: str, setting: Setting, path: Path) -> None:
     """Runs a part in a process of its own, and writes its figures if it has not failed."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        given = (part, setting, path)
-        waited = pool.apply_async(measure_part, given, error_callback=traceback.print_exception)
-        waited.wait(LIMIT_S)
-        if not waited.ready():
+        arguments = (part, setting, path)
+        result = pool.apply_async(measure_part, arguments, error_callback=traceback.print_exception)
+        result.wait(LIMIT_S)
+        if not result.ready():
             print(f"{part} took longer than {LIMIT_S} s, and was ended.")
 
 

@@ -51,7 +51,7 @@ def openvino(job: Job) -> Decode:
 
 
 def openvino_forward(job: Job) -> Callable[[Any], torch.Tensor]:
-    """Returns the forward of the network, converted; `bits`: of weights, or of activations too."""
+    """Returns the converted forward; `bits` says whether weights and activations have 8 bits."""
     import openvino
 
     from dllm_decode import ForwardInputs
@@ -139,7 +139,7 @@ def main(job_file: str, result_file: str) -> None:
     torch.set_num_threads(job["num_threads"])
     run, is_cuda = CONTENDERS[job["contender"]](job), torch.device(job["device"]).type == "cuda"
     for _ in range(3 if is_cuda else 1):
-        # On a GPU the whole decode, whose shapes choose kernels.
+        # On a GPU the whole decode, because its shapes select kernels.
         run(job["steps_per_block"] if is_cuda else min(2, job["steps_per_block"]))
     started, started_cpu = time.perf_counter(), time.process_time()
     tokens, forwards = run(job["steps_per_block"])

@@ -1,7 +1,7 @@
 """Compares `decode` with the official code of a checkout that the user has, on the same weights.
 
-Every run is a process of its own, theirs in the interpreter that the user names. Theirs and ours
-run in turn, and in every round again.
+Every run is a process of its own; the peer's code runs in the interpreter that the user names. In
+every round, the peer's code and ours run in turn.
 """
 
 import json
@@ -50,7 +50,7 @@ def find_checkouts(texts: Sequence[str]) -> dict[str, Path]:
     Raises:
         ValueError: If a peer is not known, or its code is not there.
     """
-    found = {}
+    checkouts = {}
     for text in texts:
         name, _, path = text.partition("=")
         if name not in PEERS or not path:
@@ -59,8 +59,8 @@ def find_checkouts(texts: Sequence[str]) -> dict[str, Path]:
         places = [Path(path, folder) for folder in folders if Path(path, folder, file).is_file()]
         if not places:
             raise ValueError(f"A checkout of {name} must have a file {file}, got {path!r}.")
-        found[name] = places[0].resolve()
-    return found
+        checkouts[name] = places[0].resolve()
+    return checkouts
 
 
 def compare_with_peers(
@@ -74,7 +74,7 @@ def compare_with_peers(
             **asdict(setting), "setting": asdict(setting), "prompts": setting.prompts(),
             "mask_id": mask_id, "model": name,
         }  # fmt: skip
-        # Theirs and ours, one after the other.
+        # The peer's job, then ours.
         jobs = [
             {**shared, "contender": contender, "mode": mode, "checkout": str(place)}
             for peer, checkout in checkouts.items()
@@ -83,9 +83,9 @@ def compare_with_peers(
         ]
         runs: list[list[Row]] = [[] for _ in jobs]
         for _ in range(rounds):
-            for job, found in zip(jobs, runs, strict=True):
+            for job, job_runs in zip(jobs, runs, strict=True):
                 interpreter = sys.executable if job["contender"] == OURS else python
-                found.append(_run(job, interpreter, folder))
+                job_runs.append(_run(job, interpreter, folder))
             yield [_row(job, runs[i], runs[i // 2 * 2]) for i, job in enumerate(jobs)]
 
 
@@ -96,11 +96,11 @@ def _export(setting: Setting, folder: Path) -> int:
 
 
 def _run(job: Mapping[str, Any], python: str, folder: Path) -> Row:
-    """Runs a contender once; `load` is the machine's of the last minute, from just before."""
+    """Runs a contender once; `load` is the machine's load in the minute before the run."""
     load = os.getloadavg()[0]
-    script, given, result = Path(__file__).with_name("peer_process.py"), "job.json", "result.json"
-    (folder / given).write_text(json.dumps(job))
-    command = [python, str(script), str(folder / given), str(folder / result)]
+    script, spec, result = Path(__file__).with_name("peer_process.py"), "job.json", "result.json"
+    (folder / spec).write_text(json.dumps(job))
+    command = [python, str(script), str(folder / spec), str(folder / result)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = "\n".join(done.stderr.splitlines()[-8:])
@@ -112,9 +112,9 @@ def _run(job: Mapping[str, Any], python: str, folder: Path) -> Row:
 
 
 def _row(job: Mapping[str, Any], runs: Sequence[Row], theirs: Sequence[Row]) -> Row:
-    # A processor that waits for a GPU tells nothing.
+    # The CPU's time says nothing about work on a GPU.
     timed = "wall_s" if torch.device(job["device"]).type == "cuda" else "cpu_s"
-    ours, official = ([run[timed] for run in some] for some in (runs, theirs))
+    ours, official = ([run[timed] for run in side] for side in (runs, theirs))
     is_ours = job["contender"] == OURS
     return {
         "contender": (job["mode"] if is_ours else f"{job['contender']}: {job['mode']}"),
@@ -134,10 +134,10 @@ def _row(job: Mapping[str, Any], runs: Sequence[Row], theirs: Sequence[Row]) -> 
 def _difference(runs: Sequence[Row], theirs: Sequence[Row]) -> str:
     """Counts the tokens of all rounds that are not equal."""
     ours, official = (
-        [token for run in some for row in run["tokens"] for token in row] for some in (runs, theirs)
+        [token for run in side for row in run["tokens"] for token in row] for side in (runs, theirs)
     )
-    different = sum(one != other for one, other in zip(ours, official, strict=True))
-    return f"{different:,} of {len(ours):,} differ" if different else "same"
+    num_different = sum(a != b for a, b in zip(ours, official, strict=True))
+    return f"{num_different:,} of {len(ours):,} differ" if num_different else "same"
 
 
 def _commit(checkout: str) -> str:

@@ -1,7 +1,7 @@
 """Measures the server: python -m benchmarks.serve.
 
 A server in a process of its own answers the questions of a task to clients that send their next
-question when they have the answer to the last one. In turn with them, `decode_many` answers the
+question when they have the answer to the last one. In turn with this, `decode_many` answers the
 same questions in this process, with as many threads.
 """
 
@@ -55,24 +55,24 @@ def main(words: Sequence[str] | None = None) -> None:
         with served(task, options) as server:
             asyncio.run(asked(server, task, 8, 4))
             rounds = [measured(server, task, options) for _ in range(options.rounds)]
-        for name, first in rounds[0].items():
-            figures = {key: median_of([one[name][key] for one in rounds]) for key in first}
+        for name, first_row in rounds[0].items():
+            figures = {key: median_of([table[name][key] for table in rounds]) for key in first_row}
             rows.append({"": f"{TASKS[task][0]}, {name}", **figures})
     title = f"{options.limit} questions, {options.rows} rows, {options.threads} threads"
     print(f"{title}, median [least, greatest] of {options.rounds}\n\n{table_of(rows)}")
     if options.json:
-        found = origin(" ".join(["python -m benchmarks.serve", *words]), "cpu", options.threads)
-        options.json.write_text(json.dumps({**found, "rows": rows}, indent=1, default=str) + "\n")
+        record = origin(" ".join(["python -m benchmarks.serve", *words]), "cpu", options.threads)
+        options.json.write_text(json.dumps({**record, "rows": rows}, indent=1, default=str) + "\n")
 
 
 def measured(server: tuple[str, psutil.Process], task: str, options: Any) -> dict[str, Row]:
     """Measures everything once."""
-    found = {"decode_many": decoded(task, options)}
+    rows = {"decode_many": decoded(task, options)}
     for clients in options.clients:
-        found[f"{clients} clients"] = asyncio.run(asked(server, task, options.limit, clients))
-    for row in found.values():
-        row["of decode_many"] = row["tokens/s"] / found["decode_many"]["tokens/s"]
-    return found
+        rows[f"{clients} clients"] = asyncio.run(asked(server, task, options.limit, clients))
+    for row in rows.values():
+        row["of decode_many"] = row["tokens/s"] / rows["decode_many"]["tokens/s"]
+    return rows
 
 
 @contextmanager
@@ -170,10 +170,10 @@ def decoded(task: str, options: Any) -> Row:
 
     answers(prompts[:8])
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    found = answers(prompts)
+    answer_ids = answers(prompts)
     spent = time.perf_counter() - began_s, time.process_time() - began_cpu_s
-    texts = [tokenizer.decode(one, skip_special_tokens=True) for one in found]
-    return _row(task, texts, sum(map(len, found)), *spent)
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in answer_ids]
+    return _row(task, texts, sum(map(len, answer_ids)), *spent)
 
 
 def _row(task: str, texts: Sequence[str], num_tokens: int, wall_s: float, cpu_s: float) -> Row:

@@ -44,20 +44,20 @@ class Steps:
 
 
 def step_rows(setting: Setting) -> list[Row]:
-    """Returns the milliseconds of a step by cache and part."""
+    """Returns the milliseconds of a step, by cache and part."""
     torch.set_num_threads(setting.num_threads)
     model, setting = setting.model(), replace(setting, gen_length=setting.block_length)
     rows: list[Row] = []
     for cache in (NoCache(), DualCache()):
-        found = profiled(model, setting, cache)
+        ms_by_part = profiled(model, setting, cache)
         rows += [
             {
                 "cache": f"{type(cache).__name__}()",
                 "part": part,
                 "ms": ms,
-                "share": ms / sum(found.values()),
+                "share": ms / sum(ms_by_part.values()),
             }
-            for part, ms in found.items()
+            for part, ms in ms_by_part.items()
         ]
     return rows
 
@@ -81,7 +81,7 @@ def profiled(model: MaskedTransformer, setting: Setting, cache: CachePolicy) -> 
 
 @contextmanager
 def named_parts(model: MaskedTransformer) -> Iterator[None]:
-    """Lets the profiler know when the model and when the sampler are at work, while it is open."""
+    """While open, marks the work of the model and of the sampler for the profiler."""
     with (
         patch.object(model, "predict", record_function(MODEL)(model.predict)),
         patch("dllm_decode.engine.round.decide", record_function(SAMPLER)(decide)),

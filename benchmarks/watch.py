@@ -1,4 +1,4 @@
-"""Watches a decode: the time inside models, and their columns."""
+"""Watches a decode: the time inside models, and the columns of each forward."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class Watch:
         return [start.elapsed_time(end) / 1000 for start, end in self._spans]
 
     def follow(self, model: MaskedTransformer) -> None:
-        """Times a mask predictor; the model stays the object that it is."""
+        """Times a mask predictor by replacing two methods of the object."""
         predict = self._timed(model.predict)
         predict_groups = self._timed(model.predict_groups)
 
@@ -57,26 +57,26 @@ class Watch:
         def timed(*args: P.args, **kwargs: P.kwargs) -> T:
             if self._device.type != "cuda":
                 started = time.perf_counter()
-                done = work(*args, **kwargs)
+                result = work(*args, **kwargs)
                 self._spans.append((started, time.perf_counter()))
-                return done
-            # Events are of the current device, whichever works.
+                return result
+            # Events are recorded on the current device, so the model's is made current.
             with torch.cuda.device(self._device):
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()
-                done = work(*args, **kwargs)
+                result = work(*args, **kwargs)
                 end.record()
             self._spans.append((start, end))
-            return done
+            return result
 
         return timed
 
 
 def _columns(inputs: ForwardInputs) -> Columns:
-    held = inputs.kv_cache
+    kv_cache = inputs.kv_cache
     return Columns(
         rows=inputs.tokens.shape[0],
         computed=inputs.tokens.shape[1],
-        attended=inputs.tokens.shape[1] if held is None else held.keys.shape[3],
+        attended=inputs.tokens.shape[1] if kv_cache is None else kv_cache.keys.shape[3],
         wanted=inputs.wanted.shape[1],
     )

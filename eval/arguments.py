@@ -12,7 +12,7 @@ Nll: TypeAlias = Literal["mc", "l2r"]
 
 @dataclass(frozen=True)
 class Batches:
-    """How examples are put together.
+    """Options of batches and prompts.
 
     Attributes:
         batch_size: Rows decoded together.
@@ -25,7 +25,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Recording:
-    """How records are made.
+    """Options of the records of a run.
 
     Attributes:
         no_trace: Record no steps and confidences: for timings, since looking costs time.

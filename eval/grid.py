@@ -24,8 +24,8 @@ def show_grid(
 ) -> None:
     """Shows a table, in Markdown unless on a terminal.
 
-    There it shows the names of the rows, numbered, and then the numbers under folded heads: of the
-    columns `narrow` if there is no room for all. Rows have their `styles`, as rich takes them.
+    On a terminal it shows the names of the rows, numbered, and then the numbers under folded heads:
+    only of the columns `narrow` if not all fit. `styles` has a style of rich for each row.
     """
     if not console.is_terminal:
         console.print(markdown_of(grid), markup=False, soft_wrap=True)
@@ -48,6 +48,6 @@ def _numbers(grid: Grid, styles: Sequence[str], columns: Sequence[int]) -> Table
         table.add_column(folded, justify="right", no_wrap=True)
     for number, (cells, style) in enumerate(zip(rows, styles, strict=True), start=1):
         # Intervals are below their numbers.
-        shown = (Text(cell.replace(" [", "\n[")) for cell in cells)
-        table.add_row(f"{number}.", *shown, style=style)
+        texts = (Text(cell.replace(" [", "\n[")) for cell in cells)
+        table.add_row(f"{number}.", *texts, style=style)
     return table

@@ -40,7 +40,7 @@ class AcceptAndRenoise(RevisingSampler[Denoising]):
     No position stays accepted: each step decides about all of them. The model reads the divided
     logits in the next forward.
 
-    A canvas is finished after N steps, or as soon as its most likely tokens are those of each of
+    A canvas is finished after N steps, or as soon as its most likely tokens equal those of each of
     the last `stability_threshold` steps and its mean entropy is below `confidence_threshold`. The
     answer is the most likely token of the last step at every position, accepted or not.
 
@@ -98,17 +98,17 @@ class AcceptAndRenoise(RevisingSampler[Denoising]):
         step = state.step + 1
         left = (self.num_steps + 1 - step).float() / self.num_steps
         temperature = self.t_min + (self.t_max - self.t_min) * left
-        seen = view.with_logits(divided(view.logits.to(view.dtype), temperature))
-        seen = replace(seen.at_step(step), temperature=1.0)
-        best = seen.most_likely
+        tempered = view.with_logits(divided(view.logits.to(view.dtype), temperature))
+        tempered = replace(tempered.at_step(step), temperature=1.0)
+        best = tempered.most_likely
         is_stable = (state.history == best[:, None]).all(-1).all(-1)
-        mean = seen.entropy.where(view.eligible, 0.0).sum(-1) / view.eligible.sum(-1)
+        mean = tempered.entropy.where(view.eligible, 0.0).sum(-1) / view.eligible.sum(-1)
         is_finished = is_stable & (mean < self.confidence_threshold) | (step == self.num_steps)
-        noisy = torch.where(self.accepted(seen), seen.proposal, seen.random_tokens())
+        noisy = torch.where(self.accepted(tempered), tempered.proposal, tempered.random_tokens())
         tokens = torch.where(is_finished[:, None], best, noisy)
         settle = view.eligible & is_finished[:, None]
         history = torch.cat([state.history, best[:, None]], 1)[:, 1:]
-        return Decision(view.eligible, tokens, settle), Denoising(seen.logits, history, step)
+        return Decision(view.eligible, tokens, settle), Denoising(tempered.logits, history, step)
 
     def accepted(self, view: View) -> Bool[Tensor, "B W"]:
         """Returns the positions whose drawn tokens stay, given the divided logits."""

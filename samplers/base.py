@@ -20,8 +20,8 @@ class Decision:
     """A sampler's decision in one step.
 
     Attributes:
-        commit: Positions that get a token: open ones, or with another scope than "block" any
-            masked one of the view.
+        commit: Positions that get a token: open ones, or with a wider scope than "block" any
+            masked position of the view.
         tokens: The tokens to write where `commit`; `None`: the view's proposal.
         settle: Positions that are settled: each of them holds a token, and keeps it from now on.
             `None`: the positions of `commit`. A position that gets a token and is not settled stays
@@ -48,9 +48,9 @@ class Sampler(PlugIn, ABC, Generic[State]):
 
     The memory of a rule is its `State`: None, a tensor, or a NamedTuple of tensors (nested as
     needed), batch axis first. The state starts anew at every block, or, if the schedule opens
-    several at once, with the answer; rows that have finished leave it. Apart from the batch axis,
-    the shapes of a state depend on the columns of the view, on `View.block_width` and on V alone,
-    because rows that join a batch bring states of their own.
+    several blocks at once, with the answer; rows that have finished leave the state. Apart from the
+    batch axis, the shapes of a state depend on the columns of the view, on `View.block_width` and
+    on V alone, because rows that join a batch bring states of their own.
 
     A rule without a state is a `Sampler[None]`:
 
@@ -105,7 +105,7 @@ class Sampler(PlugIn, ABC, Generic[State]):
         """Raises ValueError if the rule was made for another model; by default it fits any.
 
         Args:
-            name: Name of the model, for people: two models may share it.
+            name: Name of the model; two models may have the same name.
             fingerprint: Equal for equal weights under any name; the model's name if it has no
                 fingerprint.
         """
@@ -114,7 +114,7 @@ class Sampler(PlugIn, ABC, Generic[State]):
         """Raises ValueError if the rule cannot serve such a decode; by default it always can."""
 
     def max_steps(self, num_masks: int) -> int:
-        """Returns the number of steps within which a block of so many masks is finished."""
+        """Returns the number of steps within which a block of `num_masks` masks is finished."""
         return num_masks
 
     def init(self, view: View) -> State:
@@ -122,7 +122,7 @@ class Sampler(PlugIn, ABC, Generic[State]):
         return None  # type: ignore[return-value]  # whoever has a state overrides this
 
     def belief(self, state: State) -> Float[Tensor, "B W V"] | None:
-        """Returns logits that the model reads in the next forward: what it believes of each token.
+        """Returns logits that the model reads in the next forward, as its belief about each token.
 
         A rule that overrides this needs `READS_BELIEF` and `STARTS_AS_NOISE`. In a row whose state
         begins anew, the result is not used.
@@ -136,8 +136,8 @@ class Sampler(PlugIn, ABC, Generic[State]):
     def step(self, view: View, state: State) -> tuple[Decision, State]:
         """Decides one step.
 
-        Every row with an eligible position commits, settles or re-masks at least one, and finishes
-        its block within `max_steps`. With the scope "block" only eligible positions may be
+        Every row with an eligible position commits, settles or re-masks at least one position, and
+        finishes its block within `max_steps`. With the scope "block" only eligible positions may be
         committed, with another scope also any masked position in view.
         """
 
@@ -178,26 +178,26 @@ def next_step(sampler: Sampler[State], view: View, state: State) -> tuple[Decisi
             f"step of {sampler!r} must return the pair (Decision, state), got a "
             f"{type(returned).__name__}. Without a state, return (Decision(...), None)."
         )
-    decision, after = returned
+    decision, new_state = returned
     require_decision(f"step of {sampler!r}", decision, view)
     _require_facts(sampler, decision)
-    check_state(after, len(view.tokens), owner=sampler)
-    if not same_structure(state, after):
+    check_state(new_state, len(view.tokens), owner=sampler)
+    if not same_structure(state, new_state):
         raise RuntimeError(
             f"The state of {sampler!r} must keep its kind, shapes and dtypes from step to step, "
-            f"got {_described(after)} after {_described(state)}. Return from init a state like "
+            f"got {_described(new_state)} after {_described(state)}. Return from init a state like "
             "those of step, filled with zeros if nothing is known yet."
         )
-    return decision, after
+    return decision, new_state
 
 
 def require_decision(source: str, decision: object, view: View) -> None:
     """Raises RuntimeError unless a decision's tensors are of the view's shape and of their kind.
 
     Args:
-        source: Who decides, for the message.
+        source: The plug-in that decides, for the message.
         decision: The decision.
-        view: The view that it is about.
+        view: The view that was decided.
     """
     if not isinstance(decision, Decision):
         raise RuntimeError(f"{source} must return a Decision, got a {type(decision).__name__}.")
@@ -231,21 +231,21 @@ def _require_facts(sampler: Sampler, decision: Decision) -> None:
 def _require_tensor(
     source: str,
     name: str,
-    found: object,
+    value: object,
     wanted: Literal["bool", "integer"],
     shape: tuple[int, ...],
     *,
     optional: bool = True,
 ) -> None:
-    if found is None and optional:
+    if value is None and optional:
         return
-    if isinstance(found, Tensor):
-        is_integer = not (found.is_floating_point() or found.is_complex())
-        kind = "bool" if found.dtype is torch.bool else "integer" if is_integer else "other"
-        if kind == wanted and tuple(found.shape) == shape:
+    if isinstance(value, Tensor):
+        is_integer = not (value.is_floating_point() or value.is_complex())
+        kind = "bool" if value.dtype is torch.bool else "integer" if is_integer else "other"
+        if kind == wanted and tuple(value.shape) == shape:
             return
     # A tensor is described by its shape, because showing its numbers would wait for the device.
-    got = _described(found) if isinstance(found, Tensor) else shown(found)
+    got = _described(value) if isinstance(value, Tensor) else shown(value)
     raise RuntimeError(
         f"{source} must return {name} of kind {wanted} and shape {shape}, got {got}."
     )

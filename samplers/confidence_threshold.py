@@ -12,8 +12,8 @@ from samplers.view import View
 class ConfidenceThreshold(Sampler[None]):
     """Commits every eligible position whose confidence reaches a threshold.
 
-    A row in which no position does commits its single most confident one, so that each step makes
-    progress. `threshold=1.0` is in effect one token a step; `threshold=0.0` is a whole block.
+    If no position of a row does, its single most confident one is committed, so that each step
+    makes progress. `threshold=1.0` is in effect one token a step; `threshold=0.0` is a whole block.
 
     Source: Wu et al. 2025, "Fast-dLLM", https://arxiv.org/abs/2505.22618, confidence-aware
     parallel decoding. The comparison is `>=`, as in the authors' code; the paper's text says

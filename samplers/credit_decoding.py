@@ -40,9 +40,9 @@ class CreditDecoding(Wrapper[Credit]):
     C[v] becomes beta C[v] + [v = v*] p[v]^gamma. The base then sees p multiplied by
     (1 + C)^alpha and normalised: its proposals, confidences, margins and entropies all follow.
 
-    Credit starts at 0 in each block and is dropped where a token is committed. It is kept exactly,
-    as pairs of token and credit: a position has credit only for tokens that were most likely in one
-    of its steps, and a block has no more steps than positions.
+    Credit starts at 0 in each block and is dropped where a token is committed. A position
+    has credit only for tokens that were most likely in one of its steps. It keeps as many of them
+    as the block has positions, and at least 32; a further one replaces the one of least credit.
 
     Source: Wang et al. 2025, "CreditDecoding", https://arxiv.org/abs/2510.06133, Eq. 6-7: the
     credit is updated first, then fused with the same step's logits.

@@ -30,7 +30,7 @@ class DecayingThreshold(Sampler[Int[Tensor, " B"]]):
     authors' code; there it goes with a forward that sees no more than the window.
 
     Differs: The cache policy, not this rule, decides which columns the model sees. If a template
-    gives tokens after the block, the masks that are left are taken to be in the window, as far as
+    gives tokens after the block, the masks that are left count as inside the window, as far as
     they fit. Confidence is a float32 softmax (float64 for float64 logits), the authors' float64. On
     a device without float64 the share and the threshold are float32 too, within 2^-22 of the exact
     ones.

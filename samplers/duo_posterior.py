@@ -14,9 +14,9 @@ from samplers.facts import Fact
 from samplers.logits.statistics import divided
 from samplers.view import View
 
-# Noise that is left at the end of the schedule.
+# Share of noise at the end of the schedule.
 _EPSILON = 0.001
-# The share of signal that the last step takes the canvas to have, at most.
+# Alpha that the last step assumes for the canvas, in place of the schedule's last.
 _READ_OUT = math.exp(-0.7)
 
 
@@ -39,10 +39,10 @@ class DuoPosterior(RevisingSampler[Chain]):
     For uniform-state models. A clean token is kept with the probability alpha, and is uniformly
     random otherwise; alpha grows from 0.001 to 0.999 over the steps. A step draws every position
     anew: it keeps the token that is there, takes one that the model believes in, or stays random,
-    see `posterior`. One more step, with alpha 1, gives the answer, as it is drawn.
+    see `posterior`. One more step, with alpha 1, draws the answer.
 
     Source: Sahoo et al. 2025, "The Diffusion Duality", https://arxiv.org/abs/2506.10892, as in
-    LFM-Diffusion's `sampler.py`, whose settings these are; 8 and 4 are its other `num_steps`.
+    LFM-Diffusion's `sampler.py`, whose settings these are; its other `num_steps` are 8 and 4.
     Differs: Written from a description of that file, and compared with numbers computed from the
     description. A position's noise is keyed. `top_k` and `top_p` are not offered. LFM's network
     reads the noise level too, which the engine does not pass.
@@ -91,15 +91,15 @@ class DuoPosterior(RevisingSampler[Chain]):
     def step(self, view: View, state: Chain) -> tuple[Decision, Chain]:
         is_last, alphas = state.step == self.num_steps, self.alphas(view.tokens.device)
         alpha_t = torch.where(is_last, _READ_OUT, alphas[state.step])
-        after = alphas[(state.step + 1).clamp(max=self.num_steps)]
-        alpha_s = torch.where(is_last, 1.0, after)
+        next_alpha = alphas[(state.step + 1).clamp(max=self.num_steps)]
+        alpha_s = torch.where(is_last, 1.0, next_alpha)
         share = (state.step / max(1, self.num_steps - 1)).clamp(max=1.0)
         temperature = self.t_max + (self.t_min - self.t_max) * share
         logits = divided(view.logits.to(view.dtype), temperature)
-        drawn = posterior(logits.softmax(-1), view.tokens, alpha_t, alpha_s, self.kappa).log()
-        seen = replace(view.with_logits(drawn).at_step(state.step + 1), temperature=1.0)
+        log_law = posterior(logits.softmax(-1), view.tokens, alpha_t, alpha_s, self.kappa).log()
+        law_view = replace(view.with_logits(log_law).at_step(state.step + 1), temperature=1.0)
         settle = view.eligible & is_last[:, None]
-        return Decision(view.eligible, seen.proposal, settle), Chain(logits, state.step + 1)
+        return Decision(view.eligible, law_view.proposal, settle), Chain(logits, state.step + 1)
 
 
 def posterior(
@@ -113,7 +113,7 @@ def posterior(
 
     It is Bayes' rule with the belief b in place of the clean token: (K d + (1 - K) / V) m_s / m_t,
     where K is alpha_t / alpha_s, d is 1 for the token that is there and 0 for others, m_s is
-    alpha_s b + (1 - alpha_s) / V for each token, and m_t the same at t for the token that is there.
+    alpha_s b + (1 - alpha_s) / V for each token, and m_t the same, at t, for the token there.
 
     Args:
         belief: Probabilities that the model gives to each token.
@@ -125,8 +125,8 @@ def posterior(
     at_t, at_s = alpha_t[:, None, None], alpha_s[:, None, None]
     vocab_size, index = belief.shape[-1], tokens[..., None]
     marginal = at_s * belief + (1.0 - at_s) / vocab_size
-    kept = at_t / at_s
+    ratio = at_t / at_s
     evidence = at_t * belief.gather(-1, index) + (1.0 - at_t) / vocab_size
-    moved = ((1.0 - kept) / vocab_size).expand_as(belief)
-    found = moved.scatter_add(-1, index, kept.expand_as(evidence)) * marginal / evidence
-    return kappa * found + (1.0 - kappa) * marginal
+    uniform = ((1.0 - ratio) / vocab_size).expand_as(belief)
+    bayes = uniform.scatter_add(-1, index, ratio.expand_as(evidence)) * marginal / evidence
+    return kappa * bayes + (1.0 - kappa) * marginal

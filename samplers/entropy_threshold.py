@@ -13,7 +13,7 @@ from samplers.view import View
 class EntropyThreshold(Sampler[None]):
     """Commits every eligible position whose entropy does not exceed a threshold.
 
-    A row in which every entropy does commits its position of lowest entropy.
+    If every entropy of a row does, the row's position of lowest entropy is committed.
 
     Source: Chen et al. 2025, "dParallel: Learnable Parallel Decoding for dLLMs",
     https://arxiv.org/abs/2509.26488, the inference rule. The comparison is `<=`, as in the

@@ -13,13 +13,13 @@ Giver: TypeAlias = Literal["model", "sampler", "cache", "verifier", "blocks"]
 class Fact(CheckedFields):
     """One statement about one kind of plug-in, on which the other plug-ins may rely.
 
-    A plug-in that relies on something else makes a fact of its own, which equal facts of other
-    plug-ins give.
+    A plug-in that relies on something else defines a new `Fact`; other plug-ins give
+    that fact by listing an equal `Fact`.
 
     Attributes:
         giver: The kind of plug-in that the statement is about.
-        sentence: A plug-in of which the statement holds, to be read after "needs".
-        remedy: Plug-ins of which it holds, to be read after "Use".
+        sentence: A plug-in of which the statement holds, worded to follow "needs".
+        remedy: Plug-ins of which the statement holds, worded to follow "Use".
     """
 
     giver: Giver
@@ -144,15 +144,17 @@ Fact.FINAL_TOKENS = Fact(
     "a sampler such as ConfidenceThreshold(0.9)",
 )
 
-FACTS: Mapping[str, Fact] = {name: one for name, one in vars(Fact).items() if isinstance(one, Fact)}
+FACTS: Mapping[str, Fact] = {
+    name: fact for name, fact in vars(Fact).items() if isinstance(fact, Fact)
+}
 """The facts of this package by name; of several that lack, the first one is reported."""
 
 
 class PlugIn(CheckedFields):
     """A sampler, a cache policy, a verifier or a block schedule: needs facts and gives facts.
 
-    A fact that is forgotten never leads to wrong tokens: a fact missing from `gives` makes more
-    combinations be refused, and needs that can be derived or noticed are not left to the author.
+    A forgotten fact never leads to wrong tokens: if a fact is missing from `gives`, the engine
+    refuses more combinations, and the author need not list needs that can be derived or noticed.
     """
 
     @property

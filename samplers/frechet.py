@@ -44,7 +44,7 @@ class Frechet(Sampler[None]):
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.confidence, view.eligible)
         confidence = in_float64(in_order(view.confidence, rank))
-        doubt = torch.arange(rank.shape[-1], device=confidence.device)
-        joint = (confidence.cumsum(-1) - doubt).clamp(min=0.0)
+        num_before = torch.arange(rank.shape[-1], device=confidence.device)
+        joint = (confidence.cumsum(-1) - num_before).clamp(min=0.0)
         count = leading(joint - (1.0 - confidence) > self.margin).clamp(min=1)
         return Decision(commit=view.eligible & (rank < count.to(rank.device)[:, None])), state

@@ -37,7 +37,7 @@ class JointThreshold(RevisingSampler[Int[Tensor, " B"]]):
         threshold: Probability, in [0, 1], that a proposal must exceed to be committed.
         edit_threshold: Probability, in [0, 1], that a token must exceed to take another's place.
         max_edit_steps: Steps that a full block may take, at least 0.
-        at_least: Positions that a step commits, if so many are left, at least 1.
+        at_least: Fewest positions, at least 1, that a step commits, if that many are left.
         penalty: Number, at least 0, subtracted at each column from the logit of the token in the
             block's column before it.
 
@@ -59,23 +59,23 @@ class JointThreshold(RevisingSampler[Int[Tensor, " B"]]):
         return torch.zeros_like(view.tokens[:, 0])
 
     def step(self, view: View, state: Int[Tensor, " B"]) -> tuple[Decision, Int[Tensor, " B"]]:
-        seen, empty = self._penalised(view), view.eligible & view.masked
-        commit = empty & (seen.confidence > self.threshold)
-        most = torch.full_like(state, self.at_least)
-        commit |= highest(seen.confidence, empty, most)
+        penalised, empty = self._penalised(view), view.eligible & view.masked
+        commit = empty & (penalised.confidence > self.threshold)
+        least = torch.full_like(state, self.at_least)
+        commit |= highest(penalised.confidence, empty, least)
         spent = state + ~empty.any(-1)
-        edit = view.eligible & ~view.masked & (seen.confidence > self.edit_threshold)
-        edit &= (seen.proposal != view.tokens) & (spent <= self.max_edit_steps)[:, None]
+        edit = view.eligible & ~view.masked & (penalised.confidence > self.edit_threshold)
+        edit &= (penalised.proposal != view.tokens) & (spent <= self.max_edit_steps)[:, None]
         goes_on = (commit | edit).any(-1) & (spent < self.max_edit_steps)
         goes_on |= (empty & ~commit).any(-1)
         settle = view.eligible & ~goes_on[:, None]
-        return Decision(commit | edit, seen.proposal, settle), spent
+        return Decision(commit | edit, penalised.proposal, settle), spent
 
     def _penalised(self, view: View) -> View:
         """Makes a token less likely right after itself."""
         if not self.penalty:
             return view
         logits = view.logits.clone()
-        taken = torch.full_like(logits[:, 1:, :1], -self.penalty)
-        logits[:, 1:].scatter_add_(-1, view.tokens[:, :-1, None], taken)
+        penalties = torch.full_like(logits[:, 1:, :1], -self.penalty)
+        logits[:, 1:].scatter_add_(-1, view.tokens[:, :-1, None], penalties)
         return view.with_logits(logits)

@@ -18,8 +18,8 @@ class Shifted(NamedTuple):
     """The history of a block.
 
     Attributes:
-        original: Positions whose content was there when the block was opened, as [MASK]; it moves
-            along. The other ones hold, or were filled from, a [MASK] of a deletion or insertion.
+        original: Positions whose content was [MASK] when the block was opened; moves with the
+            content. Others hold, or were filled from, a [MASK] of a deletion or insertion.
         steps: Steps of the row.
         post_steps: Steps that began without an original [MASK].
         seen: Tokens of the block before each step; -1: no such step.
@@ -63,7 +63,7 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
     of LLaDA2.2-flash.
     Differs: From SGLang: while a block holds no token, DELETE and SPLIT are not taken, since a step
     has to change the canvas. [MASK] is never proposed. The limit of steps counts a block's masks,
-    there its length, which is more if the prompt ends inside the block. No forward is spent on
+    SGLang's its length, which is more if the prompt ends inside the block. No forward is spent on
     storing keys and values. SGLang is greedy. Not compared with recorded runs; SGLang says that it
     differs from the authors' decoder in the budget, which here too is never renewed.
 
@@ -144,7 +144,7 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
         return torch.where(fills_all[:, None], masks, fill), ends
 
     def _plain(self, view: View) -> Int[Tensor, "B W"]:
-        """Returns the proposals, and the likeliest other token where that is DELETE or SPLIT."""
+        """Returns the proposals, with the likeliest other token in place of DELETE and SPLIT."""
         tokens = view.proposal
         for candidate in view.top_k(3).tokens.flip(-1).unbind(-1):
             tokens = torch.where(self._moves(candidate), tokens, candidate)
@@ -158,8 +158,8 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
     ) -> Int[Tensor, "B W"]:
         """Returns the tokens, with another one in rows whose block was seen before."""
         repeats = (state.seen == view.tokens[:, None]).all(-1).any(-1)
-        where = highest_one(-view.confidence, chosen)
-        column = where.long().argmax(-1)
+        least_sure = highest_one(-view.confidence, chosen)
+        column = least_sure.long().argmax(-1)
         rows = torch.arange(len(column), device=column.device)
         logits, tried = view.logits[rows, column], state.tried[rows, :, column]
         # The first entry takes the -1 of steps that chose nothing there.
@@ -169,7 +169,7 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
             excluded[:, token] |= _is_blank(view)
         best = logits.masked_fill(excluded, -torch.inf).max(-1)
         repeats = repeats & best.values.isfinite()
-        return torch.where(where & repeats[:, None], best.indices[:, None], tokens)
+        return torch.where(least_sure & repeats[:, None], best.indices[:, None], tokens)
 
     def _moved(
         self,
@@ -178,12 +178,12 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
         tokens: Int[Tensor, "B W"],
         original: Bool[Tensor, "B W"],
     ) -> tuple[Bool[Tensor, "B W"], Int[Tensor, "B W"], Bool[Tensor, "B W"]]:
-        """Returns which positions are [MASK] after the step, the tokens, and what is original."""
-        deletes, splits = (chosen & (tokens == one) for one in (self.delete_id, self.split_id))
+        """Returns the positions that are [MASK] after the step, the tokens, and the originals."""
+        deletes, splits = (chosen & (tokens == token) for token in (self.delete_id, self.split_id))
         written = chosen & ~splits
         content = torch.where(written, tokens, view.tokens)
-        # The content of the n-th open position comes from the first one whose content, and those
-        # before it, need more than n positions.
+        # The n-th open position, from 0, gets the content of the first position such that all
+        # contents up to there take more than n positions.
         ends = (view.eligible.long() + splits.long() - deletes.long()).cumsum(-1)
         ranks = view.eligible.cumsum(-1) - 1
         source = torch.searchsorted(ends, ranks, right=True)

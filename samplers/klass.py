@@ -20,7 +20,7 @@ class KlassState(NamedTuple):
     Attributes:
         masks: Masks of the block when it was opened.
         steps: Steps taken in the block.
-        stable: Latest steps in a row in which the position's distribution hardly moved.
+        stable: Successive latest steps in which the position's distribution hardly moved.
         logits: Logits of the last step.
     """
 
@@ -56,9 +56,9 @@ class Klass(Sampler[KlassState]):
     Attributes:
         threshold: Probability, in [0, 1], that the proposal must exceed.
         kl_threshold: Divergence in nats below which a position counts as stable, at least 0.
-        num_stable_steps: Stable steps in a row that are needed, at least 1.
-        steps_per_block: Steps of the schedule that fallbacks follow, at least 1. No fewer than the
-            block has tokens: one token a fallback.
+        num_stable_steps: Successive stable steps that are needed, at least 1.
+        steps_per_block: Steps of the schedule that fallbacks follow, at least 1. At least as many
+            as the block has tokens: one token a fallback.
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -76,7 +76,7 @@ class Klass(Sampler[KlassState]):
 
     def step(self, view: View, state: KlassState) -> tuple[Decision, KlassState]:
         masks, steps, stable, previous = state
-        # A block's first step has nothing to compare with: `previous` is then its own logits.
+        # In a block's first step, `previous` is that step's own logits, so nothing is stable.
         still = divergence(view.logits, previous) < self.kl_threshold
         stable = (stable + 1) * (still & (steps > 0)[:, None])
         ready = view.eligible & (view.confidence > self.threshold)

@@ -30,22 +30,22 @@ class Learn2PD(Sampler[Bool[Tensor, "B W"]]):
     """Commits the positions whose proposal a small network takes for final.
 
     The network reads the probability of the most likely token at every position of the block, also
-    at committed ones, and scores each position; a short last block is continued with 1. Eligible
+    at committed ones, and scores each position; a short last block is padded with 1. Eligible
     positions whose score exceeds `threshold` are committed, and in any case the most confident one.
-    The state marks columns that continue a short last block.
+    The state marks the columns that pad a short last block.
 
     The filter is a safetensors file that says for which model and block length it was trained;
     `decode` refuses any other. A model is known by the fingerprint of its weights, so that a copy
-    of the model may have any name; files without a fingerprint name the model. The file is read
-    when it is first needed.
+    of the model may have any name, or by its name if the file has no fingerprint. The file is read
+    on first use.
 
     Source: Bao et al. 2025, "Learning to Parallel: Accelerating Diffusion Large Language Models via
     Learnable Parallel Decoding", https://arxiv.org/abs/2509.25188. The paper's end-of-text
     prediction is `EoTP`, for any sampler, with `truncate_at_eos` of `decode`.
 
-    Differs: The paper does not say how a short block is continued, nor
-    the activation: here 1 and ReLU. The paper also commits as many positions as the fixed schedule
-    would; here, as in its experiments, one. At a temperature above 0 scores still describe the most
+    Differs: The paper names neither the padding of a short block nor the activation: here 1 and
+    ReLU. The paper also commits as many positions as the fixed schedule would, but one in its
+    experiments, as here. At a temperature above 0 scores still describe the most
     likely token.
 
     Attributes:
@@ -82,16 +82,16 @@ class Learn2PD(Sampler[Bool[Tensor, "B W"]]):
 
     def check_model(self, *, name: str, fingerprint: str) -> None:
         trained = self.loaded
-        # Older files have only the name.
+        # Older files have no fingerprint.
         wanted, got = (
             (trained.fingerprint, fingerprint) if trained.fingerprint else (trained.model, name)
         )
         if wanted == got:
             return
-        alike = ", another one by its weights" if name == trained.model else ""
+        hint = ", another one by its weights" if name == trained.model else ""
         raise ValueError(
             f"The model must be {trained.model!r}, for which the filter {self.filter!r} was "
-            f"trained, got {name!r}{alike}. Train a filter for this one."
+            f"trained, got {name!r}{hint}. Train a filter for this one."
         )
 
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
@@ -155,11 +155,11 @@ def new_network(block_length: int, hidden_sizes: tuple[int, ...], activation: st
 
 def embedded_filters() -> tuple[str, ...]:
     """Returns the names of the filters that are part of this package."""
-    return tuple(sorted(f.stem.removeprefix("learn2pd-") for f in ASSETS.glob("learn2pd-*")))
+    return tuple(sorted(path.stem.removeprefix("learn2pd-") for path in ASSETS.glob("learn2pd-*")))
 
 
 def filter_file(source: str) -> Path:
-    """Returns the file of an embedded filter's name, or of a path.
+    """Returns the file of an embedded filter, or the file at a path.
 
     Raises:
         FileNotFoundError: If there is neither, or the path is no regular file, such as a device.
@@ -210,7 +210,7 @@ def _read_filter(path: Path) -> Filter:
         raise ValueError("It has no metadata.")
     block_length = int(settings["block_length"])
     hidden_sizes = tuple(json.loads(settings["hidden_sizes"]))
-    # Sizes that the file has no weights for are refused before they take memory.
+    # Sizes without weights in the file are refused before they take memory.
     with torch.device("meta"):
         network = new_network(block_length, hidden_sizes, settings["activation"])
     network.load_state_dict(weights, assign=True)

@@ -13,7 +13,7 @@ from samplers.fixed_schedule import even_quota
 from samplers.logits.statistics import highest
 from samplers.view import View
 
-# How many of the most likely tokens are told apart; the authors' setting.
+# Number of most likely tokens that are compared one by one; the authors' setting.
 _NUM_TOP = 8
 
 
@@ -23,7 +23,7 @@ class Evidence(NamedTuple):
     Attributes:
         masks: Masks of the block when it was opened.
         steps: Steps taken in the block.
-        agreed: Latest steps in a row with the same most likely token.
+        agreed: Successive latest steps with the same most likely token.
         tokens: The most likely tokens of the last step, -1 before the first.
         probabilities: Probabilities of these tokens.
     """
@@ -50,8 +50,8 @@ class Less(Sampler[Evidence]):
 
     Source: "LESS" 2026, https://arxiv.org/abs/2606.16908, the rule for LLaDA.
 
-    Differs: No more than eight probabilities are kept, so that a token among the eight of one step
-    only counts as 0 in the other, where its probability is part of the rest. At a temperature above
+    Differs: Only eight probabilities are kept. A token that is among the eight in only one step
+    counts as 0 in the other step, where its probability is part of the rest. At a temperature above
     0 the authors compare distributions disturbed by the sampling noise; here noise draws tokens
     only.
 
@@ -59,8 +59,8 @@ class Less(Sampler[Evidence]):
         threshold: Least probability, in [0, 1], of the proposed token.
         drift_threshold: Highest drift in nats, at least 0; it never exceeds ln 2.
         num_stable_steps: Earlier steps that must agree on the most likely token, at least 1.
-        steps_per_block: Steps of the schedule that fallbacks follow, at least 1. No fewer than the
-            block has tokens: one token a fallback.
+        steps_per_block: Steps of the schedule that fallbacks follow, at least 1. At least as many
+            as the block has tokens: one token a fallback.
 
     Raises:
         ValueError: If an attribute is outside its range.

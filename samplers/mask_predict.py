@@ -19,7 +19,7 @@ class Predicted(NamedTuple):
     Attributes:
         masks: Masks of the block when it was opened.
         steps: Steps taken in the block.
-        confidence: Of each token when it was proposed.
+        confidence: Confidence of each token when it was proposed.
     """
 
     masks: Int[Tensor, " B"]
@@ -31,9 +31,9 @@ class Predicted(NamedTuple):
 class MaskPredict(RevisingSampler[Predicted]):
     """Proposes all masks in each step, and makes the least probable tokens [MASK] again.
 
-    Of a block of m masks, step t = 1, ..., S leaves the floor(m (S - t) / S) tokens of least
-    confidence masked, those of earlier steps too. The confidence of a token is that of the step
-    that proposed it. The last step settles the block.
+    In a block of m masks, step t = 1, ..., S leaves the floor(m (S - t) / S) tokens of least
+    confidence masked, including tokens of earlier steps. The confidence of a token is that of the
+    step that proposed it. The last step settles the block.
 
     Source: Ghazvininejad et al. 2019, "Mask-Predict: Parallel Decoding of Conditional Masked
     Language Models", https://arxiv.org/abs/1904.09324, section 3.

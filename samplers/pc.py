@@ -31,7 +31,7 @@ class PC(Sampler[ScheduleState]):
 
     The frequencies are a JSON file of the authors' form: `{"num_token": N, "p_baseline_dict":
     {"17": 3, ...}}`, the tokens of the corpus and how often each occurs. A token that does not
-    occur counts as one that occurs once. The file must be of the model's tokenizer.
+    occur counts as one that occurs once. The file must be made with the model's tokenizer.
 
     Source: Huang et al. 2025, "PC-Sampler: Position-Aware Calibration of Decoding Bias in Masked
     Diffusion Models", https://arxiv.org/abs/2508.13021; the rule is that of the authors' code,
@@ -73,12 +73,12 @@ class PC(Sampler[ScheduleState]):
         """-ln f of each token, in nats; the last number is that of all further tokens."""
         (path,) = self.files
         try:
-            read = json.loads(path.read_text())
-            total = int(read["num_token"])
-            counts = {int(token): int(count) for token, count in read["p_baseline_dict"].items()}
-            found = torch.ones(max(counts, default=-1) + 2, dtype=torch.float64)
-            found[list(counts)] = torch.tensor(list(counts.values()), dtype=torch.float64)
-            return -(found / total + _SMOOTHING).log().float()
+            content = json.loads(path.read_text())
+            total = int(content["num_token"])
+            counts = {int(token): int(count) for token, count in content["p_baseline_dict"].items()}
+            occurrences = torch.ones(max(counts, default=-1) + 2, dtype=torch.float64)
+            occurrences[list(counts)] = torch.tensor(list(counts.values()), dtype=torch.float64)
+            return -(occurrences / total + _SMOOTHING).log().float()
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise ValueError(
                 'frequencies must be a JSON file {"num_token": ..., "p_baseline_dict": {...}}, got '
@@ -87,7 +87,7 @@ class PC(Sampler[ScheduleState]):
 
     @cached_property
     def _copies(self) -> dict[torch.device, Tensor]:
-        """By device the information there, which is sent once."""
+        """Copies of `information` by device, so that each device is sent one."""
         return {}
 
     def init(self, view: View) -> ScheduleState:

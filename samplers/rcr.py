@@ -13,8 +13,8 @@ class RCR(MaskPredict):
 
     The running confidence of a token is that of the step that proposed it. After step t of S all
     but floor(m (S - t) / S) of a block's m masks are tokens. This is the rule of `MaskPredict`,
-    which RCR found anew; the class is here under the name by which papers compare with it, with the
-    number of steps that they take.
+    which RCR found anew; this class has the name under which papers compare with it, and their
+    number of steps.
 
     Source: He et al. 2025, "MDPO: Overcoming the Training-Inference Divide of Masked Diffusion
     Language Models", https://arxiv.org/abs/2508.13148; the rule is that of the authors' code,

@@ -74,5 +74,5 @@ def parse(text: str) -> Sampler:
     Raises:
         ValueError: If the text does not describe a sampler.
     """
-    known = {sampler.__name__: sampler for sampler in ALL_SAMPLERS}
-    return parse_plugin(text, Sampler, known)  # type: ignore[type-abstract]  # never constructed
+    by_name = {sampler.__name__: sampler for sampler in ALL_SAMPLERS}
+    return parse_plugin(text, Sampler, by_name)  # type: ignore[type-abstract]  # never constructed

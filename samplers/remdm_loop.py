@@ -57,27 +57,27 @@ class ReMDMLoop(RevisingSampler[Predicted]):
     def step(self, view: View, state: Predicted) -> tuple[Decision, Predicted]:
         masks, steps = state.masks, state.steps
         empty, filled = view.eligible & view.masked, view.eligible & ~view.masked
-        start, number = self._loop(masks)
+        start, num_remasked = self._loop(masks)
         end = start + self.loop_steps
         in_loop = (steps >= start) & (steps < end)
         filling = even_quota(masks, self.steps_per_block, steps - self.loop_steps * (steps >= end))
-        quota = torch.where(in_loop, number, filling).clamp(min=1)
+        quota = torch.where(in_loop, num_remasked, filling).clamp(min=1)
         chosen = highest(view.confidence, empty, quota)
         confidence = torch.where(chosen, view.confidence, state.confidence)
 
         enters = (steps + 1 >= start) & (steps + 1 < end)
-        doubtful = highest(-confidence, filled | chosen, number * enters)
+        doubtful = highest(-confidence, filled | chosen, num_remasked * enters)
         is_idle = (doubtful == chosen).all(-1)
         doubtful = doubtful & ~is_idle[:, None]
-        after = torch.where(is_idle & enters, end, steps + 1)
+        next_steps = torch.where(is_idle & enters, end, steps + 1)
         num_steps = masks.clamp(max=self.steps_per_block) + self.loop_steps
         # An EOS that truncates the answer may leave no mask.
-        ends = (after >= num_steps) | ~empty.any(-1)
+        ends = (next_steps >= num_steps) | ~empty.any(-1)
         chosen = chosen | (empty & ends[:, None])
         doubtful = doubtful & ~ends[:, None]
         settle = view.eligible & ends[:, None]
         decision = Decision(chosen & ~doubtful, settle=settle, remask=filled & doubtful)
-        return decision, Predicted(masks, after, confidence)
+        return decision, Predicted(masks, next_steps, confidence)
 
     def _loop(self, masks: Int[Tensor, " B"]) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
         """Returns the step at which the loop begins, and how many tokens its steps re-mask."""

@@ -24,7 +24,7 @@ _ALLOWED = (
 
 
 def map_state(function: Callable[..., Tensor], *states: Any) -> Any:
-    """Returns a state whose tensors are a function of those of some states of one structure."""
+    """Applies a function to the corresponding tensors of states; returns the results as a state."""
     first = states[0]
     if isinstance(first, tuple):
         return _like(first, [map_state(function, *parts) for parts in zip(*states, strict=True)])
@@ -37,7 +37,7 @@ def take_state(state: State, rows: Int[Tensor, " N"]) -> State:
 
 
 def put_state(state: State, rows: Int[Tensor, " N"], part: State) -> State:
-    """Returns a state with some rows replaced, in ascending order of rows."""
+    """Returns a state with some rows replaced; `rows` must ascend."""
 
     def put(old: Tensor, new: Tensor) -> Tensor:
         return new if len(rows) == len(old) else old.index_copy(0, rows, new)
@@ -46,16 +46,16 @@ def put_state(state: State, rows: Int[Tensor, " N"], part: State) -> State:
 
 
 def merge_state(old: State, new: State, is_new: Bool[Tensor, " B"]) -> State:
-    """Returns a state whose rows come from a new one where `is_new`, else from an old one."""
+    """Returns a state with rows of the new state where `is_new`, and of the old one elsewhere."""
 
-    def merge(kept: Tensor, fresh: Tensor) -> Tensor:
-        return torch.where(is_new.view(-1, *[1] * (kept.ndim - 1)), fresh, kept)
+    def merge(old_part: Tensor, new_part: Tensor) -> Tensor:
+        return torch.where(is_new.view(-1, *[1] * (old_part.ndim - 1)), new_part, old_part)
 
     return cast(State, map_state(merge, old, new))
 
 
 def pad_state(state: State, num_rows: int) -> State:
-    """Returns a state with zeros for further rows."""
+    """Returns a state with `num_rows` further rows of zeros."""
 
     def pad(rows: Tensor) -> Tensor:
         return torch.cat([rows, rows.new_zeros(num_rows, *rows.shape[1:])])
@@ -64,7 +64,7 @@ def pad_state(state: State, num_rows: int) -> State:
 
 
 def check_state(state: object, num_rows: int, *, owner: object) -> None:
-    """Raises RuntimeError if rows of a state cannot be taken, because rows leave and join.
+    """Raises RuntimeError unless rows of a state can be taken, so that rows can leave and join.
 
     Args:
         state: The state that `Sampler.init` or `Sampler.step` returned.

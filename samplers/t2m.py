@@ -17,12 +17,12 @@ Strategy = Literal["low_prob", "t2t_remask", "logit_diff"]
 
 
 class Revised(NamedTuple):
-    """What a block has been through.
+    """The history of a block.
 
     Attributes:
         post_steps: Steps that began with a full block.
         remasks: How often each position was re-masked.
-        probability: That the model gave each token in the last step, if that step could re-mask;
+        probability: Probability of each token in the last step, if that step could re-mask;
             otherwise 0.
     """
 
@@ -49,9 +49,9 @@ class T2M(RevisingSampler[Revised]):
     | `"t2t_remask"` | the likeliest token is another one, above `tau` | 1 - that probability |
     | `"logit_diff"` | its probability fell by more than `tau` since the step before | -fall |
 
-    A block ends when a step that began with a full block re-masks nothing, or when `max_post_steps`
-    steps began with a full block; always full. If every token of a full block is re-masked at once,
-    the counts of `max_remasks` begin anew. Given tokens are never re-masked.
+    A block ends, always full, when a step that began with a full block re-masks nothing, or when
+    `max_post_steps` steps began with a full block. If every token of a full block is re-masked at
+    once, the counts of `max_remasks` begin anew. Given tokens are never re-masked.
 
     Source: arXiv 2604.18738 and 2605.26436, 2026, https://arxiv.org/abs/2604.18738, for LLaDA 2.1;
     the rule is that of the authors' code, github.com/synsis/remasked_DLM at 1fe25ab,
@@ -72,7 +72,7 @@ class T2M(RevisingSampler[Revised]):
         max_remasks: How often a position may be re-masked, at least 0.
         ratio: Share, in [0, 1], of the tokens of earlier steps that one step may re-mask.
         max_post_steps: Steps that may begin with a full block, at least 0.
-        eos_early_stop: Whether a full block that holds an EOS ends at once. If the decode has
+        eos_early_stop: True if a full block that holds an EOS ends at once. If the decode has
             `stop_at_eos`, the answer ends too.
 
     Raises:
@@ -111,19 +111,19 @@ class T2M(RevisingSampler[Revised]):
         doubtful = doubtful & filled & (remasks < self.max_remasks)
         # More steps come only from a verifier that does not let the block end.
         doubtful = doubtful & (post_steps <= self.max_post_steps)[:, None]
-        most = (self.ratio * in_float64(filled.sum(-1))).long().clamp(min=1)
-        remask = highest(-score, doubtful, most.to(score.device))
+        limit = (self.ratio * in_float64(filled.sum(-1))).long().clamp(min=1)
+        remask = highest(-score, doubtful, limit.to(score.device))
 
         ends = was_full | (post_steps >= self.max_post_steps)
         if self.eos_early_stop:
             ends = ends | (view.is_eos(tokens) & view.eligible).any(-1)
         ends = ends & ~((empty & ~commit) | remask).any(-1)
         decision = Decision(commit, tokens, view.eligible & ends[:, None], remask)
-        seen = torch.where(has_filled, probability, 0.0)
-        return decision, Revised(post_steps, remasks + remask, seen)
+        last_probability = torch.where(has_filled, probability, 0.0)
+        return decision, Revised(post_steps, remasks + remask, last_probability)
 
     def _doubt(
-        self, view: View, probability: Float[Tensor, "B W"], before: Float[Tensor, "B W"]
+        self, view: View, probability: Float[Tensor, "B W"], previous: Float[Tensor, "B W"]
     ) -> tuple[Bool[Tensor, "B W"], Float[Tensor, "B W"]]:
         """Returns which tokens are doubtful, and a score: the lowest are re-masked first."""
         match self.strategy:
@@ -134,5 +134,5 @@ class T2M(RevisingSampler[Revised]):
                 likeliest = view.probability(rival)
                 return (likeliest > self.tau) & (rival != view.tokens), 1.0 - likeliest
             case "logit_diff":
-                fall = before - probability
+                fall = previous - probability
                 return fall > self.tau, -fall

@@ -50,7 +50,7 @@ def view_of(
     """Returns a view of logits; the fields of `View` that are not given have plain values.
 
     Args:
-        logits: Of each position of the window, at temperature 1; -inf excludes a token.
+        logits: Logits of each position of the window, at temperature 1; -inf excludes a token.
         masked: Positions that hold [MASK], which are eligible too; `None`: all. [MASK] is the token
             V, which no logit proposes, and the other positions hold token 0, unless `tokens` says
             otherwise.
@@ -74,43 +74,43 @@ def play(
     dtype: torch.dtype = torch.float32,
     width: int = 7,
 ) -> Iterator[PlayedStep[State]]:
-    """Lets a sampler finish a block of three random rows, the last of which has nothing to do.
+    """Lets a sampler finish a block of three random rows; the last has no mask in the block.
 
-    Some tokens are given; the last of twelve is [MASK] and banned. A sampler that sees more than
-    the block gets a window with columns before and after the block.
+    Some tokens are given; the last of twelve is [MASK] and banned. With the scope "suffix" the
+    window has columns after the block too, with "answer" columns before and after it.
     """
     B, V = 3, 12
     generator = torch.Generator().manual_seed(seed)
     margin = 0 if sampler.scope == "block" else 2
     before = margin if sampler.scope == "answer" else 0
-    block, whole = slice(before, before + width), before + width + margin
-    masked = torch.rand(B, whole, generator=generator) < 0.8
+    block, W = slice(before, before + width), before + width + margin
+    masked = torch.rand(B, W, generator=generator) < 0.8
     masked[:, :before] = False
     masked[:-1, before] = True
     masked[-1, : block.stop] = False
-    tokens = torch.where(masked, V - 1, torch.randint(0, V - 1, (B, whole), generator=generator))
-    in_block = torch.zeros(whole, dtype=torch.bool)
+    tokens = torch.where(masked, V - 1, torch.randint(0, V - 1, (B, W), generator=generator))
+    in_block = torch.zeros(W, dtype=torch.bool)
     in_block[block] = True
     unsettled = masked
     state: Any = None
     for step in range(sampler.max_steps(width) + 1):
         view = View(
-            tokens=tokens, computed=Summary(logits_of(style, seed, step, (B, whole, V)).to(dtype)),
-            masked=masked, eligible=unsettled & in_block, start=4, gen_length=4 + whole + 2,
+            tokens=tokens, computed=Summary(logits_of(style, seed, step, (B, W, V)).to(dtype)),
+            masked=masked, eligible=unsettled & in_block, start=4, gen_length=4 + W + 2,
             committed=4 + (~masked).sum(-1), temperature=temperature,
             noise_keys=row_keys(seed, torch.arange(B)), block_start=before, block_length=width,
-            leave_one_out=torch.rand(B, whole, generator=generator) * ~masked
+            leave_one_out=torch.rand(B, W, generator=generator) * ~masked
             if Fact.LEAVE_ONE_OUT in sampler.needs
             else None,
         )  # fmt: skip
         if step == 0:
             state = sampler.init(view)
             tensors_in(state)
-        # A rule that writes into what it is given must not change the step that the laws look at.
-        turn = PlayedStep(view, state, *sampler.step(*copy.deepcopy((view, state))))
-        yield turn
-        decision, state = turn.decision, turn.next_state
-        tokens = torch.where(decision.commit, turn.written, tokens)
+        # Copied, because a rule that writes into its arguments must not change the step under test.
+        played = PlayedStep(view, state, *sampler.step(*copy.deepcopy((view, state))))
+        yield played
+        decision, state = played.decision, played.next_state
+        tokens = torch.where(decision.commit, played.written, tokens)
         masked = masked & ~decision.commit
         unsettled = unsettled & ~settled_by(decision)
         if decision.remask is not None:
@@ -172,22 +172,22 @@ def decides_rows_alone(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
         view, state = turn.view.take(row), take_state(turn.state, row)
         alone, after = sampler.step(view, state)
         _require_same(alone, view, turn, row, "a row is decided otherwise without the other rows")
-        for one, other in zip(
+        for actual, expected in zip(
             tensors_in(after), tensors_in(take_state(turn.next_state, row)), strict=True
         ):
-            # A power in float32 depends on the shape in its last bit.
-            torch.testing.assert_close(one, other, equal_nan=True)
+            # The last bit of a float32 power depends on the shape of the tensor.
+            torch.testing.assert_close(actual, expected, equal_nan=True)
 
 
 def is_pure(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
-    """A step changes nothing that it is given, and the same view and state give the same again."""
-    given = {field.name: getattr(turn.view, field.name) for field in fields(View)}
-    view, state = View(**copy.deepcopy(given)), copy.deepcopy(turn.state)
+    """A step changes none of its arguments; the same view and state give the same result."""
+    view_fields = {field.name: getattr(turn.view, field.name) for field in fields(View)}
+    view, state = View(**copy.deepcopy(view_fields)), copy.deepcopy(turn.state)
     decision, after = sampler.step(view, state)
-    for name, value in given.items():
+    for name, value in view_fields.items():
         if isinstance(value, Tensor):
             assert torch.equal(getattr(view, name), value), f"step changed {name} of the view"
-    logits = (view.computed.logits, given["computed"].logits)
+    logits = (view.computed.logits, view_fields["computed"].logits)
     assert torch.equal(*logits), "step changed the logits of the view"
     _require_equal(state, turn.state, "step changed the state that it was given")
     _require_same(decision, view, turn, ..., "the same view and state gave another decision")
@@ -210,15 +210,15 @@ def ends_in_time(sampler: Sampler[Any], style: Style, seed: int) -> None:
 
 
 def check_laws(sampler: Sampler[Any], *, seeds: tuple[int, ...] = (1, 2), width: int = 7) -> None:
-    """Puts a sampler through all laws, over every style of logits and with noise.
+    """Checks a sampler against all laws, on every style of logits and with noise.
 
     Samplers of uniform-state models have laws of their own, and are not covered.
 
     Args:
         sampler: The rule. Its repr must be an expression that `samplers.parse` reads back, if the
             rule is one of this package.
-        seeds: Of the random blocks.
-        width: Positions of a block; that of its filter for a rule such as `Learn2PD`.
+        seeds: Seeds of the random blocks.
+        width: Positions of a block; for a rule such as `Learn2PD`, the filter's block length.
 
     Raises:
         AssertionError: If a law is broken; its text says which one, and where.
@@ -229,17 +229,17 @@ def check_laws(sampler: Sampler[Any], *, seeds: tuple[int, ...] = (1, 2), width:
     for style, temperature in [*plays, ("drifting", 1.3)]:
         for seed in seeds:
             where = f"{sampler!r}, {style} logits, temperature {temperature}, seed {seed}"
-            for turn in play(sampler, seed, style=style, temperature=temperature, width=width):
+            for played in play(sampler, seed, style=style, temperature=temperature, width=width):
                 for law in LAWS:
                     with _law_named(law.__name__, where):
-                        law(turn, sampler)
+                        law(played, sampler)
             with _law_named("ends_in_time", where):
                 ends_in_time(sampler, style, seed)
 
 
 @contextmanager
 def _law_named(law: str, where: str) -> Iterator[None]:
-    """Adds to what an AssertionError says the law that was broken, and where."""
+    """Adds the broken law, and where it was broken, to the text of an AssertionError."""
     try:
         yield
     except AssertionError as error:
@@ -259,24 +259,24 @@ def tensors_in(state: Any) -> list[Tensor]:
     return [state]
 
 
-def _require_equal(one: Any, other: Any, message: str) -> None:
-    for ours, theirs in zip(tensors_in(one), tensors_in(other), strict=True):
-        same = torch.allclose(ours, theirs, rtol=0, atol=0, equal_nan=True)
-        assert ours.shape == theirs.shape and same, message  # noqa: PT018  # of one tensor
+def _require_equal(state: Any, expected_state: Any, message: str) -> None:
+    for actual, expected in zip(tensors_in(state), tensors_in(expected_state), strict=True):
+        same = torch.allclose(actual, expected, rtol=0, atol=0, equal_nan=True)
+        assert actual.shape == expected.shape and same, message  # noqa: PT018  # of one tensor
 
 
 def _require_same(
-    decision: Decision, view: View, turn: PlayedStep[Any], rows: Any, message: str
+    decision: Decision, view: View, played: PlayedStep[Any], rows: Any, message: str
 ) -> None:
-    """Raises unless a decision is that of a turn, in all rows or in some of them."""
-    commit = turn.decision.commit[rows]
+    """Raises unless a decision equals the played one in some rows; `...` means all rows."""
+    commit = played.decision.commit[rows]
     assert torch.equal(decision.commit, commit), message
     tokens = view.proposal if decision.tokens is None else decision.tokens
-    assert torch.equal(tokens[commit], turn.written[rows][commit]), message
-    for ours, theirs in (
-        (decision.remask, turn.decision.remask), (decision.settle, turn.decision.settle)
+    assert torch.equal(tokens[commit], played.written[rows][commit]), message
+    for actual, expected in (
+        (decision.remask, played.decision.remask), (decision.settle, played.decision.settle)
     ):  # fmt: skip
-        if ours is None or theirs is None:
-            assert ours is theirs, message
+        if actual is None or expected is None:
+            assert actual is expected, message
         else:
-            assert torch.equal(ours, theirs[rows]), message
+            assert torch.equal(actual, expected[rows]), message

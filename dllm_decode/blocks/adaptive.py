@@ -30,10 +30,10 @@ class AdaptiveBlocks(BlockSchedule):
 
     Source: Lu et al. 2025, "AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive
     Block Size", https://arxiv.org/abs/2509.26432, block length by the confidence of delimiters.
-    Theirs goes with `ConfidenceThreshold(0.9)`, the newline of the tokenizer as the delimiter, and
+    The authors use `ConfidenceThreshold(0.9)`, the newline of the tokenizer as the delimiter, and
     a threshold of 0.3 (LLaDA) or 0.5 (Dream).
-    Differs: Rows of a batch keep their own pace, theirs is a batch of one. A given token that is a
-    delimiter ends a block for certain. A block starts at the row's first unsettled position.
+    Differs: Rows of a batch keep their own pace; the authors decode one row. A given token that is
+    a delimiter ends a block for certain. A block starts at the row's first unsettled position.
 
     Attributes:
         delimiters: Token ids at which a block may end.
@@ -41,7 +41,7 @@ class AdaptiveBlocks(BlockSchedule):
         block_length: Tokens of a block that no delimiter ends; `None`: as
             `DecodeConfig.block_length`.
         window: Share of the answer, in [0, 1], in which a delimiter is looked for; at least one
-            token. It may be longer than a block.
+            token. The window may be longer than a block.
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -81,11 +81,11 @@ class AdaptiveBlocks(BlockSchedule):
         return None if state is None else state[:, None]
 
     def opening(self, row: Row, block_length: int, shift: int) -> Opening:
-        last = row.opening
-        if last != CLOSED:
+        previous = row.opening
+        if previous != CLOSED:
             (stop,) = row.numbers.schedule
             if row.unsettled < stop:
-                return last._replace(stop=stop, block=(last.start, stop), note=None)
+                return previous._replace(stop=stop, block=(previous.start, stop), note=None)
         start, end, num_seen = row.unsettled, row.end, self._num_seen(row.end - row.first)
         usual = min(start + block_length, end)
         # The new block may be this long until the logits decide where it ends.
@@ -115,9 +115,9 @@ class AdaptiveBlocks(BlockSchedule):
         is_seen = (columns >= start) & (columns < seen)
         score = view.probability(view.most_likely)
         score = score.masked_fill(~(is_seen & is_one_of(view.most_likely, self.delimiters)), -1.0)
-        best, last = score.max(-1, keepdim=True)
-        stops = torch.where(best >= self.threshold, first + last + 1, usual)
-        # A cache may compute few of the open columns, of which the first stays open.
+        best, place = score.max(-1, keepdim=True)
+        stops = torch.where(best >= self.threshold, first + place + 1, usual)
+        # If a cache computes only some open columns, the first of these stays open.
         is_before = view.eligible.cumsum(-1) == 0
         fewest = first + is_before.sum(-1, keepdim=True) + 1
         stops = torch.where(view.eligible.any(-1, keepdim=True), stops.maximum(fewest), stops)
@@ -134,7 +134,7 @@ class _New(NamedTuple):
     """A block that has just been opened.
 
     Attributes:
-        usual: First column after it, if no delimiter ends it.
+        usual: First column after the block, if no delimiter ends the block.
         seen: Positions among which a delimiter is looked for.
     """
 

@@ -32,9 +32,9 @@ class BlockSchedule(PlugIn, ABC):
     def needs(self) -> frozenset[Fact]:
         """Facts that the model and the verifier must give; none if this gives `WHOLE_BLOCKS`.
 
-        A schedule whose blocks end only where the blocks of a block-causal model end overrides this
-        without `SEES_BOTH_WAYS`; one that gives `WHOLE_BLOCKS`, and whose blocks may reach over
-        the end of a model's block, adds it, because nothing else refuses such a model.
+        Override this without `SEES_BOTH_WAYS` if the schedule's blocks end only where the blocks of
+        a block-causal model end. Add `SEES_BOTH_WAYS` to a schedule that gives `WHOLE_BLOCKS` if
+        its blocks may cross the end of a model's block: nothing else refuses such a model.
         """
         if Fact.WHOLE_BLOCKS in self.gives:
             return frozenset()
@@ -46,7 +46,7 @@ class BlockSchedule(PlugIn, ABC):
     def window_length(self, block_length: int, answer_length: int) -> int:
         """Returns the columns of the sampler's window: a block, unless overridden.
 
-        Every `Opening.phase` has at most so many columns.
+        No `Opening.phase` may have more columns.
 
         Args:
             block_length: Tokens per block.
@@ -73,8 +73,8 @@ class BlockSchedule(PlugIn, ABC):
         At least one of the row's unsettled positions must be open.
 
         Args:
-            row: How far the row has come; `row.opening` is that of the last round, `CLOSED` before
-                the row's first one.
+            row: How far the row has come; `row.opening` is the opening of the last round,
+                `CLOSED` before the row's first round.
             block_length: Tokens per block.
             shift: Columns from a column to the one that its logits predict, 0 or 1.
         """

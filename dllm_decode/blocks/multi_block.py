@@ -18,7 +18,7 @@ from samplers.checks import Share, count_from
 from samplers.facts import Fact
 from samplers.view import Order, View
 
-# The number of a column. No column is both, because an EOS is settled.
+# Numbers of an unsettled column and of an EOS; an EOS is settled, so that no column is both.
 _UNSETTLED, _EOS = 1, 2
 
 
@@ -34,18 +34,18 @@ class MultiBlock(BlockSchedule):
     position in `order` is committed too.
 
     Once a row that ends with its first EOS holds an EOS, its next block opens only when all open
-    blocks are finished. With `open_at` and `force_at` at 1 that is always so, as in `Sequential`.
+    blocks are finished. With `open_at` and `force_at` at 1 this always holds, as in `Sequential`.
 
     On a block-causal model, and with `SuffixWindow(NoCache(), 0, tail=0)` on any, nothing is
     computed for blocks that no row has opened, so `gen_length` may be as long as an answer can be.
 
-    Source: d3LLM 2026, https://arxiv.org/abs/2601.07568, entropy-based multi-block decoding; theirs
-    goes with `EntropyThreshold`, block length 32, open_at 0.1, force_at 0.95 and order "entropy".
+    Source: d3LLM 2026, https://arxiv.org/abs/2601.07568, entropy-based multi-block decoding; the
+    authors use `EntropyThreshold`, block length 32, open_at 0.1, force_at 0.95 and order "entropy".
     `forces="every"`: Wang et al. 2025, "Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete
-    Diffusion Forcing", https://arxiv.org/abs/2508.09192 (D2F), for block-causal models; theirs goes
-    with `ConfidenceThreshold(0.9)`, open_at 0.1 to 0.9 and force_at 0.95.
-    Differs: Any sampler decides. Rows of a batch keep their own pace, theirs is a batch of one. A
-    block that is full from the start is passed at once. With `truncate_at_eos`, positions after an
+    Diffusion Forcing", https://arxiv.org/abs/2508.09192 (D2F), for block-causal models; the authors
+    use `ConfidenceThreshold(0.9)`, open_at 0.1 to 0.9 and force_at 0.95.
+    Differs: Any sampler decides. Rows of a batch keep their own pace; the authors decode one row. A
+    block that is full from the start is skipped at once. With `truncate_at_eos`, positions after an
     EOS become EOS before the next step. Progress counts given tokens too. The sampler of D2F
     commits confident tokens only; here it commits at least one per row, in any open block.
 
@@ -53,7 +53,7 @@ class MultiBlock(BlockSchedule):
         block_length: Tokens per block; `None`: as `DecodeConfig.block_length`.
         open_at: Progress, in [0, 1], of the last open block at which one more is opened.
         force_at: Progress, in [0, 1], of the block before at which a block is fully active.
-        max_open: Open blocks with masks left, at most; `None`: as many as there are.
+        max_open: Largest number of open blocks with masks left; `None`: no limit.
         order: Which position of a fully active block is committed first.
         forces: Which of the fully active blocks with masks get a commit.
 
@@ -76,7 +76,7 @@ class MultiBlock(BlockSchedule):
         return answer_length
 
     def numbers(self, canvas: Canvas, block_length: int, state: Any) -> Int[Tensor, "B N"]:
-        """Returns for each column whether it is unsettled or holds an EOS; the host counts."""
+        """Returns for each column whether it is unsettled or holds an EOS; the host counts them."""
         return canvas.unsettled + _EOS * canvas.eos
 
     def opening(self, row: Row, block_length: int, shift: int) -> Opening:
@@ -90,7 +90,7 @@ class MultiBlock(BlockSchedule):
         opens = done[newest] >= self.open_at * sizes[newest]
         opens &= not (row.config.stop_at_eos and _EOS in numbers)
         opens &= self.max_open is None or busy < self.max_open
-        # A row always has something to do, because full blocks are passed at once.
+        # Full blocks are skipped at once, so that a row always has a mask in an open block.
         first_left = next((number for number, left in enumerate(masks) if left), 0)
         num_open = max(min(num_open + opens, len(blocks)), first_left + 1)
         open_blocks = [number for number in range(num_open) if masks[number]] or [first_left]
@@ -109,11 +109,11 @@ class MultiBlock(BlockSchedule):
         if not any(opening.note.due for opening in openings):
             return decision
         size, width = openings[0].note.block_length, view.tokens.shape[1]
-        listed = [
+        is_due = [
             [number in opening.note.due for number in range(-(-width // size))]
             for opening in openings
         ]
-        due = sent(listed, view.tokens.device)[..., None]
+        due = sent(is_due, view.tokens.device)[..., None]
         due = due & _by_block(view.eligible, size)
         lacking = due & ~(_by_block(decision.commit, size) & due).any(-1, keepdim=True)
         scores = _by_block(view.scores(self.order), size)

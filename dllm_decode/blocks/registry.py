@@ -23,5 +23,5 @@ def parse(text: str) -> BlockSchedule:
     Raises:
         ValueError: If the text does not describe a schedule.
     """
-    known = {schedule.__name__: schedule for schedule in ALL_SCHEDULES}
-    return parse_plugin(text, BlockSchedule, known)  # type: ignore[type-abstract]  # subclasses
+    by_name = {schedule.__name__: schedule for schedule in ALL_SCHEDULES}
+    return parse_plugin(text, BlockSchedule, by_name)  # type: ignore[type-abstract]  # subclasses

@@ -19,7 +19,7 @@ class SubBlocks(BlockSchedule):
     it, as in a causal model.
 
     Source: Wu et al. 2025, "Fast-dLLM v2: Efficient Block-Diffusion LLM",
-    https://arxiv.org/abs/2509.26328; theirs goes with `ConfidenceThreshold(0.9)`, block length 32,
+    https://arxiv.org/abs/2509.26328; the authors use `ConfidenceThreshold(0.9)`, block length 32,
     sub-blocks of 8, and `SubBlockCache`.
     Differs: The forward that gives a block's first token also sees the block's masks. This changes
     nothing on their models, in which no column depends on a later block.
@@ -44,5 +44,5 @@ class SubBlocks(BlockSchedule):
         if shift and row.unsettled == start:
             return Opening.of_block(start, start + 1)
         first = row.unsettled - (row.unsettled - start) % self.sub_block_length
-        whole = Opening.of_block(start, stop)
-        return whole._replace(start=first, stop=min(first + self.sub_block_length, stop))
+        block = Opening.of_block(start, stop)
+        return block._replace(start=first, stop=min(first + self.sub_block_length, stop))

@@ -30,21 +30,21 @@ class CertaintyCache(CachePolicy):
     after the answer count as its last column does. A forward computes the `num_masks` masks of
     highest score, those of the open block first, and the tokens that the last step committed. Other
     open positions are not eligible in that step. Only a row's first forward computes everything, so
-    that this suits one block for the whole answer. Columns differ per row; the number of columns is
-    rounded up to a multiple of 16.
+    that this policy suits one block for the whole answer. Columns differ per row; the number of
+    columns is rounded up to a multiple of 16.
 
     Source: 2025, "d2Cache: Accelerating Diffusion-Based LLMs via Dual Adaptive Caching",
     https://arxiv.org/abs/2509.23094, certainty density and `inflate_w` of the authors' code.
     Differs: Columns are not also chosen by attention rollout, which fused attention does not give.
     The confidence is that of the last look; the authors' code keeps that of the first forward.
-    Masks are sought in whole blocks up to the one with the `num_masks`-th mask; there the block
-    shrinks as its tokens settle. Rows of a batch are not filled up with further columns. A mask
-    that no look has predicted counts as certain.
+    Masks are chosen from whole blocks, up to the block with the `num_masks`-th mask; the authors'
+    block shrinks as its tokens settle. Rows of a batch are not filled up with further columns. A
+    mask that no look has predicted counts as certain.
 
     Attributes:
         num_masks: Masks that a forward computes, at most; the authors' `current_k`.
         sigma: Standard deviation of the Gaussian, in columns.
-        fill: Gaps of fewer columns between computed ones are computed too; the authors'
+        fill: Gaps of fewer columns than this are computed too; the authors'
             `inflate_w`, 4 with blocks or with several tokens a step.
 
     Raises:
@@ -77,7 +77,7 @@ class CertaintyCache(CachePolicy):
         nearest = columns.clamp(min=0).minimum(canvas.ends[:, None] - 1)
         around = (settled.gather(1, nearest) | (columns < 0)).to(weights.dtype)
         density = functional.conv1d(around[:, None], (weights / weights.sum())[None, None])
-        # Rounded, so that columns that are equal but for the order of a sum keep their order.
+        # Rounded, so that densities that differ only by the order of a sum become equal.
         return density[:, 0].float()
 
     def recompute(self, query: CacheQuery) -> Columns:
@@ -86,13 +86,13 @@ class CertaintyCache(CachePolicy):
             return columns((0, query.end))
         chosen = {column for column in range(query.end) if ranks[column] == _NEW}
         chosen |= {max(0, column - query.shift) for column in self._best(query, ranks)}
-        for one, other in pairwise(sorted(chosen)):
-            if other - one <= self.fill:
-                chosen |= set(range(one, other))
+        for left, right in pairwise(sorted(chosen)):
+            if right - left <= self.fill:
+                chosen |= set(range(left, right))
         return ranges_of(sorted(chosen))
 
     def _best(self, query: CacheQuery, ranks: tuple[int, ...]) -> list[int]:
-        """Returns the best masks: those of the open block come before all others."""
+        """Returns the best masks; masks of the open block come before all others."""
         start, stop = query.row.opening.bounds
         masks = [column for column in range(start, query.end) if ranks[column] > 0]
         last = masks[min(self.num_masks, len(masks)) - 1]

@@ -18,16 +18,16 @@ from samplers.facts import Fact
 class CutAtEos(CachePolicy):
     """Leaves the columns after an EOS out of the forward, once nothing after them is open.
 
-    The columns are neither computed nor attended to. The columns of the open block stay. Without
-    `truncate_at_eos` of the decode masks after an EOS keep an answer as long as it is. On a
-    block-causal model a forward sees no column after the open block, and nothing changes.
+    The columns are neither computed nor attended to. The columns of the open block stay. If
+    the decode does not set `truncate_at_eos`, masks after an EOS prevent the cut. On a
+    block-causal model, where a forward sees no column after the open block, nothing changes.
 
     Source: Bao et al. 2025, "Learning to Parallel", https://arxiv.org/abs/2509.25188, whose
     end-of-text prediction shortens the canvas.
     Differs: The open block stays whole, so that a filter of `Learn2PD` reads a whole block.
 
     Attributes:
-        inner: Says which of the columns that stay are computed.
+        inner: The policy that says which of the remaining columns are computed.
 
     Raises:
         ValueError: If `inner` is not a cache policy, or hides columns itself.
@@ -51,13 +51,13 @@ class CutAtEos(CachePolicy):
         return self.inner.gives - {Fact.EVERY_COLUMN}
 
     def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B N"]:
-        """Returns the numbers of `inner`, and the first column after the last one that matters."""
-        at = torch.arange(canvas.width, device=canvas.tokens.device)
-        first_eos = torch.where(canvas.eos, at, canvas.width).amin(-1)
-        last_open = torch.where(canvas.unsettled, at, -1).amax(-1)
+        """Returns the numbers of `inner`, then the column after the first EOS and all open ones."""
+        indices = torch.arange(canvas.width, device=canvas.tokens.device)
+        first_eos = torch.where(canvas.eos, indices, canvas.width).amin(-1)
+        last_open = torch.where(canvas.unsettled, indices, -1).amax(-1)
         end = torch.maximum(first_eos, last_open)[:, None] + 1
-        own = self.inner.numbers(canvas, history, shift)
-        return end if own is None else torch.cat([own, end], -1)
+        inner_numbers = self.inner.numbers(canvas, history, shift)
+        return end if inner_numbers is None else torch.cat([inner_numbers, end], -1)
 
     def hidden(self, query: CacheQuery) -> Columns:
         numbers = query.row.numbers.cache
@@ -66,6 +66,6 @@ class CutAtEos(CachePolicy):
 
     def recompute(self, query: CacheQuery) -> Columns:
         numbers = query.row.numbers
-        inner = numbers._replace(cache=numbers.cache[:-1])
-        row = query.row._replace(numbers=inner)
+        inner_numbers = numbers._replace(cache=numbers.cache[:-1])
+        row = query.row._replace(numbers=inner_numbers)
         return without(self.inner.recompute(query._replace(row=row)), self.hidden(query))

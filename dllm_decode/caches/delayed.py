@@ -43,7 +43,7 @@ class DelayedCache(CachePolicy):
         return frozenset({Fact.LOGITS_BEHIND_BLOCK, Fact.BEGINS_BLOCKS_ANEW})
 
     def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B L"]:
-        """Returns 1 for each column that is masked, or was when it was computed last."""
+        """Returns 1 for a column that is masked, was when last computed, or was never computed."""
         return history.pending(canvas).long()
 
     def recompute(self, query: CacheQuery) -> Columns:
@@ -53,7 +53,7 @@ class DelayedCache(CachePolicy):
         fresh = {column for column in range(row.end) if numbers[column]}
         if query.shift:
             fresh |= {column - 1 for column in fresh if column}
-            # The last column predicts nothing; it waits for the one before, as the authors' does.
+            # The last column predicts nothing; as the authors do, compute it with the one before.
             fresh |= {row.end - 1} & {column + 1 for column in fresh}
         return ranges_of(column for column in sorted(fresh) if column < query.end)
 

@@ -34,8 +34,8 @@ class DualCache(CachePolicy):
 
     @property
     def gives(self) -> frozenset[Fact]:
-        given = frozenset({Fact.LOGITS_OF_COMMITTED, Fact.BEGINS_BLOCKS_ANEW})
-        return given if self.refresh_every else given | {Fact.EXACT_REPLAY}
+        facts = frozenset({Fact.LOGITS_OF_COMMITTED, Fact.BEGINS_BLOCKS_ANEW})
+        return facts if self.refresh_every else facts | {Fact.EXACT_REPLAY}
 
     def recompute(self, query: CacheQuery) -> Columns:
         if refreshes(query.row.turn_forwards, self.refresh_every):

@@ -48,23 +48,23 @@ class EntropyCache(CachePolicy):
         return frozenset({Fact.HAS_MASK, Fact.LAST_LOOK})
 
     def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B N"]:
-        """Returns whether to compute everything, and for each column if it is a mask or recent."""
+        """Returns whether to compute everything, then for each column if it is a mask or recent."""
         is_mask = canvas.tokens == canvas.mask_id
-        # Of the tokens, only those that this round committed have an entropy above 0.
+        # Among tokens, only those that this round committed have an entropy above 0.
         doubt = history.last_look.entropy.masked_fill(is_mask, 0.0).amax(-1, keepdim=True)
         is_recent = self._is_recent(canvas, history, is_mask)
         kinds = _MASK * is_mask.long() + _TOKEN * is_recent.long()
         return torch.cat([(doubt > self.threshold).long(), kinds], -1)
 
     def _is_recent(self, canvas: Canvas, history: History, is_mask: Tensor) -> Tensor:
-        """Returns the tokens that were never computed, and the `last_k` that were at last."""
+        """Returns the tokens that were never computed, and the `last_k` latest ones."""
         is_written = canvas.answer & ~canvas.given & ~is_mask
         is_new = is_written & (history.clean_since == 0)
         columns = torch.arange(canvas.width, device=is_mask.device)
-        # Of tokens that were first computed by one forward, the last columns come first.
+        # Among tokens that one forward was the first to compute, the last columns come first.
         since = history.clean_since.masked_fill(is_new, _NEVER) * _NEVER + columns
-        kept = since.masked_fill(~is_written, -1).topk(min(self.last_k, canvas.width), -1).indices
-        return is_new | (torch.zeros_like(is_new).scatter(1, kept, True) & is_written)
+        latest = since.masked_fill(~is_written, -1).topk(min(self.last_k, canvas.width), -1).indices
+        return is_new | (torch.zeros_like(is_new).scatter(1, latest, True) & is_written)
 
     def recompute(self, query: CacheQuery) -> Columns:
         numbers = query.row.numbers.cache

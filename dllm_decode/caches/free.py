@@ -13,7 +13,7 @@ class FreeCache(CachePolicy):
 
     On a block-causal model this is exact block caching: a block's keys and values last from the
     first forward that sees all its tokens, which is the first one of the next block, so that no
-    forward is spent on storing them.
+    forward is spent on storing keys and values.
 
     Source: Hu et al. 2025, "Accelerating Diffusion Language Model Inference via Efficient KV
     Caching and Guided Diffusion", https://arxiv.org/abs/2505.21467, FreeCache.

@@ -26,8 +26,8 @@ class PipelineCache(CachePolicy):
     first forward that sees all its tokens if that is later; the prompt is frozen after the row's
     first `delay` forwards, at least one. While a finished block waits to be frozen, every forward
     computes everything; other forwards compute the columns that are not frozen, and each
-    `refresh_every`-th everything. This goes with `MultiBlock`, whose blocks end one by one.
-    Columns differ per row.
+    `refresh_every`-th computes everything. This goes with `MultiBlock`, whose blocks end one by
+    one. Columns differ per row.
 
     Source: Qian et al. 2026, "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory
     Distillation", https://arxiv.org/abs/2601.07568, `generate_multi_block_kv_cache` of the authors'
@@ -35,7 +35,7 @@ class PipelineCache(CachePolicy):
 
     Attributes:
         block_length: Tokens per block that is frozen; usually as in the block schedule.
-        delay: Forwards that a finished block waits.
+        delay: Forwards that a finished block waits before it is frozen.
         refresh_every: Forwards of a row from one computation of everything to the next; 0: none.
     """
 
@@ -48,7 +48,7 @@ class PipelineCache(CachePolicy):
         return frozenset({Fact.LOGITS_BEHIND_BLOCK})
 
     def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B 2"]:
-        """Returns how many blocks are frozen, the prompt counted, and when the next one will be."""
+        """Returns how many blocks are frozen, with the prompt, and when the next one will be."""
         now = history.num_forwards + 1
         frozen_at = self._frozen_at(canvas, history, now)
         num_frozen = (frozen_at < now[:, None]).sum(-1, keepdim=True)
@@ -71,7 +71,7 @@ class PipelineCache(CachePolicy):
     ) -> Int[Tensor, "B N"]:
         """Returns the number of the last forward before each block is frozen, the prompt first.
 
-        The entry after the last block is that of a block that is never frozen.
+        The entry after the last block is of a block that is never frozen.
         """
         columns = torch.arange(canvas.width, device=now.device)
         length = self.block_length
@@ -81,15 +81,15 @@ class PipelineCache(CachePolicy):
         is_masked = canvas.tokens == canvas.mask_id
         # A block counts as finished from the first forward on that computes all its tokens.
         since = history.clean_since
-        finished = torch.where(since > 0, since, now[:, None])
-        finished = finished.masked_fill(is_masked, _NEVER)
-        finished = finished.masked_fill(blocks < 1, max(0, 1 - self.delay))
+        clean_at = torch.where(since > 0, since, now[:, None])
+        clean_at = clean_at.masked_fill(is_masked, _NEVER)
+        clean_at = clean_at.masked_fill(blocks < 1, max(0, 1 - self.delay))
         inside = columns < canvas.ends[:, None]
         num_blocks = canvas.width // self.block_length + 3
-        ends = finished.new_full((len(canvas), num_blocks), _NEVER)
+        finished = clean_at.new_full((len(canvas), num_blocks), _NEVER)
         index = torch.where(inside, blocks.clamp(min=0), num_blocks - 1)
-        finished = finished.masked_fill(~inside, _NEVER)
-        ends = ends.scatter_reduce(1, index, finished, "amax", include_self=False)
+        clean_at = clean_at.masked_fill(~inside, _NEVER)
+        finished = finished.scatter_reduce(1, index, clean_at, "amax", include_self=False)
         # frozen_at[n] = max(finished[n], frozen_at[n - 1]) + delay, without a loop.
         waits = self.delay * torch.arange(num_blocks, device=now.device)
-        return (ends - waits).cummax(-1).values + waits + self.delay
+        return (finished - waits).cummax(-1).values + waits + self.delay

@@ -32,8 +32,8 @@ class PrefixCache(CachePolicy):
 
     @property
     def gives(self) -> frozenset[Fact]:
-        given = RECOMPUTED | {Fact.BEGINS_BLOCKS_ANEW}
-        return given if self.refresh_every else given | {Fact.EXACT_REPLAY}
+        facts = RECOMPUTED | {Fact.BEGINS_BLOCKS_ANEW}
+        return facts if self.refresh_every else facts | {Fact.EXACT_REPLAY}
 
     def recompute(self, query: CacheQuery) -> Columns:
         if refreshes(query.row.turn_forwards, self.refresh_every):

@@ -18,13 +18,13 @@ from samplers.facts import Fact
 class SettledCache(CachePolicy):
     """Freezes a column once it and all before it were computed `delay` times with their tokens.
 
-    The frozen columns are a growing beginning of the row, prompt first; all columns after it are
-    computed at every forward. No block has to end first, so this suits canvases on which several
+    The frozen columns are a growing prefix of the row, prompt first; every forward computes all
+    columns after this prefix. No block has to end first, so this suits canvases on which several
     blocks are open. Columns differ per row.
 
     Source: Qian et al. 2026, "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory
     Distillation", https://arxiv.org/abs/2601.07568, key-value cache of multi-block decoding.
-    Differs: Columns are frozen one by one, there in whole blocks; frozen columns are not refreshed.
+    Differs: Columns are frozen one by one, not in whole blocks; frozen columns are not refreshed.
 
     Attributes:
         delay: Forwards of the row that compute a column after its token was committed.

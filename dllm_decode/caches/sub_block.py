@@ -10,10 +10,10 @@ from dllm_decode.core.columns import Columns, columns
 class SubBlockCache(CachePolicy):
     """Freezes the rest of a block while one of its sub-blocks is decoded.
 
-    The whole block is computed by its first forward, and as long as the first position of the open
-    sub-block is masked; the other forwards compute that sub-block alone. The columns before the
-    block are frozen, as by `FreeCache()`. This goes with `SubBlocks`; under other schedules the
-    open columns are the sub-block. Columns differ per row.
+    The first forward of a block computes the whole block, as do forwards before which the open
+    sub-block's first position is masked; the other forwards compute the open sub-block alone. The
+    columns before the block are frozen, as by `FreeCache()`. This goes with `SubBlocks`; under
+    other schedules the open columns are the sub-block. Columns differ per row.
 
     Source: Wu et al. 2025, "Fast-dLLM v2: Efficient Block-Diffusion LLM",
     https://arxiv.org/abs/2509.26328, hierarchical caching; `use_block_cache` of the authors' code.

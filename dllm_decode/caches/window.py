@@ -19,10 +19,10 @@ from samplers.facts import Fact
 class SuffixWindow(CachePolicy):
     """Leaves the columns far after the open block out of the forward.
 
-    The next `width` columns and the last `tail` columns stay, at their true positions. The others
-    are neither computed nor attended to until a later block brings them into the window. `inner`
-    says which of the columns that stay are computed. On a block-causal model a forward sees no
-    column after the open block, and nothing changes.
+    The next `width` columns and the last `tail` columns stay, at their true positions. The other
+    columns are neither computed nor attended to until a later block brings them into the window.
+    `inner` says which of the columns that stay are computed. On a block-causal model, where a
+    forward sees no column after the open block, nothing changes.
 
     With `width=0, tail=0` nothing is computed for blocks that are not open yet, and `gen_length` is
     an upper bound that costs nothing. Models that were trained on answers of growing length are
@@ -31,10 +31,10 @@ class SuffixWindow(CachePolicy):
     Source: Streaming-dLLM 2026, https://arxiv.org/abs/2601.17917, attenuation guided suffix
     modelling as in the authors' code: a window of 96 to 192 columns around `PrefixCache()`. Their
     threshold is `DecayingThreshold`.
-    Differs: Any cache policy may be inside; theirs is the prefix cache.
+    Differs: Any cache policy may be inside; the authors use the prefix cache.
 
     Attributes:
-        inner: Says which of the columns that stay are computed.
+        inner: The policy that says which of the remaining columns are computed.
         width: Columns that stay after the open block, in addition to the last ones.
         tail: Last columns of the row that stay.
 

@@ -38,7 +38,7 @@ _TENSORS = (
 
 @dataclass(frozen=True)
 class Canvas:
-    """Tokens of some rows. Immutable, and knows nothing of plug-ins.
+    """Tokens of some rows. Immutable, and independent of plug-ins.
 
     Attributes:
         tokens: Prompt and answer from column 0 on; an EOS in columns after the row's end.
@@ -119,7 +119,7 @@ class Canvas:
 
     @property
     def masked(self) -> Bool[Tensor, "B L"]:
-        """Unsettled columns that hold [MASK]; an editing sampler keeps others unsettled too."""
+        """Unsettled columns that hold [MASK]; an editing sampler leaves tokens unsettled too."""
         return self.unsettled & (self.tokens == self.mask_id)
 
     @property
@@ -142,33 +142,33 @@ class Canvas:
         length = int(self.gen_lengths.max())
         offsets = torch.arange(length, device=self.tokens.device)
         columns = self.prompt_lengths[:, None] + offsets
-        found = self.tokens.gather(1, columns.clamp(max=self.width - 1))
-        return torch.where(offsets < self.gen_lengths[:, None], found, self.eos_ids[0])
+        tokens = self.tokens.gather(1, columns.clamp(max=self.width - 1))
+        return torch.where(offsets < self.gen_lengths[:, None], tokens, self.eos_ids[0])
 
     def take(self, rows: Int[Tensor, " N"]) -> "Canvas":
-        """Returns some rows."""
+        """Returns the canvas of some rows."""
         parts: dict[str, Any] = {name: getattr(self, name)[rows] for name in _TENSORS}
         return replace(self, **parts)
 
     def joined(self, others: "Canvas") -> "Canvas":
-        """Returns these rows, then others, as wide as the wider of both."""
+        """Returns these rows, then the others, as wide as the wider canvas."""
         width = max(self.width, others.width)
-        one, other = self._widened(width), others._widened(width)
+        first, second = self._widened(width), others._widened(width)
         parts: dict[str, Any] = {
-            name: torch.cat([getattr(one, name), getattr(other, name)]) for name in _TENSORS
+            name: torch.cat([getattr(first, name), getattr(second, name)]) for name in _TENSORS
         }
         return replace(self, **parts)
 
     def _widened(self, width: int) -> "Canvas":
-        more = (0, width - self.width)
-        if not more[1]:
+        padding = (0, width - self.width)
+        if not padding[1]:
             return self
         return replace(
             self,
-            tokens=pad(self.tokens, more, value=self.eos_ids[0]),
-            unsettled=pad(self.unsettled, more),
-            answer=pad(self.answer, more),
-            given=pad(self.given, more),
+            tokens=pad(self.tokens, padding, value=self.eos_ids[0]),
+            unsettled=pad(self.unsettled, padding),
+            answer=pad(self.answer, padding),
+            given=pad(self.given, padding),
         )
 
     def truncated(self, where: Bool[Tensor, " B"] | None, *, keeps_tokens: bool) -> "Canvas":

@@ -29,7 +29,7 @@ def are_columns(value: object, end: int) -> bool:
 
 
 def contains(one: Columns, other: Columns) -> bool:
-    """Returns whether the first set is a single range, and has every column of the second."""
+    """Returns whether the second set is empty, or inside the first and the first is one range."""
     if not other:
         return True
     return len(one) == 1 and one[0].start <= other[0].start and other[-1].stop <= one[0].stop
@@ -53,13 +53,13 @@ def without(one: Columns, other: Columns) -> Columns:
     if contains(other, one):
         return ()
     left = one
-    for taken in other:
+    for removed in other:
         bounds = [
             bound
             for part in left
             for bound in (
-                (part.start, min(part.stop, taken.start)),
-                (max(part.start, taken.stop), part.stop),
+                (part.start, min(part.stop, removed.start)),
+                (max(part.start, removed.stop), part.stop),
             )
         ]
         left = columns(*bounds)
@@ -73,10 +73,10 @@ def count(parts: Iterable[range]) -> int:
 
 def ranges_of(ascending: Iterable[int]) -> Columns:
     """Returns single columns, which must ascend, as ranges."""
-    found: list[range] = []
+    ranges: list[range] = []
     for column in ascending:
-        if found and found[-1].stop == column:
-            found[-1] = range(found[-1].start, column + 1)
+        if ranges and ranges[-1].stop == column:
+            ranges[-1] = range(ranges[-1].start, column + 1)
         else:
-            found.append(range(column, column + 1))
-    return tuple(found)
+            ranges.append(range(column, column + 1))
+    return tuple(ranges)

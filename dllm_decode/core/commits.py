@@ -21,9 +21,9 @@ class Commits(NamedTuple):
     Attributes:
         steps: Step of the row, from 0, that committed the token; -1 where the token was given, or
             filled in after an EOS.
-        logprobs: Log-probability of the token in the distribution that it was drawn from: that of
-            the logits that the sampler was shown, at the row's temperature, after `top_p` and
-            `top_k`. At temperature 0, where nothing is drawn, that of temperature 1. NaN where
+        logprobs: Log-probability of the token in the distribution that it was drawn from: the
+            logits that the sampler was shown, at the row's temperature, after `top_p` and `top_k`.
+            At temperature 0, where nothing is drawn, temperature 1 is used instead. NaN where
             `steps` is -1.
         model_logprobs: Log-probability of the token in the model's distribution: at temperature 1,
             without `top_p` and `top_k`. NaN where `steps` is -1.
@@ -54,14 +54,14 @@ def log_probabilities(
     """Returns `logprobs` and `model_logprobs` of tokens, see `Commits`; 0 without logits."""
     computed = view.computed
     columns = computed.columns
-    asked = tokens if columns is None else tokens.gather(1, columns)
-    drawn = log_probability(computed.logits, asked, law_temperature(view.temperature))
-    in_model = log_probability(computed.model_logits, asked, 1.0)
+    computed_tokens = tokens if columns is None else tokens.gather(1, columns)
+    drawn = log_probability(computed.logits, computed_tokens, law_temperature(view.temperature))
+    in_model = log_probability(computed.model_logits, computed_tokens, 1.0)
     if columns is None:
         return drawn, in_model
     # Nothing is committed where no logits were computed.
-    nowhere = drawn.new_zeros(tokens.shape)
-    return nowhere.scatter(1, columns, drawn), nowhere.scatter(1, columns, in_model)
+    zeros = drawn.new_zeros(tokens.shape)
+    return zeros.scatter(1, columns, drawn), zeros.scatter(1, columns, in_model)
 
 
 class CommitState(NamedTuple):
@@ -91,13 +91,13 @@ class CommitState(NamedTuple):
             like: Tokens of all rows.
         """
         if held is None:
-            none = torch.zeros_like(like)
-            unknown = none.to(widest(like.device))
-            return CommitState(none[:, 0], none, unknown, unknown)
+            zeros = torch.zeros_like(like)
+            zero_logprobs = zeros.to(widest(like.device))
+            return CommitState(zeros[:, 0], zeros, zero_logprobs, zero_logprobs)
         # A longer row that has joined may have widened the canvas.
-        more = (0, like.shape[1] - held.steps.shape[1])
+        padding = (0, like.shape[1] - held.steps.shape[1])
         num_steps, *wide = held
-        return pad_state(CommitState(num_steps, *(pad(part, more) for part in wide)), num_rows)
+        return pad_state(CommitState(num_steps, *(pad(part, padding) for part in wide)), num_rows)
 
     def after(
         self,
@@ -118,9 +118,9 @@ class CommitState(NamedTuple):
         """
         num_steps = self.num_steps + 1
         drawn, in_model = log_probabilities(view, tokens)
-        found = (num_steps[:, None].expand_as(tokens), drawn, in_model)
-        held = (self.steps.masked_fill(removed, 0), self.logprobs, self.model_logprobs)
-        pairs = zip(held, found, strict=True)
+        new_parts = (num_steps[:, None].expand_as(tokens), drawn, in_model)
+        old_parts = (self.steps.masked_fill(removed, 0), self.logprobs, self.model_logprobs)
+        pairs = zip(old_parts, new_parts, strict=True)
         return CommitState(
             num_steps, *(window.put(old, commit, new.to(old.dtype)) for old, new in pairs)
         )

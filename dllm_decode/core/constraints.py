@@ -21,9 +21,9 @@ class Constraints(NamedTuple):
 
     Attributes:
         rows: The rows.
-        starts: First column of each that was not read, as the host knows it.
-        row_index: The same as `rows`, on the device.
-        columns: The same as `starts`, on the device.
+        starts: First column of each row that was not read, as the host knows it.
+        row_index: `rows` on the device.
+        columns: `starts` on the device.
         states: State of each automaton before that column.
         automata: The automata.
     """
@@ -38,37 +38,37 @@ class Constraints(NamedTuple):
     @staticmethod
     def of(rows: Sequence[Row], device: torch.device) -> "Constraints | None":
         """Returns the constraints of a state's rows, nothing read; `None` if no row has one."""
-        own = [(n, row) for n, row in enumerate(rows) if row.request.automaton is not None]
-        if not own:
+        pairs = [(n, row) for n, row in enumerate(rows) if row.request.automaton is not None]
+        if not pairs:
             return None
-        found = [row.request.automaton for _, row in own if row.request.automaton is not None]
-        numbers = tuple(n for n, _ in own)
-        starts = tuple(row.prompt_length for _, row in own)
+        automata = [row.request.automaton for _, row in pairs if row.request.automaton is not None]
+        numbers = tuple(n for n, _ in pairs)
+        starts = tuple(row.prompt_length for _, row in pairs)
         index, columns = sent([numbers, starts], device).unbind(0)
         states = torch.zeros_like(index)
-        return Constraints(numbers, starts, index, columns, states, Automata.of(found, device))
+        return Constraints(numbers, starts, index, columns, states, Automata.of(automata, device))
 
     def read(self, rows: Sequence[Row], canvas: Canvas) -> "Constraints":
-        """Returns the constraints after the tokens up to the first unsettled column of each row.
+        """Returns the constraints after the tokens before the first unsettled column of each row.
 
         Args:
             rows: All rows of the state.
-            canvas: Their canvas.
+            canvas: The canvas of these rows.
         """
-        own = [rows[number] for number in self.rows]
-        starts = tuple(min(row.unsettled, row.answer_end) for row in own)
+        constrained = [rows[number] for number in self.rows]
+        starts = tuple(min(row.unsettled, row.answer_end) for row in constrained)
         if starts == self.starts:
             return self
         ends = canvas.prompt_lengths + canvas.gen_lengths
-        places = torch.arange(canvas.width, device=ends.device)
-        first = torch.where(canvas.unsettled, places, canvas.width).amin(-1).minimum(ends)
+        all_columns = torch.arange(canvas.width, device=ends.device)
+        first = torch.where(canvas.unsettled, all_columns, canvas.width).amin(-1).minimum(ends)
         first, tokens = first[self.row_index], canvas.tokens[self.row_index]
         columns, states = self.columns, self.states
         for _ in range(max(map(int.__sub__, starts, self.starts))):
             is_next = columns < first
             at = columns.clamp(max=canvas.width - 1)
-            after = self.automata.after(states, tokens.gather(1, at[:, None]).squeeze(1))
-            states, columns = torch.where(is_next, after, states), columns + is_next
+            next_states = self.automata.after(states, tokens.gather(1, at[:, None]).squeeze(1))
+            states, columns = torch.where(is_next, next_states, states), columns + is_next
         return self._replace(starts=starts, columns=columns, states=states)
 
     def among(self, rows: Sequence[int] | None) -> "Constraints | None":
@@ -76,12 +76,12 @@ class Constraints(NamedTuple):
         if rows is None:
             return self
         places = {row: place for place, row in enumerate(self.rows)}
-        own = [(n, places[row]) for n, row in enumerate(rows) if row in places]
-        if not own:
+        pairs = [(n, places[row]) for n, row in enumerate(rows) if row in places]
+        if not pairs:
             return None
-        numbers, taken = zip(*own, strict=True)
-        index, kept = sent([numbers, taken], self.row_index.device).unbind(0)
-        starts = tuple(self.starts[place] for place in taken)
+        numbers, selected = zip(*pairs, strict=True)
+        index, kept = sent([numbers, selected], self.row_index.device).unbind(0)
+        starts = tuple(self.starts[place] for place in selected)
         return Constraints(
             numbers, starts, index, self.columns[kept], self.states[kept], self.automata.take(kept)
         )

@@ -14,10 +14,10 @@ from samplers.view import View
 
 
 class LastLook(NamedTuple):
-    """How the model predicted each [MASK] when it last did, at temperature 1.
+    """How the model last predicted each [MASK], at temperature 1.
 
-    A token that a round commits keeps its values until the next look. Columns that were predicted
-    by no look, and tokens of earlier rounds, have confidence 1 and entropy 0.
+    A token that a round commits keeps its values until the next look. Columns that no look has
+    predicted, and tokens of earlier rounds, have confidence 1 and entropy 0.
 
     Attributes:
         confidence: `View.confidence`, the probability of the proposal.
@@ -28,7 +28,7 @@ class LastLook(NamedTuple):
     entropy: Float[Tensor, "B L"]
 
     def after(self, canvas: Canvas, window: Window, view: View) -> "LastLook":
-        """Returns the values after a look at a canvas; masks that the view left out keep theirs."""
+        """Returns the values after a look at a canvas; other masks keep theirs."""
         is_token = canvas.tokens != canvas.mask_id
         confidence, entropy = view.confidence.float(), view.entropy.float()
         return LastLook(
@@ -41,7 +41,7 @@ class History(NamedTuple):
     """How often, and since when, each column was computed with its token.
 
     Attributes:
-        clean_forwards: Forwards that computed each column since one last computed it as [MASK]. 0:
+        clean_forwards: Forwards that computed each column since it was last computed as [MASK]. 0:
             the column's slot holds keys and values of [MASK], or nothing.
         clean_since: Number of the row's forward, from 1, that first computed each column with its
             token; 0: none did.
@@ -71,12 +71,12 @@ class History(NamedTuple):
     def blank(canvas: Canvas, *, with_look: bool = False) -> "History":
         """Returns the history of rows before their first forward."""
         zeros = torch.zeros_like(canvas.tokens)
-        none = torch.zeros_like(zeros, dtype=torch.float32)
-        looked = LastLook(none + 1.0, none) if with_look else None
+        float_zeros = torch.zeros_like(zeros, dtype=torch.float32)
+        looked = LastLook(float_zeros + 1.0, float_zeros) if with_look else None
         return History(zeros, zeros, torch.zeros_like(canvas.prompt_lengths), looked)
 
     def joined(self, others: "History") -> "History":
-        """Returns these rows, then others."""
+        """Returns the history of these rows, then of the others."""
         width = max(self.clean_since.shape[1], others.clean_since.shape[1])
 
         def join(*parts: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class History(NamedTuple):
         return cast(History, map_state(join, self, others))
 
     def pending(self, canvas: Canvas) -> Bool[Tensor, "B L"]:
-        """Returns the columns that hold [MASK], held it when computed last, or never were."""
+        """Returns columns that hold [MASK], held it when last computed, or were never computed."""
         return (self.clean_forwards == 0) | (canvas.tokens == canvas.mask_id)
 
     def noted(

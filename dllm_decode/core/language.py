@@ -26,7 +26,7 @@ class Automaton:
     next state. In an accepting state the text so far is in the set: an EOS leads from there to the
     last state, which only further EOS follow.
 
-    `compile_constraint` makes automata; on the CPU.
+    `compile_constraint` makes automata, on the CPU.
 
     Attributes:
         classes: The class of each token; `DEAD_CLASS` and `EOS_CLASS` are special.
@@ -55,14 +55,14 @@ class Automaton:
         return len(self.examples)
 
     def least_length(self, template: Sequence[int] = (), mask_id: int | None = None) -> int | None:
-        """Returns the fewest tokens of an answer in the set; `None` if the template is in none.
+        """Returns the fewest tokens of an answer that fits the template; `None` if none does.
 
         Args:
             template: First tokens of the answer, `mask_id` where they are open.
             mask_id: The [MASK] token.
         """
-        given = [number for number, token in enumerate(template) if token != mask_id]
-        num_given = given[-1] + 1 if given else 0
+        given_positions = [position for position, token in enumerate(template) if token != mask_id]
+        num_given = given_positions[-1] + 1 if given_positions else 0
         reached = torch.zeros(self.num_states, dtype=torch.bool)
         reached[0] = True
         for token in template[:num_given]:
@@ -83,7 +83,7 @@ class Automata(NamedTuple):
     nothing, and padding classes have no tokens.
 
     Attributes:
-        classes: As in `Automaton`, as are all others.
+        classes: As in `Automaton`, like all other fields.
         sources: A padding edge has S.
         labels: A padding edge has `DEAD_CLASS`.
         targets: A padding edge has S.
@@ -110,13 +110,13 @@ class Automata(NamedTuple):
         }
         parts = []
         for field in fields(Automaton):
-            own = [getattr(automaton, field.name) for automaton in automata]
-            parts.append(_padded(own, padding.get(field.name, 0)).to(device))
+            tensors = [getattr(automaton, field.name) for automaton in automata]
+            parts.append(_padded(tensors, padding.get(field.name, 0)).to(device))
         return Automata(*parts)
 
     @property
     def num_states(self) -> int:
-        """Number of states, S, without the one of padding edges."""
+        """Number of states, S, without the state of padding edges."""
         return self.distances.shape[1]
 
     @property
@@ -132,8 +132,8 @@ class Automata(NamedTuple):
         """Returns the state to which a token leads from a state of each row; S if to none."""
         label = self.classes.gather(1, tokens[:, None])
         is_taken = (self.sources == states[:, None]) & (self.labels == label)
-        taken: Tensor = torch.where(is_taken, self.targets, self.num_states).amin(1)
-        return taken
+        next_states: Tensor = torch.where(is_taken, self.targets, self.num_states).amin(1)
+        return next_states
 
 
 def _padded(parts: Sequence[Shaped[Tensor, " _"]], value: int) -> Shaped[Tensor, "B m"]:

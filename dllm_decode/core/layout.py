@@ -26,12 +26,12 @@ class Group(NamedTuple):
     """The branches of a forward that compute equally many columns.
 
     Attributes:
-        members: Which of the branches.
+        members: Indices of the branches.
         indices: The members as a tensor; `None`: all of them, in order.
         columns: The columns to compute, which are their rotary positions.
-        slots: The same, as slots of a cache: a slice if all members compute the same.
+        slots: `columns` as slots of a cache; a slice if all members compute the same columns.
         predictors: For each column of the window, which of the computed columns predicts it.
-        known: True where such a column is computed; `None`: everywhere.
+        known: True where the column that predicts is computed; `None`: everywhere.
         attend: As `ForwardInputs.attend`.
         num_keys: Keys of the group, K.
     """
@@ -51,7 +51,7 @@ LayoutKey: TypeAlias = tuple[tuple[tuple[Columns, int, Columns], ...], tuple[int
 
 
 class Layout(NamedTuple):
-    """A forward, laid out. Two forwards with the same key have the same layout.
+    """The layout of a forward. Two forwards with the same key have the same layout.
 
     Attributes:
         key: All that the layout depends on.
@@ -68,8 +68,8 @@ class Layout(NamedTuple):
     @staticmethod
     def key_of(plans: Sequence[Plan], starts: tuple[int, ...], width: int) -> LayoutKey:
         """Returns the key of a forward, given the columns of each branch and of the window."""
-        own = tuple((plan.columns, plan.end, plan.hidden) for plan in plans)
-        return own, starts, width
+        branches = tuple((plan.columns, plan.end, plan.hidden) for plan in plans)
+        return branches, starts, width
 
     @staticmethod
     def of(key: LayoutKey, sight: Sight, plans: Sequence[Plan], window: Window) -> "Layout":
@@ -81,10 +81,10 @@ class Layout(NamedTuple):
             plans: The columns of each branch.
             window: The columns to predict, for each branch.
         """
-        every = tuple(range(len(plans)))
+        all_members = tuple(range(len(plans)))
         widths = sorted({plan.width for plan in plans}) if sight.with_kv_cache else []
         if len(widths) <= 1:
-            return Layout(key, window, (_group(sight, plans, window, every, None),), None)
+            return Layout(key, window, (_group(sight, plans, window, all_members, None),), None)
         groups, parts = [], []
         for width in widths:
             members = tuple(n for n, plan in enumerate(plans) if plan.width == width)
@@ -102,8 +102,8 @@ class Layout(NamedTuple):
             return None
         parts = []
         for group in self.groups:
-            every = torch.ones_like(group.predictors, dtype=torch.bool)
-            parts.append(every if group.known is None else group.known)
+            all_true = torch.ones_like(group.predictors, dtype=torch.bool)
+            parts.append(all_true if group.known is None else group.known)
         return self.merged(parts)
 
 
@@ -114,16 +114,16 @@ def _group(
     members: tuple[int, ...],
     indices: Int[Tensor, " N"] | None,
 ) -> Group:
-    own = [plans[member] for member in members]
+    member_plans = [plans[member] for member in members]
     starts = [window.starts[member] for member in members]
-    slots = _slots(sight, own)
-    num_keys = max(plan.end for plan in own)
+    slots = _slots(sight, member_plans)
+    num_keys = max(plan.end for plan in member_plans)
     if isinstance(slots, slice):
-        listed = torch.arange(slots.start, slots.stop, device=sight.device)
-        columns = listed.expand(len(members), -1)
+        computed = torch.arange(slots.start, slots.stop, device=sight.device)
+        columns = computed.expand(len(members), -1)
     else:
         columns = slots
-    predictors, known = _predictors(sight, own, starts, window.width, slots)
+    predictors, known = _predictors(sight, member_plans, starts, window.width, slots)
     return Group(
         members=members,
         indices=indices,
@@ -131,13 +131,13 @@ def _group(
         slots=slots,
         predictors=predictors,
         known=known,
-        attend=_attend(sight, own, columns, num_keys),
+        attend=_attend(sight, member_plans, columns, num_keys),
         num_keys=num_keys,
     )
 
 
 def _slots(sight: Sight, plans: Sequence[Plan]) -> slice | Int[Tensor, "N Q"]:
-    """Returns the columns to compute, as slots; several ranges repeat their last one."""
+    """Returns the columns to compute, as slots; a row with fewer columns repeats its last one."""
     if not sight.with_kv_cache:
         # All columns. A shorter row also computes columns after its end; its other columns do not
         # see them.
@@ -150,7 +150,7 @@ def _slots(sight: Sight, plans: Sequence[Plan]) -> slice | Int[Tensor, "N Q"]:
         starts = sent([plan.first for plan in plans], sight.device)
         return starts[:, None] + torch.arange(width, device=sight.device)
     lists = [[column for part in plan.columns for column in part] for plan in plans]
-    lists = [[*found, *[found[-1]] * (width - len(found))] for found in lists]
+    lists = [[*columns, *[columns[-1]] * (width - len(columns))] for columns in lists]
     return sent(lists, sight.device)
 
 
@@ -177,19 +177,19 @@ def _predictors(
         wanted = (offsets + starts[0]).repeat(len(plans), 1)
     else:
         wanted = sent(starts, sight.device)[:, None] + offsets
-    # No column predicts column 0 of a shifted model; the logits of column 0 take their place.
+    # No column predicts column 0 of a shifted model; the logits of column 0 are used for it.
     wanted = wanted.clamp(min=0)
     if isinstance(slots, slice):
         first, num_columns = slots.start, slots.stop - slots.start
-        found = (wanted - first).clamp(0, num_columns - 1)
-        known = None if _covers(sight, plans, starts, width) else found + first == wanted
-        return found, known
-    found = torch.searchsorted(slots.contiguous(), wanted.contiguous())
-    found = found.clamp(max=slots.shape[1] - 1)
+        predictors = (wanted - first).clamp(0, num_columns - 1)
+        known = None if _covers(sight, plans, starts, width) else predictors + first == wanted
+        return predictors, known
+    predictors = torch.searchsorted(slots.contiguous(), wanted.contiguous())
+    predictors = predictors.clamp(max=slots.shape[1] - 1)
     is_one_range = all(len(plan.columns) == 1 for plan in plans)
     if is_one_range and _covers(sight, plans, starts, width):
-        return found, None
-    return found, slots.gather(1, found) == wanted
+        return predictors, None
+    return predictors, slots.gather(1, predictors) == wanted
 
 
 def _covers(sight: Sight, plans: Sequence[Plan], starts: Sequence[int], width: int) -> bool:
@@ -207,7 +207,7 @@ def _covers(sight: Sight, plans: Sequence[Plan], starts: Sequence[int], width: i
 def _attend(
     sight: Sight, plans: Sequence[Plan], columns: Int[Tensor, "N Q"], num_keys: int
 ) -> Bool[Tensor, "N Q K"] | Bool[Tensor, "N 1 K"] | None:
-    """Returns the mask of a group; `None`: every column sees every key."""
+    """Returns the attention mask of a group; `None`: every column sees every key."""
     length, ends = sight.causal_block_length, [plan.end for plan in plans]
     first, last = min(plan.first for plan in plans), num_keys - 1
     keys, masks = torch.arange(num_keys, device=sight.device), []
@@ -218,8 +218,8 @@ def _attend(
         masks.append((keys < _each(sight, ends))[:, None])
     if any(plan.hidden for plan in plans):
         # A policy hides one range at most.
-        parts = [plan.hidden[0] if plan.hidden else range(0) for plan in plans]
-        starts, stops = zip(*((part.start, part.stop) for part in parts), strict=True)
+        hidden = [plan.hidden[0] if plan.hidden else range(0) for plan in plans]
+        starts, stops = zip(*((part.start, part.stop) for part in hidden), strict=True)
         masks.append(((keys < _each(sight, starts)) | (keys >= _each(sight, stops)))[:, None])
     return reduce(and_, masks) if masks else None
 

@@ -1,4 +1,4 @@
-"""What the engine asks of a model: one call, explicit about every column."""
+"""The contract between model and engine: one call, explicit about every column."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from torch.nn.functional import pad
 class KVCache:
     """Keys and values of every layer, one slot for each canvas column.
 
-    Keys are stored after rotation: columns never move, so a stored key stays right. A slot holds
-    what the last forward that computed its column wrote there; forwards write in place.
+    Keys are stored after rotation: columns never move, so a stored key stays correct. A slot
+    holds what the last forward that computed the column wrote; forwards write in place.
 
     Attributes:
         keys: Zeros until written; axis 0 is the layer.
         values: As `keys`.
-        further: Keys and values of the layers that follow, where they are on another device.
-        reserve: A longer cache whose first slots these are; `None`: this is all there is.
+        further: Keys and values of the layers that follow, if these are on another device.
+        reserve: A longer cache, which begins with the slots of this one; `None`: there is none.
     """
 
     keys: Float[Tensor, "N R H K D"]
@@ -43,11 +43,11 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         """Bytes of all buffers, the reserve included."""
-        held = self if self.reserve is None else self.reserve
-        return sum(buffer.nbytes for buffer in held.buffers)
+        longest = self if self.reserve is None else self.reserve
+        return sum(buffer.nbytes for buffer in longest.buffers)
 
     def layer(self, index: int) -> tuple[Float[Tensor, "R H K D"], Float[Tensor, "R H K D"]]:
-        """Returns the keys and values of one layer; writing to them writes here."""
+        """Returns the keys and values of one layer; writing to them changes this cache."""
         part, index = self.part_of(index)
         return part.keys[index], part.values[index]
 
@@ -59,7 +59,7 @@ class KVCache:
         return self.further.part_of(index - len(self.keys))
 
     def first(self, num_slots: int) -> "KVCache":
-        """Returns the first slots; writing to them writes here."""
+        """Returns the first slots; writing to them changes this cache."""
         if num_slots == self.num_slots:
             return self
         further = None if self.further is None else self.further.first(num_slots)
@@ -67,20 +67,20 @@ class KVCache:
         return KVCache(keys, values, further, self if self.reserve is None else self.reserve)
 
     def of_rows(self, rows: slice) -> "KVCache":
-        """Returns the cache of some rows; writing to it writes here."""
+        """Returns the cache of some rows; writing to it changes this cache."""
         further = None if self.further is None else self.further.of_rows(rows)
         return KVCache(self.keys[:, rows], self.values[:, rows], further)
 
     def widened(self, num_slots: int) -> "KVCache":
         """Returns a cache with more slots: slots of the reserve if it has them, else a copy.
 
-        Slots of a reserve keep what they hold; those that a copy adds are zeros.
+        Slots of a reserve keep their keys and values; slots that a copy adds are zeros.
         """
         if self.reserve is not None and num_slots <= self.reserve.num_slots:
             return self.reserve.first(num_slots)
-        more = (0, 0, 0, num_slots - self.num_slots)
+        padding = (0, 0, 0, num_slots - self.num_slots)
         further = None if self.further is None else self.further.widened(num_slots)
-        return KVCache(pad(self.keys, more), pad(self.values, more), further)
+        return KVCache(pad(self.keys, padding), pad(self.values, padding), further)
 
 
 def zeroed_cache(
@@ -90,7 +90,7 @@ def zeroed_cache(
     *,
     further: KVCache | None = None,
 ) -> KVCache:
-    """Allocates a cache for some layers; the size is that of `keys`."""
+    """Allocates a cache for some layers; `size` is the shape of `keys`."""
     keys, values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
     return KVCache(keys, values, further)
 
@@ -104,12 +104,12 @@ class ForwardInputs:
         positions: Rotary positions of the computed columns, in tokens; pads may have any from 0 on.
         wanted: Indices into the Q computed columns whose logits are returned.
         attend: True where a query may see a key. K is Q without a cache, else the cache's slots.
-            One query row stands for all. `None`: everything sees everything.
+            One query row applies to all. `None`: every query sees every key.
         kv_cache: Keys and values that are read and overwritten; `None` computes all keys afresh.
         slots: Where the fresh keys and values go in the cache; required with a cache. A slice, the
             same slots in every row, is cheapest.
         rows: Which rows of the cache the B rows of this call are, no row twice; `None`: all of
-            them, in order. A slice spares a copy of what is read.
+            them, in order. A slice is read without a copy.
         belief: The logits of the wanted columns that a uniform-state model reads, -inf throughout
             in a column that has none; `None`: no column has one.
     """
@@ -132,13 +132,13 @@ class MaskPredictor(Protocol):
         name: Shown in records and messages.
         vocab_size: Number of logits, V.
         mask_id: The [MASK] token.
-        eos_ids: Tokens that end an answer; the first fills what lies behind it.
+        eos_ids: Tokens that end an answer; the first one fills the columns after the end.
         banned_ids: Ids besides `mask_id` that must never be emitted (vocabulary padding).
         logit_shift: 0 when the logits at a column predict that column, 1 when they predict the
             next.
         causal_block_length: Tokens per block of a block-causal model, 0 for a bidirectional one.
-        max_length: Columns that the model was trained for, prompt and answer together; `None`: it
-            does not say.
+        max_length: Columns that the model was trained for, prompt and answer together; `None`:
+            unknown.
         device: Where tensors are expected.
     """
 
@@ -159,7 +159,7 @@ class MaskPredictor(Protocol):
         ...
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        """Allocates a zeroed cache; ValueError for a model that has no keys and values."""
+        """Allocates a zeroed cache; raises ValueError if the model has no keys and values."""
         ...
 
 
@@ -173,7 +173,7 @@ class GroupPredictor(Protocol):
     def predict_groups(self, groups: Sequence[ForwardInputs]) -> list[Float[Tensor, "_ _ V"]]:
         """Returns the logits that `predict` returns for each group alone, up to rounding.
 
-        Even float64 may round otherwise, because larger matrix products add up in another order.
+        Even float64 may round differently, because larger matrix products sum in another order.
 
         Args:
             groups: At least one, each with its own rows, width, mask, slots and wanted columns. All
@@ -188,7 +188,7 @@ class Compilable(Protocol):
     """A model that can run through `torch.compile`; a `MaskPredictor` need not be one.
 
     Attributes:
-        compiled: True: forwards are compiled, and so are the statistics of their logits.
+        compiled: True if forwards, and the statistics of their logits, are compiled.
     """
 
     compiled: bool
@@ -217,8 +217,8 @@ class AnySubset(Protocol):
     """A model that predicts any tokens from any others; a `MaskPredictor` need not be one.
 
     A forward predicts each wanted column from the columns that its own row of `attend` names, not
-    from itself and not from [MASK]. A column that is read has itself read its token and the columns
-    that its row of `attend` names.
+    from itself and not from [MASK]. A column that others read depends on its own token and on the
+    columns that its own row of `attend` names.
 
     Attributes:
         reads_any_subset: True.
@@ -238,16 +238,16 @@ def predict_all(
 
 def num_calls(model: MaskPredictor, groups: Sequence[ForwardInputs]) -> int:
     """Counts the calls of the model that `predict_all` makes."""
-    # The number first: to ask a protocol takes as long as a small operation on a tensor.
+    # The length first, because isinstance of a protocol takes as long as a small tensor operation.
     return 1 if len(groups) > 1 and isinstance(model, GroupPredictor) else len(groups)
 
 
 @runtime_checkable
 class Fingerprinted(Protocol):
-    """A model that can be told from others of its name; a `MaskPredictor` need not be one.
+    """A model that can be told from others of the same name; a `MaskPredictor` need not be one.
 
     Attributes:
-        fingerprint: Equal where the weights are, whatever the model is called.
+        fingerprint: Equal if the weights are equal, even if the names differ.
     """
 
     @property
@@ -255,5 +255,5 @@ class Fingerprinted(Protocol):
 
 
 def fingerprint_of(model: MaskPredictor) -> str:
-    """Returns the fingerprint of a model, or its name if that is all it has."""
+    """Returns the fingerprint of a model, or its name if it has no fingerprint."""
     return model.fingerprint if isinstance(model, Fingerprinted) else model.name

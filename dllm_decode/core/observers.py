@@ -28,7 +28,7 @@ class StepEvent:
         filled: Columns of `after` in which the engine, not the decision, wrote an EOS.
         view: The view on which the step was decided. A verifier that looks ahead takes several
             steps on one forward, each with a view of its own.
-        rows: Those rows after the step, in numbers.
+        rows: Those rows after the step, as the host knows them.
         ended: Rows whose answer has ended in this step.
         is_final: True if a settled token never changes.
         decode: A number that all steps of one call of `decode` or `decode_many` have.
@@ -71,14 +71,14 @@ class StepEvent:
         before, after, filled = (
             part.gather(1, columns) for part in (self.before.tokens, self.after.tokens, self.filled)
         )
-        found = (view.proposed == after) & (after != replace(view, proposed=None).proposal)
-        found &= (before != after) & ~filled & view.in_answer
-        # Columns of the view after a row's end are clamped to its last one.
-        spread = torch.zeros_like(self.filled, dtype=torch.int)
-        return spread.scatter_reduce(1, columns, found.int(), "amax").bool()
+        is_forced = (view.proposed == after) & (after != replace(view, proposed=None).proposal)
+        is_forced &= (before != after) & ~filled & view.in_answer
+        # Columns of the view after the canvas' last column are clamped to that column.
+        zeros = torch.zeros_like(self.filled, dtype=torch.int)
+        return zeros.scatter_reduce(1, columns, is_forced.int(), "amax").bool()
 
     def index_of(self, request: int) -> Int[Tensor, " 1"] | None:
-        """Returns which of the rows belongs to a request; `None` if it took no step."""
+        """Returns which of the rows belongs to a request; `None` if that row took no step."""
         index = (self.requests == request).nonzero().flatten()
         return index if len(index) else None
 
@@ -160,12 +160,12 @@ class Trace:
             request, length = row.request.index, row.config.gen_length
             steps = self.steps.setdefault(request, torch.full((length,), -1))
             confidences = self.confidences.setdefault(request, torch.full((length,), torch.nan))
-            past = self.revisions.setdefault(request, [])
+            revisions = self.revisions.setdefault(request, [])
             now = self.rounds.get(request, 0)
             for at in removed[index].nonzero().flatten().tolist():
                 position, token = int(positions[index, at]), int(before[index, at])
                 confidence = float(confidences[position])
-                past.append(Revision(position, token, int(steps[position]), confidence, now))
+                revisions.append(Revision(position, token, int(steps[position]), confidence, now))
                 steps[position], confidences[position] = -1, torch.nan
             where = committed[index].nonzero().flatten()
             steps[positions[index, where]] = now
@@ -188,9 +188,9 @@ class Gain(NamedTuple):
 class Gains:
     """Records how many tokens each forward gave each row.
 
-    The steps that a verifier takes on one forward count together. EOS that the engine writes after
-    another or after a row's end is not counted. The numbers stay on the device until `by_row` is
-    called. Pass it in `observers`; it serves one call of `decode` or `decode_many`.
+    The steps that a verifier takes on one forward count together. An EOS that the engine writes
+    after another EOS or after a row's end is not counted. The numbers stay on the device until
+    `by_row` is called. Pass it in `observers`; it serves one call of `decode` or `decode_many`.
     """
 
     def __init__(self) -> None:
@@ -219,12 +219,12 @@ class Gains:
             for (request, cost), (num_written, num_removed) in zip(
                 costs, counts.T.tolist(), strict=True
             ):
-                own = gains.setdefault(request, {})
-                own[cost] = own.get(cost, 0) + num_written
+                written = gains.setdefault(request, {})
+                written[cost] = written.get(cost, 0) + num_written
                 removed[request] = removed.get(request, 0) + num_removed
         return {
-            request: Gain(list(own.values()), sum(own.values()) - removed[request])
-            for request, own in gains.items()
+            request: Gain(list(written.values()), sum(written.values()) - removed[request])
+            for request, written in gains.items()
         }
 
 
@@ -233,14 +233,14 @@ def final_tokens(rows: Sequence[Row], canvas: Canvas, *, is_final: bool) -> list
 
     Args:
         rows: The rows.
-        canvas: Their tokens.
+        canvas: The tokens of these rows.
         is_final: True if a settled token never changes; otherwise the open block is left out until
             it is finished.
     """
-    found = []
+    answers = []
     for row, tokens in zip(rows, canvas.tokens.tolist(), strict=True):
         is_open = row.unsettled < row.opening.stop
         stop = row.unsettled if is_final or not is_open else row.opening.start
         answer = tokens[row.prompt_length : min(stop, row.answer_end)]
-        found.append(before_end(answer, canvas.eos_ids))
-    return found
+        answers.append(before_end(answer, canvas.eos_ids))
+    return answers

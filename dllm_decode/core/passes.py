@@ -1,4 +1,4 @@
-"""One forward, described: the window to predict, and which branches, columns and keys."""
+"""Describes one forward: the window to predict, and which branches, columns and keys."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +22,12 @@ class Window:
     Attributes:
         starts: First column of each row.
         width: Columns of each row, W.
-        index: Columns of the window; `None` if a slice serves, because all rows start at one
-            column.
+        index: Columns of the window; `None`: a slice serves, because all rows start at the
+            same column.
         offsets: For each column of the canvas its offset in the window; arbitrary if outside.
         inside: Columns of the canvas that are in the window.
-        open: Columns of the window that may be settled now, if they are unsettled; `None`: all,
-            whatever the schedule has opened.
+        open: Columns of the window that may be settled now, if they are unsettled; `None`: all
+            columns, regardless of the schedule.
     """
 
     starts: tuple[int, ...]
@@ -39,13 +39,13 @@ class Window:
 
     @staticmethod
     def of(starts: Sequence[int], width: int, canvas: Canvas) -> "Window":
-        """Returns a window; columns after the canvas' last one are read as that one."""
+        """Returns a window; columns after the canvas' last one repeat the last."""
         device, last = canvas.tokens.device, canvas.width - 1
         if len(set(starts)) == 1 and starts[0] + width <= canvas.width:
             return Window(tuple(starts), width)
-        at = sent(starts, device)[:, None]
-        index = (at + torch.arange(width, device=device)).clamp(max=last)
-        offsets = torch.arange(canvas.width, device=device) - at
+        firsts = sent(starts, device)[:, None]
+        index = (firsts + torch.arange(width, device=device)).clamp(max=last)
+        offsets = torch.arange(canvas.width, device=device) - firsts
         inside = (offsets >= 0) & (offsets < width)
         return Window(tuple(starts), width, index, offsets.clamp(0, width - 1), inside)
 
@@ -68,21 +68,23 @@ class Window:
             part.copy_(torch.where(where, new, part))
             return written
         # Gathered, not scattered: if a window ends after the canvas, its further columns must not
-        # overwrite the canvas' last one.
+        # overwrite the canvas' last column.
         is_new = where.gather(1, self.offsets) & self.inside
-        found = new if isinstance(new, bool) else new.gather(1, self.offsets)
-        return torch.where(is_new, found, values)
+        new_values = new if isinstance(new, bool) else new.gather(1, self.offsets)
+        return torch.where(is_new, new_values, values)
 
     def with_open(self, bounds: Sequence[tuple[int, int]], device: torch.device) -> "Window":
         """Returns the window in which the columns between bounds of each row are open."""
-        own = [(a - at, b - at) for (a, b), at in zip(bounds, self.starts, strict=True)]
-        own = own[:1] if len(set(own)) == 1 else own
-        offsets, limits = torch.arange(self.width, device=device), sent(own, device)
+        row_bounds = [
+            (a - first, b - first) for (a, b), first in zip(bounds, self.starts, strict=True)
+        ]
+        row_bounds = row_bounds[:1] if len(set(row_bounds)) == 1 else row_bounds
+        offsets, limits = torch.arange(self.width, device=device), sent(row_bounds, device)
         return replace(self, open=(offsets >= limits[:, :1]) & (offsets < limits[:, 1:]))
 
 
 class Branches(NamedTuple):
-    """Canvases of some rows that one forward looks at: of a row one, or several drafts.
+    """Canvases of some rows that one forward looks at: one for each row, or several drafts.
 
     Attributes:
         tokens: The canvases.
@@ -90,9 +92,9 @@ class Branches(NamedTuple):
             logits of a forward are in this order.
         numbers: Number of each canvas among those of its row; below `Verifier.num_branches`, unless
             `in_columns`. Branch 0 reads and writes the row's own cache slots, so that an
-            uncommitted draft there lasts until its columns are computed again; the others leave no
-            trace in caches and in what cache policies count. A row may have any set of branches;
-            one `in_columns` needs branch 0.
+            uncommitted draft there lasts until its columns are computed again; the others change
+            neither caches nor what cache policies count. A row may have any set of branches; with
+            `in_columns` it needs branch 0.
         in_columns: False: a branch is a row of the forward, with a copy of the row's cache. True: a
             branch is further columns of its row, which share the row's cache.
         causal_from: For each branch the column from which on attention is causal; needs
@@ -135,12 +137,12 @@ class Pass(NamedTuple):
         asked: Offsets in the window of the columns to predict, equally many in each row; `None`:
             the whole window.
         branches: Canvases to look at; `None`: that of the state, as branch 0 of each row.
-        policy_rows: The rows as the cache policy is shown them, in the order of the state, when it
-            must take other columns for the open block; `None`: as they are.
+        policy_rows: The rows that the cache policy is shown, in the order of the state, if it must
+            take other columns for the open block; `None`: the rows of the state.
         columns: For each row the columns to compute, which needs a key-value cache; columns that
             were never computed are added. `None`: the policy is asked.
-        edit: Changes what the model is given, such as who sees whom; `None`: nothing. Whoever adds
-            columns counts them.
+        edit: Changes the inputs of the model, such as `attend`; `None`: no change. A caller whose
+            edit adds columns must count them.
     """
 
     window: Window

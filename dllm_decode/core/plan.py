@@ -48,7 +48,7 @@ class Sight(NamedTuple):
     """How a model sees and predicts.
 
     Attributes:
-        shift: Columns from a column to the one that its logits predict, 0 or 1.
+        shift: Columns from a column to the column that its logits predict, 0 or 1.
         causal_block_length: As `MaskPredictor.causal_block_length`.
         sees_later_blocks: True if a column sees the masks of later blocks.
         with_kv_cache: True if keys come from a cache, False if from the computed columns alone.

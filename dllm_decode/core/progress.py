@@ -1,4 +1,4 @@
-"""Shows how far something is: a bar on a terminal, a line now and then elsewhere."""
+"""Shows the progress of a task: a bar on a terminal, elsewhere a line at times."""
 
 import time
 
@@ -9,12 +9,12 @@ LINE_EVERY_S = 20.0
 
 
 class ProgressBar:
-    """A bar; use as a context manager.
+    """A progress bar; use it as a context manager.
 
     Args:
         console: Where to write; nothing is drawn on a quiet one.
-        label: In front of every line.
-        total: How much there is to do.
+        label: Text in front of every line.
+        total: Amount of work, in any unit.
     """
 
     def __init__(self, console: Console, label: str, total: float = 1.0) -> None:
@@ -36,11 +36,11 @@ class ProgressBar:
         self._bar.stop()
 
     def advance(self, done: float = 1.0) -> None:
-        """Shows that so much more is done."""
+        """Adds to the amount that is done."""
         self.update(self._bar.tasks[0].completed + done)
 
     def update(self, completed: float, words: str = "") -> None:
-        """Shows how much is done in all, with a few words."""
+        """Shows the total amount that is done, with a few words."""
         task = self._bar.tasks[0]
         self._bar.update(task.id, completed=completed, words=words)
         now_s = time.perf_counter()

@@ -56,7 +56,7 @@ def token_lists(
 
 
 def _as_batch(prompts: Any, attention_mask: Any) -> tuple[Any, Any]:
-    """Returns prompts and mask, as a batch of one if they are a single prompt's."""
+    """Returns prompts and mask, as a batch of one if they are of a single prompt."""
     return _with_rows(prompts), _with_rows(attention_mask)
 
 
@@ -77,11 +77,11 @@ def _require_rows(prompts: object) -> None:
             raise ValueError(f"{wanted}, got {shown(prompt)} in row {row}.{_hint(prompt)}")
 
 
-def _hint(found: object) -> str:
+def _hint(value: object) -> str:
     """Returns a sentence on how to pass a value that is not a prompt."""
-    if isinstance(found, str):
+    if isinstance(value, str):
         return " `generate` takes texts."
-    return " A single prompt is a batch of one: [prompt]." if isinstance(found, int) else ""
+    return " A single prompt is a batch of one: [prompt]." if isinstance(value, int) else ""
 
 
 def _without_padding(
@@ -96,7 +96,7 @@ def _without_padding(
             f"attention_mask must have one row per prompt, {len(prompts)}, "
             f"got {len(attention_mask)}."
         )
-    kept: list[Prompt] = []
+    unpadded: list[Prompt] = []
     for row, (prompt, mask) in enumerate(zip(prompts, attention_mask, strict=True)):
         if len(prompt) != len(mask):
             raise ValueError(
@@ -109,12 +109,12 @@ def _without_padding(
                 f"attention_mask must be 0 at padding and 1 elsewhere, got {shown(odd[0])} in row "
                 f"{row}."
             )
-        kept.append([token for token, is_read in zip(prompt, mask, strict=True) if is_read])
-    return kept
+        unpadded.append([token for token, is_read in zip(prompt, mask, strict=True) if is_read])
+    return unpadded
 
 
 def _require_mask(attention_mask: Any) -> None:
-    """Raises ValueError unless a mask has rows."""
+    """Raises ValueError unless a mask is a list of rows."""
     is_listed = isinstance(attention_mask, Sequence)
     if not is_listed or not all(isinstance(row, Sequence | Array) for row in attention_mask):
         raise ValueError(
@@ -163,10 +163,10 @@ def read_prompt(prompt: Prompt, model: MaskPredictor, gen_length: int) -> list[i
             "words, pass the text to generate as templates=, with blanks such as [MASK:5]; decode "
             "takes token ids as templates=."
         )
-    most = model.max_length
-    if most is not None and len(tokens) + gen_length > most:
+    limit = model.max_length
+    if limit is not None and len(tokens) + gen_length > limit:
         raise ValueError(
-            f"Prompt and answer must have at most {most} tokens together for {model.name}, got "
+            f"Prompt and answer must have at most {limit} tokens together for {model.name}, got "
             f"{len(tokens)} and gen_length={gen_length}."
         )
     return tokens
@@ -176,7 +176,7 @@ def read_template(template: Sequence[int], model: MaskPredictor, gen_length: int
     """Returns a template's token ids as integers.
 
     Raises:
-        ValueError: If one is no token of the model, or there are more than the answer has.
+        ValueError: If a value is not a token id of the model, or there are more than `gen_length`.
     """
     tokens = token_ids(template, model)
     if len(tokens) > gen_length:
@@ -187,7 +187,7 @@ def read_template(template: Sequence[int], model: MaskPredictor, gen_length: int
 
 
 def filling_options(template: Sequence[int], given: RequestOptions) -> RequestOptions:
-    """Returns the options of a request that fills a template as a whole, with others given.
+    """Returns the options of a request that fills a template as a whole, with those given.
 
     Raises:
         ValueError: If the answer's length or `stop_at_eos` is given.
@@ -201,7 +201,7 @@ def filling_options(template: Sequence[int], given: RequestOptions) -> RequestOp
 
 
 def token_ids(given: Iterable[Any], model: MaskPredictor) -> list[int]:
-    """Returns token ids as integers; raises ValueError if one is no token of the model."""
+    """Returns token ids as integers; raises ValueError if a value is no token of the model."""
     if isinstance(given, bytes | bytearray):
         raise ValueError(f"Token ids must be integers, got {shown(given)}.")
     if not isinstance(given, Iterable):

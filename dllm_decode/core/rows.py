@@ -162,8 +162,7 @@ class Row(NamedTuple):
         opening: The open columns; `CLOSED` before the first round.
         is_fresh: True if the sampler's state has to begin anew.
         turn_forwards: Forwards since `Opening.turn` changed.
-        last_needed: First column that the last forward needed, or the first one after a prompt
-            whose slots were copied; `None` before the first forward otherwise.
+        last_needed: First column that the last forward needed; `None` before the first forward.
         computed: Columns whose cache slots hold something.
         steps: Steps of the sampler since its state began.
         limit: Steps within which the sampler promised to finish.

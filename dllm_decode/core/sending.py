@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def sent(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Returns `torch.tensor(values)` on a device; CUDA does not make the host wait for it.
+    """Returns `torch.tensor(values)` on a device; with CUDA the host does not wait for it.
 
-    `torch.tensor(values, device=device)` waits until the GPU has done all that was asked of it.
+    `torch.tensor(values, device=device)` waits until the GPU has finished all queued work.
     """
     return torch.tensor(values, dtype=dtype).to(device, non_blocking=device.type == "cuda")

@@ -1,6 +1,6 @@
-"""Rounds sizes up, because libraries keep scratch memory, and graphs are recorded, for each."""
+"""Rounds sizes up: for each size, libraries keep scratch memory and graphs are recorded."""
 
 
 def round_up(count: int, step: int) -> int:
-    """Returns the least multiple of a step that is not below a count."""
+    """Returns the least multiple of `step` that is at least `count`."""
     return -(-count // step) * step

@@ -22,8 +22,8 @@ class CacheState(NamedTuple):
 
     Attributes:
         capacity: Rows of the state, at most.
-        kv_cache: Row n of the state has row n of the cache, and copies of it at further multiples
-            of `capacity`; `None` without a cache.
+        kv_cache: Row n of the state has row n of the cache, and copies at n plus multiples of
+            `capacity`; `None` without a cache.
         num_slots: Slots for a row's own columns; the cache may have further slots, for drafts.
         history: When each column was computed; `None` unless the policy reads it.
         reserve: Slots of a row that are allocated at once, so that longer rows need no copy.
@@ -79,7 +79,7 @@ class Breach(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything that changes during a decode. Row n of every part is row n of all others.
+    """Everything that changes during a decode. Row n of every part belongs to one request.
 
     Attributes:
         rows: The rows, in numbers that the host knows.
@@ -126,9 +126,9 @@ class State(NamedTuple):
             reserve: As in `CacheState`.
         """
         # An empty tensor of integers on the device.
-        none = canvas.prompt_lengths
-        cost = Cost(0, 0, none, none)
-        return State((), canvas, none, cost, CacheState(capacity, reserve=reserve), decode=decode)
+        empty = canvas.prompt_lengths
+        cost = Cost(0, 0, empty, empty)
+        return State((), canvas, empty, cost, CacheState(capacity, reserve=reserve), decode=decode)
 
     @property
     def device(self) -> torch.device:
@@ -142,7 +142,7 @@ class State(NamedTuple):
         duty: str,
         rows: Sequence[int] | None = None,
     ) -> "State":
-        """Returns the state with a breach, see `Breach`; the round ends the rows where it is."""
+        """Returns the state with a breach, see `Breach`; the round ends the rows that have one."""
         by_row = found if found.ndim == 1 else found.flatten(1).any(-1)
         return self._replace(breaches=(*self.breaches, Breach(by_row, culprit, duty, rows)))
 

@@ -63,7 +63,7 @@ class StopStrings(StopRule):
 
     def __post_init__(self) -> None:
         is_listed = isinstance(self.strings, Sequence) and not isinstance(self.strings, str)
-        if not is_listed or not all(isinstance(one, str) for one in self.strings):
+        if not is_listed or not all(isinstance(string, str) for string in self.strings):
             raise ValueError(f"Stop strings must be a tuple of texts, got {shown(self.strings)}.")
         for string in self.strings:
             if not string:
@@ -75,13 +75,13 @@ class StopStrings(StopRule):
 
 
 def cut_at(text: str, strings: Sequence[str]) -> str:
-    """Returns a text up to the first of some strings, without it."""
+    """Returns the text before the first of some strings."""
     starts = [text.find(string) for string in strings if string in text]
     return text[: min(starts)] if starts else text
 
 
 def num_before(tokenizer: Detokenizer, tokens: list[int], strings: Sequence[str]) -> int:
-    """Returns how many tokens there are up to the end of the first of some strings."""
+    """Returns the number of tokens up to the end of the first of some strings."""
     if not any(string in tokenizer.decode(tokens) for string in strings):
         return len(tokens)
     ends = range(1, len(tokens) + 1)

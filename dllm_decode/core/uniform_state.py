@@ -1,4 +1,4 @@
-"""Options and requests that have no meaning on a uniform-state model, refused by name.
+"""Refuses options and requests that have no meaning on a uniform-state model, by name.
 
 A masked model passes every check.
 """
@@ -11,7 +11,7 @@ from dllm_decode.core.sizes import round_up
 
 
 def canvas_length_of(model: MaskPredictor, asked: int | None, gen_length: int) -> int | None:
-    """Returns the tokens of a canvas: as asked, or the model's own; `asked` for a masked model.
+    """Returns the length of a canvas: `asked`, or else the model's own if it is uniform-state.
 
     Raises:
         ValueError: If an answer is not a whole number of canvases.
@@ -58,9 +58,9 @@ def check_config(
     }
     for name, value in is_set.items():
         if value:
-            because = reasons.get(name, "Each step draws all tokens of a canvas anew.")
+            reason = reasons.get(name, "Each step draws all tokens of a canvas anew.")
             raise ValueError(
-                f"{name} must be left out with {model.name}, a uniform-state model. {because}"
+                f"{name} must be left out with {model.name}, a uniform-state model. {reason}"
             )
 
 
@@ -76,9 +76,9 @@ def check_request(
         return
     canvas_length_of(model, block_length, config.gen_length)
     check_config(model, config, template)
-    found = [token for token in model.unread_ids if token in prompt]
-    if found:
+    image_ids = [token for token in model.unread_ids if token in prompt]
+    if image_ids:
         raise ValueError(
-            f"A prompt must be text alone with {model.name}, got token {found[0]} of an image. "
+            f"A prompt must be text alone with {model.name}, got token {image_ids[0]} of an image. "
             "Leave images out."
         )

@@ -37,8 +37,8 @@ def require_plugins(
         ("verifier", verifier, Verifier, "a verifier such as SelfVerify()"),
         ("blocks", blocks, BlockSchedule, "a block schedule such as MultiBlock()"),
     )
-    for name, given, kind, example in wanted:
-        _require(name, given, kind, example)
+    for name, value, kind, example in wanted:
+        _require(name, value, kind, example)
 
 
 def require_model(model: object) -> None:
@@ -46,15 +46,15 @@ def require_model(model: object) -> None:
     _require("model", model, MaskPredictor, "the model that load_model returns")
 
 
-def _require(name: str, given: object, kind: type, example: str) -> None:
-    if isinstance(given, type):
-        raise ValueError(f"{name} must be {example}, got the class {given.__name__}.")
-    if not isinstance(given, kind):
-        raise ValueError(f"{name} must be {example}, got {shown(given)}.{_hint(name, given)}")
+def _require(name: str, value: object, kind: type, example: str) -> None:
+    if isinstance(value, type):
+        raise ValueError(f"{name} must be {example}, got the class {value.__name__}.")
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be {example}, got {shown(value)}.{_hint(name, value)}")
 
 
 def require_special_ids(model: MaskPredictor) -> None:
-    """Raises ValueError unless a model ends answers by tokens of its own, which are not [MASK]."""
+    """Raises ValueError unless the model has `eos_ids`, all of them its tokens and not [MASK]."""
     ends = model.eos_ids
     if not ends or any(not 0 <= token < model.vocab_size for token in ends):
         raise ValueError(
@@ -75,7 +75,7 @@ def require_declared(sampler: Sampler, *others: PlugIn) -> None:
             _require_dataclass(type(part))
     for plugin in (sampler, *others):
         for name, facts in (("needs", plugin.needs), ("gives", plugin.gives)):
-            if not isinstance(facts, frozenset) or not all(isinstance(one, Fact) for one in facts):
+            if not isinstance(facts, frozenset) or not all(isinstance(f, Fact) for f in facts):
                 raise ValueError(
                     f"{name} of {plugin!r} must be a property with a frozenset of Fact, got "
                     f"{shown(facts)}."
@@ -98,11 +98,11 @@ def _require_dataclass(kind: type[PlugIn]) -> None:
         )
 
 
-def _hint(name: str, given: object) -> str:
-    """Returns a sentence on how to get the plug-in from the value that was given instead."""
-    if name == "model" and isinstance(given, tuple):
+def _hint(name: str, value: object) -> str:
+    """Returns a sentence on how to make the plug-in from the value that was passed."""
+    if name == "model" and isinstance(value, tuple):
         return " load_model returns two: model, tokenizer = load_model(...)."
-    if name == "model" or not isinstance(given, str):
+    if name == "model" or not isinstance(value, str):
         return ""
     reader = f"; {_PARSERS[name]} reads text" if name in _PARSERS else ""
     return f" Pass the object, not its text{reader}."
@@ -111,7 +111,7 @@ def _hint(name: str, given: object) -> str:
 def facts_of(model: MaskPredictor) -> frozenset[Fact]:
     """Returns the facts that a model gives."""
     is_uniform_state = isinstance(model, UniformState)
-    given = {
+    holds_by_fact = {
         Fact.OWN_COLUMN_LOGITS: model.logit_shift == 0,
         Fact.SEES_BOTH_WAYS: model.causal_block_length == 0,
         Fact.HAS_MASK: not is_uniform_state,
@@ -119,11 +119,11 @@ def facts_of(model: MaskPredictor) -> frozenset[Fact]:
         Fact.READS_BELIEF: isinstance(model, UniformState) and model.reads_belief,
         Fact.ANY_SUBSET: isinstance(model, AnySubset),
     }
-    return frozenset(fact for fact, holds in given.items() if holds)
+    return frozenset(fact for fact, holds in holds_by_fact.items() if holds)
 
 
 def facts_of_sampler(sampler: Sampler) -> frozenset[Fact]:
-    """Returns the facts that a sampler gives, `ANY_PART` if that follows from its needs."""
+    """Returns the facts that a sampler gives, and `ANY_PART` if scope and needs imply it."""
     takes_any = sampler.scope == "block" and Fact.WHOLE_BLOCKS not in sampler.needs
     return sampler.gives | {Fact.ANY_PART} if takes_any else sampler.gives
 
@@ -136,7 +136,7 @@ def check(
     verifier: Verifier,
     blocks: BlockSchedule = Sequential(),
 ) -> None:
-    """Raises ValueError if a part is of the wrong kind, or needs a fact that no other one gives."""
+    """Raises ValueError if a part is of the wrong kind, or needs a fact that no part gives."""
     require_plugins(model, sampler, cache, verifier, blocks)
     require_declared(sampler, cache, verifier, blocks)
     require_special_ids(model)
@@ -153,7 +153,7 @@ def refusal_of(
     verifier: Verifier,
     blocks: BlockSchedule = Sequential(),
 ) -> str | None:
-    """Returns why a decode is refused; `None` if all fits together."""
+    """Returns why a decode is refused; `None` if all parts fit together."""
     plugins: dict[Giver, PlugIn] = {
         "sampler": sampler,
         "cache": cache,
@@ -188,7 +188,7 @@ def warn_of_settings_without_effect(
     verifier: Verifier,
     config: DecodeConfig,
 ) -> None:
-    """Warns of what was set and changes nothing in this combination.
+    """Warns of settings that have no effect in this combination.
 
     A verifier that never asks the sampler begins a block with each forward, so that policies that
     compute everything at the start of a block save nothing.
@@ -202,8 +202,10 @@ def warn_of_settings_without_effect(
     idle = [repr(sampler)] if sampler != default_sampler(model) else []
     idle += [f"block_length={config.block_length}"] if config.block_length is not None else []
     idle += [repr(cache)] if Fact.BEGINS_BLOCKS_ANEW in cache.gives else []
-    for one in idle:
-        warnings.warn(f"{one} has no effect: {verifier!r} never asks the sampler.", stacklevel=4)
+    for setting in idle:
+        warnings.warn(
+            f"{setting} has no effect: {verifier!r} never asks the sampler.", stacklevel=4
+        )
 
 
 def check_options(

@@ -1,4 +1,4 @@
-"""The view of rows whose answers must be in a set of texts: the path says which token."""
+"""The view of rows whose answers must be in a set of texts: a path gives the tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,82 +37,84 @@ def with_paths(
         rows: Which rows of the state the view has; `None`: all.
     """
     assert state.constraints is not None
-    own = state.constraints.among(rows)
-    if own is None:
+    constraints = state.constraints.among(rows)
+    if constraints is None:
         return view
-    listed = state.rows if rows is None else [state.rows[row] for row in rows]
-    length = _length(decoder, [listed[number] for number in own.rows], own)
-    span = _span(canvas, own, length)
-    asked = view.computed.columns
+    view_rows = state.rows if rows is None else [state.rows[row] for row in rows]
+    length = _length(decoder, [view_rows[row] for row in constraints.rows], constraints)
+    span = _span(canvas, constraints, length)
+    offsets = view.computed.columns
     W = view.tokens.shape[1]
-    if asked is None:
-        asked = torch.arange(W, device=own.row_index.device).expand(len(view.tokens), W)
-    asked = asked[own.row_index]
-    firsts = by_row(window.first_columns)
-    firsts = firsts[own.row_index] if isinstance(firsts, Tensor) else firsts
-    at = asked + firsts - own.columns[:, None]
-    # Only masks that the sampler may fill: the other columns that a forward predicts depend on
-    # which rows are in the batch.
-    is_open = view.masked[own.row_index].gather(1, asked) & view.in_answer[own.row_index].gather(
-        1, asked
-    )
-    is_open &= (at >= 0) & (at < length)
-    path = _path(view, own, span, asked, torch.where(is_open, at, length))
+    if offsets is None:
+        offsets = torch.arange(W, device=constraints.row_index.device).expand(len(view.tokens), W)
+    offsets = offsets[constraints.row_index]
+    starts = by_row(window.first_columns)
+    starts = starts[constraints.row_index] if isinstance(starts, Tensor) else starts
+    columns = offsets + starts - constraints.columns[:, None]
+    # Only masks that the sampler may fill: further logits depend on the other rows of the batch.
+    is_open = view.masked[constraints.row_index].gather(1, offsets) & view.in_answer[
+        constraints.row_index
+    ].gather(1, offsets)
+    is_open &= (columns >= 0) & (columns < length)
+    path = _path(view, constraints, span, offsets, torch.where(is_open, columns, length))
     tokens = torch.where(path.found[:, None], path.tokens, canvas.mask_id)
     tokens = tokens.masked_fill(~is_open, -1)
-    found = tokens.new_full((len(tokens), W), -1).scatter_(1, asked, tokens)
-    proposed = torch.full_like(view.tokens, -1).index_copy(0, own.row_index, found)
+    proposals = tokens.new_full((len(tokens), W), -1).scatter_(1, offsets, tokens)
+    proposed = torch.full_like(view.tokens, -1).index_copy(0, constraints.row_index, proposals)
     return replace(view, proposed=proposed)
 
 
-def _length(decoder: Decoder, rows: Sequence[Row], own: Constraints) -> int:
-    """Returns the columns of the longest span: up to the last that may have logits or a token."""
+def _length(decoder: Decoder, rows: Sequence[Row], constraints: Constraints) -> int:
+    """Returns the length of the longest span, which ends after the last logits or token."""
     stops = []
     for row in rows:
-        given = [n for n, one in enumerate(row.request.template) if one != decoder.model.mask_id]
-        last = row.prompt_length + given[-1] + 1 if given else 0
-        # A sampler of a wider scope may have filled any column, and a schedule of several open
-        # blocks a later one before an earlier one.
+        given = [
+            n for n, token in enumerate(row.request.template) if token != decoder.model.mask_id
+        ]
+        given_end = row.prompt_length + given[-1] + 1 if given else 0
+        # A wider scope, or several open blocks, may fill a later column before an earlier one.
         stop = row.opening.phase[1] if decoder.sampler.scope == "block" else row.answer_end
-        stops.append(min(max(stop, last), row.answer_end))
-    return max(1, *(stop - start for stop, start in zip(stops, own.starts, strict=True)))
+        stops.append(min(max(stop, given_end), row.answer_end))
+    return max(1, *(stop - start for stop, start in zip(stops, constraints.starts, strict=True)))
 
 
-def _span(canvas: Canvas, own: Constraints, length: int) -> Span:
+def _span(canvas: Canvas, constraints: Constraints, length: int) -> Span:
     """Returns the columns over which the paths of rows run."""
-    columns = own.columns[:, None] + torch.arange(length, device=own.columns.device)
-    ends = (canvas.prompt_lengths + canvas.gen_lengths)[own.row_index]
+    columns = constraints.columns[:, None] + torch.arange(length, device=constraints.columns.device)
+    ends = (canvas.prompt_lengths + canvas.gen_lengths)[constraints.row_index]
     is_after = columns >= ends[:, None]
     columns = columns.clamp(max=canvas.width - 1)
-    tokens = canvas.tokens[own.row_index].gather(1, columns)
-    unsettled = canvas.unsettled[own.row_index].gather(1, columns)
+    tokens = canvas.tokens[constraints.row_index].gather(1, columns)
+    unsettled = canvas.unsettled[constraints.row_index].gather(1, columns)
     return Span(
         tokens=tokens.masked_fill(is_after, canvas.eos_ids[0]),
         settled=~unsettled | is_after,
-        states=own.states,
-        num_left=(ends - own.columns - length).clamp(min=0),
+        states=constraints.states,
+        num_left=(ends - constraints.columns - length).clamp(min=0),
     )
 
 
 def _path(
     view: View,
-    own: Constraints,
+    constraints: Constraints,
     span: Span,
-    asked: Int[Tensor, "N n"],
+    offsets: Int[Tensor, "N n"],
     columns: Int[Tensor, "N n"],
 ) -> Path:
-    """Returns the best paths, or those drawn at a temperature above 0."""
+    """Returns the best path of each row, or a drawn one at a temperature above 0."""
     logits, temperature = view.computed.logits, view.temperature
-    if len(own.rows) < len(logits):
-        logits = logits[own.row_index]
+    if len(constraints.rows) < len(logits):
+        logits = logits[constraints.row_index]
     if view.is_greedy:
-        return best_path(own.automata, span, logits, columns)
-    keys = view.position_keys[own.row_index].gather(1, asked)
+        return best_path(constraints.automata, span, logits, columns)
+    keys = view.position_keys[constraints.row_index].gather(1, offsets)
     if not isinstance(temperature, Tensor):
-        return draw_path(own.automata, span, logits, columns, temperature=temperature, keys=keys)
-    temperature = temperature[own.row_index]
+        return draw_path(
+            constraints.automata, span, logits, columns, temperature=temperature, keys=keys
+        )
+    temperature = temperature[constraints.row_index]
     is_drawn = temperature > 0.0
-    above = torch.where(is_drawn, temperature, 1.0)
-    drawn = draw_path(own.automata, span, logits, columns, temperature=above, keys=keys)
-    best = best_path(own.automata, span, logits, columns)
+    positive = torch.where(is_drawn, temperature, 1.0)
+    drawn = draw_path(constraints.automata, span, logits, columns, temperature=positive, keys=keys)
+    best = best_path(constraints.automata, span, logits, columns)
     return best._replace(tokens=torch.where(is_drawn[:, None], drawn.tokens, best.tokens))

@@ -17,8 +17,8 @@ from samplers.view import View
 def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Decision]:
     """Asks the sampler for its decision.
 
-    The schedule may narrow the view before, and add commits of its own afterwards.
-    A verifier may have done so already; then the look has a decision.
+    The schedule may narrow the view before the sampler sees it, and add commits afterwards.
+    If the verifier has decided already, the sampler is not asked.
 
     Returns:
         The state with the new states of sampler and schedule, the look with the view that the
@@ -30,8 +30,8 @@ def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Dec
     openings = [state.rows[n].opening for n in stepping]
     is_fresh = [state.rows[n].is_fresh for n in stepping]
     index = seen.row_index
-    held = state.sampler, state.schedule
-    sampler, schedule = held if index is None else take_state(held, index)
+    states = state.sampler, state.schedule
+    sampler, schedule = states if index is None else take_state(states, index)
     view, schedule = decoder.schedule.narrowed(seen.view, openings, schedule)
     if any(is_fresh):
         sampler = _begun(decoder.sampler, view, sampler, is_fresh)
@@ -44,22 +44,22 @@ def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Dec
     if index is not None:
         sampler, schedule = (
             _put(before, after, index, len(rows))
-            for before, after in zip(held, (sampler, schedule), strict=True)
+            for before, after in zip(states, (sampler, schedule), strict=True)
         )
     state = state._replace(sampler=sampler, schedule=schedule, rows=tuple(rows))
     return state, seen._replace(view=view), decision
 
 
-def _put(held: Any, after: Any, index: Int[Tensor, " N"], num_rows: int) -> Any:
-    """Returns a plug-in's state for all rows, given that of the rows that took a step."""
-    if held is None and after is not None:
-        held = pad_state(take_state(after, index[:0]), num_rows)
-    return put_state(held, index, after)
+def _put(before: Any, after: Any, index: Int[Tensor, " N"], num_rows: int) -> Any:
+    """Returns a plug-in's state for all rows, updated in the rows that took a step."""
+    if before is None and after is not None:
+        before = pad_state(take_state(after, index[:0]), num_rows)
+    return put_state(before, index, after)
 
 
-def _begun(sampler: Sampler, view: View, held: Any, is_fresh: Sequence[bool]) -> Any:
+def _begun(sampler: Sampler, view: View, state: Any, is_fresh: Sequence[bool]) -> Any:
     """Returns the sampler's state for the rows of a view, begun anew in fresh rows."""
-    begun = sampler.init(view)
-    if all(is_fresh) or held is None:
-        return begun
-    return merge_state(held, begun, sent(is_fresh, view.tokens.device))
+    initial = sampler.init(view)
+    if all(is_fresh) or state is None:
+        return initial
+    return merge_state(state, initial, sent(is_fresh, view.tokens.device))

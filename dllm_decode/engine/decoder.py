@@ -42,7 +42,7 @@ class Decoder:
         cache: Which columns a forward computes.
         verifier: Runs the forwards of a round, and may decide in the sampler's place.
         schedule: Which unsettled positions are open.
-        config: The options; requests may have some of their own.
+        config: The options; a request may replace some of them.
         return_logprobs: As in `decode`.
     """
 
@@ -59,12 +59,12 @@ class Decoder:
         """Tokens per block.
 
         Raises:
-            ValueError: If it is given twice, or fits neither the answer nor the model.
+            ValueError: If it is given twice, or does not fit the answer or the model.
         """
-        model, own, asked = self.model, self.schedule.block_length, self.config.block_length
-        if own is not None and asked not in (None, own):
-            raise ValueError(f"block_length must be said once, got {asked} and {self.schedule!r}.")
-        length = canvas_length_of(model, asked or own, self.config.gen_length)
+        model, fixed, chosen = self.model, self.schedule.block_length, self.config.block_length
+        if fixed is not None and chosen not in (None, fixed):
+            raise ValueError(f"block_length must be said once, got {chosen} and {self.schedule!r}.")
+        length = canvas_length_of(model, chosen or fixed, self.config.gen_length)
         config = self.config if length is None else replace(self.config, block_length=length)
         return config.resolved_block_length(model.causal_block_length, model=model.name)
 
@@ -110,7 +110,7 @@ class Decoder:
 
     @property
     def num_passes(self) -> int:
-        """Canvases of a row that a forward looks at: with guidance also the one without prompt."""
+        """Canvases of a row that a forward looks at: with guidance also one without the prompt."""
         return 2 if self.config.cfg_scale else 1
 
     @property
@@ -149,7 +149,7 @@ class Decoder:
         constraint: Automaton | None = None,
         **options: Unpack[RequestOptions],
     ) -> Request:
-        """Returns a request with the options of this decode, or some of its own.
+        """Returns a request; its `options` replace options of this decode.
 
         Args:
             prompt: Token ids.
@@ -244,7 +244,7 @@ def _check_constraint(decoder: Decoder, constraint: object, request: Request) ->
 
 
 def require_constraints(constraint: object, num_prompts: int, *, least: bool = False) -> None:
-    """Raises ValueError unless a list of constraints holds one of each prompt, or no fewer."""
+    """Raises ValueError unless a list has one constraint a prompt; `least` also allows more."""
     if not isinstance(constraint, Sequence):
         return
     if len(constraint) < num_prompts or (not least and len(constraint) > num_prompts):
@@ -264,11 +264,10 @@ def requests_of(
 ) -> Iterator[Request]:
     """Yields a request for each prompt, with its template and constraint if there are any.
 
-    With `fills_blanks` an answer is as long as its template, whose tokens may follow an EOS.
+    With `fills_blanks` an answer is as long as its template, and goes on after an EOS.
 
     Raises:
-        ValueError: If a prompt, template or constraint cannot be decoded, or there are more of one
-            than of another.
+        ValueError: If a prompt, template or constraint cannot be decoded, or one is missing.
     """
     constraints = iter(constraint) if isinstance(constraint, Sequence) else repeat(constraint)
     everything_open = isinstance(templates, Sized) and not len(templates)
@@ -279,14 +278,14 @@ def requests_of(
             raise ValueError(
                 f"templates must hold one answer per prompt, got {row} {fewer} and more {more}."
             )
-        given = () if template is None else template
-        own: RequestOptions = {}
+        answer = () if template is None else template
+        options: RequestOptions = {}
         if fills_blanks and template is not None:
-            own = filling_options(given, own)
+            options = filling_options(answer, options)
         with _named(row):
             require_constraints(constraint, row + 1, least=True)
             request = decoder.request(
-                prompt, row, template=given, stop=stop, constraint=next(constraints), **own
+                prompt, row, template=answer, stop=stop, constraint=next(constraints), **options
             )
         yield request
 
@@ -316,7 +315,7 @@ class Look(NamedTuple):
     decision: Decision | None = None
 
     def stepping(self, num_rows: int) -> Sequence[int]:
-        """Returns the rows that take a step, of so many rows."""
+        """Returns the rows that take a step, out of `num_rows`."""
         return range(num_rows) if self.rows is None else self.rows
 
     @property
@@ -330,13 +329,13 @@ class Verifier(PlugIn, ABC):
     """Runs the forwards of a round before the sampler decides, and may decide in its place.
 
     `state.verifier` is the verifier's own state: a NamedTuple of tensors, nested as needed, batch
-    axis first. Rows that join get zeros, rows that leave take their part along. The loop opens
+    axis first. Rows that join get zeros, the values of rows that leave are dropped. The loop opens
     blocks before the look, and asks the sampler after it.
     """
 
     @property
     def num_branches(self) -> int:
-        """Branches of one row that are rows of one forward, at most."""
+        """The most branches of one row that are rows of one forward."""
         return 1
 
     @property
@@ -360,7 +359,7 @@ class Verifier(PlugIn, ABC):
         return model.eos_ids
 
     def max_steps(self, sampler: Sampler, num_masks: int) -> int:
-        """Returns the number of steps within which so many masks are settled."""
+        """Returns the number of steps within which `num_masks` masks are settled."""
         return sampler.max_steps(num_masks)
 
     @abstractmethod

@@ -40,10 +40,10 @@ def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Te
         state = with_room(decoder, state, branches, call.layout)
     state, logits = _run(decoder, state._replace(layout=call.layout), call)
     if decoder.config.cfg_scale:
-        unread = _without_given(state.canvas, branches)
-        state, unguided = _run(decoder, state, call._replace(branches=unread))
+        unprompted = _without_given(state.canvas, branches)
+        state, unguided = _run(decoder, state, call._replace(branches=unprompted))
         guided = unguided + (1.0 + decoder.config.cfg_scale) * (logits - unguided)
-        # A difference from -inf is no number; the token keeps its logit.
+        # Guidance of -inf may give NaN or infinity; such a token keeps its logit with the prompt.
         logits = torch.where(logits.isneginf() | unguided.isneginf(), logits, guided)
     state = _counted(decoder, state, call)
     return _checked(decoder, state, call, logits)
@@ -53,8 +53,8 @@ class _Call(NamedTuple):
     """A forward that is ready to run.
 
     Attributes:
-        spec: Its description.
-        branches: The canvases that it looks at.
+        spec: Description of the forward.
+        branches: The canvases that the forward looks at.
         plans: The columns of each row of the state.
         layout: The columns of each branch.
     """
@@ -66,7 +66,7 @@ class _Call(NamedTuple):
 
 
 def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
-    """Returns the columns of each row: those that were named, or those of the cache policy."""
+    """Returns the plan of each row, with the columns of `spec` or of the cache policy."""
     sight, plans = decoder.sight, []
     if spec.columns is not None and not sight.with_kv_cache:
         raise RuntimeError(
@@ -84,7 +84,7 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
             culprit = f"columns of Pass by {decoder.verifier!r} must be"
             require_columns(decoder, chosen, end, culprit)
         if sight.with_kv_cache:
-            # A slot holds nothing until its column is computed, so that it must not be read before.
+            # A slot holds nothing, and must not be read, until its column is computed.
             unwritten = without(without((range(end),), hidden), row.computed)
             chosen = union(chosen, unwritten)
         plans.append(Plan(chosen, end, query.needed, hidden))
@@ -94,16 +94,16 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
 def _layout(
     decoder: Decoder, state: State, spec: Pass, branches: Branches, plans: Sequence[Plan]
 ) -> Layout:
-    """Returns the layout of a forward: the last forward's, if the columns are the same."""
+    """Returns the layout of a forward; reuses the last layout if the columns are the same."""
     window = spec.window
-    own = [plans[row] for row in branches.rows]
+    branch_plans = [plans[row] for row in branches.rows]
     starts = tuple(window.starts[row] for row in branches.rows)
-    key = Layout.key_of(own, starts, window.width)
+    key = Layout.key_of(branch_plans, starts, window.width)
     if state.layout is not None and state.layout.key == key:
         return state.layout
     if spec.branches is not None:
         window = Window.of(starts, window.width, state.canvas)
-    return Layout.of(key, decoder.sight, own, window)
+    return Layout.of(key, decoder.sight, branch_plans, window)
 
 
 def _without_given(canvas: Canvas, branches: Branches) -> Branches:
@@ -117,16 +117,16 @@ def _run(decoder: Decoder, state: State, call: _Call) -> tuple[State, Float[Tens
     model, branches = decoder.model, call.branches
     inputs, packs = [], []
     for group in call.layout.groups:
-        one = inputs_of(state, call.spec, branches, group)
+        group_inputs = inputs_of(state, call.spec, branches, group)
         if branches.in_columns:
-            one, packed = packed_of(state, branches, group, one)
+            group_inputs, packed = packed_of(state, branches, group, group_inputs)
             packs.append(packed)
-        inputs.append(one)
-    found = predict_all(model, inputs)
+        inputs.append(group_inputs)
+    results = predict_all(model, inputs)
     if packs:
-        found = [unpack(logits, packed) for logits, packed in zip(found, packs, strict=True)]
+        results = [unpack(logits, packed) for logits, packed in zip(results, packs, strict=True)]
     cost = state.cost._replace(forwards=state.cost.forwards + num_calls(model, inputs))
-    return state._replace(cost=cost), call.layout.merged(found)
+    return state._replace(cost=cost), call.layout.merged(results)
 
 
 def _counted(decoder: Decoder, state: State, call: _Call) -> State:
@@ -137,14 +137,14 @@ def _counted(decoder: Decoder, state: State, call: _Call) -> State:
     for group in layout.groups:
         for n in branches.rows_and_numbers(group.members)[0]:
             num_columns[n] += plans[n].width
-    written, rows = branches.writers, list(state.rows)
-    for n, computed in num_columns.items():
+    writers, rows = branches.writers, list(state.rows)
+    for n, num_computed in num_columns.items():
         row, plan = rows[n], plans[n]
         rows[n] = row = row._replace(
             nfe=row.nfe + num_passes,
-            query_positions=row.query_positions + num_passes * computed,
+            query_positions=row.query_positions + num_passes * num_computed,
         )
-        if n in written:
+        if n in writers:
             rows[n] = row._replace(
                 turn_forwards=row.turn_forwards + 1,
                 last_needed=plan.needed,
@@ -157,12 +157,12 @@ def _counted(decoder: Decoder, state: State, call: _Call) -> State:
 
 
 def _noted(state: State, history: History, branches: Branches, layout: Layout) -> History:
-    """Returns the history after a forward; only branch 0 of a row leaves a trace."""
+    """Returns the history after a forward; only branch 0 of a row is noted."""
     for group in layout.groups:
         rows, numbers = branches.rows_and_numbers(group.members)
-        kept = [(n, rows[n]) for n, number in enumerate(numbers) if number == 0]
-        places, index = sent(kept, state.device, torch.long).view(-1, 2).unbind(-1)
-        history = history.noted(state.canvas, index, group.columns[places])
+        pairs = [(n, rows[n]) for n, number in enumerate(numbers) if number == 0]
+        members, index = sent(pairs, state.device, torch.long).view(-1, 2).unbind(-1)
+        history = history.noted(state.canvas, index, group.columns[members])
     return history
 
 
@@ -183,11 +183,11 @@ def _checked(
     if spec.branches is None:
         is_open = window.part(state.canvas.unsettled)
         is_open = is_open if spec.window.open is None else is_open & spec.window.open
-        lacks, duty = ~known & is_open, "compute every column that predicts an open position"
+        is_broken, duty = ~known & is_open, "compute every column that predicts an open position"
         if decoder.cache_narrows:
-            lacks = ~(known & is_open).any(-1)
+            is_broken = ~(known & is_open).any(-1)
             duty = "compute a column that predicts an open position"
-        state = state.with_breach(lacks, decoder.cache, duty)
+        state = state.with_breach(is_broken, decoder.cache, duty)
     known, tokens = part_of(known, spec.asked), part_of(window.part(branches.tokens), spec.asked)
     return state, certain_where(logits, ~known, tokens)
 
@@ -198,7 +198,7 @@ def with_finite_check(
     culprit: str,
     rows: Sequence[int] | None = None,
 ) -> State:
-    """Notes columns with NaN or infinity; single tokens may be at -inf, not all of a column."""
+    """Notes columns with NaN or infinity; some tokens of a column may be at -inf, but not all."""
     # A sum is five times faster than a maximum; on a GPU this check would wait for the device.
     if logits.device.type == "cpu" and logits.sum(-1).isfinite().all():
         return state

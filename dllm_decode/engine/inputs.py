@@ -14,10 +14,10 @@ from dllm_decode.core.state import State
 
 def inputs_of(state: State, spec: Pass, branches: Branches, group: Group) -> ForwardInputs:
     """Returns the inputs of one group of branches."""
-    tokens, asked = branches.tokens, spec.asked
+    tokens, offsets = branches.tokens, spec.asked
     if group.indices is not None:
         tokens = tokens[group.indices]
-        asked = None if asked is None else asked[group.indices]
+        offsets = None if offsets is None else offsets[group.indices]
     slots = group.slots
     tokens = tokens[:, slots] if isinstance(slots, slice) else tokens.gather(1, slots)
     cache, rows = state.cache.kv_cache, None
@@ -26,7 +26,7 @@ def inputs_of(state: State, spec: Pass, branches: Branches, group: Group) -> For
     inputs = ForwardInputs(
         tokens=tokens,
         positions=group.columns,
-        wanted=part_of(group.predictors, asked),
+        wanted=part_of(group.predictors, offsets),
         attend=group.attend,
         kv_cache=None if cache is None else cache.first(group.num_keys),
         slots=None if cache is None else slots,
@@ -40,19 +40,19 @@ def cache_rows(
 ) -> slice | Int[Tensor, " N"] | None:
     """Returns rows of the key-value cache: branch n of a row has the n-th copy of its slots.
 
-    With a slice nothing is copied when the cache is read. `None` is all of the cache.
+    With a slice, the cache is read without a copy. `None` is all of the cache.
     """
     cache = state.cache
-    found = [row + number * cache.capacity for row, number in zip(rows, numbers, strict=True)]
-    if found == list(range(cache.num_rows)):
+    indices = [row + number * cache.capacity for row, number in zip(rows, numbers, strict=True)]
+    if indices == list(range(cache.num_rows)):
         return None
-    if found == list(range(found[0], found[0] + len(found))):
-        return slice(found[0], found[0] + len(found))
-    return sent(found, state.device)
+    if indices == list(range(indices[0], indices[0] + len(indices))):
+        return slice(indices[0], indices[0] + len(indices))
+    return sent(indices, state.device)
 
 
 def part_of(
     values: Shaped[Tensor, "N W"], asked: Int[Tensor, "N n"] | None
 ) -> Shaped[Tensor, "N _"]:
-    """Returns the asked columns of each row; all if none are named."""
+    """Returns the columns of each row at the offsets `asked`; `None`: all columns."""
     return values if asked is None else values.gather(1, asked)

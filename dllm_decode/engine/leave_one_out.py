@@ -30,8 +30,8 @@ def look_without_own_token(decoder: Decoder, state: State) -> tuple[State, Look]
     state, window = with_window(decoder, state)
     spec = Pass(window, edit=partial(_with_copies, decoder.model.mask_id))
     state, logits = forward(decoder, state, spec)
-    more = decoder.num_passes * window.width
-    rows = [row._replace(query_positions=row.query_positions + more) for row in state.rows]
+    num_copies = decoder.num_passes * window.width
+    rows = [row._replace(query_positions=row.query_positions + num_copies) for row in state.rows]
     state, width = state._replace(rows=tuple(rows)), window.width
     view = view_of(decoder, state, state.canvas, window, logits[:, :width])
     trust = _trust(decoder, state, window, logits[:, width:])
@@ -41,7 +41,7 @@ def look_without_own_token(decoder: Decoder, state: State) -> tuple[State, Look]
 def _trust(
     decoder: Decoder, state: State, window: Window, logits: Float[Tensor, "B W V"]
 ) -> Float[Tensor, "B W"]:
-    """Returns the probability of each token of the window as its row asks, 0 at masks."""
+    """Returns the probability of each token of the window after truncation, 0 at masks."""
     tokens, masked = window.part(state.canvas.tokens), window.part(state.canvas.masked)
     truncation = truncation_of(state.rows, logits.device)
     logits = logits if truncation is None else truncation(logits)
@@ -52,22 +52,22 @@ def _with_copies(mask_id: int, inputs: ForwardInputs, members: tuple[int, ...]) 
     """Appends a masked copy of the wanted columns, which predicts each of them without seeing it.
 
     A copy has the rotary position of its original. It sees all columns but its original, and the
-    copies of all columns of the row. Columns after the row's end may be wanted, because a window
-    may end there; the copy of such a column is seen by itself alone. No original sees a copy.
+    copies of all columns of the row. A window may end after its row; the copy of a column
+    there is seen only by itself. No original sees a copy.
     """
     copied, (rows, length) = inputs.wanted, inputs.tokens.shape
     width = copied.shape[1]
     copies = torch.arange(length, length + width, device=copied.device).expand(rows, -1)
     masks = torch.full_like(copied, mask_id)
-    present = torch.ones_like(inputs.tokens, dtype=torch.bool)[:, None]
-    present = present if inputs.attend is None else inputs.attend
-    attend = present.new_zeros(rows, length + width, length + width)
-    attend[:, :, :length] = present
-    # Columns after the last one are wanted as that one, so that only its first copy counts.
-    is_own = present[:, 0].expand(rows, length).gather(1, copied)
-    is_own[:, 1:] &= copied[:, 1:] != copied[:, :-1]
+    visible = torch.ones_like(inputs.tokens, dtype=torch.bool)[:, None]
+    visible = visible if inputs.attend is None else inputs.attend
+    attend = visible.new_zeros(rows, length + width, length + width)
+    attend[:, :, :length] = visible
+    # A window that ends after the last column repeats that column; only its first copy counts.
+    is_in_row = visible[:, 0].expand(rows, length).gather(1, copied)
+    is_in_row[:, 1:] &= copied[:, 1:] != copied[:, :-1]
     itself = torch.eye(width, dtype=torch.bool, device=copied.device)
-    attend[:, length:, length:] = is_own[:, None] | itself
+    attend[:, length:, length:] = is_in_row[:, None] | itself
     attend[:, length:].scatter_(2, copied[..., None], False)
     return replace(
         inputs,

@@ -87,6 +87,9 @@ def decode(
         config: The options.
         options: Fields of `DecodeConfig`, which override `config`.
 
+    Returns:
+        The answers, a row for each prompt, and their cost.
+
     Raises:
         ValueError: If sampler, cache, verifier, blocks, model and lengths do not fit together.
         RuntimeError: If the sampler settles nothing in a step, takes more steps than it promises,
@@ -147,6 +150,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
         ValueError: If sampler, cache, verifier, model and lengths do not fit together; if there
             are not as many templates as prompts, at once if both have a length; or, when a row
             becomes free, if a prompt is empty or contains the mask id, or a template is too long.
+        RuntimeError: As in `decode`, when the iterator reaches the round.
     """
     require_config(config)
     require_templates(templates)
@@ -228,7 +232,7 @@ def rounds(
         num_rows: Rows of a forward, at most.
         observers: Called after each round.
         reserve: Tokens of the longest row that is to come, with its prompt: keys and values are
-            allocated for so many at once. Without, they are copied when a longer row joins.
+            allocated for so many at once. With 0 they are copied whenever a longer row joins.
     """
     require_integer("num_rows", num_rows, least=1)
     require_observers(observers)

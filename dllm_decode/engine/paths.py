@@ -30,21 +30,21 @@ from samplers.logits import noise
 from samplers.logits.float64 import in_float64, widest
 from samplers.logits.statistics import divided
 
-# A token that the model excludes is taken only if the set of texts leaves no other. So far below
-# the largest logit, float64 still tells the rest of a path apart.
+# A token that the model excludes is taken only if the set of texts leaves no other. Even at
+# this distance below the largest logit, float64 still tells the rest of a path apart.
 _EXCLUDED = -1e6
 
 
 class Span(NamedTuple):
     """The columns of each row's answer over which a path runs.
 
-    Columns after the row's own answer count as settled and hold an EOS.
+    Columns after the row's answer count as settled and hold an EOS.
 
     Attributes:
-        tokens: The tokens; any where they are not settled.
+        tokens: The tokens; arbitrary where they are not settled.
         settled: Columns whose token is decided.
         states: The state of the row's automaton before the first column.
-        num_left: Open columns after the last one, without logits or settled tokens among them.
+        num_left: Columns of the answer after the span, which have no logits or settled tokens.
     """
 
     tokens: Int[Tensor, "B T"]
@@ -69,8 +69,8 @@ class _Weights(NamedTuple):
     """The weight of each class of tokens at each column that has logits, as a logarithm.
 
     Attributes:
-        law: In the sum over all paths, or in their maximum.
-        choice: In the choice of a column's class: the same, or with Gumbel noise.
+        law: The weight in the sum over all paths, or in their maximum.
+        choice: The weight in the choice of a column's class: `law`, or with Gumbel noise.
     """
 
     law: Float[Tensor, "B N C"]
@@ -94,7 +94,7 @@ def best_path(
     logits: Float[Tensor, "B N V"],
     columns: Int[Tensor, "B N"],
 ) -> Path:
-    """Returns the most probable path of each row: that of the largest sum of log probabilities.
+    """Returns the most probable path of each row, with the largest sum of log probabilities.
 
     A column without logits weighs nothing. Every column after an EOS holds an EOS, whose
     probability counts. Among tied tokens of a class the lowest id is taken.
@@ -103,17 +103,17 @@ def best_path(
         automata: The sets of texts.
         span: The columns of the path.
         logits: Logits of some columns.
-        columns: Which columns of the span they are, each at most once; T where a column is in no
-            path, whose token is then arbitrary.
+        columns: Column of the span for each column of logits, each at most once; T: the column is
+            in no path, and its token is arbitrary.
     """
     law = _with_excluded(_largest_of_class(automata, logits))
     plan = _planned(automata, span, columns, _Weights(law, law), _largest)
-    found = [
+    tokens = [
         _token_of(automata, logits[:, number], plan.labels[:, number])
         # One column at a time, because a copy of all logits is gigabytes.
         for number in range(logits.shape[1])
     ]
-    return _path(span, columns, plan, found)
+    return _path(span, columns, plan, tokens)
 
 
 def draw_path(
@@ -125,26 +125,26 @@ def draw_path(
     temperature: Float[Tensor, " B"] | float,
     keys: Int[Tensor, "B N"],
 ) -> Path:
-    """Draws a path from the product of the columns' laws, given that it is a path.
+    """Draws a path from the product of the columns' laws, on condition that the draw is a path.
 
     The draw is exact: a backward filter sums over all completions, then each column's class is
-    drawn in turn by Gumbel-max, and with it its token, by the same noise that draws tokens without
-    a set of texts. Columns without logits after all others only have to leave a completion.
-    One before another with logits takes the class that leaves the most probability.
+    drawn in turn by Gumbel-max, and with the class its token, by the same noise that draws tokens
+    without a set of texts. Columns without logits after all others only have to leave a completion.
+    Other columns without logits take the class that leaves the most probability.
 
     Args:
         automata: The sets of texts.
         span: The columns of the path.
         logits: Logits of some columns.
         columns: As in `best_path`.
-        temperature: Of the draws, above 0.
+        temperature: Temperature of the draws, above 0.
         keys: Noise keys of the columns that have logits.
     """
 
     def perturbed(number: int) -> Float[Tensor, "B V"]:
         scaled = divided(in_float64(logits[:, number]), temperature)
-        own = noise.gumbel(keys[:, number].to(scaled.device), scaled.shape[-1])
-        return (scaled + own).to(logits.device, widest(logits.device))
+        gumbels = noise.gumbel(keys[:, number].to(scaled.device), scaled.shape[-1])
+        return (scaled + gumbels).to(logits.device, widest(logits.device))
 
     # One column at a time, because a float64 copy of all logits is gigabytes.
     law, choice = [], []
@@ -153,21 +153,21 @@ def draw_path(
         choice.append(_largest_of_class(automata, perturbed(number)[:, None]))
     weights = _Weights(*(_with_excluded(torch.cat(part, 1)) for part in (law, choice)))
     plan = _planned(automata, span, columns, weights, _log_sum)
-    found = [
+    tokens = [
         _token_of(automata, perturbed(number), plan.labels[:, number])
         for number in range(logits.shape[1])
     ]
-    return _path(span, columns, plan, found)
+    return _path(span, columns, plan, tokens)
 
 
 def _path(
-    span: Span, columns: Int[Tensor, "B N"], plan: "_Plan", found: list[Int[Tensor, " B"]]
+    span: Span, columns: Int[Tensor, "B N"], plan: "_Plan", chosen: list[Int[Tensor, " B"]]
 ) -> Path:
-    """Returns the path whose tokens were found at columns with logits."""
-    tokens = torch.stack(found, 1) if found else torch.zeros_like(columns)
+    """Returns the path of the chosen tokens; a settled column keeps its own token."""
+    tokens = torch.stack(chosen, 1) if chosen else torch.zeros_like(columns)
     at = columns.clamp(max=span.tokens.shape[1] - 1)
-    settled, own = span.settled.gather(1, at), span.tokens.gather(1, at)
-    return Path(torch.where(settled, own, tokens), plan.found)
+    settled, settled_tokens = span.settled.gather(1, at), span.tokens.gather(1, at)
+    return Path(torch.where(settled, settled_tokens, tokens), plan.found)
 
 
 def _planned(
@@ -184,14 +184,14 @@ def _planned(
         span: The columns of the path.
         columns: Which columns of the span have logits.
         weights: The weights of classes there.
-        combined: How the weights of a state's edges become one.
+        combined: Combines the weights of a state's edges into one.
     """
     B, T = span.tokens.shape
     is_open = torch.zeros(B, T + 1, dtype=torch.bool, device=columns.device)
     is_open = is_open.scatter_(1, columns, True)[:, :T] & ~span.settled
-    own = automata.classes.gather(1, span.tokens.clamp(min=0))
+    token_classes = automata.classes.gather(1, span.tokens.clamp(min=0))
     classes = torch.arange(automata.num_classes, device=columns.device)
-    is_other = span.settled[..., None] & (classes != own[..., None])
+    is_other = span.settled[..., None] & (classes != token_classes[..., None])
     index = columns[..., None].expand_as(weights.law)
     law, choice = (
         part.new_zeros(B, T + 1, part.shape[-1])
@@ -202,8 +202,8 @@ def _planned(
     )
     ahead = _filtered(automata, span, law, is_open, combined)
     labels = _traced(automata, span.states, choice, ahead)
-    found = ahead[:, 0].gather(1, span.states[:, None]).squeeze(1) > -torch.inf
-    return _Plan(labels.gather(1, columns.clamp(max=T - 1)), found)
+    has_path = ahead[:, 0].gather(1, span.states[:, None]).squeeze(1) > -torch.inf
+    return _Plan(labels.gather(1, columns.clamp(max=T - 1)), has_path)
 
 
 def _filtered(
@@ -213,18 +213,18 @@ def _filtered(
     is_open: Bool[Tensor, "B T"],
     combined: Combine,
 ) -> Float[Tensor, "B T+1 S1"]:
-    """Returns what the rest of the columns weighs, before each column and from each state."""
+    """Returns the weight of all columns that follow, before each column and from each state."""
     dead = law.new_full((len(law), 1), -torch.inf)
     fits = automata.distances <= span.num_left[:, None]
     ahead = torch.cat([torch.where(fits, 0.0, dead), dead], 1)
-    found = [ahead]
+    filters = [ahead]
     for column in reversed(range(law.shape[1])):
         edges = law[:, column].gather(1, automata.labels) + ahead.gather(1, automata.targets)
-        # The weights of a settled column are one finite number, for which both are the same.
+        # In a settled column only one class has a finite weight, so that both are the same.
         best, total = _largest(edges, automata), combined(edges, automata)
         ahead = torch.where(is_open[:, column, None], total, best)
-        found.append(ahead)
-    return torch.stack(found[::-1], 1)
+        filters.append(ahead)
+    return torch.stack(filters[::-1], 1)
 
 
 def _traced(
@@ -260,7 +260,7 @@ def _log_sum(edges: Float[Tensor, "B E"], automata: Automata) -> Float[Tensor, "
 def _log_sum_at(
     values: Float[Tensor, "B E"], index: Int[Tensor, "B E"], largest: Float[Tensor, "B n"]
 ) -> Float[Tensor, "B n"]:
-    """Adds up exponentials by index, relative to the largest value of each."""
+    """Returns the log of the sum of exponentials of each index, given its largest value."""
     origin = torch.where(largest > -torch.inf, largest, 0.0)
     shares = (values - origin.gather(1, index)).exp()
     return torch.zeros_like(largest).scatter_add_(1, index, shares).log() + origin
@@ -270,8 +270,8 @@ def _largest_of_class(automata: Automata, values: Float[Tensor, "B N V"]) -> Flo
     """Returns the largest value of each class of tokens, in float64 where the device has it."""
     B, N, V = values.shape
     none = values.new_full((B, N, automata.num_classes), -torch.inf)
-    found = none.scatter_reduce_(2, automata.classes[:, None].expand(B, N, V), values, "amax")
-    return found.to(widest(values.device))
+    largest = none.scatter_reduce_(2, automata.classes[:, None].expand(B, N, V), values, "amax")
+    return largest.to(widest(values.device))
 
 
 def _log_sum_of_class(automata: Automata, values: Float[Tensor, "B V"]) -> Float[Tensor, "B 1 C"]:
@@ -279,9 +279,9 @@ def _log_sum_of_class(automata: Automata, values: Float[Tensor, "B V"]) -> Float
     classes = automata.classes.to(values.device)
     none = values.new_full((len(values), automata.num_classes), -torch.inf)
     largest = none.scatter_reduce_(1, classes, values, "amax")
-    found = _log_sum_at(values, classes, largest)
+    sums = _log_sum_at(values, classes, largest)
     device = automata.classes.device
-    return found[:, None].to(device, widest(device))
+    return sums[:, None].to(device, widest(device))
 
 
 def _with_excluded(weights: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:

@@ -75,12 +75,12 @@ def _opened(decoder: Decoder, row: Row) -> Row:
         opening = _with_scope(decoder, row, opening)
     if opening.phase == row.opening.phase and row.steps >= row.limit:
         return row._replace(error=_too_many_steps(decoder, row))
-    was, row = row.opening, row._replace(opening=opening)
-    if opening.phase != was.phase:
+    previous, row = row.opening, row._replace(opening=opening)
+    if opening.phase != previous.phase:
         masks = _num_masks(row, decoder.model.mask_id)
         limit = decoder.verifier.max_steps(decoder.sampler, masks)
         row = row._replace(is_fresh=True, steps=0, limit=limit)
-    return row._replace(turn_forwards=0) if opening.turn != was.turn else row
+    return row._replace(turn_forwards=0) if opening.turn != previous.turn else row
 
 
 def _too_many_steps(decoder: Decoder, row: Row) -> str:
@@ -108,15 +108,15 @@ def _num_masks(row: Row, mask_id: int) -> int:
 
 
 def advance(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
-    """Reads on the host how far the rows have come; returns the state and the rows that ended.
+    """Reads on the host how far each row is; returns the state and the rows that ended.
 
-    A row ends with an error if a plug-in broke its contract there.
+    A row ends with an error if a plug-in broke its contract in this row.
     """
     verifier = decoder.verifier
     state, verified = verifier.after(decoder, state)
     stepping, rows, done = seen.stepping(len(state.rows)), [], []
-    read = _read_on_host(decoder, state, seen, verified)
-    for n, (unsettled, has_ended, numbers, error) in enumerate(read):
+    readings = _read_on_host(decoder, state, seen, verified)
+    for n, (unsettled, has_ended, numbers, error) in enumerate(readings):
         row = state.rows[n]
         if n in stepping and not row.nfe and not row.target_nfe:
             error = (
@@ -141,7 +141,7 @@ def advance(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int
 def _read_on_host(
     decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N"] | None
 ) -> Iterable[tuple[int, bool, Numbers, str]]:
-    """Reads everything at once: in plain decoding the one time that the host waits in a round."""
+    """Reads all values at once; in plain decoding the host waits only here in a round."""
     canvas, history, B = state.canvas, state.cache.history, len(state.rows)
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
     first = torch.where(canvas.unsettled, columns, canvas.width).amin(-1)
@@ -153,13 +153,13 @@ def _read_on_host(
         verified,
     ]
     broken = [breach.found for breach in state.breaches]
-    unsettled, ended, *found = _on_host([first, has_ended, *numbers, *broken])
-    by_plugin = [[()] * B if listed is None else listed for listed in found[:3]]
-    by_row = [Numbers(*own) for own in zip(*by_plugin, strict=True)]
+    unsettled, ended, *lists = _on_host([first, has_ended, *numbers, *broken])
+    by_plugin = [[()] * B if values is None else values for values in lists[:3]]
+    by_row = [Numbers(*row_numbers) for row_numbers in zip(*by_plugin, strict=True)]
     errors = [""] * B
-    for breach, listed in zip(state.breaches, found[3:], strict=True):
+    for breach, values in zip(state.breaches, lists[3:], strict=True):
         rows = range(B) if breach.rows is None else breach.rows
-        for row, is_broken in zip(rows, listed, strict=True):
+        for row, is_broken in zip(rows, values, strict=True):
             if is_broken and not errors[row]:
                 errors[row] = _error(decoder, state, seen, breach, row)
     return zip(unsettled, ended, by_row, errors, strict=True)
@@ -169,22 +169,22 @@ def _on_host(tensors: Sequence[Tensor | None]) -> list[Any]:
     """Returns tensors of one or two axes as lists, of numbers or of tuples; `None` stays `None`."""
     parts = [tensor.flatten() for tensor in tensors if tensor is not None]
     values = iter(torch.cat(parts).tolist())
-    found: list[Any] = []
+    lists: list[Any] = []
     for tensor in tensors:
         if tensor is None:
-            found.append(None)
+            lists.append(None)
         elif tensor.ndim == 1:
-            found.append(list(islice(values, len(tensor))))
+            lists.append(list(islice(values, len(tensor))))
         else:
-            found.append([tuple(islice(values, tensor.shape[1])) for _ in range(len(tensor))])
-    return found
+            lists.append([tuple(islice(values, tensor.shape[1])) for _ in range(len(tensor))])
+    return lists
 
 
 def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int) -> str:
     """Returns the sentence that names a rule broken in a row, and the plug-in that broke it."""
     culprit, duty = breach.culprit, breach.duty
     stepping = seen.stepping(len(state.rows))
-    # Only now may the host ask: no sampler can commit where nothing is eligible.
+    # Read only now, because the host waits: no sampler can commit if nothing is eligible.
     has_decided = culprit is decoder.sampler and row in stepping
     if has_decided and not seen.view.eligible[stepping.index(row)].any():
         if not decoder.tokens_are_final:
@@ -196,18 +196,18 @@ def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int)
 
 
 def _stopped(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[int]:
-    """Returns the rows that their own stop rule ends; the host reads tokens only if one has any.
+    """Returns the rows that their stop rule ends; the host reads tokens only if a rule needs them.
 
-    Rows that took no step are not asked, because given tokens could end them before their first.
+    Rows without a step are not asked, because given tokens could end them before their first step.
     """
     asking = [n for n in stepping if state.rows[n].request.stop.reads_tokens]
     if not asking:
         return []
-    texts = final_tokens(state.rows, state.canvas, is_final=decoder.tokens_are_final)
+    answers = final_tokens(state.rows, state.canvas, is_final=decoder.tokens_are_final)
     stopped = []
     for n in asking:
         rule = state.rows[n].request.stop
-        stops: object = rule.stops(texts[n])
+        stops: object = rule.stops(answers[n])
         if not isinstance(stops, bool):
             raise RuntimeError(f"stops of {rule!r} must return True or False, got {shown(stops)}.")
         stopped += [n] * stops
@@ -219,16 +219,16 @@ def _event(
 ) -> StepEvent:
     """Returns the event that observers see: the rows that took a step, before and after it.
 
-    `moved` are those rows with the decision's tokens alone.
+    `moved` is the canvas of these rows with the decision's tokens only.
     """
     stepping = list(seen.stepping(len(state.rows)))
     rows = tuple(state.rows[n] for n in stepping)
-    listed = [
+    numbers = [
         (row.request.index, row.query_positions, n in done)
         for n, row in zip(stepping, rows, strict=True)
     ]
-    # One tensor, because each is a copy of its own.
-    requests, query_positions, ended = sent(listed, state.device).unbind(-1)
+    # One tensor, because each tensor needs a copy to the device.
+    requests, query_positions, ended = sent(numbers, state.device).unbind(-1)
     after, drafted, accepted = state.canvas, state.cost.drafted, state.cost.accepted
     index = seen.row_index
     if index is not None:

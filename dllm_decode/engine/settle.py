@@ -1,4 +1,4 @@
-"""Applies a decision to the canvas, within guards that no plug-in can pass."""
+"""Applies a decision to the canvas, but never the parts of it that break a rule."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,8 +23,8 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> tu
     """Returns the state after a decision; only the rows that take a step change.
 
     Returns:
-        The state, and the rows that took a step with the decision's tokens alone: without the EOS
-        that the engine writes after a committed one.
+        The state, and the canvas of the rows that took a step with the decision's tokens only:
+        without the EOS that the engine writes after a committed EOS.
     """
     canvas, view, window = state.canvas, seen.view, seen.window
     rows: Sequence[Row] = state.rows
@@ -40,10 +40,10 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> tu
     if state.commits is not None:
         state = _recorded(state, seen, moves, before, canvas)
     if index is not None:
-        whole = state.canvas
-        tokens = whole.tokens.index_copy(0, index, canvas.tokens)
-        unsettled = whole.unsettled.index_copy(0, index, canvas.unsettled)
-        canvas = replace(whole, tokens=tokens, unsettled=unsettled)
+        all_rows = state.canvas
+        tokens = all_rows.tokens.index_copy(0, index, canvas.tokens)
+        unsettled = all_rows.unsettled.index_copy(0, index, canvas.unsettled)
+        canvas = replace(all_rows, tokens=tokens, unsettled=unsettled)
     return state._replace(canvas=canvas), moved
 
 
@@ -54,7 +54,7 @@ class Moves(NamedTuple):
         commit: Columns of the window that get a token.
         tokens: The token of each column of the window.
         settle: Columns that are settled.
-        remask: Columns that are [MASK] again; `None`: none.
+        remask: Columns that become [MASK] again; `None`: none.
     """
 
     commit: Bool[Tensor, "B W"]
@@ -70,17 +70,19 @@ def _recorded(state: State, seen: Look, moves: Moves, before: Canvas, after: Can
         state: The state, with commits.
         seen: The rows that take the step.
         moves: The step.
-        before: The tokens of those rows before the step.
-        after: Their tokens after the step.
+        before: The canvas of those rows before the step.
+        after: The canvas of those rows after the step.
     """
     tokens, changed = seen.window.part(after.tokens), before.tokens != after.tokens
     # An EOS may have been written over a token that the step committed.
     commit = moves.commit & (tokens == moves.tokens) & seen.window.part(changed)
     index = seen.row_index
-    held = state.commits if index is None else take_state(state.commits, index)
-    assert held is not None
-    held = held.after(seen.view, seen.window, tokens, commit, changed)
-    return state._replace(commits=held if index is None else put_state(state.commits, index, held))
+    record = state.commits if index is None else take_state(state.commits, index)
+    assert record is not None
+    record = record.after(seen.view, seen.window, tokens, commit, changed)
+    return state._replace(
+        commits=record if index is None else put_state(state.commits, index, record)
+    )
 
 
 def moves_of(
@@ -108,7 +110,7 @@ def moves_of(
 
 
 def with_sampler_check(decoder: Decoder, state: State, seen: Look, decision: Decision) -> State:
-    """Notes rules that the sampler's decision breaks, for a verifier that makes another of it.
+    """Notes rules that the sampler's decision breaks, for a verifier that changes the decision.
 
     The look has all rows.
     """
@@ -129,9 +131,9 @@ def _checked(
     """Returns the state with a breach for each part of a decision that breaks a rule."""
     if seen.view.proposed is not None:
         # Where no path was found, [MASK] is proposed.
-        lost = seen.view.proposed == state.canvas.mask_id
+        no_path = seen.view.proposed == state.canvas.mask_id
         duty = "leave an answer that agrees with the settled tokens"
-        state = state.with_breach(lost, "The constraint", duty, seen.rows)
+        state = state.with_breach(no_path, "The constraint", duty, seen.rows)
     where = "masked" if decoder.sampler.scope != "block" else "eligible"
     duty = f"commit {where} positions only, and tokens other than [MASK]"
     state = state.with_breach(decision.commit & ~moves.commit, culprit, duty, seen.rows)
@@ -175,10 +177,10 @@ def _moved(canvas: Canvas, window: Window, moves: Moves) -> Canvas:
 
 def truncated(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Canvas:
     """Returns the canvas in which a committed EOS ends the answer, in rows with this option."""
-    asks = [row.config.truncate_at_eos for row in rows]
-    if not any(asks):
+    truncates = [row.config.truncate_at_eos for row in rows]
+    if not any(truncates):
         return canvas
-    where = None if all(asks) else sent(asks, canvas.tokens.device)
-    # A sampler that edits tokens, and does not only re-mask them, leaves some open.
+    where = None if all(truncates) else sent(truncates, canvas.tokens.device)
+    # A sampler that edits tokens, and does not only re-mask them, leaves tokens unsettled.
     edits = not decoder.tokens_are_final and decoder.reads_committed
     return canvas.truncated(where, keeps_tokens=edits)

@@ -15,7 +15,7 @@ from samplers.view import by_row
 
 
 def look_at_noise(decoder: Decoder, state: State) -> tuple[State, Look]:
-    """Runs one forward, with noise in new blocks and with the sampler's belief."""
+    """Runs one forward, with noise in new blocks and with the belief in the others."""
     fresh = [row.is_fresh for row in state.rows]
     if any(fresh):
         state = with_noise(decoder, state)
@@ -47,7 +47,7 @@ def _believing(decoder: Decoder, state: State, fresh: list[bool]) -> Edit | None
         belief = belief.masked_fill(is_fresh, -torch.inf)
 
     def edit(inputs: ForwardInputs, members: tuple[int, ...]) -> ForwardInputs:
-        every = len(members) == len(belief)
-        return replace(inputs, belief=belief if every else belief[list(members)])
+        has_all_rows = len(members) == len(belief)
+        return replace(inputs, belief=belief if has_all_rows else belief[list(members)])
 
     return edit

@@ -33,11 +33,11 @@ def look(decoder: Decoder, state: State, *, edit: Edit | None = None) -> tuple[S
         edit: As in `Pass`.
     """
     state, window = with_window(decoder, state)
-    asked = _asked(decoder, state, window)
-    state, logits = forward(decoder, state, Pass(window, asked, edit=edit))
+    offsets = _asked(decoder, state, window)
+    state, logits = forward(decoder, state, Pass(window, offsets, edit=edit))
     if decoder.cache_narrows:
         window = _narrowed(state, window)
-    view = view_of(decoder, state, state.canvas, window, logits, asked=asked)
+    view = view_of(decoder, state, state.canvas, window, logits, asked=offsets)
     history = state.cache.history
     if decoder.cache_reads_look and history is not None:
         history = history._replace(looked=history.last_look.after(state.canvas, window, view))
@@ -46,15 +46,15 @@ def look(decoder: Decoder, state: State, *, edit: Edit | None = None) -> tuple[S
 
 
 def _narrowed(state: State, window: Window) -> Window:
-    """Returns the window in which only columns are open that the last forward predicted."""
-    known = None if state.layout is None else state.layout.known()
-    if known is None:
+    """Returns the window with only those columns open that the last forward predicted."""
+    predicted = None if state.layout is None else state.layout.known()
+    if predicted is None:
         return window
-    return replace(window, open=known if window.open is None else known & window.open)
+    return replace(window, open=predicted if window.open is None else predicted & window.open)
 
 
 def with_window(decoder: Decoder, state: State) -> tuple[State, Window]:
-    """Returns the window that the sampler sees of each row, and the state that keeps it."""
+    """Returns the state that keeps the sampler's window of each row, and this window."""
     window = state.window or window_of(decoder, state.rows, state.canvas)
     return state._replace(window=window), window
 
@@ -66,8 +66,8 @@ def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:
     starts = [row.first if scope == "answer" else row.opening.phase[0] for row in rows]
     window = Window.of(starts, width, canvas)
     if scope == "block" and all(
-        row.opening.start <= at and row.opening.stop >= min(at + width, row.end)
-        for row, at in zip(rows, starts, strict=True)
+        row.opening.start <= start and row.opening.stop >= min(start + width, row.end)
+        for row, start in zip(rows, starts, strict=True)
     ):
         return window
     return window.with_open([row.opening.bounds for row in rows], canvas.tokens.device)
@@ -95,27 +95,27 @@ def view_of(
         rows: Which rows of the state the canvas has; `None`: all.
     """
     sampler = decoder.sampler
-    own = state.rows if rows is None else [state.rows[row] for row in rows]
-    # Where tokens are final, unsettled columns are all masked, and one operation is saved.
+    viewed = state.rows if rows is None else [state.rows[row] for row in rows]
+    # If tokens are final, all unsettled columns are masked, and one operation is saved.
     not_written = canvas.unsettled if decoder.tokens_are_final else canvas.masked
     masked, eligible = window.part(not_written), window.part(canvas.unsettled)
     if window.open is not None:
         eligible = eligible & window.open
         masked = masked & eligible if sampler.scope == "block" else masked
     device = state.device
-    starts = [at - row.prompt_length for row, at in zip(own, window.starts, strict=True)]
-    sizes = [row.end - row.prompt_length for row in own]
+    starts = [start - row.prompt_length for row, start in zip(viewed, window.starts, strict=True)]
+    sizes = [row.end - row.prompt_length for row in viewed]
     size = _shared(sizes, device)
-    offsets = [row.opening.start - at for row, at in zip(own, window.starts, strict=True)]
+    offsets = [row.opening.start - start for row, start in zip(viewed, window.starts, strict=True)]
     view = View(
         tokens=window.part(canvas.tokens),
-        computed=Summary(logits, asked, truncation_of(own, logits.device), decoder.compiles),
+        computed=Summary(logits, asked, truncation_of(viewed, logits.device), decoder.compiles),
         masked=masked,
         eligible=eligible,
         start=_shared(starts, device),
-        gen_length=_shared([row.config.gen_length for row in own], device),
+        gen_length=_shared([row.config.gen_length for row in viewed], device),
         committed=(size - not_written.sum(-1)).minimum(canvas.gen_lengths),
-        temperature=temperature_of(own, masked.device),
+        temperature=temperature_of(viewed, masked.device),
         noise_keys=state.noise_keys if rows is None else state.noise_keys[sent(rows, device)],
         # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.
         block_start=sent(offsets, device) if sampler.scope == "answer" else 0,
@@ -132,7 +132,7 @@ def view_of(
 def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:
     """Returns offsets of the window's columns whose logits are read; `None`: all.
 
-    Each row has its unsettled open columns first, then others, so that all rows have equally many.
+    On a CPU, each row has its unsettled open columns first, then others: equally many in all rows.
     """
     if decoder.reads_committed or decoder.sampler.scope != "block":
         return None
@@ -141,36 +141,36 @@ def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"]
         # The host would wait for the device to learn which columns are unsettled.
         return None if window.open is None else _between(state, window)
     unsettled = unsettled if window.open is None else unsettled & window.open
-    most = round_up(int(unsettled.sum(-1).max()), _STRIDE)
-    if most >= window.width:
+    num_read = round_up(int(unsettled.sum(-1).max()), _STRIDE)
+    if num_read >= window.width:
         return None
-    return unsettled.sort(dim=-1, descending=True, stable=True).indices[:, :most]
+    return unsettled.sort(dim=-1, descending=True, stable=True).indices[:, :num_read]
 
 
 def _between(state: State, window: Window) -> Int[Tensor, "B N"] | None:
-    """Returns offsets of the open columns, a few more in some rows; `None`: the whole window."""
+    """Returns offsets of a range with all open columns of each row; `None`: the whole window."""
     bounds = [row.opening.bounds for row in state.rows]
     width = round_up(max(stop - start for start, stop in bounds), _STRIDE)
     if width >= window.width:
         return None
-    begins = [
-        min(start - at, window.width - width)
-        for (start, _), at in zip(bounds, window.starts, strict=True)
+    starts = [
+        min(start - first, window.width - width)
+        for (start, _), first in zip(bounds, window.starts, strict=True)
     ]
     device = state.device
-    return sent(begins, device)[:, None] + torch.arange(width, device=device)
+    return sent(starts, device)[:, None] + torch.arange(width, device=device)
 
 
 def truncation_of(rows: Sequence[Row], device: torch.device) -> Truncation | None:
     """Returns how the rows' logits are truncated before samplers see them; `None`: not at all."""
     configs = [row.config for row in rows]
-    if not any(config.is_tempered for config in configs):
+    if not any(c.is_tempered for c in configs):
         return None
     # A temperature of 0 changes no logits.
-    own = [(c.temperature if c.is_tempered else 0.0, c.top_p, c.top_k) for c in configs]
-    if len(set(own)) == 1:
-        return Truncation(*own[0])
-    temperatures, shares, counts = zip(*own, strict=True)
+    settings = [(c.temperature if c.is_tempered else 0.0, c.top_p, c.top_k) for c in configs]
+    if len(set(settings)) == 1:
+        return Truncation(*settings[0])
+    temperatures, shares, counts = zip(*settings, strict=True)
     return Truncation(
         per_row(temperatures, device),
         per_row(shares, device),
@@ -179,7 +179,7 @@ def truncation_of(rows: Sequence[Row], device: torch.device) -> Truncation | Non
 
 
 def per_row(values: Sequence[float], device: torch.device) -> Float[Tensor, " B"]:
-    """Returns a number of each row as a tensor; float64 where the device has it."""
+    """Returns one number for each row as a tensor, in float64 if the device has it."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     return sent(values, device, dtype)
 

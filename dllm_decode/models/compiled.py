@@ -1,6 +1,6 @@
 """The forward of a network under `torch.compile`: one graph without breaks, for all shapes.
 
-Source: the way of gpt-fast, https://github.com/pytorch-labs/gpt-fast: plain torch, compiled.
+Source: gpt-fast, https://github.com/pytorch-labs/gpt-fast: plain torch, compiled.
 """
 
 from collections.abc import Callable
@@ -43,9 +43,9 @@ def compiled_forward(transformer: Transformer) -> Callable[[ForwardInputs], Floa
 
 
 def require_compilable(transformer: Transformer) -> None:
-    """Raises ValueError for a network that is spread, stored in fewer bits, or of other experts.
+    """Raises ValueError if a network is spread, quantised, or has experts in another dtype.
 
-    Products of many experts at once are compiled in bfloat16 alone.
+    The product of many experts at once can be compiled in bfloat16 only.
     """
     dtype = transformer.embedding.weight.dtype
     if transformer.config.moe is not None and dtype != torch.bfloat16:
@@ -69,9 +69,9 @@ def _logits(
 
 
 def plain_inputs(inputs: ForwardInputs) -> ForwardInputs:
-    """Returns inputs with tensors for slots, and rows that are all rows of the cache if they can.
+    """Returns inputs with a tensor of slots, and with a slice of rows replaced by a cache of these.
 
-    Numbers in slices would be compiled into the code.
+    Otherwise the numbers of the slices would be compiled into the code.
     """
     cache, slots, rows = inputs.kv_cache, inputs.slots, inputs.rows
     if cache is None:

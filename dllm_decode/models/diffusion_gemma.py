@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 class DiffusionGemma:
     """A `DiffusionGemmaForBlockDiffusion` of transformers as a mask predictor, for texts.
 
-    A forward encodes those context columns that are to be computed, each of which sees the columns
-    before it. Then it decodes the canvas, which sees the context and itself. The encoder's keys and
-    values alone are stored, because those of the canvas are never read again.
+    A forward encodes the context columns that are to be computed, each of which sees the columns
+    before it, then decodes the canvas, which sees the context and itself. Only the encoder's keys
+    and values are stored, because those of the canvas are never read again.
 
     Source: DiffusionGemma 2026, transformers 5.23, `models/diffusion_gemma`.
 
     Attributes:
-        name: See `MaskPredictor`, as all that are not listed here.
-        canvas_length: See `UniformState`: that of config.json.
+        name: See `MaskPredictor`, also for attributes that are not listed here.
+        canvas_length: See `UniformState`; read from config.json.
         reads_belief: True.
-        unread_ids: See `UniformState`: the tokens of images.
+        unread_ids: See `UniformState`; the tokens of images.
         fingerprint: See `Fingerprinted`.
         files: The files that the model was read from.
         network: The model of transformers.
@@ -95,7 +95,7 @@ class DiffusionGemma:
                 belief = belief.masked_fill(~context.has_belief[:, None, None], 0.0)
         mask, after = context.mask, torch.ones_like(inputs.wanted, dtype=torch.bool)
         with torch.no_grad():
-            found = self.network(
+            output = self.network(
                 input_ids=context.tokens,
                 position_ids=context.positions,
                 attention_mask=mask,
@@ -108,26 +108,26 @@ class DiffusionGemma:
             )
         if inputs.kv_cache is not None and context.positions is not None:
             cache.write(context.positions)
-        logits: Tensor = found.logits
+        logits: Tensor = output.logits
         return logits.to(self.device)
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        """Allocates a zeroed cache: layers differ in heads and their size, so each has a part."""
-        found: KVCache | None = None
+        """Allocates a zeroed cache with a part for each layer, because their heads differ."""
+        kv_cache: KVCache | None = None
         for layer in reversed(self.network.model.encoder.language_model.layers):
             attention, weight = layer.self_attn, layer.self_attn.k_proj.weight
             num_heads = weight.shape[0] // attention.head_dim
             size = (1, num_rows, num_heads, num_slots, attention.head_dim)
             device = self.device if weight.is_meta else weight.device
-            found = zeroed_cache(size, self.dtype, device, further=found)
-        assert found is not None
-        return found
+            kv_cache = zeroed_cache(size, self.dtype, device, further=kv_cache)
+        assert kv_cache is not None
+        return kv_cache
 
 
 class _Context(NamedTuple):
-    """The columns before the canvas: old ones from the cache, then those to encode, pads first.
+    """The columns before the canvas: those in the cache, then those to encode; padding comes first.
 
-    The slots of the old columns, tokens and positions to encode are `None` if there are none.
+    `old` has the slots of columns in the cache. `None`: there are no such columns.
     """
 
     old: Int[Tensor, "B O"] | None
@@ -140,12 +140,12 @@ class _Context(NamedTuple):
 
 
 def _context_of(inputs: ForwardInputs) -> _Context:
-    """Lays out the columns before the canvas; waits for the device, once."""
+    """Lays out the columns before the canvas; waits for the device once."""
     num_old, num_new = inputs.positions[:, 0], inputs.wanted[:, 0]
-    known = torch.ones_like(num_old, dtype=torch.bool)
+    has_belief = torch.ones_like(num_old, dtype=torch.bool)
     if inputs.belief is not None:
-        known = inputs.belief.amax((1, 2)) > -torch.inf
-    olds, news, knowns = torch.stack([num_old, num_new, known.long()]).tolist()
+        has_belief = inputs.belief.amax((1, 2)) > -torch.inf
+    olds, news, belief_flags = torch.stack([num_old, num_new, has_belief.long()]).tolist()
     if len(set(olds)) > 1 and len(set(news)) > 1:
         raise ValueError(
             "Rows of one call must not differ both in the columns that they compute and in those "
@@ -160,19 +160,19 @@ def _context_of(inputs: ForwardInputs) -> _Context:
         tokens=inputs.tokens.gather(1, index) if max(news) else None,
         positions=inputs.positions.gather(1, index) if max(news) else None,
         mask=torch.cat([old, new], 1) >= 0 if is_padded else None,
-        has_belief=None if all(knowns) else known,
+        has_belief=None if all(belief_flags) else has_belief,
     )
 
 
 def _right_aligned(counts: Int[Tensor, " B"], width: int) -> Int[Tensor, "B _"]:
-    """Returns the numbers from 0 to each count, at the right of a line; negative ones before."""
+    """Returns 0, ..., count - 1 at the right end of each line, and negative numbers before."""
     return torch.arange(width, device=counts.device) - (width - counts[:, None])
 
 
 class _ContextCache(DynamicCache):
-    """A cache of transformers that begins with old columns, and records those that are encoded.
+    """A cache of transformers that begins with old columns, and records the encoded columns.
 
-    Layers of sliding windows forget all but the last columns, so that all are recorded.
+    They are recorded because layers of sliding windows forget all but the last columns.
     """
 
     def __init__(self, config: Any, inputs: ForwardInputs, old: Int[Tensor, "B O"] | None) -> None:
@@ -195,12 +195,12 @@ class _ContextCache(DynamicCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Adds encoded columns to a layer, as the network asks for."""
+        """Adds encoded columns to a layer; the network calls this."""
         self._added[layer_idx] = (key_states, value_states)
-        found: tuple[Tensor, Tensor] = super().update(
+        joined: tuple[Tensor, Tensor] = super().update(
             key_states, value_states, layer_idx, *args, **kwargs
         )
-        return found
+        return joined
 
     def write(self, slots: Int[Tensor, "B N"]) -> None:
         """Stores the keys and values of the encoded columns in their slots."""

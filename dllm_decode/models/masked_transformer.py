@@ -20,16 +20,16 @@ from dllm_decode.models.network.transformer import Transformer
 
 
 class MaskedTransformer(nn.Module):
-    """A `MaskPredictor` made of a `Transformer` and the facts its checkpoint gives.
+    """A `MaskPredictor` made of a `Transformer` and the facts of its checkpoint.
 
     Attributes:
         transformer: The network; train through its `forward` and `head`.
-        name: See `MaskPredictor`, as all that are not listed here.
+        name: See `MaskPredictor`, also for attributes that are not listed here.
         is_causal_too: Under a causal mask the logits at a column predict the next token, as in the
             autoregressive model that it was made of; see `as_causal_target`.
-        fingerprint: See `Fingerprinted`: of the files that `load_model` read, else the name.
-        files: Files that it was loaded from; () if it was not loaded.
-        family: Of the checkpoint that it was loaded from; `None` if it was not loaded.
+        fingerprint: See `Fingerprinted`; of the files that `load_model` read, else the name.
+        files: Files that the model was loaded from; () if it was not loaded.
+        family: Family of the checkpoint; `None` if the model was not loaded.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class MaskedTransformer(nn.Module):
             ValueError: If the model was loaded from this folder, or its weights are quantised or
                 kept elsewhere between forwards.
         """
-        # It writes models of this class.
+        # Imported here, because it imports this module.
         from dllm_decode.models.loading.export import save_model
 
         save_model(self, folder, dtype=dtype)
@@ -126,7 +126,7 @@ class MaskedTransformer(nn.Module):
         """Runs one forward without gradients; only the wanted columns go through the head."""
         if self._compiled is None:
             return self._forward(inputs)
-        # Inductor orders the weights as it needs them.
+        # Compiled code reads the plain weights; Inductor orders them itself.
         self.transformer.unpack()
         with torch.inference_mode(), attention_on(self.device):
             logits = self._compiled(inputs)
@@ -155,18 +155,18 @@ class MaskedTransformer(nn.Module):
         """Replaces all weights in place; if anything about them is wrong, none is changed.
 
         Call it between two rounds, in the thread that decodes: after `run` or `roll_out` has
-        yielded. Packed and compiled forwards take the new weights. The keys and values of rows that
-        run are of the old weights: `roll_out` begins these rows again, `run` does not.
+        yielded. Packed and compiled forwards take the new weights. Rows that run have keys and
+        values of the old weights: `roll_out` begins these rows again, `run` does not.
 
         Args:
             weights: A state dict with the names of `state_dict()`, in any dtype; or a folder, or
                 another source of `load_model`, which needs memory for a second model meanwhile.
 
         Raises:
-            ValueError: If a name is missing or unknown, a shape is another one, a number is not
-                finite in the model's dtype, or the model is quantised or spread over devices.
+            ValueError: If a name is missing or unknown, a shape differs, a number is not finite
+                in the model's dtype, or the model is quantised or spread over devices.
         """
-        # It reads checkpoints, which make models of this class.
+        # Imported here, because it imports this module.
         from dllm_decode.models.loading.new_weights import replace_weights
 
         replace_weights(self, weights)
@@ -185,7 +185,7 @@ class MaskedTransformer(nn.Module):
 
 
 def own_network(model: MaskPredictor) -> MaskedTransformer:
-    """Returns a model, ValueError if it is no network of this package."""
+    """Returns a model; ValueError if it is no network of this package."""
     if not isinstance(model, MaskedTransformer):
         raise ValueError(
             f"The model must be a network of this package, got {model.name}, which transformers "
@@ -195,7 +195,7 @@ def own_network(model: MaskPredictor) -> MaskedTransformer:
 
 
 def attention_on(device: torch.device) -> AbstractContextManager[None]:
-    """Names the kernels of attention on CUDA: cuDNN's would be planned anew for every shape."""
+    """Selects attention kernels on CUDA, without cuDNN's, which are planned for each new shape."""
     if device.type != "cuda":
         return nullcontext()
     backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

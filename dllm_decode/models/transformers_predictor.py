@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class TransformersMaskPredictor:
     """A masked language model of transformers, such as a BERT or a ModernBERT.
 
-    It computes every column at every forward, so it goes with `NoCache()` only. Models that
-    `load_model` knows are faster with it; this is for those that nobody has mapped yet.
+    Every forward computes every column, so only `NoCache()` works with this class. Models that
+    `load_model` knows are faster with it; this class is for all other models.
 
     The attributes are those of `MaskPredictor`.
     """
@@ -43,16 +43,16 @@ class TransformersMaskPredictor:
             eos_ids: Tokens that end an answer, such as `(tokenizer.sep_token_id,)`.
             banned_ids: Ids besides `mask_id` that must never be emitted.
             logit_shift: 0 when the logits at a column predict that column, 1 when the next.
-            name: Shown in records and messages; `None`: that of the config.
+            name: Shown in records and messages; `None`: the name in the config.
 
         Raises:
             ValueError: If an id is not in the vocabulary.
         """
         self.vocab_size = int(model.config.vocab_size)
-        given = {"mask_id": (mask_id,), "eos_ids": eos_ids, "banned_ids": banned_ids}
-        for kind, ids in given.items():
+        ids_by_option = {"mask_id": (mask_id,), "eos_ids": eos_ids, "banned_ids": banned_ids}
+        for option, ids in ids_by_option.items():
             if any(not 0 <= token < self.vocab_size for token in ids):
-                raise ValueError(f"{kind} must be in [0, {self.vocab_size}), got {ids}.")
+                raise ValueError(f"{option} must be in [0, {self.vocab_size}), got {ids}.")
         if not eos_ids:
             raise ValueError("eos_ids must be one or more ids, got none. Pass the separator's.")
         if logit_shift not in (0, 1):
@@ -91,7 +91,7 @@ class TransformersMaskPredictor:
         return logits
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        """Raises ValueError: such a model has no keys and values that could be kept."""
+        """Raises ValueError, because a wrapped model has no keys and values that could be kept."""
         raise ValueError(
             f"A cache needs a model that load_model reads, got {self.name!r}, a wrapped model of "
             "transformers, which computes every column. Use NoCache()."

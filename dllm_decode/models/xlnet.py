@@ -40,8 +40,8 @@ class XLNet:
     Understanding", https://arxiv.org/abs/1906.08237; transformers 5.23, `models/xlnet`.
 
     Attributes:
-        name: See `MaskPredictor`, as all that are not listed here.
-        max_length: That of the training by Guo and Ermon 2025.
+        name: See `MaskPredictor`, also for attributes that are not listed here.
+        max_length: Length of texts in the training by Guo and Ermon 2025.
         fingerprint: See `Fingerprinted`.
         files: The files that the model was read from.
         network: The model of transformers.
@@ -94,7 +94,7 @@ class XLNet:
         """Runs one forward without gradients.
 
         Raises:
-            ValueError: If the columns are not those from 0 on.
+            ValueError: If the positions are not 0, 1, 2 and so on.
         """
         tokens, wanted = inputs.tokens, inputs.wanted
         columns = torch.arange(tokens.shape[1], device=tokens.device)
@@ -106,7 +106,7 @@ class XLNet:
             )
         seen = (tokens != self.mask_id)[:, None]
         seen = seen if inputs.attend is None else seen & inputs.attend
-        # The library lets the states of a column's own token see themselves all the same.
+        # A column must not see itself; its content state sees itself in the library all the same.
         hidden = ~seen | (columns == columns[:, None])
         # A column that is wanted twice is predicted once, because the library adds up its queries.
         first = (wanted[:, :, None] == wanted[:, None]).long().argmax(-1)
@@ -124,7 +124,7 @@ class XLNet:
         return logits
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        """Raises ValueError: the network has no keys and values that could be kept."""
+        """Raises ValueError, because the network has no keys and values that could be kept."""
         raise ValueError(
             f"cache must be NoCache() with {self.name}, an XLNet, which computes every column."
         )
@@ -141,8 +141,8 @@ def load_xlnet(
 ) -> XLNet:
     """Loads an XLNet; see `load_model`.
 
-    The tokenizer, if there is one, adds no special tokens afterwards, because the model is asked
-    for text between texts.
+    The tokenizer, if there is one, is changed to add no special tokens, because the model fills in
+    text between texts.
 
     Raises:
         ValueError: If the model is of another kind, or a tensor is missing.

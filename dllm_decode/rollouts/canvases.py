@@ -18,7 +18,7 @@ class Canvases(NamedTuple):
     Token n is scored at position `positions[n]` of canvas `canvas[n]`.
 
     Attributes:
-        tokens: Prompt and answer up to the end of its last block, [MASK] where they are hidden.
+        tokens: Prompt and answer, up to the end of the last block; [MASK] where a token is hidden.
         canvas: Number of the canvas that each token is scored on.
         positions: Place of each token in the answer, from 0.
         targets: The tokens.
@@ -33,11 +33,11 @@ class Canvases(NamedTuple):
 
     @staticmethod
     def of_answer(rollout: Rollout, hidden: Bool[Tensor, "T L"]) -> "Canvases":
-        """Returns canvases on which the answer is scored where they hide it, with weight 1.
+        """Returns canvases on which each hidden token of the answer is scored, with weight 1.
 
         Args:
             rollout: The rollout.
-            hidden: True at columns that are [MASK], of the prompt and of the final answer.
+            hidden: True at the columns of each canvas, prompt included, that become [MASK].
         """
         final = rollout.canvases()[-1]
         start = len(rollout.prompt)
@@ -49,7 +49,7 @@ class Canvases(NamedTuple):
         return Canvases(tokens, canvas, positions, targets, torch.ones(len(targets)))
 
     def check(self, rollout: Rollout, vocab_size: int) -> None:
-        """Raises ValueError unless the canvases are of a rollout."""
+        """Raises ValueError unless the canvases fit a rollout."""
         width = len(rollout.prompt) + rollout.length
         tokens = self.tokens
         if tokens.ndim != 2 or tokens.shape[1] != width:
@@ -57,7 +57,7 @@ class Canvases(NamedTuple):
                 f"Canvases must have {width} columns, up to the end of the answer's last block, "
                 f"got the shape {tuple(tokens.shape)}."
             )
-        sizes = [len(part) for part in self[1:]]
+        sizes = [len(values) for values in self[1:]]
         if len(set(sizes)) > 1:
             raise ValueError(
                 f"canvas, positions, targets and weights must be equally many, got {sizes}."
@@ -68,8 +68,8 @@ class Canvases(NamedTuple):
             ("targets", self.targets, vocab_size),
             ("tokens", tokens, vocab_size),
         )
-        for name, part, end in bounds:
-            wrong = part[(part < 0) | (part >= end)]
+        for name, values, end in bounds:
+            wrong = values[(values < 0) | (values >= end)]
             if len(wrong):
                 raise ValueError(f"{name} of Canvases must be in [0, {end}), got {int(wrong[0])}.")
 
@@ -81,13 +81,13 @@ Steps: TypeAlias = Literal["all"] | int | Sequence[Canvases]
 def canvases_of(
     rollout: Rollout, steps: Literal["all"] | int, shrink: int, generator: torch.Generator | None
 ) -> tuple[Canvases, list[Write]]:
-    """Returns canvases before steps of a rollout, and the commits on them; see `score`."""
+    """Returns canvases before steps of a rollout, and the commits to score on them; see `score`."""
     commits: dict[int, list[Write]] = {}
     for write in rollout.commits:
         commits.setdefault(write.step, []).append(write)
-    listed = list(commits)
+    step_numbers = list(commits)
     # Successive steps that are scored on one canvas.
-    shared = [listed[n : n + shrink] for n in range(0, len(listed), shrink)]
+    shared = [step_numbers[n : n + shrink] for n in range(0, len(step_numbers), shrink)]
     number = len(shared) if steps == "all" else min(steps, len(shared))
     chosen: list[tuple[int, float, Write]] = []
     firsts: list[int] = []
@@ -95,10 +95,10 @@ def canvases_of(
     bounds = [n * len(shared) // number for n in range(number + 1)] if number else []
     for start, stop in pairwise(bounds):
         stratum = shared[start:stop]
-        # Without a choice, the generator stays as it is.
+        # For a stratum of one step, the generator draws nothing.
         drawn = len(stratum) > 1 and int(torch.randint(len(stratum), (), generator=generator))
-        own = [write for step in stratum[drawn] for write in commits[step]]
-        chosen += [(len(firsts), len(stratum), write) for write in own]
+        writes = [write for step in stratum[drawn] for write in commits[step]]
+        chosen += [(len(firsts), len(stratum), write) for write in writes]
         firsts.append(stratum[drawn][0])
     numbers = [(n, write.position, write.token) for n, _, write in chosen]
     canvas, positions, targets = torch.tensor(numbers, dtype=torch.long).view(-1, 3).unbind(-1)
@@ -108,10 +108,10 @@ def canvases_of(
 
 
 def require_steps(steps: object, num_rollouts: int) -> None:
-    """Raises ValueError unless steps are a way to choose them."""
+    """Raises ValueError unless `steps` is valid for `score` with this number of rollouts."""
     if steps == "all" or (isinstance(steps, int) and not isinstance(steps, bool) and steps > 0):
         return
-    if not isinstance(steps, list | tuple) or not all(isinstance(one, Canvases) for one in steps):
+    if not isinstance(steps, list | tuple) or not all(isinstance(item, Canvases) for item in steps):
         raise ValueError(
             'steps must be "all", a number of steps of at least 1, or a list with the Canvases of '
             f"each rollout, got {shown(steps)}."

@@ -1,4 +1,4 @@
-"""Rollouts: decodes of which every canvas can be rebuilt, and the observer that records them.
+"""Rollouts: decodes whose canvases can all be rebuilt, and the observer that records them.
 
 Four steps of an answer of 3 tokens on a block-causal model, whose last block has a fourth column:
 
@@ -35,7 +35,7 @@ class Write(NamedTuple):
             on fill up the last block.
         token: The token; the model's `mask_id` where the step took a token back.
         logprob: As `Commits.logprobs`; `None` if the law that the sampler drew from excludes the
-            token, or the sampler did not choose it.
+            token, or if the sampler did not choose the token.
         model_logprob: As `Commits.model_logprobs`; `None` if the sampler did not choose the token:
             the engine wrote an EOS, or the token is [MASK].
     """
@@ -57,22 +57,22 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         prompt: Token ids.
-        template: First tokens of the answer, `mask_id` where they were open.
+        template: First tokens of the answer, `mask_id` where the answer was open.
         tokens: The answer, `gen_length` tokens. Positions that were open at the end hold an EOS.
-        length: Positions of the answer and those that fill up its last block.
-        writes: Everything that the steps wrote, in their order.
+        length: Number of positions, with those that fill up the answer's last block.
+        writes: Everything that the steps wrote, in the order of the steps.
         finish: "stop" if an EOS or a stop rule ended the answer, "length" if it is full.
         forwards: Forwards of the model that the row took part in.
         config: The options of the decode.
         model: Name of the model.
         mask_id: The model's [MASK] token.
-        weights: Version of the weights, a text that differs if they differ, see `version_of`.
-        sampler: Text of the sampler, as are `cache`, `verifier` and `blocks` of theirs.
-        cache: An approximate cache policy makes scores differ from the record.
-        verifier: The verifier.
-        blocks: The block schedule.
-        is_constrained: True if the answer had to be one of some texts. Then the law of a token
-            alone, `Write.logprob`, is not the one that it was drawn from.
+        weights: Version of the weights: a text that changes with the weights, see `version_of`.
+        sampler: The sampler, as text.
+        cache: The cache policy, as text. If it is approximate, scores differ from the record.
+        verifier: The verifier, as text.
+        blocks: The block schedule, as text.
+        is_constrained: True if the answer had to be one of some texts. Then the tokens of a
+            step were drawn together, and `Write.logprob` is not of the law that was drawn from.
 
     Raises:
         ValueError: If the writes do not end in the tokens of the answer.
@@ -120,16 +120,16 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def commits(self) -> tuple[Write, ...]:
-        """The writes that the sampler chose: its actions, those included that were taken back."""
+        """The writes that the sampler chose: its actions, including tokens that changed later."""
         return tuple(write for write in self.writes if write.is_commit)
 
     def canvases(self) -> Int[Tensor, "T L"]:
-        """Returns the canvas before each step, prompt included, and last the one after all."""
+        """Returns the canvas before each step and after the last one, prompt included."""
         num_steps = self.writes[-1].step + 1 if self.writes else 0
-        found = torch.tensor([*self.prompt, *self._begun()]).repeat(num_steps + 1, 1)
+        canvases = torch.tensor([*self.prompt, *self._begun()]).repeat(num_steps + 1, 1)
         for write in self.writes:
-            found[write.step + 1 :, len(self.prompt) + write.position] = write.token
-        return found
+            canvases[write.step + 1 :, len(self.prompt) + write.position] = write.token
+        return canvases
 
     def to_json(self) -> str:
         """Returns the rollout as one line of JSON."""
@@ -171,8 +171,8 @@ def read_rollouts(path: str | Path) -> Iterator[Rollout]:
 class RolloutRecorder:
     """Records everything that the steps of each row write.
 
-    Pass it in `observers`; it serves one call of `run`. Steps of a verifier that decides in the
-    sampler's place are recorded with the law of the view, which need not be its own.
+    Pass it in `observers`; it serves one call of `run`. If a verifier decides in the sampler's
+    place, its steps are recorded with the law of the view, which need not be the verifier's law.
     """
 
     def __init__(self) -> None:
@@ -190,13 +190,13 @@ class RolloutRecorder:
         positions = columns - before.prompt_lengths[rows]
         offsets = positions - event.view.positions[rows, 0]
         offsets = offsets.clamp(0, event.columns.shape[1] - 1)
-        own = [law[rows, offsets].tolist() for law in laws]
+        logprobs = [law[rows, offsets].tolist() for law in laws]
         is_commit = ~filled[rows, columns] & (tokens != before.mask_id)
         numbers = torch.stack([rows, positions, tokens, is_commit]).T.tolist()
         indices = [row.request.index for row in event.rows]
-        for (row, position, token, is_own), *pair in zip(numbers, *own, strict=True):
+        for (row, position, token, is_chosen), *pair in zip(numbers, *logprobs, strict=True):
             index = indices[row]
-            logs = [value if is_own and value > -torch.inf else None for value in pair]
+            logs = [value if is_chosen and value > -torch.inf else None for value in pair]
             write = Write(self._steps.get(index, 0), position, token, *logs)
             self._writes.setdefault(index, []).append(write)
         for index in indices:
@@ -205,7 +205,7 @@ class RolloutRecorder:
     def rollout(
         self, decoder: Decoder, request: Request, output: DecodeOutput, weights: str
     ) -> Rollout:
-        """Returns the rollout of a request that has ended, and keeps its writes no longer."""
+        """Returns the rollout of a request that has ended, and drops the request's writes."""
         tokens = tuple(output.tokens[0].tolist())
         has_eos = any(token in output.eos_ids for token in tokens)
         row = Row.of(request, decoder.align, decoder.model.mask_id)

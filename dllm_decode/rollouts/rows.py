@@ -1,7 +1,7 @@
 """Rows of the forwards that score canvases: a row for each canvas, or for each rollout.
 
 Models that attend both ways compute a row for each canvas. Block-causal models compute a row for
-each rollout: the final canvas, then of each canvas the columns in which it differs. A canvas that
+each rollout: the final canvas, then the blocks of each canvas that differ from it. A canvas that
 differs from the final one in block 1, and one that differs in block 2:
 
                           final canvas          canvas 0   canvas 1
@@ -11,7 +11,7 @@ differs from the final one in block 1, and one that differs in block 2:
     canvas 1, block 2      x     x                          x
 
 Source: Arriola et al. 2025, "Block Diffusion", https://arxiv.org/abs/2503.09573, the vectorised
-training. Differs: A copy for each step, not one of each block.
+training. Differs: The row has a copy for each step, not for each block.
 """
 
 from typing import NamedTuple
@@ -30,13 +30,13 @@ class ScoredRow(NamedTuple):
     """One row of a forward.
 
     Attributes:
-        tokens: Its tokens.
-        positions: Their rotary positions.
+        tokens: Token of each column.
+        positions: Rotary position of each column.
         given: Columns that guidance hides in its second forward.
-        attend: Which column sees which; `None`: all see all.
+        attend: Which column sees which; `None`: every column sees every other.
         predictors: The column that predicts each scored token.
         targets: The scored tokens.
-        entries: Number of each scored token among those of all rollouts.
+        entries: Number of each scored token, counted over all rollouts.
         config: The options of the decode.
     """
 
@@ -53,7 +53,7 @@ class ScoredRow(NamedTuple):
 def rows_of(
     model: MaskedTransformer, rollout: Rollout, canvases: Canvases, first: int
 ) -> list[ScoredRow]:
-    """Returns the rows that score the canvases of a rollout, from scored token `first` on."""
+    """Returns the rows that score a rollout's canvases; `first` is the first token's entry."""
     if not len(canvases.canvas):
         return []
     template = torch.tensor([*rollout.prompt, *rollout.template], dtype=torch.long)
@@ -61,7 +61,7 @@ def rows_of(
     given[: len(template)] = template != rollout.mask_id
     predictors = (canvases.positions + len(rollout.prompt) - model.logit_shift).clamp(min=0)
     entries = torch.arange(first, first + len(canvases.canvas))
-    whole = ScoredRow(
+    full_row = ScoredRow(
         tokens=canvases.tokens[0],
         positions=torch.arange(len(given)),
         given=given,
@@ -72,49 +72,49 @@ def rows_of(
         config=rollout.config,
     )
     if model.causal_block_length:
-        return [_packed(whole, rollout, canvases, model.causal_block_length)]
-    found = []
+        return [_packed(full_row, rollout, canvases, model.causal_block_length)]
+    rows = []
     for n in canvases.canvas.unique().tolist():
-        own = canvases.canvas == n
-        found.append(
-            whole._replace(
+        on_canvas = canvases.canvas == n
+        rows.append(
+            full_row._replace(
                 tokens=canvases.tokens[n],
-                predictors=predictors[own],
-                targets=canvases.targets[own],
-                entries=entries[own],
+                predictors=predictors[on_canvas],
+                targets=canvases.targets[on_canvas],
+                entries=entries[on_canvas],
             )
         )
-    return found
+    return rows
 
 
-def _packed(whole: ScoredRow, rollout: Rollout, canvases: Canvases, length: int) -> ScoredRow:
-    """Returns the row of a rollout: the final canvas, and the columns that differ before steps.
+def _packed(full_row: ScoredRow, rollout: Rollout, canvases: Canvases, length: int) -> ScoredRow:
+    """Returns the row of a rollout: the final canvas, then the blocks in which canvases differ.
 
-    `whole` is the row of one canvas that predicts all scored tokens; blocks have `length` tokens.
+    `full_row` is a row of one canvas with all scored tokens; blocks have `length` tokens.
     """
-    final, own = rollout.canvases()[-1], whole.positions
-    columns, predictors = canvases.positions + len(rollout.prompt), whole.predictors.clone()
-    tokens, positions, copies = [final], [own], [torch.zeros_like(own)]
+    final, final_positions = rollout.canvases()[-1], full_row.positions
+    columns, predictors = canvases.positions + len(rollout.prompt), full_row.predictors.clone()
+    tokens, positions, copies = [final], [final_positions], [torch.zeros_like(final_positions)]
     width = len(final)
     for n in canvases.canvas.unique().tolist():
-        canvas, is_own = canvases.tokens[n], canvases.canvas == n
-        stop = (int(columns[is_own].max()) // length + 1) * length
-        # Columns of later blocks are not seen.
+        canvas, on_canvas = canvases.tokens[n], canvases.canvas == n
+        stop = (int(columns[on_canvas].max()) // length + 1) * length
+        # Scored columns do not see later blocks.
         differs = (canvas[:stop] != final[:stop]).nonzero().flatten().tolist()
-        start = min([int(columns[is_own].min()), *differs[:1]]) // length * length
-        # The column that predicts a block's first one may be in the block before, which is final.
-        in_copy = is_own & (whole.predictors >= start)
+        start = min([int(columns[on_canvas].min()), *differs[:1]]) // length * length
+        # The predictor of a block's first column may be in the block before, in the final canvas.
+        in_copy = on_canvas & (full_row.predictors >= start)
         predictors[in_copy] += width - start
         tokens.append(canvas[start:stop])
-        positions.append(own[start:stop])
+        positions.append(final_positions[start:stop])
         copies.append(torch.full((stop - start,), n + 1))
         width += stop - start
-    places = torch.cat(positions)
-    return whole._replace(
+    row_positions = torch.cat(positions)
+    return full_row._replace(
         tokens=torch.cat(tokens),
-        positions=places,
-        given=whole.given[places],
-        attend=_who_sees_whom(places // length, torch.cat(copies)),
+        positions=row_positions,
+        given=full_row.given[row_positions],
+        attend=_who_sees_whom(row_positions // length, torch.cat(copies)),
         predictors=predictors,
     )
 
@@ -122,11 +122,11 @@ def _packed(whole: ScoredRow, rollout: Rollout, canvases: Canvases, length: int)
 def _who_sees_whom(blocks: Int[Tensor, " Q"], copies: Int[Tensor, " Q"]) -> Bool[Tensor, "Q Q"]:
     """Returns which column sees which.
 
-    A column sees its own copy up to its block, and the final canvas, which is copy 0, before the
-    copy begins.
+    A column sees its own copy up to its own block, and the blocks of the final canvas, which is
+    copy 0, that precede the copy's first block.
     """
-    begins = torch.full((int(copies.max()) + 1,), len(blocks))
-    begins = begins.scatter_reduce(0, copies, blocks, "amin")
-    is_same = copies[:, None] == copies
-    in_final = (copies == 0) & (blocks < begins[copies][:, None])
-    return (blocks[:, None] >= blocks) & (is_same | in_final)
+    first_blocks = torch.full((int(copies.max()) + 1,), len(blocks))
+    first_blocks = first_blocks.scatter_reduce(0, copies, blocks, "amin")
+    same_copy = copies[:, None] == copies
+    in_final = (copies == 0) & (blocks < first_blocks[copies][:, None])
+    return (blocks[:, None] >= blocks) & (same_copy | in_final)

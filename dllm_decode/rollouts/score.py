@@ -30,17 +30,17 @@ Law: TypeAlias = Literal["model", "drawn"]
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Log-probabilities of the scored tokens, in nats: those of each rollout, padded to N.
+    """Log-probabilities of the scored tokens, in nats: one row a rollout, padded to N.
 
     `(logprobs - recorded).exp()` is the ratio of a token's probabilities that PPO and GRPO clip.
-    With a sample of steps, the sum of `weights * logprobs` has the expectation of the sum over all
-    steps, and so has its gradient; a ratio of whole answers would be biased.
+    With a sample of steps, the sum of `weights * logprobs` and its gradient are unbiased estimates
+    of those over all steps; a ratio of whole answers would be biased.
 
     Attributes:
         logprobs: Under the present weights, with gradients; 0 in padding.
-        recorded: Under the weights of the decode; `None` with canvases of one's own.
-        weights: 1, or with a sample of steps the number of steps that a token's step stands for; 0
-            in padding.
+        recorded: Under the weights of the decode; `None` if the caller passed canvases.
+        weights: 1, or with a sample of steps the size of the stratum that a token's step was drawn
+            from; 0 in padding.
         positions: Place of each token in the answer; -1 in padding.
         columns: Columns that the forwards computed, without padding.
         difference: The largest |logprobs - recorded| if the weights are still those of the decode,
@@ -65,14 +65,14 @@ def score(
     rows_per_forward: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Scores:
-    """Computes the log-probability of each token that the sampler chose, before its step.
+    """Computes the log-probability of each committed token on the canvas before its step.
 
         group = next(roll_out(model, tokenizer, questions, temperature=1.0))
         scores = score(model.requires_grad_(), group.rollouts)
         ratio = (scores.logprobs - scores.recorded).exp()
 
-    Tokens that a later step took back are scored too, and those that fill up the last block of a
-    block-causal model: they were drawn, and other tokens depend on them.
+    Tokens that a later step changed are scored too, as are tokens that fill up the last block of a
+    block-causal model, because all of them were drawn and other tokens depend on them.
 
     Source: `shrink` is that of TraceRL, Wang et al. 2025, "Revolutionizing Reinforcement Learning
     Framework for Diffusion Large Language Models", https://arxiv.org/abs/2509.06949. The canvases
@@ -82,22 +82,22 @@ def score(
     Args:
         model: A network of this package. Without gradients, `torch.no_grad()` saves memory.
         rollouts: At least one.
-        law: "model": the model's distribution at temperature 1. "drawn": that of the decode's
+        law: "model": the model's distribution at temperature 1. "drawn": the law at the decode's
             temperature, `top_p` and `top_k`, which may exclude a token under new weights (-inf);
             not for rollouts under a constraint.
-        steps: "all", or a number of steps: the steps of each rollout are divided into so many
-            strata of nearly equal length, and one step of each is drawn, with the stratum's size as
-            weight. Or canvases of one's own, a `Canvases` for each rollout.
-        shrink: So many successive steps are scored on the canvas before the first of them, which
-            costs fewer columns and is biased; 1: each step on its own canvas.
-        rows_per_forward: Rows of a forward, at most; `None`: all of one length and config. A row
-            is a canvas, or on block-causal models a rollout. With gradients, memory is that of all
-            forwards together; score fewer rollouts at a time to save memory.
-        generator: Draws the steps, on the CPU; `None`: torch's own.
+        steps: "all", or a number of steps: the steps of each rollout are divided into that
+            many strata of nearly equal length, and one step of each stratum is drawn, with the
+            stratum's size as weight. Or the caller's own `Canvases` of each rollout.
+        shrink: Number of successive steps to score on the canvas before the first of these steps:
+            above 1, fewer columns are computed and scores are biased; 1: each step has its canvas.
+        rows_per_forward: Largest number of rows in a forward; `None`: all of one length and config.
+            A row is a canvas, or on block-causal models a rollout. With gradients, the memory of
+            all forwards adds up; score fewer rollouts at a time to save memory.
+        generator: Draws the steps, on the CPU; `None`: torch's default generator.
 
     Raises:
-        ValueError: If no parameter requires gradients, rollouts are of another model, or an
-            argument is out of its range; before the first forward.
+        ValueError: Before the first forward, if gradients are on but no parameter requires them,
+            rollouts are of another model, or an argument is out of its range.
     """
     network = own_network(model)
     _require(network, rollouts, law)
@@ -109,15 +109,15 @@ def score(
     commits: list[list[Write]] | None = None
     if isinstance(steps, str | int):
         pairs = [canvases_of(rollout, steps, shrink, generator) for rollout in rollouts]
-        chosen, commits = [canvases for canvases, _ in pairs], [own for _, own in pairs]
+        chosen, commits = [canvases for canvases, _ in pairs], [writes for _, writes in pairs]
     else:
         for canvases, rollout in zip(steps, rollouts, strict=True):
             canvases.check(rollout, network.vocab_size)
         chosen = list(steps)
-    # An optimiser's step needs them too, because a packed parameter is NaN.
+    # An optimiser's step needs unpacked parameters too, because a packed one is NaN.
     network.transformer.unpack()
     logprobs, columns = _scored(network, rollouts, chosen, law, rows_per_forward)
-    recorded = None if commits is None else [_recorded(own, law) for own in commits]
+    recorded = None if commits is None else [_recorded(writes, law) for writes in commits]
     difference = None
     if recorded is not None and shrink == 1:
         difference = _difference(network, rollouts, logprobs, recorded)
@@ -155,7 +155,7 @@ def _require(model: MaskedTransformer, rollouts: object, law: object) -> None:
 
 
 def _require_model(model: MaskedTransformer, rollout: Rollout, number: int) -> None:
-    """Raises ValueError unless a rollout is one of a model."""
+    """Raises ValueError unless a rollout can be of a model."""
     tokens = (*rollout.prompt, *rollout.tokens, *(write.token for write in rollout.writes))
     end, length = len(rollout.prompt) + rollout.length, model.causal_block_length
     facts = (
@@ -164,11 +164,11 @@ def _require_model(model: MaskedTransformer, rollout: Rollout, number: int) -> N
         ("largest token", max(tokens), min(max(tokens), model.vocab_size - 1)),
         ("end of the last block", end, end - end % length if length else end),
     )
-    for name, found, wanted in facts:
-        if found != wanted:
+    for name, value, wanted in facts:
+        if value != wanted:
             raise ValueError(
                 f"Rollouts must be of the model that scores them, {model.name}, got one of "
-                f"{rollout.model} as number {number}: its {name} is {found}, not {wanted}."
+                f"{rollout.model} as number {number}: its {name} is {value}, not {wanted}."
             )
 
 
@@ -177,9 +177,9 @@ def _scored(
     rollouts: Sequence[Rollout],
     chosen: Sequence[Canvases],
     law: Law,
-    most: int | None,
+    rows_per_forward: int | None,
 ) -> tuple[list[Float[Tensor, " _"]], int]:
-    """Runs the forwards; returns the log-probabilities of each rollout, and columns computed."""
+    """Runs the forwards; returns each rollout's log-probabilities, and the columns computed."""
     sizes = [len(canvases.canvas) for canvases in chosen]
     firsts = accumulate(sizes[:-1], initial=0)
     rows = [
@@ -189,24 +189,24 @@ def _scored(
     ]
     if not rows:
         return [torch.zeros(0) for _ in sizes], 0
-    found, entries, columns = [], [], 0
-    for batch in _batches(rows, most):
-        found.append(_log_probabilities(model, batch, law))
+    logprobs, entries, columns = [], [], 0
+    for batch in _batches(rows, rows_per_forward):
+        logprobs.append(_log_probabilities(model, batch, law))
         entries += [row.entries for row in batch]
         columns += sum(len(row.tokens) * (2 if row.config.cfg_scale else 1) for row in batch)
     order = torch.cat(entries).argsort().to(model.device)
-    return list(torch.cat(found)[order].split(sizes)), columns
+    return list(torch.cat(logprobs)[order].split(sizes)), columns
 
 
-def _batches(rows: Sequence[ScoredRow], most: int | None) -> Iterator[list[ScoredRow]]:
-    """Yields rows that one forward computes: of one law, and of one length if all see all."""
-    alike: dict[Any, list[ScoredRow]] = {}
+def _batches(rows: Sequence[ScoredRow], rows_per_forward: int | None) -> Iterator[list[ScoredRow]]:
+    """Yields the rows of each forward: of one law, and without `attend` of one length."""
+    rows_by_law: dict[Any, list[ScoredRow]] = {}
     for row in rows:
         config, length = row.config, len(row.tokens) if row.attend is None else 0
         law = config.temperature, config.top_p, config.top_k, config.cfg_scale, config.banned_ids
-        alike.setdefault((length, law), []).append(row)
-    for batch in alike.values():
-        size = most or len(batch)
+        rows_by_law.setdefault((length, law), []).append(row)
+    for batch in rows_by_law.values():
+        size = rows_per_forward or len(batch)
         for first in range(0, len(batch), size):
             yield batch[first : first + size]
 
@@ -214,7 +214,7 @@ def _batches(rows: Sequence[ScoredRow], most: int | None) -> Iterator[list[Score
 def _log_probabilities(
     model: MaskedTransformer, batch: Sequence[ScoredRow], law: Law
 ) -> Float[Tensor, " N"]:
-    """Runs one forward, with guidance two, and returns the scored tokens' log-probabilities."""
+    """Runs one forward (with guidance two), and returns the scored tokens' log-probabilities."""
     config, device = batch[0].config, model.device
     logits = _logits(model, batch, [row.tokens for row in batch])
     if config.cfg_scale:
@@ -226,8 +226,8 @@ def _log_probabilities(
     if law == "drawn":
         logits = Truncation(config.temperature, config.top_p, config.top_k)(logits)
     targets = torch.cat([row.targets for row in batch]).to(device)
-    found: Tensor = logits.log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1)
-    return found
+    logprobs: Tensor = logits.log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1)
+    return logprobs
 
 
 def _logits(
@@ -236,7 +236,7 @@ def _logits(
     """Returns the logits that predict the scored tokens of all rows, one after the other."""
     device = model.device
     predictors = [row.predictors for row in batch]
-    is_real = _padded([torch.ones_like(own, dtype=torch.bool) for own in predictors], device)
+    is_real = _padded([torch.ones_like(part, dtype=torch.bool) for part in predictors], device)
     attend = None
     if batch[0].attend is not None:
         width = max(map(len, tokens))
@@ -257,9 +257,9 @@ def _logits(
 def _padded(
     parts: Sequence[Shaped[Tensor, " _"]], device: torch.device, value: int = 0
 ) -> Shaped[Tensor, "B _"]:
-    """Returns parts as rows, as long as the longest; float64 if the device has it."""
-    found = pad_sequence(list(parts), batch_first=True, padding_value=value)
-    return found.to(device, widest(device)) if found.dtype == torch.float64 else found.to(device)
+    """Returns parts as rows, padded to the longest; float32 if the device has no float64."""
+    padded = pad_sequence(list(parts), batch_first=True, padding_value=value)
+    return padded.to(device, widest(device)) if padded.dtype == torch.float64 else padded.to(device)
 
 
 def _recorded(commits: Sequence[Write], law: Law) -> Float[Tensor, " N"]:
@@ -280,7 +280,7 @@ def _difference(
     version = version_of(model)
     if any(rollout.weights != version for rollout in rollouts):
         return None
-    found = torch.cat([part.detach().cpu().double() for part in logprobs])
-    # Two infinities of one sign are equal.
-    gaps = torch.where(found == torch.cat(list(recorded)), 0.0, found - torch.cat(list(recorded)))
+    scored = torch.cat([part.detach().cpu().double() for part in logprobs])
+    # Equal infinities have the difference 0, not NaN.
+    gaps = torch.where(scored == torch.cat(list(recorded)), 0.0, scored - torch.cat(list(recorded)))
     return float(gaps.abs().max()) if len(gaps) else 0.0

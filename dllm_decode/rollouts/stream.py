@@ -38,8 +38,8 @@ class RolloutGroup(NamedTuple):
 
     Attributes:
         prompt_index: Number of the prompt.
-        rollouts: As many as were asked for.
-        answers: Their texts, as `generate` returns them.
+        rollouts: The prompt's rollouts, `num_return_sequences` many.
+        answers: The rollouts' answers, as `generate` returns them.
     """
 
     prompt_index: int
@@ -68,7 +68,7 @@ def roll_out(
 ) -> Iterator[RolloutGroup]:
     """Answers prompts several times, and yields each prompt's answers as soon as all have ended.
 
-    A waiting answer takes the place of one that has ended in the next round. Tokens are those of
+    When an answer has ended, a waiting one takes its row in the next round. Tokens are those of
     `generate` with the same arguments, apart from rounding.
 
         for group in roll_out(model, tokenizer, questions, temperature=1.0):
@@ -82,25 +82,25 @@ def roll_out(
         model: The mask predictor.
         tokenizer: Its tokenizer.
         prompts: As the inputs of `generate`.
-        sampler: Which positions to commit, and with which token; `None`: that of `generate`.
+        sampler: Which positions to commit, and with which token; `None`: the default of `generate`.
         num_return_sequences: Rollouts of each prompt.
         chat: As in `generate`.
         templates: As in `generate`: for each prompt, the answer with blanks. Given tokens are not
             scored.
         cache: Which columns to recompute. On models that attend both ways every choice but
             `NoCache` makes scores differ from the record, see `Scores.difference`.
-        verifier: One that lets the sampler decide every step.
+        verifier: A verifier that lets the sampler decide every step.
         blocks: Which positions are open, as in `decode`.
         constraint: As in `generate`. The tokens of a step are drawn together from the texts that
-            remain possible: `score` knows the model's law of each token, and not this one.
+            remain possible; `score` computes the model's law of each token, not this joint law.
         stop_strings: Texts that end an answer.
-        num_rows: Rows of a forward, at most.
-        new_weights: If weights change while rows run. "begin again": the running rows begin again,
-            with new caches. "finish": a group is yielded only when no row runs, so that none is
-            lost; meanwhile no waiting answer begins.
+        num_rows: Largest number of rows in a forward.
+        new_weights: "begin again": if the weights change, running rows begin again with new caches.
+            "finish": a group is yielded only when no row runs, so that no row is lost; meanwhile no
+            waiting answer begins.
         config: The options of the decode.
-        **options: Fields of `DecodeConfig`, which override `config`. At temperature 0 answers do
-            not differ, and their log-probabilities are no law that they were drawn from.
+        **options: Fields of `DecodeConfig`, which override `config`. At temperature 0
+            tokens are not drawn, so that their log-probabilities are not of a law of draws.
 
     Raises:
         ValueError: At once, if the arguments do not fit together.
@@ -171,7 +171,7 @@ def rollouts_of(
 ) -> Iterator[RolledOut]:
     """Answers requests, and yields each with its rollout as soon as it has ended.
 
-    The requests have different indices; for the decoder see `require_recordable`.
+    The requests must have different indices, and `require_recordable` must accept the decoder.
     """
     waiting = deque(requests)
     while waiting:
@@ -181,7 +181,7 @@ def rollouts_of(
 def _on_one_version(
     decoder: Decoder, waiting: deque[Request], num_rows: int, new_weights: NewWeights
 ) -> Iterator[RolledOut]:
-    """Answers waiting requests while the weights are the same; running ones wait again if not."""
+    """Answers waiting requests until the weights change; the running ones then wait again."""
     recorder, version = RolloutRecorder(), version_of(decoder.model)
     running: dict[int, Request] = {}
     held: list[RolledOut] = []
@@ -199,19 +199,19 @@ def _on_one_version(
             rollout = recorder.rollout(decoder, request, ended.output, version)
             held.append(RolledOut(request, rollout, ended.output))
         if held and not finishes:
-            count = _num_changes(decoder.model)
+            before = _num_changes(decoder.model)
             yield from held
             held.clear()
-            if _num_changes(decoder.model) != count:
+            if _num_changes(decoder.model) != before:
                 waiting.extendleft(reversed(running.values()))
                 return
     yield from held
 
 
 def _num_changes(model: MaskPredictor) -> tuple[str, int]:
-    """Returns what changes with each change of the weights, at no cost."""
-    parts = model.parameters() if isinstance(model, nn.Module) else ()
-    return fingerprint_of(model), sum(part._version for part in parts)
+    """Returns a value that changes with the weights, without reading the weights."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    return fingerprint_of(model), sum(parameter._version for parameter in parameters)
 
 
 def _grouped(
@@ -222,9 +222,9 @@ def _grouped(
     for request, rollout, output in finished:
         group, member = divmod(request.index, size)
         answer = answer_of(tokenizer, request, output, 0, strings)
-        own = groups.setdefault(group, {})
-        own[member] = rollout, answer
-        if len(own) == size:
-            listed = [own[n] for n in range(size)]
-            yield RolloutGroup(group, *(list(part) for part in zip(*listed, strict=True)))
+        members = groups.setdefault(group, {})
+        members[member] = rollout, answer
+        if len(members) == size:
+            ordered = [members[n] for n in range(size)]
+            yield RolloutGroup(group, *(list(part) for part in zip(*ordered, strict=True)))
             del groups[group]

@@ -2,15 +2,15 @@
 
 engine.py    lanes, one batch each; one thread runs their rounds in turn
 jobs.py      requests of the loop, and the events that their owners are told
-service.py   the model that is served, and the way of events to a request
+service.py   the model that is served, and channels for events to a request
 fields.py    the JSON of requests        parts.py      messages, tools and forms in it
 forms.py     forms of answers            compiler.py   forms as automata
-chats.py     messages as token ids      asks.py       requests as rows
-text.py      tokens as text              answers.py    the JSON of answers
+chats.py     messages as token ids       asks.py       requests as rows
+token_text.py  tokens as text            answers.py    the JSON of answers
 read.py      typed reads                 errors.py     refusals in OpenAI's shape
 guard.py     key, host and size of a request
 metrics.py   counters                    limits.py     bounds
-log.py       lines of the log           documentation.py  the page of all paths
+log.py       lines of the log            documentation.py  the page of all paths
 weights.py   new weights
 api.py       the routes                  server.py     the process
 """

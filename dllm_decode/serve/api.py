@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 # A forward that takes longer than this is taken for a hang.
 _LATE_S = 60.0
-# The client is gone: nobody reads it.
+# The status if the client is gone; nobody reads it.
 _HUNG_UP = 499
 # Files of the page on which people chat with the model. They hold no secret.
 _PAGE = {
@@ -56,17 +56,17 @@ def create_app(
     is_local: bool = True,
     weights_root: Path | None = None,
 ) -> ASGIApp:
-    """Returns the server as an ASGI app. The lanes end with it.
+    """Returns the server as an ASGI app. The lanes end with the app.
 
     Args:
         service: The model.
         api_key: The bearer token that clients must send; `None`: clients need none.
         is_local: True if requests must name this machine as their host.
-        weights_root: Clients with the key may replace the weights by those of folders below this
-            one; `None`: nobody may.
+        weights_root: Clients with the key may replace the weights by the weights of folders
+            below this one; `None`: nobody may.
 
     Raises:
-        ValueError: If there is a root, and no key.
+        ValueError: If `weights_root` is given without `api_key`.
     """
 
     @asynccontextmanager
@@ -79,7 +79,7 @@ def create_app(
 
     app = FastAPI(
         title="dllm_decode", lifespan=lifespan, docs_url=None, redoc_url=None,
-        # Without it FastAPI lists its own shape of errors.
+        # Without this, FastAPI lists its own shape of errors.
         responses={"4XX": {"description": "A refusal; `error.param` names the field."}},
     )  # fmt: skip
     add_handlers(app)
@@ -215,7 +215,7 @@ def client_of(request: Request) -> str:
 async def _whole(
     channel: Channel, service: Service, request: Request, answer: Coroutine[Any, Any, Json]
 ) -> Response:
-    """Waits for an answer, unless the client goes away before."""
+    """Waits for an answer, unless the client goes away first."""
     try:
         return JSONResponse(await _unless_gone(service, request, answer))
     finally:
@@ -223,7 +223,7 @@ async def _whole(
 
 
 async def _unless_gone(service: Service, request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Waits for some work, and ends it if the client goes away before.
+    """Waits for some work, and ends the work if the client goes away first.
 
     Raises:
         RefusedError: If the client is gone.
@@ -246,7 +246,7 @@ async def _hang_up(receive: Receive) -> None:
 
 
 class _EventStream(StreamingResponse):
-    """A stream whose jobs are cancelled however it ends, also before its first chunk."""
+    """A stream that cancels its jobs whenever it ends, even before the first chunk."""
 
     def __init__(self, exchange: Exchange) -> None:
         """Streams the events of an exchange."""

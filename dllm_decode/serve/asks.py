@@ -25,9 +25,9 @@ class ResponseChoice:
         number: Its index in the response.
         job: The row.
         prose: Its text.
-        recorder: Its steps and log-probabilities, if they were asked for.
-        call: Its text as a call, if it must be one.
-        num_sent: Tokens that the client was sent.
+        recorder: Its steps and log-probabilities, if the client asked for them.
+        call: Its text as a call, if the answer must be a call.
+        num_sent: Tokens that were sent to the client.
     """
 
     number: int
@@ -42,11 +42,11 @@ class ResponseChoice:
 
         The reason is "stop" after an EOS or a stop string, "length" if the answer is full.
         """
-        found = output.tokens[0].tolist()
-        tokens = output.answers()[0] if self.job.request.config.stop_at_eos else found
+        all_tokens = output.tokens[0].tolist()
+        tokens = output.answers()[0] if self.job.request.config.stop_at_eos else all_tokens
         if self.call is not None:
             return tokens, "tool_calls"
-        has_ended = len(tokens) < len(found) or self.prose.stops(tokens)
+        has_ended = len(tokens) < len(all_tokens) or self.prose.stops(tokens)
         return self.prose.kept(tokens), "stop" if has_ended else "length"
 
 
@@ -92,7 +92,7 @@ def choices_of(
     stop: StopRule = NeverStop()
     if asked.stop:
         stop = StopStrings(service.stop_tokenizer, tuple(asked.stop))
-    found = []
+    choices = []
     for number in range(len(prompts) * copies):
         prompt, copy = prompts[number // copies], number % copies
         service.check_lengths(len(prompt), options["gen_length"], field="max_tokens")
@@ -108,8 +108,8 @@ def choices_of(
         if asked.return_trace or asked.num_top is not None:
             choice.recorder = Recorder(asked.num_top)
             job.watch = choice.recorder.watch
-        found.append(choice)
-    return found
+        choices.append(choice)
+    return choices
 
 
 def _check_room(
@@ -128,40 +128,40 @@ def _check_room(
 
 
 def _template_ids(service: Service, channel: Channel, parts: Sequence[str | int]) -> list[int]:
-    """Returns the token ids of texts that are given and counts of tokens that are open.
+    """Returns the token ids of a template: texts, and counts of open tokens.
 
     Raises:
-        RefusedError: If they are more than an answer may have.
+        RefusedError: If the template has more tokens than an answer may have.
     """
-    found: list[int] = []
+    token_ids: list[int] = []
     most = service.limits.max_tokens
     for part in parts:
         if isinstance(part, str):
-            found += service.ids(part)
+            token_ids += service.ids(part)
         else:
-            # A count can be any number.
-            found += [channel.lane.decoder.model.mask_id] * min(part, most + 1)
-        # There may be many parts.
-        if len(found) > most:
+            # A count can be of any size.
+            token_ids += [channel.lane.decoder.model.mask_id] * min(part, most + 1)
+        # Checked after each part, because there may be many.
+        if len(token_ids) > most:
             message = f"'template' must be at most {most} tokens on this server."
             raise RefusedError(400, message, param="template")
-    return found
+    return token_ids
 
 
-def _options(service: Service, asked: CompletionFields, channel: Channel) -> RequestOptions:
-    """Returns the options of a request; those that it does not say are the server's."""
+def _options(service: Service, fields: CompletionFields, channel: Channel) -> RequestOptions:
+    """Returns the options of a request; options that the request leaves out are the server's."""
     config = channel.lane.decoder.config
-    temperature = config.temperature if asked.temperature is None else asked.temperature
-    seed = asked.seed
+    temperature = config.temperature if fields.temperature is None else fields.temperature
+    seed = fields.seed
     if seed is None:
-        # As users of other servers expect: without a seed, every draw is another one.
+        # Without a seed, each request draws anew, as users of other servers expect.
         draws = temperature > 0.0 or channel.lane.decoder.starts_as_noise
         seed = secrets.randbits(63) if draws else config.seed
     return {
-        "gen_length": asked.max_tokens or service.limits.gen_length,
+        "gen_length": fields.max_tokens or service.limits.gen_length,
         "temperature": temperature,
-        "top_p": config.top_p if asked.top_p is None else asked.top_p,
-        "top_k": config.top_k if asked.top_k is None else max(0, asked.top_k),
+        "top_p": config.top_p if fields.top_p is None else fields.top_p,
+        "top_k": config.top_k if fields.top_k is None else max(0, fields.top_k),
         "seed": seed,
-        "stop_at_eos": config.stop_at_eos if asked.ignore_eos is None else not asked.ignore_eos,
+        "stop_at_eos": config.stop_at_eos if fields.ignore_eos is None else not fields.ignore_eos,
     }

@@ -29,20 +29,20 @@ def chat_ids(
     Args:
         service: The model.
         messages: The turns.
-        tools: Tools, which the template has to write.
-        arguments: Values of the template's variables by name, by the field that gives them.
+        tools: Tools that the template must write into the text.
+        arguments: For each field of the request, the template variables that the field sets.
 
     Raises:
-        RefusedError: If the model has no template, or it refuses the turns, ignores the tools, or
-            has no such variable.
+        RefusedError: If the model has no template, or the template refuses the turns, ignores the
+            tools, or has no such variable.
     """
     if service.tokenizer.chat_template is None:
         message = "This model has no chat template. Use /v1/completions."
         raise RefusedError(400, message, param="messages")
     values: dict[str, Any] = {}
-    for param, given in (arguments or {}).items():
-        _check_variables(service.tokenizer, param, given, bool(tools))
-        values |= given
+    for param, variables in (arguments or {}).items():
+        _check_variables(service.tokenizer, param, variables, bool(tools))
+        values |= variables
     text = _rendered(service, messages, tools, values)
     if tools and text == _rendered(service, messages, (), values):
         message = "The chat template of this model ignores tools; leave them out."
@@ -54,21 +54,23 @@ def chat_ids(
 def variables_of(tokenizer: Any, *, has_tools: bool = False) -> set[str]:
     """Returns the variables of a tokenizer's chat template that a request may set.
 
-    These are not the chat itself, special tokens, functions, and arguments of transformers.
+    Not included are the chat itself, special tokens, functions, and arguments of transformers.
     """
     template = tokenizer.get_chat_template(tools=[{}] if has_tools else None)
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     parsed = environment.parse(_GENERATION.sub("", template))
-    own = {"messages", *environment.globals, *_FUNCTIONS, *tokenizer.special_tokens_map}
-    own |= set(inspect.signature(tokenizer.apply_chat_template).parameters)
-    return meta.find_undeclared_variables(parsed) - own
+    reserved = {"messages", *environment.globals, *_FUNCTIONS, *tokenizer.special_tokens_map}
+    reserved |= set(inspect.signature(tokenizer.apply_chat_template).parameters)
+    return meta.find_undeclared_variables(parsed) - reserved
 
 
-def _check_variables(tokenizer: Any, param: str, given: Mapping[str, Any], has_tools: bool) -> None:
-    known = variables_of(tokenizer, has_tools=has_tools) if given else set()
-    for name in given:
-        if name not in known:
-            listed = ", ".join(sorted(known)) or "none"
+def _check_variables(
+    tokenizer: Any, param: str, variables: Mapping[str, Any], has_tools: bool
+) -> None:
+    allowed = variables_of(tokenizer, has_tools=has_tools) if variables else set()
+    for name in variables:
+        if name not in allowed:
+            listed = ", ".join(sorted(allowed)) or "none"
             message = (
                 f"{name!r} must be a variable of the model's chat template that requests may set "
                 f"({listed}); leave it out."
@@ -85,7 +87,7 @@ def _rendered(
     try:
         chat = [turn.as_dict() for turn in messages]
         for turn in chat:
-            # Templates know the older name.
+            # Templates know the older name of this role.
             turn["role"] = "system" if turn["role"] == "developer" else turn["role"]
         text: str = service.tokenizer.apply_chat_template(
             chat, tools=list(tools) or None, add_generation_prompt=True, tokenize=False, **values

@@ -26,7 +26,7 @@ class Compiler:
 
     Attributes:
         num_compiling: Constraints that are being compiled now, 0 or 1.
-        num_compiled: Constraints that were compiled, also in vain.
+        num_compiled: Constraints that were compiled, failures included.
     """
 
     def __init__(self, tokenizer: Any, decoder: Decoder) -> None:
@@ -54,36 +54,36 @@ class Compiler:
             raise RefusedError(400, message, param=param)
         digest = sha256(source.encode("utf-8", "replace")).hexdigest()
         turn = self._turns.setdefault(client, asyncio.Lock())
-        left = threading.Event()
+        has_left = threading.Event()
         try:
             async with turn:
                 run = asyncio.get_running_loop().run_in_executor
-                return await run(self._pool, self._compiled, digest, form, left)
+                return await run(self._pool, self._compiled, digest, form, has_left)
         except (ValueError, ImportError) as error:
             raise RefusedError(400, str(error), param=param) from None
         except RecursionError:
             raise RefusedError(400, f"{param!r} is nested too deeply.", param=param) from None
         finally:
-            left.set()
+            has_left.set()
 
     def close(self) -> None:
         """Ends the thread, and begins no further compilation."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _compiled(self, digest: str, form: Form, left: threading.Event) -> Automaton:
-        """Runs in the thread; only there is the store of automata touched."""
-        found = self._kept.get(digest)
-        if found is None:
+    def _compiled(self, digest: str, form: Form, has_left: threading.Event) -> Automaton:
+        """Runs in the thread; no other thread uses the cache of automata."""
+        automaton = self._kept.get(digest)
+        if automaton is None:
             self.num_compiling = 1
             try:
-                found = build_automaton(
-                    form.read(), self._vocabulary(), is_wanted=lambda: not left.is_set()
+                automaton = build_automaton(
+                    form.read(), self._vocabulary(), is_wanted=lambda: not has_left.is_set()
                 )
             finally:
                 self.num_compiling = 0
                 self.num_compiled += 1
-        self._kept[digest] = found
+        self._kept[digest] = automaton
         self._kept.move_to_end(digest)
         if len(self._kept) > _NUM_KEPT:
             self._kept.popitem(last=False)
-        return found
+        return automaton

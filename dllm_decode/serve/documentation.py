@@ -8,16 +8,16 @@ from typing import Any
 def documentation(description: Mapping[str, Any]) -> str:
     """Returns a page that shows an OpenAPI description: the paths, and the fields of objects."""
     paths = [
-        (f"{method.upper()} {path}", escape(one.get("description", "")), _taken(one))
+        (f"{method.upper()} {path}", escape(route.get("description", "")), _taken(route))
         for path, methods in description["paths"].items()
-        for method, one in methods.items()
+        for method, route in methods.items()
     ]
     parts = [_table("", paths)]
     for name, schema in description["components"]["schemas"].items():
         needed = schema.get("required", ())
         rows = [
-            (escape(field), _kind(one), "needed" if field in needed else "")
-            for field, one in schema.get("properties", {}).items()
+            (escape(field), _kind(part), "needed" if field in needed else "")
+            for field, part in schema.get("properties", {}).items()
         ]
         parts.append(f'<h2 id="{escape(name)}">{escape(name)}</h2>')
         parts.append(_table(escape(schema.get("description", "")), rows))
@@ -31,9 +31,9 @@ def documentation(description: Mapping[str, Any]) -> str:
     )
 
 
-def _taken(one: Mapping[str, Any]) -> str:
-    """Returns the kind of a request's body; nothing if it has none."""
-    body = one.get("requestBody")
+def _taken(route: Mapping[str, Any]) -> str:
+    """Returns the kind of a request's body; empty if the request has no body."""
+    body = route.get("requestBody")
     return "" if body is None else _kind(body["content"]["application/json"]["schema"])
 
 
@@ -43,14 +43,14 @@ def _kind(schema: Mapping[str, Any]) -> str:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
     if "enum" in schema or "const" in schema:
-        return " or ".join(escape(repr(one)) for one in schema.get("enum", [schema.get("const")]))
+        return " or ".join(escape(repr(v)) for v in schema.get("enum", [schema.get("const")]))
     if "anyOf" in schema:
-        return " or ".join(_kind(one) for one in schema["anyOf"] if one.get("type") != "null")
+        return " or ".join(_kind(part) for part in schema["anyOf"] if part.get("type") != "null")
     if schema.get("type") == "array":
         return f"list of {_kind(schema['items'])}" if schema.get("items") else "list"
     return escape(schema.get("type", "any value"))
 
 
 def _table(caption: str, rows: list[tuple[str, str, str]]) -> str:
-    lines = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
+    lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<table><caption class="soft">{caption}</caption>{lines}</table>'

@@ -50,8 +50,8 @@ class WeightsChange(NamedTuple):
 
     Attributes:
         folder: The weights.
-        new_weights: What happens to the rows that run, see `roll_out`.
-        version: Is given the version of the new weights, or the reason why nothing was changed.
+        new_weights: How rows that run are treated, see `roll_out`.
+        version: Gets the version of the new weights, or the reason why nothing was changed.
     """
 
     folder: Path
@@ -66,13 +66,13 @@ class Lane:
 
     Attributes:
         decoder: Answers the requests.
-        is_closed: True once no request is taken any more.
+        is_closed: True once the lane takes no more requests.
         num_tokens: Tokens of answers since the lane was made, also of those that are not finished.
-        num_forwards: Forwards since then, counted for each row.
+        num_forwards: Forwards since the lane was made, counted for each row.
     """
 
     def __init__(self, decoder: Decoder, limits: Limits, changed: Condition) -> None:
-        """Begins without jobs; `changed` is notified when some come, and guards shared state."""
+        """Begins without jobs; `changed` is notified when jobs come, and guards shared state."""
         self.decoder = decoder
         self.is_closed = False
         self.num_tokens = self.num_forwards = 0
@@ -115,7 +115,7 @@ class Lane:
                 self._cancelled.append(job)
 
     def round(self, *, takes_jobs: bool = True) -> Outcome:
-        """Runs one round; without jobs, it gives the memory of the last batch back.
+        """Runs one round; without jobs, frees the memory of the last batch.
 
         Args:
             takes_jobs: Let waiting jobs join.
@@ -143,7 +143,7 @@ class Lane:
     def begin_again(self) -> None:
         """Lets the jobs that have a row wait again, before all others, without keys and values.
 
-        Jobs of which a part was told end with an error, because their beginning may change.
+        Jobs that were told a part of their answer end with an error, because that part may change.
         """
         with self._changed:
             left = [job for job in self._running.values() if job not in self._cancelled]
@@ -156,7 +156,7 @@ class Lane:
         self._begin()
 
     def deliver(self) -> None:
-        """Tells the jobs what the round has brought: one call of `post` for all that share it."""
+        """Sends the jobs the round's events, in one call of `post` for all jobs that share it."""
         told, self._told = self._told, []
         for post in dict.fromkeys(job.post for job, _ in told):
             # An event loop is closed if the server has been told to end.
@@ -182,7 +182,7 @@ class Lane:
         )
 
     def _watch(self, event: StepEvent) -> None:
-        """Is called after each round."""
+        """Updates the jobs after a round."""
         jobs = [self._running.get(row.request.index) for row in event.rows]
         for number, (row, job) in enumerate(zip(event.rows, jobs, strict=True)):
             if job is not None:
@@ -203,7 +203,7 @@ class Lane:
             self._told.append((job, told))
 
     def _count(self, job: Job, num_tokens: int, num_forwards: int) -> None:
-        """Counts what a job has had so far; the host knows these numbers without a wait."""
+        """Updates the counts of a job; the host knows these numbers without waiting."""
         self.num_tokens += num_tokens - job.num_tokens
         self.num_forwards += num_forwards - job.num_forwards
         job.num_tokens, job.num_forwards = num_tokens, num_forwards
@@ -227,7 +227,7 @@ class Lane:
 
     def _has_room(self, job: Job) -> bool:
         limits, jobs = self._limits, self._running.values()
-        num_columns = job.num_columns + sum(other.num_columns for other in jobs)
+        num_columns = job.num_columns + sum(running.num_columns for running in jobs)
         return len(jobs) < limits.num_rows and (not jobs or num_columns <= limits.max_columns)
 
     def _end_running(self, event: Failed) -> None:
@@ -240,7 +240,7 @@ class Engine:
     """Lanes by name, the first of which serves requests that name none.
 
     One thread runs a round of each lane in turn. A lane without jobs keeps its memory until another
-    lane has some: to allocate it anew would take longer than many an answer.
+    lane has jobs, because allocating it anew would take longer than many an answer.
     """
 
     def __init__(self, decoders: Mapping[str, Decoder], limits: Limits) -> None:
@@ -289,7 +289,7 @@ class Engine:
                 `Lane.begin_again`.
 
         Returns:
-            Is given the new version, see `version_of`; or the exception of `load_weights`.
+            A future of the new version, see `version_of`; or the exception of `load_weights`.
 
         Raises:
             FullError: If other weights wait, or the engine is closed.
@@ -314,7 +314,7 @@ class Engine:
             for lane in self.lanes.values():
                 self._round_began_s = time.monotonic()
                 outcome = lane.round(takes_jobs=self._change is None)
-                # Counted before the jobs are told, whose owners may ask at once.
+                # Counted before the jobs are told, because their owners may ask at once.
                 if outcome != "nothing":
                     self._num_faults = self._num_faults + 1 if outcome == "failed" else 0
                 lane.deliver()
@@ -325,7 +325,7 @@ class Engine:
             self._change.version.set_exception(FullError())
 
     def _replace_weights(self) -> None:
-        """Replaces the weights if others wait, and the rows that run need not be finished first."""
+        """Replaces the weights if new ones wait, unless rows that run must be finished first."""
         change = self._change
         if change is None or (change.new_weights == "finish" and self.num_running):
             return
@@ -363,9 +363,9 @@ def _emit(told: Sequence[tuple[Job, JobEvent]]) -> None:
 
 
 def _shown(event: StepEvent, jobs: Sequence[Job | None]) -> Iterator[tuple[Job, JobEvent]]:
-    """Yields what is told to the jobs that asked how far they have come."""
+    """Yields events for the jobs that asked to be shown their progress."""
     shown = [(n, job) for n, job in enumerate(jobs) if job is not None and job.shown != "nothing"]
-    # The host waits for the tokens, so only if someone wants them.
+    # Reading the tokens makes the host wait, so read them only if a job wants them.
     if not shown:
         return
     prefixes = final_tokens(event.rows, event.after, is_final=event.is_final)
@@ -389,4 +389,4 @@ def _draft(event: StepEvent, number: int, job: Job) -> Drafted:
         fresh = [old != new for old, new in zip(before, tokens, strict=True)]
         job.forced = still_forced(job.forced, event.forced[columns].tolist(), fresh)
     drafted = [None if token == event.after.mask_id else token for token in tokens]
-    return Drafted(drafted, job.num_rounds, [at for at, one in enumerate(job.forced) if one])
+    return Drafted(drafted, job.num_rounds, [n for n, flag in enumerate(job.forced) if flag])

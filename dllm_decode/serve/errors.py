@@ -105,7 +105,7 @@ async def respond(request: Request, error: Exception) -> JSONResponse:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Lets all errors of an app have one shape."""
+    """Gives all errors of an app the same shape."""
     for kind in (HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, respond)
 

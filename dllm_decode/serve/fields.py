@@ -46,14 +46,14 @@ def _stops(value: object) -> object:
     listed = [value] if isinstance(value, str) else value
     if listed is None:
         return []
-    if not isinstance(listed, list) or not all(isinstance(one, str | None) for one in listed):
+    if not isinstance(listed, list) or not all(isinstance(text, str | None) for text in listed):
         raise ValueError("must be a text, a list of texts or null")
-    return [one for one in listed if one is not None]
+    return [text for text in listed if text is not None]
 
 
 def _parts(value: object) -> object:
     listed = value if isinstance(value, list) else [None]
-    if all(isinstance(one, str) or (_is_whole(one) and one > 0) for one in listed):
+    if all(isinstance(part, str) or (_is_whole(part) and part > 0) for part in listed):
         return value
     raise ValueError("must be a list of texts and of numbers of open tokens, 1 or more")
 
@@ -61,7 +61,7 @@ def _parts(value: object) -> object:
 def _without_nulls(value: object) -> object:
     if not isinstance(value, dict):
         return value
-    return {name: one for name, one in value.items() if one is not None}
+    return {name: item for name, item in value.items() if item is not None}
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
@@ -110,7 +110,7 @@ class CompletionFields(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
-    # Notes of the client for itself.
+    # Notes that clients make for themselves.
     user: Text | None = None
     metadata: dict[Text, Text] | None = None
     sampler: Text | None = None
@@ -129,12 +129,12 @@ class CompletionFields(Strict):
 
     @model_validator(mode="after")
     def _with_stream(self) -> "CompletionFields":
-        asked = {
+        stream_fields = {
             "stream_mode": self.stream_mode == "denoise",
             "stream_options": self.stream_options is not None,
         }
-        for name, is_asked in asked.items():
-            if is_asked and not self.stream:
+        for name, is_used in stream_fields.items():
+            if is_used and not self.stream:
                 raise RefusedError(400, f'{name!r} needs "stream": true.', param=name)
         is_text = self.response_format is None or self.response_format.type == "text"
         if not is_text and self.structured_outputs is not None:
@@ -144,12 +144,12 @@ class CompletionFields(Strict):
 
     @property
     def forced(self) -> list[Function]:
-        """The functions of which the answer must call one; none: the answer is a text."""
+        """The functions of which the answer must call one; empty if the answer is a text."""
         return []
 
     @property
     def shown(self) -> Shown:
-        """The tokens that the request is told in each round."""
+        """The tokens that the request gets in each round."""
         if not self.stream:
             return "nothing"
         return "canvas" if self.stream_mode == "denoise" else "prefix"
@@ -171,7 +171,7 @@ class Completion(CompletionFields):
 
     @property
     def num_top(self) -> int | None:
-        """How many likeliest tokens are told at each position; `None`: no log-probabilities."""
+        """Number of likeliest tokens to return per position; `None`: no log-probabilities."""
         return self.logprobs
 
 
@@ -197,11 +197,11 @@ class Chat(CompletionFields):
         if not self.tools and any(turn.role == "tool" for turn in self.messages):
             message = "A message with the role tool needs 'tools'."
             raise RefusedError(400, message, param="messages")
-        asked = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(asked) > 1:
+        lengths = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(lengths) > 1:
             message = "'max_tokens' and 'max_completion_tokens' must be equal if both are given."
             raise RefusedError(400, message, param="max_tokens")
-        self.max_tokens = next(iter(asked), None)
+        self.max_tokens = next(iter(lengths), None)
         self._check_forced()
         return self
 
@@ -234,7 +234,7 @@ class Chat(CompletionFields):
 
     @property
     def template_arguments(self) -> dict[str, dict[str, Any]]:
-        """Values of variables of the chat template, by the field that gives them."""
+        """Values of the chat template's variables, by the field that sets them."""
         effort = self.reasoning_effort
         return {
             "chat_template_kwargs": self.chat_template_kwargs or {},
@@ -269,16 +269,16 @@ class Read(Strict):
 
 
 def is_neutral(kind: type[BaseModel], name: str, value: object) -> bool:
-    """Returns whether a field is none of this server's, and asks for nothing.
+    """Returns True if a field is not one of this server's, and asks for nothing.
 
     Raises:
-        RefusedError: If it asks for something.
+        RefusedError: If a field of another server asks for something.
     """
     if name in kind.model_fields or name not in NEUTRAL:
         return False
-    # In Python True is 1 and False is 0.
+    # In Python True equals 1 and False equals 0.
     kinds = {bool} if isinstance(value, bool) else {int, float, str, list, dict}
-    asks_nothing = any(value == one and type(one) in kinds for one in NEUTRAL[name])
+    asks_nothing = any(value == neutral and type(neutral) in kinds for neutral in NEUTRAL[name])
     if value is None or asks_nothing:
         return True
     raise RefusedError(

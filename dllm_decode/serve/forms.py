@@ -18,7 +18,7 @@ class Form(NamedTuple):
 
     Attributes:
         param: The field that asks.
-        source: Its JSON.
+        source: The name and the JSON of the field.
         read: Returns the constraint; this may take a moment.
     """
 
@@ -33,16 +33,16 @@ def form_of(asked: Completion | Chat) -> Form | None:
         return _form("tools", [tool.model_dump() for tool in asked.forced], _calls_of)
     if asked.structured_outputs is not None:
         return _form("structured_outputs", asked.structured_outputs, constraint_of)
-    wanted = asked.response_format
-    if wanted is None or wanted.type == "text":
+    response_format = asked.response_format
+    if response_format is None or response_format.type == "text":
         return None
-    if wanted.json_schema is None:
+    if response_format.json_schema is None:
         return _form("response_format", {"type": "object"}, JsonSchema)
-    return _form("response_format", wanted.json_schema.schema_, JsonSchema)
+    return _form("response_format", response_format.json_schema.schema_, JsonSchema)
 
 
-def _form(param: str, given: Any, read: Callable[[Any], Constraint]) -> Form:
-    return Form(param, f"{param} {json.dumps(given)}", lambda: read(given))
+def _form(param: str, value: Any, read: Callable[[Any], Constraint]) -> Form:
+    return Form(param, f"{param} {json.dumps(value)}", lambda: read(value))
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Calls(Constraint):
     """Answers that are the JSON of one call: the name of a function, and its arguments.
 
     Attributes:
-        functions: The arguments' schema of each function.
+        functions: Schema of each function's arguments, by the function's name.
     """
 
     functions: Mapping[str, JsonSchema]
@@ -67,14 +67,14 @@ class Calls(Constraint):
 
 
 def _calls_of(functions: list[dict[str, Any]]) -> Calls:
-    found = {}
-    for own in functions:
-        schema = own.get("parameters")
+    schemas = {}
+    for function in functions:
+        schema = function.get("parameters")
         try:
-            found[own["name"]] = JsonSchema(_NO_ARGUMENTS if schema is None else schema)
+            schemas[function["name"]] = JsonSchema(_NO_ARGUMENTS if schema is None else schema)
         except ValueError as error:
-            raise ValueError(f"The parameters of {own['name']!r}: {error}") from None
-    return Calls(found)
+            raise ValueError(f"The parameters of {function['name']!r}: {error}") from None
+    return Calls(schemas)
 
 
 def _head(name: str) -> str:
@@ -82,7 +82,7 @@ def _head(name: str) -> str:
 
 
 class CallText:
-    """The text of a call, of which each part is sent once."""
+    """The text of a call; each part of the text is sent once."""
 
     def __init__(self, functions: list[Function], id: str) -> None:
         """Begins before the first character."""

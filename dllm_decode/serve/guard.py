@@ -1,4 +1,4 @@
-"""Looks at each request before the app: its host and its key, and its body as it comes."""
+"""Checks each request before the app gets it: host, key, and the body while it arrives."""
 
 import asyncio
 import hmac
@@ -50,8 +50,8 @@ class Guard:
                 400, "The server answers requests to this machine's own names only."
             )
         if self.api_key is not None and path not in self.open_paths:
-            said = headers.get("authorization", "").encode("latin-1")
-            if not hmac.compare_digest(said, b"Bearer " + self.api_key.encode()):
+            credentials = headers.get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(credentials, b"Bearer " + self.api_key.encode()):
                 message = "The request must have the API key of this server as its bearer token."
                 return RefusedError(401, message, code="invalid_api_key")
         return None

@@ -1,4 +1,4 @@
-"""Jobs: requests of the loop, with someone who is told how they go."""
+"""Jobs: requests of the loop, each with an owner who is told how the request goes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ LEAST_LOGPROB = -9999.0
 
 
 class Grown(NamedTuple):
-    """The beginning of the answer whose tokens never change has become longer."""
+    """The beginning of the answer, whose tokens never change, has become longer."""
 
     tokens: list[int]
 
@@ -77,8 +77,8 @@ class Recorder:
 
     Attributes:
         num_top: How many likeliest tokens are recorded; `None`: no log-probabilities.
-        steps: By answer position the step that committed its token, from 0.
-        scores: By answer position the log-probabilities at that step.
+        steps: For each answer position the step that committed its token, from 0.
+        scores: For each answer position the log-probabilities at that step.
     """
 
     num_top: int | None
@@ -86,7 +86,7 @@ class Recorder:
     scores: dict[int, Scored] = field(default_factory=dict)
 
     def watch(self, event: StepEvent, number: int, step: int) -> None:
-        """Takes note of one row of a step."""
+        """Records one row of a step."""
         row = torch.tensor([number], device=event.after.tokens.device)
         view, columns = event.view.take(row), event.columns[row]
         before = event.before.tokens[row].gather(1, columns)
@@ -97,32 +97,31 @@ class Recorder:
         if self.num_top is None:
             return
         logprobs = view.logits[0, changed].double().log_softmax(-1).clamp(min=LEAST_LOGPROB)
-        own = logprobs.gather(-1, after[0, changed, None])[:, 0].tolist()
+        committed = logprobs.gather(-1, after[0, changed, None])[:, 0].tolist()
         top = logprobs.topk(min(self.num_top, view.vocab_size))
         pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        for position, logprob, (tokens, values) in zip(positions, own, pairs, strict=True):
+        for position, logprob, (tokens, values) in zip(positions, committed, pairs, strict=True):
             self.scores[position] = Scored(logprob, list(zip(tokens, values, strict=True)))
 
 
 @dataclass(eq=False)
 class Job:
-    """A request, and who is told how it goes.
+    """A request, and an owner who is told how the request goes.
 
     Attributes:
         request: As `Decoder.request` returns it; its index is the job's own.
-        emit: Is called by `post` with each event; the last one is `Finished` or
-            `Failed`.
-        post: Calls a function with its arguments, in the thread of whoever is told; jobs with an
-            equal one are told together, once a round.
-        shown: The tokens that are told in each round.
-        client: Who asked; clients have their turns.
+        emit: Is called by `post` with each event; the last event is `Finished` or `Failed`.
+        post: Calls a function with its arguments, in the owner's thread; jobs with an equal `post`
+            get their events together, once a round.
+        shown: The tokens that the owner is told in each round.
+        client: The client that asked; clients take turns.
         watch: Is called with each step, the number of the job's row in it, and the job's rounds
             before it.
-        num_shown: Tokens told so far.
+        num_shown: Tokens that the owner was told so far.
         num_rounds: Rounds so far.
-        num_tokens: Tokens of the answer that are settled, from its first one on.
+        num_tokens: Tokens of the answer that are settled without a gap, from the first one on.
         num_forwards: Forwards of the row so far.
-        forced: True at the positions whose token a constraint forced, if the canvas is told.
+        forced: True at the positions whose token a constraint forced, if `shown` is "canvas".
     """
 
     request: Request
@@ -143,6 +142,6 @@ class Job:
         return len(self.request.prompt) + self.request.config.gen_length
 
     def begin_again(self) -> None:
-        """Forgets how far the job has come."""
+        """Resets the counts of the job's progress."""
         self.num_rounds = self.num_tokens = self.num_forwards = 0
         self.forced = []

@@ -38,11 +38,11 @@ class Limits:
     grace_s: float = 30.0
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if one.type is int:
-                require_integer(one.name, getattr(self, one.name), least=1)
+        for field in fields(self):
+            if field.type is int:
+                require_integer(field.name, getattr(self, field.name), least=1)
             else:
-                require_not_negative(one.name, getattr(self, one.name))
+                require_not_negative(field.name, getattr(self, field.name))
         for less, more in pairwise(("gen_length", "max_tokens", "max_length", "max_columns")):
             if getattr(self, less) > getattr(self, more):
                 raise ValueError(
@@ -51,5 +51,5 @@ class Limits:
                 )
 
     def length_for(self, own: int | None) -> int:
-        """Returns the most tokens of a prompt with its answer; `own` is the model's number."""
+        """Returns the most tokens of a prompt with its answer; `own` is the model's limit."""
         return self.max_length if own is None else min(self.max_length, own)

@@ -22,7 +22,7 @@ class Logged:
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        """Takes the app, and the service whose counters it counts."""
+        """Takes the app, and the service whose counters are increased."""
         self._app = app
         self._responses = service.metrics.responses
 
@@ -49,7 +49,7 @@ class Logged:
 
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
         client, choices = scope.get("client"), scope.get("choices")
-        tokens = "" if choices is None else f" {sum(one.num_sent for one in choices)} tokens"
+        tokens = "" if choices is None else f" {sum(choice.num_sent for choice in choices)} tokens"
         # Quoted, so that a path cannot write lines of its own.
         path = quote(scope["path"][:_MAX_PATH])
         host = client[0] if client else "-"

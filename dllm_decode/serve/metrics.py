@@ -9,30 +9,32 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 
 
 class Metrics:
-    """The counters of one server, in a registry of their own."""
+    """The counters of one server, in their own registry."""
 
     def __init__(self, engine: Engine) -> None:
-        """Begins at 0."""
-        own = self._registry = CollectorRegistry()
+        """Creates the counters, all at 0."""
+        registry = self._registry = CollectorRegistry()
         self.responses = Counter(
-            "dllm_responses", "HTTP responses", ["path", "status"], registry=own
+            "dllm_responses", "HTTP responses", ["path", "status"], registry=registry
         )
-        self.hang_ups = Counter("dllm_hang_ups", "Requests whose client went away", registry=own)
+        self.hang_ups = Counter(
+            "dllm_hang_ups", "Requests whose client went away", registry=registry
+        )
         self.first_chunk_s = Histogram(
             "dllm_first_chunk_seconds", "From a request to its first chunk",
-            buckets=_SECONDS, registry=own,
+            buckets=_SECONDS, registry=registry,
         )  # fmt: skip
         self.request_s = Histogram(
             "dllm_request_seconds", "From a request to the end of its answer",
-            buckets=_SECONDS, registry=own,
+            buckets=_SECONDS, registry=registry,
         )  # fmt: skip
-        self._prompt_tokens = Counter("dllm_prompt_tokens", "Tokens of prompts", registry=own)
-        self._tokens = Counter("dllm_answer_tokens", "Tokens of answers", registry=own)
+        self._prompt_tokens = Counter("dllm_prompt_tokens", "Tokens of prompts", registry=registry)
+        self._tokens = Counter("dllm_answer_tokens", "Tokens of answers", registry=registry)
         self._forwards = Counter(
-            "dllm_row_forwards", "Forwards, counted for each row", registry=own
+            "dllm_row_forwards", "Forwards, counted for each row", registry=registry
         )
-        running = Gauge("dllm_running", "Answers that have a row", ["sampler"], registry=own)
-        waiting = Gauge("dllm_waiting", "Answers that wait", ["sampler"], registry=own)
+        running = Gauge("dllm_running", "Answers that have a row", ["sampler"], registry=registry)
+        waiting = Gauge("dllm_waiting", "Answers that wait", ["sampler"], registry=registry)
 
         def add(name: str, lane: Lane) -> None:
             running.labels(name).set_function(lambda: lane.num_running)

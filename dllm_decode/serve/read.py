@@ -48,9 +48,9 @@ def _prompt(service: Service, asked: Read) -> list[int]:
             message = "'prompt' and 'messages' must not both be given."
             raise RefusedError(400, message, param="messages")
         return chat_ids(service, asked.messages)
-    found = list(service.tokenizer(asked.prompt or "")["input_ids"])
+    prompt_ids = list(service.tokenizer(asked.prompt or "")["input_ids"])
     with refusing():
-        return found or start_ids(service.tokenizer)
+        return prompt_ids or start_ids(service.tokenizer)
 
 
 def _pieces(service: Service, asked: Read) -> tuple[list[str], list[Piece]]:
@@ -60,10 +60,10 @@ def _pieces(service: Service, asked: Read) -> tuple[list[str], list[Piece]]:
     if sorted(parts[1::2]) != sorted(asked.slots):
         message = "'text' must name each slot once, as {name}."
         raise RefusedError(400, message, param="text")
-    found: list[Piece] = []
+    pieces: list[Piece] = []
     for number, part in enumerate(parts):
         if number % 2 == 0:
-            found.append(service.ids(part))
+            pieces.append(service.ids(part))
             continue
         answers = tuple(tuple(service.ids(answer)) for answer in asked.slots[part])
         if not all(answers) or len(set(answers)) < len(answers):
@@ -71,17 +71,17 @@ def _pieces(service: Service, asked: Read) -> tuple[list[str], list[Piece]]:
                 400, f"The answers of slot {part!r} must differ, and have at least one token each.",
                 param="slots",
             )  # fmt: skip
-        found.append(Choice(tuple(asked.slots[part]), answers))
-    return parts[1::2], found
+        pieces.append(Choice(tuple(asked.slots[part]), answers))
+    return parts[1::2], pieces
 
 
 def _check_sizes(service: Service, prompt: list[int], pieces: Sequence[Piece]) -> None:
-    """Raises a refusal if the rows are too many or too long, before they are written."""
-    longest = [max(map(len, piece.token_ids)) for piece in pieces if isinstance(piece, Choice)]
-    given = sum(len(piece) for piece in pieces if not isinstance(piece, Choice))
+    """Raises a refusal if the rows are too many or too long, before the rows are made."""
+    lengths = [max(map(len, piece.token_ids)) for piece in pieces if isinstance(piece, Choice)]
+    num_given = sum(len(piece) for piece in pieces if not isinstance(piece, Choice))
     # Each token after the first of a slot's longest answer needs a row of its own.
-    _check_rows(service, 1 + sum(longest) - len(longest))
-    service.check_lengths(len(prompt), given + sum(longest), field="text")
+    _check_rows(service, 1 + sum(lengths) - len(lengths))
+    service.check_lengths(len(prompt), num_given + sum(lengths), field="text")
 
 
 def _check_rows(service: Service, num_rows: int) -> None:

@@ -33,20 +33,20 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         OSError: If the address cannot be used.
     """
-    found: socket.socket | None = None
+    bound: socket.socket | None = None
     try:
         kind, _, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # asyncio lets connections send at once only if the protocol is named; each first chunk
         # would wait 40 ms for the client to acknowledge the header.
-        found = socket.socket(kind, socket.SOCK_STREAM, protocol)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
+        bound = socket.socket(kind, socket.SOCK_STREAM, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except OSError as error:
-        if found is not None:
-            found.close()
+        if bound is not None:
+            bound.close()
         reason = error.strerror or "it cannot be used"
         raise OSError(f"The server cannot listen at {host}:{port}: {reason}.") from None
-    return found
+    return bound
 
 
 def url_of(bound: socket.socket, host: str) -> str:
@@ -131,7 +131,7 @@ def serve(
 ) -> None:
     """Serves at a socket of `bind` until the process is told to end.
 
-    `say` is told where clients find the server, and that it ends.
+    `say` is told the address for clients, and later that the server has ended.
     """
     url = url_of(bound, host)
     sys.setswitchinterval(_SWITCH_S)
@@ -148,12 +148,12 @@ def serve(
 def _ended_by_signals() -> Iterator[None]:
     """Lets SIGTERM and Ctrl-C end a server of uvicorn, but not the process with it.
 
-    After its own end, uvicorn raises the signal that it was ended by once more.
+    After its own end, uvicorn raises the signal that ended it once more.
     """
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, lambda *_: None) for number in numbers]
+    handlers = [signal.signal(number, lambda *_: None) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(numbers, handlers, strict=True):
             signal.signal(number, handler)

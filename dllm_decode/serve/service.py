@@ -1,4 +1,4 @@
-"""The model that is served, and the way of events from the engine's thread to a request."""
+"""The model that is served, and channels for events from the engine's thread to a request."""
 
 import asyncio
 import time
@@ -38,13 +38,13 @@ class Service:
     Attributes:
         name: The model's name for clients.
         tokenizer: The tokenizer of the thread that reads requests.
-        stop_tokenizer: A copy for the engine's thread: tokenizers are not made for several.
+        stop_tokenizer: A copy for the engine's thread, because threads must not share tokenizers.
         engine: Lanes by name of their sampler, and one for typed reads if the model has a [MASK].
         metrics: Counters.
         compiler: Compiles constraints.
         created: When the server was started, in seconds since 1970.
         indices: Indices of requests of the loop, each used once.
-        channels: The ways of events to requests that are being answered.
+        channels: The channels of the requests that are being answered.
     """
 
     name: str
@@ -62,17 +62,17 @@ class Service:
         name: str, tokenizer: Any, decoders: Mapping[str, Decoder], limits: Limits
     ) -> "Service":
         """Starts the lanes of a model, by name of their sampler; the first is the default."""
-        first = next(iter(decoders.values()))
+        default = next(iter(decoders.values()))
         lanes = {name: _with_logprobs(decoder) for name, decoder in decoders.items()}
-        if not first.starts_as_noise:
-            lanes[READS] = reading_decoder(first.model, limits.max_tokens)
+        if not default.starts_as_noise:
+            lanes[READS] = reading_decoder(default.model, limits.max_tokens)
         engine = Engine(lanes, limits)
-        compiler = Compiler(deepcopy(tokenizer), first)
+        compiler = Compiler(deepcopy(tokenizer), default)
         return Service(name, tokenizer, deepcopy(tokenizer), engine, Metrics(engine), compiler)
 
     @property
     def limits(self) -> Limits:
-        """Bounds."""
+        """The bounds of the server."""
         return self.engine.limits
 
     @property
@@ -83,10 +83,10 @@ class Service:
     @property
     def plugins(self) -> dict[str, PlugIn]:
         """The verifier, cache and blocks by name, without those that are the default."""
-        first = self.lane(None).decoder
-        found = {"verifier": first.verifier, "cache": first.cache, "blocks": first.schedule}
-        usual = (NoVerifier(), NoCache(), Sequential())
-        return {name: plugin for name, plugin in found.items() if plugin not in usual}
+        decoder = self.lane(None).decoder
+        plugins = {"verifier": decoder.verifier, "cache": decoder.cache, "blocks": decoder.schedule}
+        defaults = (NoVerifier(), NoCache(), Sequential())
+        return {name: plugin for name, plugin in plugins.items() if plugin not in defaults}
 
     @property
     def samplers(self) -> list[str]:
@@ -107,7 +107,7 @@ class Service:
         return self.engine.lanes[READS]
 
     def lane(self, name: str | None) -> Lane:
-        """Returns the lane of a sampler; the first if none is named.
+        """Returns the lane of a sampler; the first lane if `name` is `None`.
 
         Raises:
             RefusedError: If there is no such sampler.
@@ -119,13 +119,13 @@ class Service:
         return self.engine.lanes[name]
 
     def channel(self, lane: Lane, client: str) -> "Channel":
-        """Returns a way of events to a request."""
-        found = Channel(lane, self.limits.deadline_s, client)
-        self.channels.add(found)
-        return found
+        """Returns a channel for the events of one request."""
+        channel = Channel(lane, self.limits.deadline_s, client)
+        self.channels.add(channel)
+        return channel
 
     def end_requests(self) -> None:
-        """Ends all requests that are being answered, without a wait for the present round."""
+        """Ends all requests that are being answered, without waiting for the present round."""
         for channel in list(self.channels):
             channel.end()
 
@@ -136,7 +136,7 @@ class Service:
     def check_lengths(self, prompt_length: int, gen_length: int, *, field: str) -> None:
         """Raises a refusal if an answer is too long, or a prompt and its answer together.
 
-        `field` says how long the answer is.
+        `field` names the field that sets the length of the answer.
         """
         most = self.limits.max_tokens
         if gen_length > most:
@@ -159,8 +159,8 @@ class Service:
 def _with_logprobs(decoder: Decoder) -> Decoder:
     """Returns a decoder whose views have the logits that its tokens were drawn from.
 
-    Verifiers that decide in the sampler's place write them there if commits are recorded. A
-    uniform-state model records none.
+    Verifiers that decide in the sampler's place write these logits into the view if commits are
+    recorded. A uniform-state model records no commits.
     """
     is_written = Fact.SAMPLER_DECIDES in decoder.verifier.gives or decoder.starts_as_noise
     return decoder if is_written else replace(decoder, return_logprobs=True)
@@ -176,7 +176,7 @@ class Channel:
     """
 
     def __init__(self, lane: Lane, deadline_s: float, client: str = "") -> None:
-        """Begins without jobs, which are given up after some seconds from now on."""
+        """Begins without jobs; the deadline is `deadline_s` seconds from now."""
         self.lane = lane
         self.client = client
         self.began_s = time.perf_counter()
@@ -186,7 +186,7 @@ class Channel:
         self._jobs: list[Job] = []
 
     def emitter(self, number: int) -> Callable[[JobEvent], None]:
-        """Returns what a job's events are given to; they arrive with a number."""
+        """Returns the function that takes a job's events; events arrive with `number`."""
         return lambda event: self._events.put_nowait((number, event))
 
     @property
@@ -241,7 +241,7 @@ class Channel:
         self._events.put_nowait((0, Failed(503, ENDING)))
 
     def cancel(self) -> None:
-        """Ends the jobs; those that have ended are not touched."""
+        """Ends the jobs that have not ended yet."""
         for job in self._jobs:
             self.lane.cancel(job)
         self._jobs.clear()

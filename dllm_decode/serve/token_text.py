@@ -19,21 +19,21 @@ def text_and_bytes(tokenizer: Any, token: int) -> tuple[str, bytes]:
     piece = tokenizer.convert_ids_to_tokens([token])[0]
     if not set(piece) <= set(_BYTES):
         return text, content
-    found = bytes(_BYTES[character] for character in piece)
+    raw = bytes(_BYTES[character] for character in piece)
     try:
-        found.decode()
+        raw.decode()
     except UnicodeDecodeError:
-        return "bytes:" + found.decode(errors="backslashreplace"), found
-    # The character itself, not a part of another one.
+        return "bytes:" + raw.decode(errors="backslashreplace"), raw
+    # The token is this character itself, not a part of another one.
     return text, content
 
 
 def _bytes() -> dict[str, int]:
-    """Returns the byte of each character by which byte-level tokenizers write it, as in GPT-2."""
+    """Returns the byte that each character of byte-level tokenizers means, as in GPT-2."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = sorted(set(range(256)) - set(shown))
-    found = {chr(byte): byte for byte in shown}
-    return found | {chr(256 + number): byte for number, byte in enumerate(others)}
+    byte_of = {chr(byte): byte for byte in shown}
+    return byte_of | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 _BYTES = _bytes()

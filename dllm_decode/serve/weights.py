@@ -1,4 +1,4 @@
-"""New weights for a server that runs, from folders below a given one."""
+"""New weights for a running server, from folders below a root folder."""
 
 import asyncio
 import json
@@ -18,8 +18,8 @@ async def replace(service: Service, root: Path, asked: Weights, channel: Channel
     """Waits until the model has the weights of a folder, and returns their version.
 
     Raises:
-        RefusedError: If the folder is not below the root, or its weights do not fit; then nothing
-            was changed. Or if other weights are being loaded, or the deadline has passed.
+        RefusedError: If the folder is not below the root or its weights do not fit (nothing is
+            changed then), other weights are being loaded, or the deadline has passed.
     """
     folder = await asyncio.to_thread(_folder_below, root, asked.folder)
     try:
@@ -40,7 +40,7 @@ def _folder_below(root: Path, name: str) -> Path:
     """Returns a folder below a root, with links resolved.
 
     Raises:
-        RefusedError: If it is none, or it or one of its files is outside the root.
+        RefusedError: If there is no such folder, or a part of the folder is outside the root.
     """
     root, path = root.resolve(), PurePath(name)
     if path.parts and not path.is_absolute() and ".." not in path.parts:
@@ -48,7 +48,7 @@ def _folder_below(root: Path, name: str) -> Path:
         try:
             folder = (root / path).resolve()
             if folder.is_dir() and all(
-                found.resolve().is_relative_to(root) for found in (folder, *folder.rglob("*"))
+                entry.resolve().is_relative_to(root) for entry in (folder, *folder.rglob("*"))
             ):
                 return folder
         except (OSError, RuntimeError, ValueError):

@@ -13,23 +13,23 @@ _MOST = 2**20
 
 
 class Choice(NamedTuple):
-    """A place of a text where one of some answers is to be read.
+    """A place of a text at which the probabilities of some answers are read.
 
     Attributes:
         texts: The answers, as they are written.
-        token_ids: The tokens of each.
+        token_ids: The tokens of each answer.
     """
 
     texts: tuple[str, ...]
     token_ids: tuple[tuple[int, ...], ...]
 
     def masked(self, mask_id: int) -> list[int]:
-        """Returns the tokens of the place while another one is read."""
+        """Returns the masks of the place, for use while another place is read."""
         return [mask_id] * max(map(len, self.token_ids))
 
 
 def template_ids(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[int]:
-    """Returns the token ids of a text with blanks, the mask id where it is open.
+    """Returns the token ids of a text with blanks, the mask id where the text is open.
 
     The tokenizer's own mask token is a blank of one token, too. One space before a `[MASK]` is part
     of the blank, since most tokenizers write a space into the token of the word that follows it.
@@ -39,23 +39,23 @@ def template_ids(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[
     """
     if not isinstance(text, str):
         raise ValueError(f"A template must be a text with blanks such as [MASK:5], got {text!r}.")
-    # Texts, and between them the lengths of blanks.
+    # Texts alternate with the lengths of the blanks between them.
     first, *rest = _BLANK.split(text)
-    found = _given(tokenizer, first)
+    token_ids = _given(tokenizer, first)
     for length, words in zip(rest[::2], rest[1::2], strict=True):
-        found += [model.mask_id] * _length_of(length) + _given(tokenizer, words)
-    if model.mask_id not in found:
+        token_ids += [model.mask_id] * _length_of(length) + _given(tokenizer, words)
+    if model.mask_id not in token_ids:
         raise ValueError(
             f"A template must have a blank, such as [MASK:5] for five tokens, got {text!r}."
         )
-    return found
+    return token_ids
 
 
 def _given(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Returns the token ids of given words; warns of those that the tokenizer does not know."""
-    found = text_ids(tokenizer, text)
-    warn_of_unknown_words(tokenizer, [text], [found], stacklevel=7)
-    return found
+    """Returns the token ids of given words; warns of words that the tokenizer does not know."""
+    token_ids = text_ids(tokenizer, text)
+    warn_of_unknown_words(tokenizer, [text], [token_ids], stacklevel=7)
+    return token_ids
 
 
 def _length_of(digits: str | None) -> int:
@@ -69,24 +69,24 @@ def _length_of(digits: str | None) -> int:
 
 
 def pieces_of(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[list[int] | Choice]:
-    """Returns the parts of a text with choices: token ids, with blanks among them, and choices.
+    """Returns the parts of a text with choices: token ids, which may be blanks, and choices.
 
     One space before a choice is part of each of its answers.
 
     Raises:
-        ValueError: If there is no choice, or the answers of one do not differ.
+        ValueError: If there is no choice, or a choice has answers that do not differ.
     """
     if not isinstance(text, str):
         raise ValueError(f"A read must be a text with choices such as [yes|no], got {shown(text)}.")
-    # Texts, and between them the space before a choice and its answers.
+    # Texts alternate with two strings for each choice: the space before it, and its answers.
     first, *rest = _CHOICE.split(text)
     if not rest:
         raise ValueError(f"A read must have a choice, such as [yes|no], got {text!r}.")
-    found: list[list[int] | Choice] = [_with_blanks(tokenizer, first, model)]
+    pieces: list[list[int] | Choice] = [_with_blanks(tokenizer, first, model)]
     for space, answers, words in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
         choice = _choice(tokenizer, space, answers)
-        found += [choice, _with_blanks(tokenizer, words, model)]
-    return found
+        pieces += [choice, _with_blanks(tokenizer, words, model)]
+    return pieces
 
 
 def _with_blanks(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[int]:
@@ -105,10 +105,10 @@ def _choice(tokenizer: Tokenizer, space: str, answers: str) -> Choice:
 
 
 def start_ids(tokenizer: Any) -> list[int]:
-    """Returns the prompt of a text without one: the token that texts begin with.
+    """Returns the prompt for a text that has none: the BOS token, otherwise the EOS token.
 
     Raises:
-        ValueError: If the tokenizer has no such token.
+        ValueError: If the tokenizer has neither token.
     """
     for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
         if token is not None:

@@ -120,6 +120,9 @@ def generate(
         **options: Fields of `DecodeConfig`, which override `config`; also by the names that
             transformers has for them, see `GenerateOptions`.
 
+    Returns:
+        One answer for each input, in their order, and the decode that gave the answers.
+
     Raises:
         TypeError: If an option is unknown.
         ValueError: If the arguments do not fit together; the message names those that do not.
@@ -152,9 +155,9 @@ def generate(
     )  # fmt: skip
     stream = None if streamer is None else answer_stream(streamer, requests)
     with AnswerProgress(len(requests)) if progress else nullcontext() as bar:
-        watching = [one for one in (*observers, stream, bar) if one is not None]
-        found = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
-        decoded = gathered(_of_one_length(found, config.gen_length))
+        watching = [observer for observer in (*observers, stream, bar) if observer is not None]
+        ended = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
+        decoded = gathered(_of_one_length(ended, config.gen_length))
     answers = [
         answer_of(tokenizer, request, decoded, row, strings) for row, request in enumerate(requests)
     ]
@@ -194,12 +197,12 @@ def requests_of_texts(
     stop_strings: tuple[str, ...],
     copies: int,
 ) -> list[Request]:
-    """Returns so many requests for each prompt, one after the other; arguments as in `generate`."""
+    """Returns `copies` requests for each prompt, in turn; the arguments are those of `generate`."""
     check_one_template_each(len(blanks), len(prompts))
     automata: list[Automaton | None]
     if isinstance(constraint, list | tuple):
         require_constraints(constraint, len(prompts))
-        automata = [compiled(decoder, tokenizer, one) for one in constraint]
+        automata = [compiled(decoder, tokenizer, of_prompt) for of_prompt in constraint]
     else:
         automata = [compiled(decoder, tokenizer, constraint)] * len(prompts)
     stop: StopRule = StopStrings(tokenizer, stop_strings) if stop_strings else NeverStop()
@@ -212,8 +215,8 @@ def requests_of_texts(
 
 
 def _repeated(listed: Sequence[T], copies: int) -> list[T]:
-    """Returns each value so many times, one after the other."""
-    return [one for one in listed for _ in range(copies)]
+    """Returns each value `copies` times, one after the other."""
+    return [value for value in listed for _ in range(copies)]
 
 
 def as_long_as(

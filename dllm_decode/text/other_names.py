@@ -1,4 +1,4 @@
-"""Names that other libraries have for options: those that mean the same here are taken."""
+"""Accepts names that other libraries use for options with the same meaning here."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -18,9 +18,9 @@ class GenerateOptions(DecodeOptions, total=False):
 
     Attributes:
         input_ids: Token ids, in place of `inputs`, as in `generate(model, tokenizer, **batch)`.
-        token_type_ids: Not read; some tokenizers put it into each batch.
+        token_type_ids: Ignored; some tokenizers put this key into each batch.
         max_new_tokens: The same as `gen_length`.
-        do_sample: True: the temperature is 1 unless it is given. False: it is 0.
+        do_sample: True: the temperature is 1 unless given. False: the temperature is 0.
         stop: The same as `stop_strings`.
     """
 
@@ -34,19 +34,19 @@ class GenerateOptions(DecodeOptions, total=False):
 def by_our_names(
     inputs: Any, stop_strings: str | Sequence[str], config: DecodeConfig, options: GenerateOptions
 ) -> tuple[Any, tuple[str, ...], DecodeOptions]:
-    """Returns the arguments of `generate` by our names.
+    """Returns the arguments of `generate` by the names of this library.
 
     Raises:
-        ValueError: If something is given by two names, or contradicts itself.
+        ValueError: If an option is given by two names, or two options contradict each other.
     """
     require_config(config)
-    given: dict[str, Any] = dict(options)
-    given.pop("token_type_ids", None)
-    inputs = one_of("inputs", inputs, "input_ids", given.pop("input_ids", None))
-    found = one_of("stop_strings", stop_strings or None, "stop", given.pop("stop", None)) or ()
-    gen_length, same = given.pop("gen_length", None), given.pop("max_new_tokens", None)
-    given["gen_length"] = one_of("gen_length", gen_length, "max_new_tokens", same)
-    do_sample, temperature = given.pop("do_sample", None), given.get("temperature")
+    renamed: dict[str, Any] = dict(options)
+    renamed.pop("token_type_ids", None)
+    inputs = one_of("inputs", inputs, "input_ids", renamed.pop("input_ids", None))
+    stops = one_of("stop_strings", stop_strings or None, "stop", renamed.pop("stop", None)) or ()
+    gen_length, new_tokens = renamed.pop("gen_length", None), renamed.pop("max_new_tokens", None)
+    renamed["gen_length"] = one_of("gen_length", gen_length, "max_new_tokens", new_tokens)
+    do_sample, temperature = renamed.pop("do_sample", None), renamed.get("temperature")
     if temperature is None and config.temperature > 0.0:
         temperature = config.temperature
     if temperature is not None:
@@ -58,11 +58,11 @@ def by_our_names(
                 f"do_sample={do_sample!r} contradicts temperature={temperature!r}; leave do_sample "
                 "out, since temperature=0 is greedy and any other samples."
             )
-        given["temperature"] = temperature if temperature is not None else float(do_sample)
-    strings = (found,) if isinstance(found, str) else found
-    if not isinstance(strings, Sequence) or not all(isinstance(one, str) for one in strings):
+        renamed["temperature"] = temperature if temperature is not None else float(do_sample)
+    strings = (stops,) if isinstance(stops, str) else stops
+    if not isinstance(strings, Sequence) or not all(isinstance(string, str) for string in strings):
         raise ValueError(
             f"stop_strings must be a text or texts, got {shown(strings)}. A StopRule is given to "
             "decode or decode_many, as stop."
         )
-    return inputs, tuple(strings), cast(DecodeOptions, given)
+    return inputs, tuple(strings), cast(DecodeOptions, renamed)

@@ -7,10 +7,10 @@ from dllm_decode.core.progress import ProgressBar
 
 
 class AnswerProgress:
-    """An observer that counts answers that have ended; a context that shows a bar meanwhile.
+    """An observer that counts the answers that have ended; as a context, shows a progress bar.
 
     Args:
-        num_answers: Number of answers in the end.
+        num_answers: Number of answers in total.
     """
 
     def __init__(self, num_answers: int) -> None:

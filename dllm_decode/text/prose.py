@@ -29,9 +29,9 @@ class Prose:
         return cut_at(self._decoded(self.kept(tokens)), self.stop_strings)
 
     def stops(self, tokens: list[int]) -> bool:
-        """Returns whether the text of tokens contains a stop string.
+        """Returns True if the text of tokens contains a stop string.
 
-        It may be a special token, which the text that is sent does not show.
+        A stop string may be a special token, which is not part of the text that is sent.
         """
         if not self.stop_strings:
             return False
@@ -39,10 +39,9 @@ class Prose:
         return any(string in text for text in texts for string in self.stop_strings)
 
     def more(self, tokens: list[int]) -> str:
-        """Returns the text that can be sent now, of an answer that begins with these tokens.
+        """Returns the new text that can be sent, for an answer that begins with `tokens`.
 
-        Characters that are not whole, and those that may be the beginning of a stop string, are
-        held back.
+        Incomplete characters, and characters that may begin a stop string, are held back.
         """
         if self.stops(tokens):
             return self.rest(tokens)
@@ -50,7 +49,7 @@ class Prose:
         return self._send(text[: len(text) - self._num_held(text)])
 
     def rest(self, tokens: list[int]) -> str:
-        """Returns the text that is left, of an answer that has ended."""
+        """Returns the text of an ended answer that was not sent yet."""
         return self._send(self.whole(tokens))
 
     def kept(self, tokens: list[int]) -> list[int]:
@@ -71,7 +70,7 @@ class Prose:
         return new
 
     def _num_held(self, text: str) -> int:
-        """Counts the last characters that a stop string may begin with."""
+        """Counts the characters at the end that may be the beginning of a stop string."""
         longest = max((len(string) for string in self.stop_strings), default=1) - 1
         for length in range(min(longest, len(text)), 0, -1):
             if any(string.startswith(text[-length:]) for string in self.stop_strings):

@@ -43,7 +43,7 @@ class ReadAnswer:
         text: The answer.
         probability: The product of the model's probabilities of its tokens, left to right.
         logprob: Its natural logarithm, at least -9999.
-        share: The probability among the allowed answers: these add up to 1.
+        share: The probability among the allowed answers; all shares add up to 1.
     """
 
     text: str
@@ -101,7 +101,7 @@ def read(
         tokenizer: Its tokenizer.
         text: The text, with choices such as `[yes|no]`, and blanks such as `[MASK:3]`.
         inputs: A text, a chat or token ids that the text answers, as in `generate`; `None`: the
-            text is all that there is.
+            text answers no input.
         chat: As in `generate`.
         num_rows: Rows that are run together, at most.
 
@@ -140,10 +140,10 @@ def read(
 
 @dataclass
 class ReadRow:
-    """One row: a template, and the log-probabilities that are read from its first forward.
+    """One row: a template, and the log-probabilities read from the row's first forward.
 
     Attributes:
-        template: The text, the mask id where it is open.
+        template: The text, with the mask id where a token is open.
         wanted: Answer positions and tokens.
         found: Their log-probabilities.
     """
@@ -160,18 +160,18 @@ class ReadRow:
         view = event.view.take(torch.tensor([number], device=device))
         first, width = int(view.positions[0, 0]), view.tokens.shape[1]
         # Each call asks for one token at each position.
-        left = sorted(self.wanted)
-        while left:
-            asked = dict(left)
+        unread = sorted(self.wanted)
+        while unread:
+            token_at = dict(unread)
             tokens = torch.zeros(1, width, dtype=torch.long)
-            for position, token in asked.items():
+            for position, token in token_at.items():
                 tokens[0, position - first] = token
-            chances = view.probability(tokens.to(device))[0].tolist()
-            for position, token in asked.items():
-                chance = chances[position - first]
-                logprob = math.log(chance) if chance > 0.0 else _LEAST_LOGPROB
+            probabilities = view.probability(tokens.to(device))[0].tolist()
+            for position, token in token_at.items():
+                probability = probabilities[position - first]
+                logprob = math.log(probability) if probability > 0.0 else _LEAST_LOGPROB
                 self.found[position, token] = logprob
-            left = [pair for pair in left if pair not in self.found]
+            unread = [pair for pair in unread if pair not in self.found]
 
 
 TokenRead: TypeAlias = tuple[ReadRow, tuple[int, int]]
@@ -183,7 +183,7 @@ class ReadPlan(NamedTuple):
 
     Attributes:
         looks: The rows, each once.
-        answers: For each choice and each of its answers, where its tokens are read.
+        answers: For each choice and each answer of the choice, where the answer's tokens are read.
     """
 
     looks: list[ReadRow]
@@ -203,7 +203,7 @@ class ReadPlan(NamedTuple):
     def logprobs(self) -> list[list[float]]:
         """Returns the log-probability of each answer of each choice, once all rows have run."""
         return [
-            [max(_LEAST_LOGPROB, sum(look.found[place] for look, place in own)) for own in choice]
+            [max(_LEAST_LOGPROB, sum(row.found[key] for row, key in reads)) for reads in choice]
             for choice in self.answers
         ]
 
@@ -215,7 +215,7 @@ def _steps(
     mask_id: int,
     looks: dict[tuple[int, ...], ReadRow],
 ) -> list[TokenRead]:
-    """Returns where each token of an answer is read; adds the rows that this needs."""
+    """Returns where each token of an answer is read; adds the necessary rows to `looks`."""
     steps: list[TokenRead] = []
     for number, token in enumerate(answer):
         template: list[int] = []
@@ -245,7 +245,7 @@ class AllAtOnce(Sampler[None]):
 
 
 def reading_decoder(model: MaskPredictor, max_tokens: int) -> Decoder:
-    """Returns a decoder that looks at a whole answer of so many tokens in one forward."""
+    """Returns a decoder that reads a whole answer of `max_tokens` tokens in one forward."""
     step = model.causal_block_length or 1
     # Blocks count from the prompt's first column, so that the text may begin within one.
     length = round_up(max_tokens + step - 1, step)

@@ -40,12 +40,11 @@ def stream(
         for piece in stream(model, tokenizer, question):
             print(piece, end="", flush=True)
 
-    A piece is the text that will not change and no open position precedes, as far as it was not
-    in an earlier piece. All pieces together are the text that `generate` returns. Leave the loop to
-    stop the decode.
+    A piece is new text that will not change, and that no open position precedes.
+    All pieces together are the text that `generate` returns. Leave the loop to stop the decode.
 
     Args:
-        model: As in `generate`, as are all that follow.
+        model: As in `generate`, like all arguments below.
         tokenizer: The model's tokenizer.
         inputs: One text, chat or prompt.
         sampler: Which positions to commit, and with which token.
@@ -60,13 +59,13 @@ def stream(
     Raises:
         ValueError: If the arguments do not fit together, or there are several inputs.
     """
-    inputs, strings, given = by_our_names(inputs, stop_strings, config, options)
+    inputs, strings, updates = by_our_names(inputs, stop_strings, config, options)
     require_tokenizer(tokenizer)
     require_model(model)
     sampler = default_sampler(model) if sampler is None else sampler
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
-        config=config.updated(**given),
+        config=config.updated(**updates),
     )  # fmt: skip
     prompts = prompt_ids(tokenizer, inputs, chat=chat)
     if len(prompts) != 1:
@@ -80,14 +79,14 @@ def _pieces(
     decoder: Decoder, request: Request, tokenizer: Tokenizer, strings: Sequence[str]
 ) -> Iterator[str]:
     prose = Prose(tokenizer, strings)
-    known: list[int] = []
+    final_ids: list[int] = []
 
-    def note(event: StepEvent) -> None:
-        known[:] = final_tokens(event.rows, event.after, is_final=event.is_final)[0]
+    def watch(event: StepEvent) -> None:
+        final_ids[:] = final_tokens(event.rows, event.after, is_final=event.is_final)[0]
 
-    for answers in rounds(decoder, RequestQueue([request]), 1, [note]):
+    for answers in rounds(decoder, RequestQueue([request]), 1, [watch]):
         for ended in raise_errors(iter(answers)):
-            known[:] = answer_of(tokenizer, request, ended.output, 0, strings).token_ids
-        piece = prose.rest(known) if answers else prose.more(known)
+            final_ids[:] = answer_of(tokenizer, request, ended.output, 0, strings).token_ids
+        piece = prose.rest(final_ids) if answers else prose.more(final_ids)
         if piece:
             yield piece

@@ -57,7 +57,7 @@ def stream_to_terminal(
         with stream_to_terminal(tokenizer) as watch:
             decode(model, prompts, sampler, observers=[watch])
 
-    Tokens of the last step are highlighted, masks are dots, and what follows the answer is a count.
+    Tokens of the last step are highlighted, masks are dots, and a count replaces the tail.
     Tokens that a constraint forced against the model's own choice are underlined.
     In the end only the answer is left; if the output is not a terminal, nothing else is written.
     With `decode_many`, the answer is shown while you iterate.
@@ -108,7 +108,7 @@ class _LiveView:
                 forced = event.forced[index][0, row.prompt_length : row.answer_end].tolist()
                 self._forced = still_forced(self._forced, forced, fresh)
                 told += f", forced tokens (underlined): {sum(self._forced)}"
-            marks = [_FORCED if one else "" for one in self._forced or [False] * len(tokens)]
+            marks = [_FORCED if flag else "" for flag in self._forced or [False] * len(tokens)]
             styles = [f"{_FRESH * new}{mark}" for new, mark in zip(fresh, marks, strict=True)]
             num_open = row.opening.stop - row.prompt_length
             text = self._drawn(tokens, styles, after, num_open=num_open)
@@ -147,16 +147,16 @@ class _LiveView:
     def _pieces(self, tokens: list[int], styles: list[str]) -> Iterator[tuple[str, str]]:
         """Yields the text of tokens in parts of one style.
 
-        They are decoded together, since a character may take several tokens of a byte-level
-        tokenizer; a character of which tokens are missing is shown as a mask.
+        The tokens are decoded together, because a character may take several tokens of a byte-level
+        tokenizer; a character with a missing token is shown as a mask.
         """
         text = self._tokenizer.decode(tokens)
         start = num_tokens = 0
         for style, group in groupby(styles):
             num_tokens += len(list(group))
             is_last = num_tokens == len(tokens)
-            known = self._tokenizer.decode(tokens[:num_tokens]).rstrip(_UNKNOWN_BYTES)
-            stop = len(text) if is_last else max(start, len(known))
+            decoded = self._tokenizer.decode(tokens[:num_tokens]).rstrip(_UNKNOWN_BYTES)
+            stop = len(text) if is_last else max(start, len(decoded))
             yield text[start:stop].replace(_UNKNOWN_BYTES, _MASK), style
             start = stop
 
@@ -174,10 +174,10 @@ class _LiveView:
 def still_forced(before: Sequence[bool], now: Sequence[bool], fresh: Sequence[bool]) -> list[bool]:
     """Returns which tokens of an answer a constraint has forced, after a round.
 
-    It forced some before the round (empty: it is the first), and some now; `fresh` ones changed.
+    `before` is the last result, or empty; this round forced `now`, and changed `fresh`.
     """
     held = before or [False] * len(now)
-    return [one or (old and not new) for old, one, new in zip(held, now, fresh, strict=True)]
+    return [forced or (old and not new) for old, forced, new in zip(held, now, fresh, strict=True)]
 
 
 def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
@@ -223,7 +223,7 @@ class PrefixStream:
     """An observer that feeds a transformers `TextStreamer` with the final beginning of an answer.
 
     Tokens appear in their order, each once, as soon as all tokens before them are settled; if the
-    sampler may change settled tokens, when their block is finished.
+    sampler may change settled tokens, tokens appear when their block is finished.
 
     Args:
         streamer: Such as `TextStreamer(tokenizer)`; it shows one row.

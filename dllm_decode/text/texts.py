@@ -74,7 +74,7 @@ def prompt_ids(
     if is_text:
         texts, adds_special = _texts_of(tokenizer, listed, chat)
     else:
-        texts = [_text_of_chat(tokenizer, one) for one in ([listed] if is_chat else listed)]
+        texts = [_text_of_chat(tokenizer, turns) for turns in ([listed] if is_chat else listed)]
         adds_special = [False] * len(texts)
     prompts: list[Prompt] = [
         text_ids(tokenizer, text, add_special_tokens=adds)
@@ -103,7 +103,7 @@ def text_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = Fals
 def warn_of_unknown_words(
     tokenizer: Tokenizer, texts: Sequence[str], prompts: Sequence[Prompt], *, stacklevel: int
 ) -> None:
-    """Warns if the tokenizer does not know a word of some texts, and names it."""
+    """Warns of words in the texts that the tokenizer does not know, and names the words."""
     unknown = unknown_words(tokenizer, texts, prompts)
     if unknown.words:
         warnings.warn(str(unknown), stacklevel=stacklevel)
@@ -126,12 +126,12 @@ def _require(kind: type, value: Any, what: str) -> Any:
 
 
 def _texts_of(
-    tokenizer: Tokenizer, given: Sequence[Any], chat: UseTemplate
+    tokenizer: Tokenizer, inputs: Sequence[Any], chat: UseTemplate
 ) -> tuple[list[str], list[bool]]:
-    """Returns texts, through the chat template or as they are, and which need special tokens."""
+    """Returns the texts, with the chat template if wanted, and which need special tokens."""
     if chat not in ("auto", True, False):
         raise ValueError(f'chat must be "auto", True or False, got {chat!r}.')
-    texts: list[str] = [_require(str, text, "a text") for text in given]
+    texts: list[str] = [_require(str, text, "a text") for text in inputs]
     special = tuple(getattr(tokenizer, "all_special_tokens", ()))
     is_done = [chat is not True and text.startswith(special) for text in texts]
     has_template = bool(getattr(tokenizer, "chat_template", None))

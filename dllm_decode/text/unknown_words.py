@@ -37,11 +37,11 @@ class UnknownWords:
 def unknown_id_of(tokenizer: Any) -> int | None:
     """Returns the id that a tokenizer of transformers reads for any unknown word, if it has one.
 
-    Byte-level tokenizers know every word; some name a token of another use as unknown.
+    Byte-level tokenizers know every word, but some name a token with another use as unknown.
     """
-    found: int | None = getattr(tokenizer, "unk_token_id", None)
+    unknown_id: int | None = getattr(tokenizer, "unk_token_id", None)
     others = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "cls")]
-    return None if found in others else found
+    return None if unknown_id in others else unknown_id
 
 
 def unknown_words(tokenizer: Any, texts: Sequence[str], prompts: Sequence[Prompt]) -> UnknownWords:
@@ -61,9 +61,9 @@ def unknown_words(tokenizer: Any, texts: Sequence[str], prompts: Sequence[Prompt
 def _unknown_in(tokenizer: Any, text: str, unknown_id: int) -> list[str]:
     """Returns the parts of a text for which a tokenizer reads its unknown token."""
     if not tokenizer.is_fast:
-        # It does not say where a token is in the text.
+        # Slow tokenizers do not say where in the text a token is.
         words = [word for word in text.split() if word not in tokenizer.all_special_tokens]
         return [word for word in words if unknown_id in tokenizer(word)["input_ids"]]
-    read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    spans = zip(read["input_ids"], read["offset_mapping"], strict=True)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    spans = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
     return [text[start:stop] for token, (start, stop) in spans if token == unknown_id]

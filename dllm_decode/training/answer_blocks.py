@@ -38,7 +38,7 @@ class Blocks(NamedTuple):
         number: Of each position's block, from 0.
         start: The first position of each position's block.
         last: The last position of the answer, which holds its first EOS.
-        all_at_once: True if no block sees those after it, so that all are learned together.
+        all_at_once: True if no block sees later blocks, so that all blocks are learned together.
     """
 
     number: Int[Tensor, "B G"]
@@ -61,13 +61,13 @@ def blocks_of_answers(model: MaskedTransformer, batch: Batch, block_length: int)
 
     In a block-causal model blocks count from the first token of the prompt.
     """
-    own = model.causal_block_length
+    model_block_length = model.causal_block_length
     # Tokens of the prompt that belong to the block in which the answer begins.
-    leads = ((batch.start - batch.pads) % max(1, own))[:, None]
+    leads = ((batch.start - batch.pads) % max(1, model_block_length))[:, None]
     positions = torch.arange(batch.gen_length, device=batch.tokens.device)
     number = (positions + leads) // block_length
     start = (number * block_length - leads).clamp(min=0)
-    return Blocks(number, start, batch.ends(model.eos_ids), all_at_once=own > 0)
+    return Blocks(number, start, batch.ends(model.eos_ids), all_at_once=model_block_length > 0)
 
 
 def logits_of_both(
@@ -75,9 +75,9 @@ def logits_of_both(
 ) -> tuple[Float[Tensor, "B G V"], Float[Tensor, "B G V"]]:
     """Returns the predictions of every answer position, from either canvas.
 
-    Where the logits at a column predict the next one they are shifted; in a block-causal model a
-    column sees its own block and those before it, as in a decode. `block_length` is that of the
-    blocks that are masked.
+    Logits that predict the next column are shifted. In a block-causal model a column sees its own
+    block and the blocks before it, as in a decode. `block_length` is the length of the blocks that
+    are masked.
     """
     # A decode fills up the last block of a block-causal model with masks.
     num_more = max(0, model.causal_block_length - 1)
@@ -90,5 +90,5 @@ def logits_of_both(
     else:
         tokens = tokens.masked_fill(F.pad(masked, (batch.start, 0)), model.mask_id)
         hidden = hidden_of_answers(model, replace(both, tokens=tokens))
-    one, other = model.transformer.head(hidden).float().chunk(2)
-    return one, other
+    first, second = model.transformer.head(hidden).float().chunk(2)
+    return first, second

@@ -1,9 +1,9 @@
 """All blocks of an answer in one forward of a model that attends in blocks.
 
-A row is a prompt and an answer, and behind them a copy of the blocks that hold the answer, in which
-some positions are masked. A column sees its own block and those before it; a column of the copy
-sees its own block of the copy and the earlier blocks of the original. So every block is seen as a
-decoder meets it, where a row with a single canvas has one block in that state.
+A row is a prompt and an answer, then a copy of the blocks that hold the answer, in which some
+positions are masked. A column sees its own block and the blocks before it; a column of the copy
+sees its own block of the copy and the earlier blocks of the original. Every block is then in the
+state in which a decoder meets it; a row with a single canvas has only one block in that state.
 
 Source: Arriola et al. 2025, "Block Diffusion: Interpolating Between Autoregressive and Diffusion
 Language Models", https://arxiv.org/abs/2503.09573, the vectorised training; Wu et al. 2025,
@@ -30,44 +30,44 @@ def hidden_of_copies(
     Args:
         model: A block-causal model.
         batch: Prompts and answers.
-        masked: What the copy hides of the answers.
-        block_length: Of the blocks that are copied. In a multiple of the model's own blocks a
-            column sees its own one and those before it; in blocks of another length, the whole.
+        masked: Answer positions that are masked in the copy.
+        block_length: Length of the blocks that are copied. If it is a multiple of the model's, a
+            column sees the model's blocks up to its own; otherwise, the whole copied block.
     """
     width = batch.tokens.shape[1]
     positions, blocks = batch.rotary_positions, batch.blocks(block_length)
     # The copy begins with the block in which the first answer begins.
     first = int((blocks < blocks[:, batch.start, None]).sum(-1).min())
-    hidden_ones = F.pad(masked, (batch.start - first, 0))
-    copied = batch.tokens[:, first:].masked_fill(hidden_ones, model.mask_id)
+    copy_masked = F.pad(masked, (batch.start - first, 0))
+    copied = batch.tokens[:, first:].masked_fill(copy_masked, model.mask_id)
     targets = torch.arange(batch.start, width, device=batch.tokens.device)
     predictors = width - first + targets.expand_as(masked)
     if model.logit_shift:
-        same = blocks[:, targets] == blocks[:, targets - 1]
-        predictors = torch.where(same, predictors - 1, targets - 1)
+        is_in_block = blocks[:, targets] == blocks[:, targets - 1]
+        predictors = torch.where(is_in_block, predictors - 1, targets - 1)
     is_multiple = block_length % model.causal_block_length == 0
-    own = batch.blocks(model.causal_block_length) if is_multiple else blocks
+    attended = batch.blocks(model.causal_block_length) if is_multiple else blocks
     hidden: Tensor = model.transformer(
         torch.cat((batch.tokens, copied), 1),
         torch.cat((positions, positions[:, first:]), 1),
-        attend=_who_sees_whom(batch, blocks, own, first),
+        attend=_who_sees_whom(batch, blocks, attended, first),
         wanted=predictors,
     )
     return hidden
 
 
 def _who_sees_whom(
-    batch: Batch, blocks: Int[Tensor, "B L"], own: Int[Tensor, "B L"], first: int
+    batch: Batch, blocks: Int[Tensor, "B L"], attended: Int[Tensor, "B L"], first: int
 ) -> Bool[Tensor, "B Q K"]:
-    """Says which columns each column sees, of a batch and of its copy from the column `first` on.
+    """Returns which columns see which, in a batch and in its copy from column `first` on.
 
-    `blocks` are those that are copied, `own` those in which columns attend.
+    `blocks` are the blocks that are copied, `attended` those in which columns attend.
     """
-    copied, own_copied = blocks[:, first:], own[:, first:]
-    original = F.pad(own[:, :, None] >= own[:, None], (0, copied.shape[1]))
+    copied, attended_copied = blocks[:, first:], attended[:, first:]
+    original = F.pad(attended[:, :, None] >= attended[:, None], (0, copied.shape[1]))
     earlier = copied[:, :, None] > blocks[:, None]
     same = copied[:, :, None] == copied[:, None]
-    same &= own_copied[:, :, None] >= own_copied[:, None]
+    same &= attended_copied[:, :, None] >= attended_copied[:, None]
     seen = torch.cat((original, torch.cat((earlier, same), 2)), 1)
     return seen & torch.cat((batch.in_row, batch.in_row[:, first:]), 1)[:, None]
 
@@ -76,28 +76,28 @@ def _who_sees_whom(
 class BlockDiffusion(Objective[Batch]):
     """Mean cross-entropy of masked positions, each block given the blocks before it.
 
-    One forward learns every block as a decoder meets it (see `hidden_of_copies`), where
-    `MaskedDiffusion` has one state a row.
+    One forward learns every block as a decoder meets it (see `hidden_of_copies`), while
+    `MaskedDiffusion` learns one state of each row.
 
     Each block masks k of its n answer positions; k is uniform on 1, ..., n. With probability
     `ordered_share` a row masks the last k of each block, otherwise any k. With probability
-    `confident_share` a batch masks the k of which the model is least sure while the whole block is
-    masked: a decoder that commits what it is surest of meets such states. EOS is learned up to the
+    `confident_share` a batch masks the k least confident ones while the whole block is masked: a
+    decoder that commits the most confident ones first meets such states. EOS is learned up to the
     end of the block in which the answer ends.
 
     Source: As the module; Qian et al. 2026, "d3LLM", https://arxiv.org/abs/2601.07568, masks
     in a decoder's order.
 
-    Differs: That order is the model's own, from one forward, not a teacher's from a decode. Every
-    masked position weighs the same.
+    Differs: The order is from one forward of the model, not from a teacher's decode. Every masked
+    position weighs the same.
 
     Attributes:
         model: A block-causal model.
-        block_lengths: From which each batch draws the length of its blocks, each equally likely;
-            `None`: always the model's own. Shorter ones are easier to learn first.
+        block_lengths: Each batch draws the length of its blocks from these, all equally likely;
+            `None`: always the model's own. Shorter blocks are easier to learn first.
         ordered_share: Probability that a row's blocks are masked from the right.
         confident_share: Probability that a batch is masked by the model's confidence; such a batch
-            costs a forward more, without gradients.
+            needs one more forward, without gradients.
 
     Raises:
         ValueError: If the model attends in both directions, or an option is out of its range.
@@ -109,8 +109,8 @@ class BlockDiffusion(Objective[Batch]):
     confident_share: float = 0.0
 
     def __post_init__(self) -> None:
-        own, lengths = self.model.causal_block_length, self.block_lengths
-        if not own:
+        model_block_length, lengths = self.model.causal_block_length, self.block_lengths
+        if not model_block_length:
             raise ValueError(
                 f"{self.model.name} must attend in blocks, got one that sees everything."
             )
@@ -135,7 +135,7 @@ class BlockDiffusion(Objective[Batch]):
 
     @torch.no_grad()
     def confidence(self, batch: Batch, block_length: int) -> Float[Tensor, "B G"]:
-        """Returns the greatest probability of each answer position when all of it is masked."""
+        """Returns the greatest probability at each answer position if its whole block is masked."""
         everything = torch.ones_like(batch.answers, dtype=torch.bool)
         hidden = hidden_of_copies(self.model, batch, everything, block_length)
         logits = self.model.transformer.head(hidden)

@@ -1,10 +1,10 @@
 """Distillation that makes a masked-diffusion model sure of several tokens at a time.
 
-dParallel and d3LLM train on a model's own answers. In each, one block is masked in two ways that
-complement each other; the blocks after it are masked and not in the loss. A block-causal model
-learns every block of an answer at once, for none sees those after it. Beside the cross-entropy, the
-entropy of those predictions that are right already is lowered, so that more of them pass a
-decoder's threshold in the same forward.
+dParallel and d3LLM train on a model's own answers. In each answer, one block is masked in two ways
+that complement each other; the blocks after it are masked and not in the loss. A block-causal model
+learns every block of an answer at once, because no block sees later ones. In addition to the
+cross-entropy, the loss lowers the entropy of predictions that are right already, so that more of
+these pass a decoder's threshold in the same forward.
 """
 
 import math
@@ -51,13 +51,13 @@ def certainty(
 ) -> Certainty:
     """Measures how well and how surely masked positions are predicted.
 
-    The temperature divides the logits before the entropy; below 1 it looks at the most probable
-    tokens only.
+    The temperature divides the logits before the entropy; below 1, the most probable tokens
+    count more.
     """
     chosen, wanted = logits[masked], answers[masked]
     losses = F.cross_entropy(chosen, wanted, reduction="sum") / max(1, len(wanted))
-    sure = chosen[chosen.argmax(-1) == wanted]
-    probability = (sure / temperature).softmax(-1)
+    right_logits = chosen[chosen.argmax(-1) == wanted]
+    probability = (right_logits / temperature).softmax(-1)
     entropies = -(probability * (probability + ENTROPY_FLOOR).log()).sum(-1)
     return Certainty(losses, entropies.sum() / max(1, len(entropies)))
 
@@ -69,7 +69,7 @@ class CertaintyLoss:
         dparallel: CE(A) + CE(A') + entropy_weight (H(A) + H(A'))
         d3llm: (CE(A) + CE(A') + entropy_weight H(A)) / 4
 
-    In dParallel both canvases count alike; in d3LLM only the teacher's own state is to be more
+    In dParallel both canvases count alike; in d3LLM only the teacher's state, A, is to become more
     certain.
 
     Source: Chen et al. 2025, "dParallel: Learnable Parallel Decoding for dLLMs",
@@ -104,10 +104,10 @@ class CertaintyLoss:
         self, model: MaskedTransformer, batch: Batch, masks: BlockMasks, block_length: int
     ) -> Float[Tensor, ""]:
         """Returns the loss of two canvases that mask complementary parts of the answers' blocks."""
-        one, other = logits_of_both(model, batch, masks, block_length)
+        first, second = logits_of_both(model, batch, masks, block_length)
         return self(
-            certainty(one, batch.answers, masks.first, self.temperature),
-            certainty(other, batch.answers, masks.second, self.temperature),
+            certainty(first, batch.answers, masks.first, self.temperature),
+            certainty(second, batch.answers, masks.second, self.temperature),
         )
 
 
@@ -115,17 +115,17 @@ class CertaintyForcing(Objective[Batch]):
     """dParallel: a random half of one block of each answer is masked, then the other half.
 
     The block is uniform among those of the answer, its first EOS included; each position of it is
-    masked with probability 1/2. Of a block-causal model, every block is masked so.
+    masked with probability 1/2. In a block-causal model, every block is masked in this way.
 
-    Source: As `CertaintyLoss`, which knows no block-causal models.
+    Source: As `CertaintyLoss`; block-causal models are not in these papers.
 
     Differs: Every row has a block and masks of its own; the authors' code, run with one row a
-    batch, gives all rows those of the last. Of an answer whose length is a multiple of the block
-    length it may choose the empty block behind; here blocks are never empty.
+    batch, gives all rows those of the last. If the block length divides an answer's length, that
+    code may choose the empty block after the answer; here blocks are never empty.
 
     Args:
         model: The model that is distilled.
-        block_length: In tokens; of a block-causal model a multiple of its own.
+        block_length: In tokens; for a block-causal model, a multiple of the model's.
         loss: How the parts are weighted.
 
     Raises:
@@ -138,11 +138,11 @@ class CertaintyForcing(Objective[Batch]):
         self, model: MaskedTransformer, block_length: int = 32, *, loss: CertaintyLoss
     ) -> None:
         require_count("block_length", block_length, 1)
-        own = model.causal_block_length
-        if own and block_length % own:
+        own_length = model.causal_block_length
+        if own_length and block_length % own_length:
             raise ValueError(
-                f"block_length must be a multiple of {own}, since {model.name} attends in blocks "
-                f"of {own} tokens, got {block_length}."
+                f"block_length must be a multiple of {own_length}, since {model.name} attends in "
+                f"blocks of {own_length} tokens, got {block_length}."
             )
         self.model = model
         self._block_length = block_length
@@ -162,11 +162,11 @@ class CertaintyForcing(Objective[Batch]):
 
 @dataclass(frozen=True)
 class Curriculum:
-    """How much of a teacher's trajectory is left to do, as a run goes on.
+    """The masked share and the length of blocks, which change over a run.
 
     The share of a block that is masked is uniform between a floor and `greatest_share`; the floor
-    rises from 0 to `greatest_share` over the run. The block grows through `block_lengths`, one for
-    each equal part of the run, linearly from the length before to its own within a part.
+    rises from 0 to `greatest_share` over the run. The run has an equal part for each of
+    `block_lengths`, in which the length grows linearly from the previous length to this one.
 
     Source: As `CertaintyLoss`: curriculum noise level and curriculum window size.
 
@@ -181,8 +181,8 @@ class Curriculum:
     def __post_init__(self) -> None:
         if not 0.0 < self.greatest_share <= 1.0:
             raise ValueError(f"greatest_share must be in (0, 1], got {self.greatest_share}.")
-        rising = all(a <= b for a, b in zip(self.block_lengths, self.block_lengths[1:]))  # noqa: B905
-        if not self.block_lengths or self.block_lengths[0] < 1 or not rising:
+        rises = all(a <= b for a, b in zip(self.block_lengths, self.block_lengths[1:]))  # noqa: B905
+        if not self.block_lengths or self.block_lengths[0] < 1 or not rises:
             raise ValueError(
                 "block_lengths must be lengths of at least 1 that do not fall, got "
                 f"{self.block_lengths}."
@@ -205,10 +205,9 @@ class Curriculum:
 class TrajectoryForcing(Objective[Batch]):
     """d3LLM: a block is masked as it was when the teacher decoded the same answer.
 
-    The state of the teacher is the one in which it had committed all before the block and a share
-    1 - t of it, t drawn by the curriculum. Only the masks are the teacher's; what is not masked
-    shows the final answer. A block-causal model learns every block at once, each with a t of its
-    own.
+    The state is the one in which the teacher had committed all before the block and a share 1 - t
+    of the block; the curriculum draws t. Only the masks are the teacher's: other positions show the
+    final answer. A block-causal model learns every block at once, and draws a t for each block.
 
     Source: As `CertaintyLoss`.
 
@@ -234,10 +233,12 @@ class TrajectoryForcing(Objective[Batch]):
         self._spent = spent
 
     def loss(self, batch: Batch, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Masks blocks of every answer as the teacher had them, and returns the loss."""
-        # Whole blocks of a block-causal model.
-        own = max(1, self.model.causal_block_length)
-        block_length = max(own, self._curriculum.block_length(self._spent) // own * own)
+        """Masks blocks of every answer as in the teacher's decode, and returns the loss."""
+        # A multiple of a block-causal model's block length.
+        multiple = max(1, self.model.causal_block_length)
+        block_length = max(
+            multiple, self._curriculum.block_length(self._spent) // multiple * multiple
+        )
         masks = self.draw(batch, generator, block_length)
         return self._loss.of(self.model, batch, masks, block_length)
 
@@ -259,10 +260,10 @@ def masks_of_states(
     share: Float[Tensor, "B G"],
     block_length: int,
 ) -> BlockMasks:
-    """Masks of each block what the teacher had not committed yet.
+    """Masks the positions of each block that the teacher had not committed yet.
 
-    The teacher commits one token a step, so the state with c commits masks the ranks from c on. It
-    is looked at when it has committed all before the block and 1 - share of a whole block.
+    The teacher commits one token a step, so the state with c commits masks the ranks from c on. In
+    the chosen state, all before the block and 1 - share of a whole block are committed.
     `ranks` are as in `Batch`, `learned` are the positions of the blocks that are learned, and
     `share` is the same at all positions of a block. The last block of an answer may be shorter than
     `block_length`.

@@ -35,7 +35,7 @@ class Progress:
 
 
 class _Written(msgspec.Struct, forbid_unknown_fields=True):
-    """The file that makes a folder a checkpoint: `Progress`, what is trained, files' digests."""
+    """The file that completes a checkpoint: `Progress`, what is trained, digests of the files."""
 
     step: _Count
     samples: _Count
@@ -50,8 +50,8 @@ class Checkpoints:
     """The latest state of a run, kept in a folder by an accelerator that has prepared its parts.
 
     A checkpoint appears under its name only when it is complete, so a run that is killed while
-    writing leaves the one before. Frozen weights are left out, unless FSDP splits the weights: then
-    each process writes its part of all of them.
+    writing leaves the previous one. Frozen weights are left out, unless FSDP splits the weights:
+    then each process writes its part of all weights.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Checkpoints:
         return target
 
     def load(self, measures: Collection[str] = ()) -> Progress:
-        """Restores the latest checkpoint in place, if there is one, and says how far it is.
+        """Restores the latest checkpoint in place, if there is one, and returns its progress.
 
         Raises:
             ValueError: If a file is missing or changed, an entry of the history lacks a measure,
@@ -115,24 +115,24 @@ class Checkpoints:
         return Progress(written.step, written.samples, written.elapsed_s, written.history)
 
     def _leave_out(self, models: list[Any], states: list[dict[str, Tensor]], _: str) -> None:
-        # Weights that are split over processes are written by themselves: then there is no state.
+        # Accelerate writes split weights separately: then `states` is empty.
         states[:] = [_trained(self._model) for _ in states]
 
     def _unwrap(self, models: list[Any], _: str) -> None:
-        # As it was written: the number of processes may change on the way.
+        # Unwrapped as in the checkpoint, because the number of processes may have changed.
         models[:] = [self._model for _ in models]
 
 
 def describe(model: nn.Module, optimisers: Sequence[Optimizer]) -> list[str]:
-    """Names the trained weights with their sizes, and the optimisers with their numbers of both."""
-    found = [
-        f"{name} {str(one.dtype).removeprefix('torch.')} {list(one.shape)}"
-        for name, one in _trained(model).items()
+    """Names trained weights with dtypes and sizes, and optimisers with their numbers of weights."""
+    lines = [
+        f"{name} {str(weight.dtype).removeprefix('torch.')} {list(weight.shape)}"
+        for name, weight in _trained(model).items()
     ]
-    for one in optimisers:
-        number = sum(len(group["params"]) for group in one.param_groups)
-        found.append(f"{type(one).__name__} of {number} weights")
-    return found
+    for optimiser in optimisers:
+        num_weights = sum(len(group["params"]) for group in optimiser.param_groups)
+        lines.append(f"{type(optimiser).__name__} of {num_weights} weights")
+    return lines
 
 
 def _read(checkpoint: Path, measures: Collection[str]) -> _Written:
@@ -156,10 +156,10 @@ def _read(checkpoint: Path, measures: Collection[str]) -> _Written:
             raise ValueError(
                 f"{file} must have {min(missing)!r} in history[{i}], got none. {remedy}"
             )
-    found = _digests(checkpoint)
-    for name in sorted({*written.files, *found}):
-        if written.files.get(name) != found.get(name):
-            got = "another content" if name in found else "nothing"
+    digests = _digests(checkpoint)
+    for name in sorted({*written.files, *digests}):
+        if written.files.get(name) != digests.get(name):
+            got = "another content" if name in digests else "nothing"
             raise ValueError(f"{checkpoint / name} must be as it was written, got {got}. {remedy}")
     return written
 
@@ -169,13 +169,13 @@ def _name_of(step: int) -> str:
 
 
 def _digests(checkpoint: Path) -> dict[str, str]:
-    found = {}
+    digests = {}
     for file in sorted(checkpoint.rglob("*")):
         if file.is_file() and file.name != PROGRESS_FILE:
             with file.open("rb") as opened:
                 digest = hashlib.file_digest(opened, "sha256").hexdigest()
-            found[str(file.relative_to(checkpoint))] = digest
-    return found
+            digests[str(file.relative_to(checkpoint))] = digest
+    return digests
 
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:

@@ -19,16 +19,16 @@ BatchT = TypeVar("BatchT")
 
 
 class Objective(ABC, Generic[BatchT]):
-    """A model, of which all that requires gradients is trained, and its loss."""
+    """A model and its loss; all weights that require gradients are trained."""
 
     model: nn.Module
 
     @abstractmethod
     def loss(self, batch: BatchT, generator: torch.Generator) -> Float[Tensor, ""]:
-        """Returns the mean loss of a batch, in nats; random only by the generator."""
+        """Returns the mean loss of a batch, in nats; all its randomness is from the generator."""
 
     def advance(self, spent: float) -> None:  # most losses stay the same
-        """Learns before each step which share of the run is over, in [0, 1]."""
+        """Receives before each step the share of the run that is over, in [0, 1]."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Part(Generic[BatchT]):
 
     Attributes:
         batch: Given to the objective.
-        key: Of the noise of the loss, another one for each forward of a run.
-        weight: Of its loss in the step.
+        key: Key of the noise of the loss, different for each forward of a run.
+        weight: Weight of the forward's loss in the step.
         num_rows: Samples that it counts as.
     """
 
@@ -55,7 +55,7 @@ class Source(ABC, Generic[BatchT]):
     def parts(self, step: int, rank: int, world_size: int) -> Sequence[Part[BatchT]]:
         """Returns the forwards of a step on one of several processes.
 
-        They depend on the arguments alone, so that a run that was killed goes on as it would have.
+        The forwards depend on the arguments alone, so that a killed run can go on unchanged.
         """
 
 
@@ -68,12 +68,12 @@ class Kind:
     """Examples that share a width, and how many of them a step gets.
 
     Attributes:
-        name: Of the examples, part of their seed.
+        name: Name of the examples, part of their seed.
         draw: Draws one example; a function of the generator's state.
         prompt_length: Columns of the prompt, left-padded with EOS.
         gen_lengths: Answer lengths in tokens, EOS padding included; each step draws one of them.
-        num_rows: Rows in a step that has any.
-        period: Every how many steps there are any.
+        num_rows: Rows in a step that has such examples.
+        period: Steps from one step with such examples to the next.
     """
 
     name: str
@@ -92,8 +92,8 @@ class Kind:
     def pairs(self, seed: str, eos_id: int) -> list[Pair]:
         """Draws the examples of a step; ValueError if one does not fit, or contains `eos_id`."""
         rng, room = random.Random(seed), min(self.gen_lengths)
-        found = [self.draw(rng) for _ in range(self.num_rows)]
-        for prompt, answer in found:
+        pairs = [self.draw(rng) for _ in range(self.num_rows)]
+        for prompt, answer in pairs:
             if not 0 < len(prompt) <= self.prompt_length or len(answer) >= room:
                 raise ValueError(
                     f"{self.name} examples have prompts of 1 to {self.prompt_length} tokens and "
@@ -104,7 +104,7 @@ class Kind:
                 raise ValueError(
                     f"Examples do not contain the EOS id {eos_id}, got {self.name} ones."
                 )
-        return found
+        return pairs
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class Batch:
         tokens: Prompts, left-padded with EOS, then answers, padded with EOS.
         pads: Columns of left padding.
         gen_length: Columns of the answer.
-        ranks: Of each answer position in the order in which a teacher committed the answer, from 0;
-            positions after it have any greater number. `None`: there was no teacher.
+        ranks: Place of each answer position in the order of a teacher's commits, from 0; positions
+            after the answer have any greater number. `None`: there was no teacher.
     """
 
     tokens: Int[Tensor, "B L"]
@@ -163,8 +163,8 @@ class Batch:
 def lay_out(pairs: Sequence[Pair], gen_length: int, eos_id: int, *, start: int = 0) -> Batch:
     """Lays out prompts, left-padded, and answers, continued with EOS.
 
-    An answer may end in EOS. Prompts have `start` columns, or those of the longest one if it has
-    more.
+    An answer may end in EOS. Prompts have `start` columns, or as many as the longest prompt if it
+    has more.
 
     Raises:
         ValueError: If an answer is longer than `gen_length`.
@@ -186,16 +186,16 @@ def lay_out(pairs: Sequence[Pair], gen_length: int, eos_id: int, *, start: int =
 
 @dataclass(kw_only=True)
 class KindRows(Source[Batch], Dataset[list[Batch]]):
-    """Draws every row anew, in this process or in others; see `Kind` for what a step is made of.
+    """Draws every row anew, in this process or in others; `Kind` describes the rows of a step.
 
     The losses of the kinds are weighted by their share of the rows. Rows depend on the seed and on
     the number of the step alone, however many workers draw them.
 
     Attributes:
-        kinds: What to draw.
+        kinds: Kinds of examples to draw.
         eos_id: Token that pads prompts and answers.
-        device: Of the batches.
-        seed: Of the examples.
+        device: Device of the batches.
+        seed: Seed of the examples.
         num_workers: Processes that draw ahead; 0: none.
     """
 
@@ -212,7 +212,7 @@ class KindRows(Source[Batch], Dataset[list[Batch]]):
         """Returns a batch of each kind that the step has; steps are asked for in order."""
         number = step * world_size + rank
         if self._drawn is None:
-            ahead = ((each, each * world_size + rank) for each in count(step))
+            ahead = ((later_step, later_step * world_size + rank) for later_step in count(step))
             self._drawn = iter(DataLoader(
                 self, batch_size=None, sampler=ahead, num_workers=self.num_workers
             ))  # fmt: skip
@@ -227,14 +227,14 @@ class KindRows(Source[Batch], Dataset[list[Batch]]):
 
     def __getitem__(self, place: tuple[int, int]) -> list[Batch]:
         step, number = place
-        found = []
+        batches = []
         for kind in self._due(step):
             pairs = kind.pairs(f"{self.seed};{kind.name};{number}", self.eos_id)
             rng = random.Random(f"{self.seed};{kind.name};{step};length")
             # On a GPU new shapes are slow.
             start = kind.prompt_length if torch.device(self.device).type == "cuda" else 0
-            found.append(lay_out(pairs, rng.choice(kind.gen_lengths), self.eos_id, start=start))
-        return found
+            batches.append(lay_out(pairs, rng.choice(kind.gen_lengths), self.eos_id, start=start))
+        return batches
 
     def _due(self, step: int) -> list[Kind]:
         return [kind for kind in self.kinds if step % kind.period == 0]

@@ -65,7 +65,7 @@ def collect_examples(
     Source: Bao et al. 2025, "Learning to Parallel", https://arxiv.org/abs/2509.25188, the extremely
     greedy parallel strategy, and the authors' generate_training_data.py.
 
-    Differs: The forward that shows a stall is not run twice. With `stop_at_eos` what lies behind
+    Differs: The forward that shows a stall is not run twice. With `stop_at_eos`, text after
     the end of an answer gives no examples.
 
     Args:
@@ -73,7 +73,7 @@ def collect_examples(
         prompts: Token ids, one sequence per row; one batch.
         config: How answers are decoded: `block_length` are the inputs of the filter,
             `truncate_at_eos` is the paper's end-of-text prediction.
-        cache: As in `decode`. Where it commits a block's first token by itself, so does the oracle.
+        cache: As in `decode`. If the cache commits a block's first token itself, so does it here.
         first_prompt: Index of the first prompt.
     """
     assert config.block_length is not None
@@ -86,9 +86,9 @@ def collect_examples(
         after_end = view.positions >= (before.ends - before.prompt_lengths)[:, None]
         confidences = view.probability(view.most_likely).float().masked_fill(after_end, 1.0)
         final = (view.most_likely == oracle.reference(view)) | after_end
-        numbers = event.requests + first_prompt
+        prompt_numbers = event.requests + first_prompt
         collected.append(
-            FilterExamples(confidences.cpu(), final.cpu(), view.masked.cpu(), numbers.cpu())
+            FilterExamples(confidences.cpu(), final.cpu(), view.masked.cpu(), prompt_numbers.cpu())
         )
 
     decode(model, prompts, oracle, cache=cache, config=config, observers=[collect])
@@ -106,21 +106,21 @@ class _Oracle(Sampler[None]):
 
     @property
     def needs(self) -> frozenset[Fact]:
-        # As of the filter that learns from the examples.
+        # The same facts as for the filter that learns from the examples.
         return super().needs | {Fact.LOGITS_OF_COMMITTED, Fact.WHOLE_BLOCKS}
 
     def reference(self, view: View) -> Int[Tensor, "B W"]:
         """Returns the tokens of a view's columns.
 
-        Columns before the answer have their own. There is no reference for those after the answer,
-        which fill up the last block of a block-causal model: the most likely token is taken there.
+        Columns before the answer have their own tokens. Columns after the answer, which fill up the
+        last block of a block-causal model, have no reference: the most likely token is taken.
         """
         assert view.noise_keys is not None
         keys = row_keys(0, torch.arange(len(self.answers), device=view.noise_keys.device))
         rows = (view.noise_keys[:, None] == keys).long().argmax(-1)
         places = view.positions.clamp(0, self.answers.shape[1] - 1)
-        known = torch.where(view.positions < 0, view.tokens, self.answers[rows].gather(1, places))
-        return torch.where(view.after_answer, view.most_likely, known)
+        tokens = torch.where(view.positions < 0, view.tokens, self.answers[rows].gather(1, places))
+        return torch.where(view.after_answer, view.most_likely, tokens)
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         wanted = self.reference(view)

@@ -1,8 +1,8 @@
 """Weights that are split over processes, as `accelerate launch --use_fsdp --fsdp_version 2` asks.
 
 Each process holds an equal part of every weight, its gradient and its moments. Each forward and
-backward of a layer gathers the layer's weights on all processes, which must thus run equally many.
-Decodes of several processes do not: all weights are gathered before them.
+backward of a layer gathers the layer's weights on all processes, which must thus run equally many
+forwards. Decodes do not run equally many, so all weights are gathered before decodes.
 """
 
 import os
@@ -34,27 +34,27 @@ _REFUSED_WITH_FSDP = {
 
 
 def require_launch(*, device: str, uses_muon: bool) -> None:
-    """Raises ValueError if this process was launched with options that no training here follows.
+    """Raises ValueError if this process was launched with options that training does not support.
 
     Args:
         device: Where the model is trained, "cpu" or "cuda".
         uses_muon: Whether matrices are trained with torch's `Muon`.
     """
-    found, beside = [option for name, option in _REFUSED.items() if _is_on(name)], ""
+    refused, context = [option for name, option in _REFUSED.items() if _is_on(name)], ""
     if _is_on("ACCELERATE_USE_FSDP"):
-        beside = " beside --use_fsdp"
-        found += [option for name, option in _REFUSED_WITH_FSDP.items() if _is_on(name)]
-        others = {
+        context = " beside --use_fsdp"
+        refused += [option for name, option in _REFUSED_WITH_FSDP.items() if _is_on(name)]
+        unsupported = {
             "--fsdp_version 1": os.environ.get("FSDP_VERSION", "1") != "2",
-            # Accelerate would train whole models there, without a word.
+            # Accelerate would train whole models there, without a warning.
             "--device cpu": device == "cpu",
             "--muon": uses_muon,
             f"torch {torch.__version__}": not hasattr(FSDPModule, "reset_iter_state"),
         }
-        found += [option for option, is_asked in others.items() if is_asked]
-    if found:
+        refused += [option for option, is_asked in unsupported.items() if is_asked]
+    if refused:
         raise ValueError(
-            f"{', '.join(found)} must be left out{beside}, got it from the command or from the "
+            f"{', '.join(refused)} must be left out{context}, got it from the command or from the "
             "configuration of accelerate. To split the weights over GPUs, launch with --use_fsdp "
             "--fsdp_version 2, which needs torch 2.13 and AdamW. To let each process hold all "
             "weights, launch without both; --lora-rank and --precision bf16 take less memory."
@@ -70,13 +70,15 @@ def prepare(
 ) -> tuple[nn.Module, list[Optimizer]]:
     """Returns module and optimisers as an accelerator wraps them; FSDP splits layer by layer.
 
-    Raises ValueError if FSDP cannot split these weights, or train them so with these optimisers.
+    Raises ValueError if FSDP cannot split these weights, or not with these optimisers.
     """
     if accelerator.distributed_type == DistributedType.FSDP:
         plugin = accelerator.state.fsdp_plugin
         has_layers = any(isinstance(part, Layer) for part in losses.modules())
-        names = [type(one).__name__ for one in (*losses.children(), *optimisers)]
-        dtypes = sorted({str(one.dtype) for one in losses.parameters() if one.requires_grad})
+        names = [type(part).__name__ for part in (*losses.children(), *optimisers)]
+        dtypes = sorted(
+            {str(weight.dtype) for weight in losses.parameters() if weight.requires_grad}
+        )
         is_matrix_free = len(optimisers) == 1 and not isinstance(optimisers[0], Muon)
         if not (accelerator.is_fsdp2 and has_layers and is_matrix_free and len(dtypes) == 1):
             raise ValueError(
@@ -88,16 +90,16 @@ def prepare(
         plugin.transformer_cls_names_to_wrap = [Layer.__name__]
         # Every process has loaded the weights.
         plugin.cpu_ram_efficient_loading = False
-        # FSDP's own bfloat16 would round rotations, and the weights that are decoded with and
-        # written; autocast rounds what it rounds in a process that holds the whole model.
+        # FSDP's own bfloat16 would round rotations, and the weights that decodes use and that are
+        # written; autocast rounds the same as in a process that holds the whole model.
         plugin.mixed_precision_policy = None
         losses.forward = accelerator.autocast()(losses.forward)
-    prepared, *others = accelerator.prepare(losses, *optimisers)
-    return prepared, others
+    prepared, *prepared_optimisers = accelerator.prepare(losses, *optimisers)
+    return prepared, prepared_optimisers
 
 
 def gather(module: nn.Module) -> None:
-    """Gathers weights that are split, until they are split again; every process takes part."""
+    """Gathers split weights, until they are split again; every process must call this."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_reshard_after_forward(False, recurse=False)
@@ -110,8 +112,8 @@ def gathered(module: nn.Module) -> Iterator[None]:
     gather(module)
     yield
     if isinstance(module, FSDPModule):
-        # Forgets the forwards meanwhile, too: otherwise the next backward would begin to fetch the
-        # last of them, on those processes that had any, and wait for the others for ever.
+        # Forgets the forwards in between, too. Otherwise the next backward would begin to fetch
+        # the last of these, on processes that had any, and wait for the other processes for ever.
         module.reset_iter_state()
         for part in module.modules():
             if isinstance(part, FSDPModule):

@@ -36,7 +36,7 @@ class Splits(NamedTuple):
 
 
 def split(examples: FilterExamples, seed: int) -> Splits:
-    """Splits 80 % of `LEAST_PROMPTS` prompts or more to train, 10 % each to validate and test."""
+    """Splits `LEAST_PROMPTS` prompts or more: 80 % to train, 10 % each to validate and to test."""
     names = examples.prompts.unique()
     if len(names) < LEAST_PROMPTS:
         raise ValueError(
@@ -84,7 +84,7 @@ class FilterSettings:
 
 
 class Acceptance(NamedTuple):
-    """What a rule accepts on held-out blocks, among masked positions.
+    """How well a rule accepts the proposals at masked positions of held-out blocks.
 
     Attributes:
         precision: Share of the accepted proposals that are final; 1 if none is accepted.
@@ -130,15 +130,15 @@ def train_filter(
     folder: Path | None = None,
     observe: Callable[[Report], None] = lambda report: None,
 ) -> nn.Sequential:
-    """Fits a filter by binary cross entropy and returns the one of the lowest validation loss.
+    """Fits a filter by binary cross entropy and returns that of the lowest validation loss.
 
     Args:
         train_on: Examples that are fitted.
         val: Examples that choose among the updates.
-        settings: How.
-        folder: For checkpoints, every hundredth of the run: a run that was killed goes on from the
-            last, and ends as one that was not. `None`: there are none.
-        observe: Told how it goes, about once a second.
+        settings: How the filter is trained.
+        folder: For a checkpoint every hundredth of the run; a killed run that goes on from the
+            latest ends as if it had not been killed. `None`: no checkpoints.
+        observe: Called with a report about once a second.
 
     Raises:
         ValueError: If the folder holds a checkpoint that was changed, or one of other sizes.
@@ -198,21 +198,21 @@ def save_filter(
     threshold: float,
     fingerprint: str = "",
 ) -> None:
-    """Writes a filter as safetensors, with what it was trained for, as `Learn2PD` reads it.
+    """Writes a filter, and how it was trained, as a safetensors file that `Learn2PD` reads.
 
     The file appears under its name only when it is complete.
 
     Args:
         network: The filter.
         path: The file to write.
-        model: Name of the model it was trained on.
-        settings: How it was trained.
-        threshold: It was judged at, for the reader's information.
+        model: Name of the model that the filter was trained on.
+        settings: How the filter was trained.
+        threshold: Threshold of the measured results, for the reader's information.
         fingerprint: `fingerprint_of(model)`; no other model is accepted. "": the name decides.
     """
     weights = {name: value.float().contiguous() for name, value in network.state_dict().items()}
     block_length = next(iter(weights.values())).shape[1]
-    described = {
+    metadata = {
         "model": model,
         "fingerprint": fingerprint,
         "block_length": str(block_length),
@@ -223,5 +223,5 @@ def save_filter(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
-    save_file(weights, partial, metadata=described)
+    save_file(weights, partial, metadata=metadata)
     partial.replace(path)

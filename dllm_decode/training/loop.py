@@ -28,18 +28,18 @@ Evaluate = Callable[[Progress], Mapping[str, float]]
 
 
 class NotFiniteError(RuntimeError, ValueError):
-    """The loss or a weight of a training has become infinite or NaN: its rates are too high."""
+    """The loss or a weight has become infinite or NaN, because the learning rates are too high."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What an observer is told, about once a second.
+    """A report to an observer, about once a second.
 
     Attributes:
         progress: How far the run is.
         spent: Share of the run that is over.
         loss: Mean of the last step, in nats.
-        samples_per_s: Rows a second, since the report before.
+        samples_per_s: Rows a second, since the previous report.
     """
 
     progress: Progress
@@ -63,18 +63,18 @@ def linear_decay(spent: float) -> float:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run goes, besides what is trained on what.
+    """The settings of a run, except for its model and data.
 
     Attributes:
         num_samples: Rows after which the run ends, at least 1.
-        minutes: Wall-clock time after which it ends, evaluations and earlier sessions included.
-        folder: For checkpoints, one after each evaluation; `None`: there are none.
+        minutes: Minutes after which the run ends, evaluations and earlier sessions included.
+        folder: For checkpoints, one after each evaluation; `None`: no checkpoints.
         schedule: Factor of the learning rate, given the share of the run that is over before a
             step, or in the middle of the step if the factor is 0 before it.
         evaluate_every: Steps between evaluations, at least 1.
         evaluate_every_s: Seconds between evaluations.
         max_gradient_norm: Longer gradients are shortened to this.
-        seed: Of all that is random in the loss.
+        seed: Seed of all that is random in the loss.
     """
 
     num_samples: int | float = math.inf
@@ -116,22 +116,22 @@ def train(
 ) -> Progress:
     """Trains until the run ends.
 
-    Without a limit of time, a run that was killed and started again gives the weights of one that
-    was not. Gradients are averaged over processes: two processes with one forward a step do what
-    one process does with two. Each process holds the whole model, or under FSDP2 a part of each
-    weight; it holds all weights during an evaluation and afterwards. Reports and measurements go
-    to the accelerator's trackers too.
+    Without a limit of time, a run that was killed and started again gives the same weights as an
+    uninterrupted run. Gradients are averaged over processes, so that two processes with one forward
+    a step replace one process with two. Each process holds the whole model, or under FSDP2 a part
+    of each weight; it holds all weights during an evaluation and afterwards. Reports and
+    measurements go to the accelerator's trackers too.
 
     Args:
         objective: Model and loss.
-        optimisers: Of the weights that require gradients, with their peak learning rates.
-        source: Of the batches.
-        settings: Of the run.
-        accelerator: Where it runs, and in which precision; it serves this run alone.
-        evaluate: Measures the model as it is, given how far the run is, on every process; called
-            now and then, and at the end.
-        measures: Names that every evaluation has.
-        observe: Told how it goes, on the first process, about once a second.
+        optimisers: Optimisers of the weights that require gradients, with peak learning rates.
+        source: Source of the batches.
+        settings: Settings of the run.
+        accelerator: Device and precision of the run; used by this run alone.
+        evaluate: Measures the current model on every process, from the progress of the run;
+            called as the settings say, and at the end.
+        measures: Names of values that every evaluation returns.
+        observe: Called with a report, on the first process, about once a second.
         resume: Continue from the latest checkpoint in the folder, if there is one.
 
     Returns:
@@ -139,8 +139,8 @@ def train(
 
     Raises:
         RuntimeError: If the loss or a weight is not finite.
-        ValueError: If the checkpoint was changed, or is that of another model; under FSDP also if
-            the model is no network of this package, or is trained with Muon.
+        ValueError: If the checkpoint was changed, or is of another model; under FSDP, also if the
+            model is no network of this package, or is trained with Muon.
     """
     run = _Run(objective, optimisers, source, settings, accelerator)
     turn = run.begin(measures if resume else None)
@@ -165,7 +165,7 @@ def train(
 
 
 class _Turn(NamedTuple):
-    """The work after a step: a report if there is a pace, and an evaluation."""
+    """The work after a step: a report if `pace` is set, an evaluation if `measures` is true."""
 
     spent: float
     pace: float | None = None
@@ -183,9 +183,9 @@ class _Losses(nn.Module, Generic[BatchT]):
     def forward(self, batch: BatchT, seed: int) -> Float[Tensor, ""]:
         device = next(self.model.parameters()).device
         generator = torch.Generator(device).manual_seed(seed)
-        # On a CPU the backward of fused attention took 40 % of a step of `mini`.
-        plain: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
-        with plain if device.type == "cpu" else nullcontext():
+        # With fused attention, its backward on a CPU took 40 % of a step of `mini`.
+        math_kernel: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+        with math_kernel if device.type == "cpu" else nullcontext():
             return self._objective.loss(batch, generator)
 
 
@@ -208,7 +208,9 @@ class _Run(Generic[BatchT]):
         self._source = source
         self._settings = settings
         self._accelerator = accelerator
-        self._peaks = [[group["lr"] for group in each.param_groups] for each in optimisers]
+        self._peaks = [
+            [group["lr"] for group in optimiser.param_groups] for optimiser in optimisers
+        ]
         losses = _Losses(objective)
         self.losses, self._optimisers = prepare(accelerator, losses, optimisers)
         self._weights = _trained(losses)
@@ -224,7 +226,7 @@ class _Run(Generic[BatchT]):
         return _Turn(self._settings.spent(self.progress))
 
     def turn(self) -> _Turn:
-        """Says what comes now, and notes in the progress how long the run has taken."""
+        """Returns the work that is due, and updates the elapsed time of the progress."""
         now_s, settings, progress, pace = time.perf_counter(), self._settings, self.progress, None
         progress.elapsed_s = self._before_s + now_s - self._started_s
         spent = settings.spent(progress)
@@ -252,7 +254,7 @@ class _Run(Generic[BatchT]):
         for i, part in enumerate(parts, start=1):
             seed = random.Random(f"{self._settings.seed};{part.key}").getrandbits(62)
             is_last = i == len(parts)
-            # Split gradients are added up after every forward: whole ones would take more memory.
+            # Split gradients are reduced after every forward: whole ones would take more memory.
             syncs = is_last or accelerator.is_fsdp2
             with nullcontext() if syncs else accelerator.no_sync(self.losses):
                 loss = self.losses(part.batch, seed)
@@ -273,8 +275,8 @@ class _Run(Generic[BatchT]):
             require_finite("The weights", _trained(self.losses), self.progress.step)
             measured = dict(evaluate(self.progress))
         self.progress.elapsed_s = self._before_s + time.perf_counter() - self._started_s
-        now = {"step": float(self.progress.step), "samples": float(self.progress.samples)}
-        self.progress.history.append(now | {"elapsed_s": self.progress.elapsed_s} | measured)
+        entry = {"step": float(self.progress.step), "samples": float(self.progress.samples)}
+        self.progress.history.append(entry | {"elapsed_s": self.progress.elapsed_s} | measured)
         self.log(measured)
         if self.checkpoints is not None:
             self.checkpoints.save(self.progress)
@@ -286,7 +288,7 @@ class _Run(Generic[BatchT]):
     def _set_learning_rates(self, spent: float, num_rows: int) -> None:
         settings = self._settings
         end = min(1.0, spent + num_rows / settings.num_samples)
-        # At a rate of 0, as that before the first step, a run of one step would train nothing.
+        # Not the rate of 0 before the first step, with which a run of one step would train nothing.
         factor = settings.schedule(spent) or settings.schedule((spent + end) / 2)
         for optimiser, peaks in zip(self._optimisers, self._peaks, strict=True):
             for group, peak in zip(optimiser.param_groups, peaks, strict=True):
@@ -303,8 +305,8 @@ def require_finite(name: str, tensors: Sequence[Tensor], step: int) -> None:
     """
     if torch.stack([tensor.isfinite().all() for tensor in tensors]).all():
         return
-    wrong = next(tensor for tensor in tensors if not tensor.isfinite().all())
-    found = wrong[~wrong.isfinite()].flatten()[0].item()
+    not_finite = next(tensor for tensor in tensors if not tensor.isfinite().all())
+    value = not_finite[~not_finite.isfinite()].flatten()[0].item()
     raise NotFiniteError(
-        f"{name} must be finite, got {found} at step {step}; lower the learning rates."
+        f"{name} must be finite, got {value} at step {step}; lower the learning rates."
     )

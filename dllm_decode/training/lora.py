@@ -22,7 +22,7 @@ class LoRA:
 
     To a matrix W is added (alpha / rank) B A, A of `rank` rows and B of `rank` columns; B begins at
     0, so that training begins at the model as it is. Queries, keys and values are one linear map
-    here: they share A. Of a mixture of experts attention, dense layers and the shared expert are
+    here: they share A. In a mixture of experts, attention, dense layers and the shared expert are
     trained, not the routed experts.
 
     Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
@@ -30,11 +30,11 @@ class LoRA:
 
     Args:
         model: Gets the additions, in float32 at least.
-        family: Of the model: says how its authors name the matrices.
+        family: Family of the model, for the official names of the matrices.
         rank: At least 1, and at most the hidden size of the model.
         alpha: At least 1.
-        seed: Of torch's own generator, which draws the first values of A; a run that is started
-            again begins with the same ones.
+        seed: Seed of torch's global generator, which draws the first values of A, so that a
+            run that is started again begins with the same values.
 
     Raises:
         ValueError: If a number is out of range, or the package peft is not installed.
@@ -62,12 +62,12 @@ class LoRA:
         for weight in self.weights:
             if weight.dtype.itemsize < 4:
                 weight.data = weight.data.float()
-        # A recorded graph would go on without the additions: moving the model forgets it.
+        # Moving the model, even to the same device, unpacks its weights.
         model.to(model.device)
 
     @property
     def weights(self) -> list[nn.Parameter]:
-        """What is trained."""
+        """The weights that are trained."""
         return [weight for weight in self._transformer.parameters() if weight.requires_grad]
 
     def save(self, folder: Path, *, base: str) -> None:
@@ -80,9 +80,11 @@ class LoRA:
             for letter, factor in (("A", down), ("B", up)):
                 name = f"base_model.model.{official}.lora_{letter}.weight"
                 tensors[name] = factor.detach().to("cpu", copy=True)
-        # Patterns: some families name a matrix of the layers like the head.
+        # Patterns, because some families name a matrix of the layers like the head.
         patterns = {re.sub(r"\.\d+(?=\.)", r".\\d+", name) for _, _, name in self._official}
-        self._config.target_modules = "|".join(sorted(one.replace(".", r"\.") for one in patterns))
+        self._config.target_modules = "|".join(
+            sorted(pattern.replace(".", r"\.") for pattern in patterns)
+        )
         self._config.base_model_name_or_path = base
         self._config.inference_mode = True
         self._config.save_pretrained(str(folder))
@@ -109,9 +111,9 @@ def require_lora(model: MaskedTransformer, *, rank: int, alpha: int) -> None:
 
 
 def _official(transformer: Transformer, family: Family) -> Iterator[tuple[str, slice, str]]:
-    """Yields a linear map of ours, some of its rows, and the official module that these rows are.
+    """Yields the name of a linear map here, some of its rows, and the official name of these rows.
 
-    Official matrices are found by where their numbers are in memory.
+    Official matrices are found by their address in memory.
     """
     tensors = family.tensors(transformer)
     for module, linear in transformer.named_modules():

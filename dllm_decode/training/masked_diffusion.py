@@ -35,7 +35,7 @@ class Causal(Objective[Batch]):
 
 
 def align_left(batch: Batch, eos_id: int) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
-    """Returns tokens without left padding, and for each the next one where that is learned."""
+    """Returns tokens without left padding, and labels: the next token, or `IGNORED`."""
     length = batch.tokens.shape[1]
     columns = torch.arange(length, device=batch.tokens.device)
     source = columns + batch.pads[:, None]
@@ -43,7 +43,7 @@ def align_left(batch: Batch, eos_id: int) -> tuple[Int[Tensor, "B L"], Int[Tenso
     tokens = tokens.masked_fill(source >= length, eos_id)
     following = tokens.roll(-1, dims=1)
     in_answer = (source + 1 >= batch.start) & (source + 1 < length)
-    # Of the EOS tokens only the first is learned: the position before it holds none.
+    # Only the first EOS is learned: a position that holds an EOS has no label.
     ended = in_answer & (source >= batch.start) & (tokens == eos_id)
     return tokens, following.masked_fill(~in_answer | ended, IGNORED)
 
@@ -53,7 +53,7 @@ class MaskSampler(CheckedFields):
     """Draws masks from a mixture of the states that decoders visit.
 
     *Anywhere*: k of the G answer positions, k uniform on 1, ..., G. *Block*: the blocks before a
-    current one are clean, those behind it masked, and of its own n positions k are masked, k
+    current block are clean, the blocks after it masked, and of its n positions k are masked, k
     uniform on 1, ..., n: any k of them, or (with probability `ordered_share`) the last k. The
     current block is uniform among those up to the answer's first EOS, since decoding stops there.
 
@@ -109,15 +109,15 @@ class MaskSampler(CheckedFields):
 class MaskedDiffusion(Objective[Batch]):
     """Mean cross-entropy over the masked answer positions.
 
-    The EOS tokens behind an answer are masked and learned like any other: no position behind the
-    prompt is ever visible in training that is masked in decoding. Where the logits at a column
-    predict the next one, they are shifted.
+    The EOS tokens after an answer are masked and learned like any other token, so that training
+    shows no position after the prompt that decoding masks. Logits that predict the next column are
+    shifted.
 
     Source: Nie et al. 2025, "Large Language Diffusion Models", https://arxiv.org/abs/2502.09992,
     SFT, where answers are padded with EOS and the padding is part of the answer.
 
     Differs: Every masked position weighs the same; LLaDA weighs those of a row by 1 / t. States
-    that hide little thereby count more in the loss than in the likelihood bound.
+    that hide little thereby count less in the loss than in the likelihood bound.
     """
 
     model: MaskedTransformer

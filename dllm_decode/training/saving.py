@@ -17,7 +17,7 @@ from dllm_decode.models.masked_transformer import own_network
 
 
 def read_family(folder: Path, family: str | None = None) -> Family:
-    """Returns the family of a checkpoint's folder, ValueError if it is of none."""
+    """Returns the family of a checkpoint's folder; ValueError if the checkpoint is of no family."""
     path = folder / "config.json"
     return family_of(read_json(path), family, file=repr(str(path)))
 
@@ -36,10 +36,10 @@ def start_from(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, fol
     autoregressive model; unlike Dream, the logits are not shifted here.
 
     Args:
-        model: Of the same sizes; a causal model may have fewer layers. Its weights are written.
-        tokenizer: Of the model; a masked-diffusion model to start from may know other words.
-        folder: With the model to start from, in a format that `load_model` reads or, causal,
-            in transformers' format of Llama.
+        model: Its weights are written. The model to start from has the same sizes; if that is
+            causal, it may have fewer layers.
+        tokenizer: Tokenizer of the model; a masked-diffusion model to start from may have another.
+        folder: Folder of the model to start from: as `load_model` reads it, or a causal Llama.
 
     Raises:
         ValueError: If names or sizes differ, or no word is common.
@@ -51,10 +51,10 @@ def start_from(model: MaskedTransformer, tokenizer: PreTrainedTokenizerBase, fol
         weights = FAMILIES["a2d_llama"].tensors(model.transformer)
         copy_by_words(weights, words, stored, words, by_word=())
         return
-    known, known_tokenizer = load_model(folder, device="cpu", dtype=torch.float32)
-    assert known_tokenizer is not None
-    source, known_words = own_network(known).transformer.parts(), known_tokenizer.get_vocab()
-    copy_by_words(model.transformer.parts(), words, source, known_words)
+    base, base_tokenizer = load_model(folder, device="cpu", dtype=torch.float32)
+    assert base_tokenizer is not None
+    source, source_words = own_network(base).transformer.parts(), base_tokenizer.get_vocab()
+    copy_by_words(model.transformer.parts(), words, source, source_words)
 
 
 def copy_by_words(
@@ -65,13 +65,13 @@ def copy_by_words(
     *,
     by_word: Collection[str] = ("embedding.weight", "head.weight"),
 ) -> None:
-    """Copies all weights; those `by_word` have a row for each word that both vocabularies have.
+    """Copies all weights; those named in `by_word`, only the rows of words in both vocabularies.
 
     The vectors of other words are drawn with the mean and the deviation of those copied, in each
     dimension, from torch's global generator.
 
     Args:
-        weights: Of the model, by name; written.
+        weights: Weights of the model, by name; written.
         words: Token ids of the model.
         source: Weights of the model to start from, by the same names.
         source_words: Token ids of the model to start from.
@@ -80,26 +80,26 @@ def copy_by_words(
     Raises:
         ValueError: If names or sizes differ, or no word is common.
     """
-    # In the order of ids: that of a vocabulary differs from process to process.
+    # In the order of ids, because the order of a vocabulary differs between processes.
     common = sorted((word for word in words if word in source_words), key=words.__getitem__)
     if not common:
         raise ValueError("The vocabularies must share words, got none in common.")
     rows = torch.tensor([words[word] for word in common])
     source_rows = torch.tensor([source_words[word] for word in common])
     for name, values in weights.items():
-        found, has_words = source.get(name), name in by_word
-        if found is None or found.shape[has_words:] != values.shape[has_words:]:
+        stored, has_words = source.get(name), name in by_word
+        if stored is None or stored.shape[has_words:] != values.shape[has_words:]:
             raise ValueError(
                 f"{name} must have the size of the model to start from, got {tuple(values.shape)} "
-                f"and {None if found is None else tuple(found.shape)}; choose its sizes."
+                f"and {None if stored is None else tuple(stored.shape)}; choose its sizes."
             )
         with torch.no_grad():
             if not has_words:
-                values.copy_(found)
+                values.copy_(stored)
                 continue
-            known = found[source_rows].to(values)
-            values.normal_().mul_(known.std(0)).add_(known.mean(0))
-            values[rows] = known
+            copied = stored[source_rows].to(values)
+            values.normal_().mul_(copied.std(0)).add_(copied.mean(0))
+            values[rows] = copied
 
 
 def write_fast_dllm_v2(
@@ -108,8 +108,8 @@ def write_fast_dllm_v2(
     """Writes a Llama checkpoint as one of Fast-dLLM v2, to go on training as a diffusion model.
 
     Fast-dLLM v2 predicts the next column, as a causal model does, and each block sees the blocks
-    before it. So the model begins as its source where only earlier columns matter. Layers that the
-    source lacks begin as the identity, biases as zero. Configuration, tokenizer and weights are
+    before it. Thus the model begins as its source where only earlier columns matter. Layers that
+    the source lacks begin as the identity, biases as zero. Configuration, tokenizer and weights are
     written.
 
     Source: Wu et al. 2025, "Fast-dLLM v2", https://arxiv.org/abs/2509.26328.
@@ -117,9 +117,9 @@ def write_fast_dllm_v2(
     Args:
         source: Folder of a Llama with plain rotations, in one `model.safetensors`.
         folder: Made if it does not exist.
-        mask_id: A token of the source's vocabulary, the [MASK] from now on.
+        mask_id: A token of the source's vocabulary, which becomes [MASK].
         num_layers: At least as many as the source has.
-        block_length: Of the blocks in which the model attends, in tokens.
+        block_length: Length of the blocks in which the model attends, in tokens.
 
     Raises:
         ValueError: If the source is another kind of model or has more layers.
@@ -131,12 +131,12 @@ def write_fast_dllm_v2(
             f"{config.get('model_type')!r} with {config.get('num_hidden_layers')} in "
             f"{str(source)!r}."
         )
-    kept = (
+    copied_keys = (
         "attention_dropout", "eos_token_id", "hidden_act", "hidden_size", "intermediate_size",
         "max_position_embeddings", "num_attention_heads", "num_key_value_heads", "pad_token_id",
         "rms_norm_eps", "tie_word_embeddings", "vocab_size",
     )  # fmt: skip
-    written = {name: config[name] for name in kept} | {
+    new_config = {name: config[name] for name in copied_keys} | {
         "architectures": ["Fast_dLLM_QwenForCausalLM"],
         "bd_size": block_length,
         "mask_token_id": mask_id,
@@ -147,7 +147,7 @@ def write_fast_dllm_v2(
         "use_sliding_window": False,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(written, indent=1, sort_keys=True) + "\n"
+    text = json.dumps(new_config, indent=1, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
     for file in (*source.glob("tokenizer*"), *source.glob("chat_template*")):
         shutil.copyfile(file, folder / file.name)
@@ -160,11 +160,11 @@ def write_fast_dllm_v2(
 
 def _deepened(stored: Mapping[str, Tensor], num_layers: int) -> dict[str, Tensor]:
     """Adds layers to the weights of a Llama that begin as the identity: they write nothing."""
-    known = 1 + max(int(name.split(".")[2]) for name in stored if ".layers." in name)
-    last, tensors = f"model.layers.{known - 1}.", dict(stored)
+    num_stored = 1 + max(int(name.split(".")[2]) for name in stored if ".layers." in name)
+    last, tensors = f"model.layers.{num_stored - 1}.", dict(stored)
     for name, weight in stored.items():
         if name.startswith(last):
-            for i in range(known, num_layers):
+            for i in range(num_stored, num_layers):
                 part = name.removeprefix(last)
                 tensors[f"model.layers.{i}.{part}"] = weight * (part not in _WRITES)
     return tensors

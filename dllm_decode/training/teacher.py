@@ -1,4 +1,4 @@
-"""What a distilled model learns from: a teacher's answers, and the order of their tokens."""
+"""The data of a distillation: a teacher's answers, and the order of their tokens."""
 
 import random
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Demonstration(msgspec.Struct, forbid_unknown_fields=True):
     Attributes:
         prompt: Token ids of the prompt.
         answer: Token ids of the answer, with the EOS that ends it if one does.
-        ranks: Of each token of the answer in the order of commits, from 0.
+        ranks: Place of each token of the answer in the order of commits, from 0.
         score: 1 for a right answer.
     """
 
@@ -30,18 +30,18 @@ class Demonstration(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Lessons(Source[Batch]):
-    """A teacher's answers, each once an epoch, in an order of its own.
+    """A teacher's answers, each once an epoch, in a random order for each epoch.
 
-    Rows and masks of a forward depend on the seed and on its number in the whole run alone.
+    Rows and masks of a forward depend only on the seed and on the forward's number in the run.
 
     Attributes:
-        demonstrations: What is learned, at least one; the same on every process.
+        demonstrations: At least one; the same on every process.
         gen_length: Columns of the answers.
         eos_id: Token that pads prompts and answers.
         num_rows: Rows of a forward, on each process.
         num_forwards: Forwards of a step, on each process; gradients are averaged.
-        device: Of the batches.
-        seed: Of the order of rows.
+        device: Device of the batches.
+        seed: Seed of the order of rows.
 
     Raises:
         ValueError: If a number is out of range, or there are no demonstrations.
@@ -63,22 +63,22 @@ class Lessons(Source[Batch]):
 
     def parts(self, step: int, rank: int, world_size: int) -> list[Part[Batch]]:
         """Returns the next rows of the order, laid out."""
-        num_all, found = len(self.demonstrations), []
+        num_all, parts = len(self.demonstrations), []
         first = (step * world_size + rank) * self.num_forwards
         for number in range(first, first + self.num_forwards):
             places = range(number * self.num_rows, (number + 1) * self.num_rows)
-            chosen = [
+            indices = [
                 _order(num_all, self.seed, place // num_all)[place % num_all] for place in places
             ]
-            rows = [self.demonstrations[i] for i in chosen]
-            pairs = [(one.prompt, one.answer) for one in rows]
+            rows = [self.demonstrations[i] for i in indices]
+            pairs = [(demonstration.prompt, demonstration.answer) for demonstration in rows]
             batch = lay_out(pairs, self.gen_length, self.eos_id)
             ranks = torch.full((len(rows), self.gen_length), self.gen_length)
-            for row, one in zip(ranks, rows, strict=True):
-                row[: len(one.ranks)] = torch.tensor(one.ranks)
+            for row, demonstration in zip(ranks, rows, strict=True):
+                row[: len(demonstration.ranks)] = torch.tensor(demonstration.ranks)
             batch = replace(batch, ranks=ranks).to(self.device)
-            found.append(Part(batch, f"masks;{number}", 1 / self.num_forwards, self.num_rows))
-        return found
+            parts.append(Part(batch, f"masks;{number}", 1 / self.num_forwards, self.num_rows))
+        return parts
 
 
 @lru_cache(maxsize=2)

@@ -1,4 +1,4 @@
-"""Verifiers: how many steps one look at the model is good for, or whose tokens are kept."""
+"""Verifiers decide how many steps one look at the model is used for, or whose tokens are kept."""
 
 from dllm_decode.engine.decoder import Verifier
 from dllm_decode.engine.no_verifier import NoVerifier

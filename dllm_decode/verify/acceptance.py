@@ -1,4 +1,4 @@
-"""Which tokens of a draft are kept, and which token is written after them."""
+"""Decides which tokens of a draft are kept, and which token is written after them."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -12,12 +12,12 @@ from samplers.logits.float64 import widest
 from samplers.logits.noise import mix, uniform
 from samplers.logits.statistics import draw, gather, leading, log_probability
 
-# Separate the noise of these draws from each other and from the noise of drafts.
+# Keys that separate the noise of these draws from each other and from the noise of drafts.
 _VERDICTS, _REPLACEMENTS = 2, 3
 
 
 class Verdict(NamedTuple):
-    """The tokens that a target accepts of each draft, and the one that it adds.
+    """The tokens that a target accepts of each draft, and the token that the target adds.
 
     Attributes:
         tokens: The accepted tokens and one more of the target; the rest is arbitrary.
@@ -92,23 +92,23 @@ def accept_tree(
             committed text), given also the new token's depth. Called once per depth for all rows.
     """
     assert draft.parents is not None
-    meant = _meant(draft)
-    here = torch.full_like(draft.counts, -1)
-    walking = torch.ones_like(here, dtype=torch.bool)
-    accepted = torch.zeros_like(here)
+    is_drafted = _meant(draft)
+    node = torch.full_like(draft.counts, -1)
+    walking = torch.ones_like(node, dtype=torch.bool)
+    accepted = torch.zeros_like(node)
     tokens, places = [], []
     # No walk is longer than a tree has tokens.
     for depth in range(draft.tokens.shape[1] + 1):
-        written = choose(here, depth)
+        written = choose(node, depth)
         tokens.append(written)
-        child = (draft.parents == here[:, None]) & (draft.tokens == written[:, None]) & meant
+        child = (draft.parents == node[:, None]) & (draft.tokens == written[:, None]) & is_drafted
         walking = walking & child.any(-1)
         accepted += walking
         if not walking.any():
             break
-        here = torch.where(walking, child.long().argmax(-1), here)
-        places.append(here)
-    taken = torch.stack(places, -1) if places else here[:, None].clamp(min=0)
+        node = torch.where(walking, child.long().argmax(-1), node)
+        places.append(node)
+    taken = torch.stack(places, -1) if places else node[:, None].clamp(min=0)
     return Verdict(torch.stack(tokens, -1), accepted, taken)
 
 
@@ -121,7 +121,7 @@ def accept_by_ratio(
 ) -> Verdict:
     """Accepts a token drawn from q with probability min(1, p / q), where p is the target's law.
 
-    The first rejected token is replaced by a draw from max(0, p - q), normalised; after a draft
+    The first rejected token is replaced by a draw from max(0, p - q), normalised. After a draft
     that is accepted whole, the target's token is a draw from p.
 
     Source: Leviathan, Kalman and Matias 2023, "Fast Inference from Transformers via Speculative
@@ -135,12 +135,12 @@ def accept_by_ratio(
     """
     assert draft.logs is not None
     limits = uniform(mix(keys[:, :-1] ^ _VERDICTS)).log()
-    passes, meant = torch.zeros_like(limits, dtype=torch.bool), _meant(draft)
+    passes, is_drafted = torch.zeros_like(limits, dtype=torch.bool), _meant(draft)
     for span in _spans(passes.shape[1]):
         drafted = draft.tokens[:, span]
         ratio = _log_probability(logs[:, span], drafted, temperature)
         ratio = ratio - _log_probability(draft.logs[:, span], drafted, draft.temperature)
-        passes[:, span] = (limits[:, span] < ratio) & meant[:, span]
+        passes[:, span] = (limits[:, span] < ratio) & is_drafted[:, span]
         if not passes[:, : span.stop].all(-1).any():
             break
     accepted = leading(passes)
@@ -155,19 +155,19 @@ def accept_block(
     *,
     temperature: float | None = None,
 ) -> Verdict:
-    """Accepts the longest of a drawn draft's beginnings that passes a test of its own.
+    """Accepts the longest beginning of a drawn draft that passes its test.
 
     With w = 1 before the draft and w = min(1, w p / q) after each token, where p is the target's
     law and q that of the draft, the beginning that ends there passes with probability
     s / (s + 1 - w), where s is the sum of max(0, w p - q) over the next token's vocabulary; the
-    whole draft with probability w. Behind the longest that passes, the token is a draw from
-    max(0, w p - q), normalised; behind the whole draft, from p. A token that `accept_by_ratio`
+    whole draft passes with probability w. After the longest that passes, the token is a draw from
+    max(0, w p - q), normalised; after the whole draft, from p. A token that `accept_by_ratio`
     rejects may be accepted if a later test passes. In expectation never fewer are accepted than
     by `accept_by_ratio`.
 
     Source: Sun et al. 2024, "Block Verification Accelerates Speculative Decoding",
     https://arxiv.org/abs/2403.10444, algorithm 2; equations 3 and 4.
-    Differs: A draft may end early with an EOS, behind which both laws are certain of the same.
+    Differs: A draft may end early with an EOS, after which both laws are certain of the same token.
 
     Args:
         draft: As in `accept_by_ratio`.
@@ -190,9 +190,9 @@ def accept_block(
         if place + 1 < draft.tokens.shape[1]:
             p = _law(logs[:, place + 1], temperature)
             q = _law(draft.logs[:, place + 1], draft.temperature)
-            rest = (share[:, None] * p - q).clamp_(min=0.0).sum(-1)
+            mass = (share[:, None] * p - q).clamp_(min=0.0).sum(-1)
             # 0 / 0 where p = q, and nothing is rejected: a later test decides.
-            chance = torch.where(place + 1 < draft.counts, rest / (rest + 1.0 - share), share)
+            chance = torch.where(place + 1 < draft.counts, mass / (mass + 1.0 - share), share)
         passes = (limits[:, place] < chance) & (place < draft.counts)
         accepted = torch.where(passes, place + 1, accepted)
         shares = torch.where(passes, share, shares)
@@ -208,17 +208,17 @@ def _replaced(
     shares: Float[Tensor, " B"],
     temperature: float | None,
 ) -> Verdict:
-    """Writes a draw from max(0, share p - q) behind the accepted tokens, from p behind them all."""
+    """Writes a draw after the accepted tokens: from p if all are, else from max(0, share p - q)."""
     assert draft.logs is not None
     rows = torch.arange(len(accepted), device=accepted.device)
     p = _law(logs[rows, accepted], temperature)
     q = _law(draft.logs[rows, accepted.clamp(max=draft.logs.shape[1] - 1)], draft.temperature)
-    rest = torch.where((accepted < draft.counts)[:, None], shares[:, None] * p - q, p)
-    rest = rest.clamp_(min=0.0)
+    residual = torch.where((accepted < draft.counts)[:, None], shares[:, None] * p - q, p)
+    residual = residual.clamp_(min=0.0)
     # If p and q differ by rounding alone, a token may be rejected although p - q leaves nothing.
-    rest = torch.where((rest > 0.0).any(-1, keepdim=True), rest, p)
+    residual = torch.where((residual > 0.0).any(-1, keepdim=True), residual, p)
     place = accepted[:, None]
-    drawn = draw(rest.log()[:, None], 1.0, mix(keys.gather(1, place) ^ _REPLACEMENTS))
+    drawn = draw(residual.log()[:, None], 1.0, mix(keys.gather(1, place) ^ _REPLACEMENTS))
     tokens = torch.cat([draft.tokens, drawn], -1).scatter(1, place, drawn)
     return Verdict(tokens, accepted)
 

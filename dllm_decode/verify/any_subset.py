@@ -35,9 +35,9 @@ class AnySubsetVerify(Verifier):
     without the others: x is drawn from q. The second has all drafts in place, and judges each by
     the law p that it has after the drafts before it. From the left, x is accepted with probability
     min(1, p / q); the first rejected token is replaced by a draw from max(0, p - q), normalised,
-    and ends the round. Of the first draft p is q, so that it is always accepted, and a round of one
-    draft needs no second forward. Hence a round has at most as many forwards as it writes tokens,
-    those after an EOS included.
+    and ends the round. For the first draft p equals q, so that this draft is always accepted, and a
+    round of one draft needs no second forward. Hence a round has at most as many forwards as it
+    writes tokens, including tokens after an EOS.
 
         given     _ given  _  _  given       ranks  0 1 0 2 3 0
         draft       a      b  c              each sees rank 0 and what is settled
@@ -87,7 +87,7 @@ class AnySubsetVerify(Verifier):
         law = _log_law(view, p)
         positions = view.positions.gather(1, places)
         keys = position_keys(state.noise_keys, torch.zeros_like(to_draft.counts), positions)
-        # No token is added after a draft that is accepted whole: the further entry is not used.
+        # After a draft that is accepted whole, no token is added: the last entry is not used.
         verdict = accept_by_ratio(draft, *(torch.cat([x, x[:, -1:]], 1) for x in (law, keys)))
         state = state.with_drafts(drafted=to_draft.counts, accepted=verdict.accepted)
         order = (to_draft.drafted.cumsum(-1) - 1).clamp(min=0)
@@ -104,9 +104,9 @@ class _ToDraft(NamedTuple):
     Attributes:
         window: The columns from each row's first unsettled one to the last one to draft.
         drafted: Columns of the window to draft.
-        places: Their offsets, in ascending order; others follow where a row has fewer.
+        places: Offsets of these columns, ascending; rows with fewer are filled with other offsets.
         counts: Positions to draft in each row.
-        rows: Rows with more than one of them.
+        rows: Rows with more than one position to draft.
     """
 
     window: Window
@@ -122,21 +122,21 @@ def _to_draft(state: State, num_tokens: int) -> _ToDraft:
     drafted = canvas.unsettled & (canvas.unsettled.cumsum(-1) <= num_tokens)
     columns = torch.arange(1, canvas.width + 1, device=state.device)
     counts = drafted.sum(-1)
-    ends, listed = torch.stack([(drafted * columns).amax(-1), counts]).tolist()
+    ends, row_counts = torch.stack([(drafted * columns).amax(-1), counts]).tolist()
     width = max(end - start for end, start in zip(ends, starts, strict=True))
     window = Window.of(starts, width, canvas)
     # A window may end after the canvas, whose last column is then repeated.
     drafted = window.part(drafted)
     drafted = drafted & (drafted.cumsum(-1) <= counts[:, None])
     order = drafted.sort(dim=-1, descending=True, stable=True).indices
-    rows = tuple(row for row, count in enumerate(listed) if count > 1)
-    return _ToDraft(window, drafted, order[:, : max(listed)], counts, rows)
+    rows = tuple(row for row, count in enumerate(row_counts) if count > 1)
+    return _ToDraft(window, drafted, order[:, : max(row_counts)], counts, rows)
 
 
 def _judged(
     decoder: Decoder, state: State, to_draft: _ToDraft, view: View, q: Float[Tensor, "B K V"]
 ) -> tuple[State, Float[Tensor, "B K V"]]:
-    """Returns the logits of each draft after the drafts before it; the first one's are as in q."""
+    """Returns the logits of each draft after the drafts before it; for the first draft, q's."""
     window, canvas, rows = to_draft.window, state.canvas, to_draft.rows
     if not rows:
         return state, q
@@ -159,16 +159,16 @@ def _log_law(view: View, logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V
 
 
 def _in_order(given: Bool[Tensor, "N L"]) -> Edit:
-    """Returns the edit after which open columns see given ones and the open columns before them.
+    """Returns an edit: open columns see given columns and the open columns before them.
 
-    Given columns see given ones alone, whatever has been settled since.
+    Given columns see only given columns, even after other columns are settled.
     """
 
     def edit(inputs: ForwardInputs, members: tuple[int, ...]) -> ForwardInputs:
         columns = inputs.positions
-        read = given[list(members), : columns.shape[1]]
+        is_given = given[list(members), : columns.shape[1]]
         before = columns[:, None] < columns[..., None]
-        attend = read[:, None] | (before & ~read[..., None])
+        attend = is_given[:, None] | (before & ~is_given[..., None])
         return replace(inputs, attend=attend if inputs.attend is None else attend & inputs.attend)
 
     return edit

@@ -21,9 +21,9 @@ class Beginning(NamedTuple):
         canvas: The rows.
         first: Column of the first unsettled position.
         noise_keys: Noise keys of the rows.
-        temperature: One for all rows, or one of each; 0 is greedy.
-        guess: For a drafting without forwards, the tokens that the target wrote in the round before
-            behind the first wrong one, from the first unsettled position on; zeros at first.
+        temperature: One temperature for all rows, or one for each row; 0 is greedy.
+        guess: For a drafting without forwards, the tokens that the target wrote in the last round
+            after the first wrong one, from the first unsettled position on; zeros at first.
     """
 
     canvas: Canvas
@@ -84,8 +84,8 @@ class Draft(NamedTuple):
             tree has tokens in any order in which parents come before their children.
         counts: Tokens of each row's draft; the tokens after them are arbitrary.
         logs: Log-probabilities of the law that each token was drawn from, which may depend on the
-            tokens to its left, never on those to its right. `None` if the tokens were not drawn,
-            but chosen in any other way.
+            tokens to its left, never on those to its right. `None` if the tokens were chosen,
+            not drawn.
         temperature: If given, `logs` are logits, and the law is softmax(logs / temperature), which
             is computed only where it is needed.
         parents: For each token of a tree the index in `tokens` of the token that it follows; -1: it
@@ -107,7 +107,7 @@ class Draft(NamedTuple):
         return self._replace(tokens=self.tokens[:, :num_tokens], parents=parents)
 
     def num_broken(self) -> Int[Tensor, ""]:
-        """Counts tokens of trees whose parent comes later, or that repeat a sibling."""
+        """Counts the tokens of trees whose parent comes later, or that repeat a sibling."""
         if self.parents is None:
             return torch.zeros_like(self.counts).sum()
         places = torch.arange(self.tokens.shape[1], device=self.tokens.device)

@@ -1,4 +1,4 @@
-"""Guided diffusion: an autoregressive model decides how much of a proposal is kept."""
+"""Guided diffusion: an autoregressive model decides how many proposals are kept."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,24 +105,24 @@ class Guided(Verifier):
         proposed = torch.arange(width, device=counts.device) < counts[:, None]
         draft = Draft(view.proposal.masked_fill(~proposed, 0), counts)
         # The target judges the last proposal without reading it.
-        read = draft._replace(counts=counts - 1)
-        state, judged = ask_target(decoder, state, self.target, beginning, read, past)
+        to_read = draft._replace(counts=counts - 1)
+        state, judged = ask_target(decoder, state, self.target, beginning, to_read, past)
         passed = self._passes(draft, judged) & proposed
         no_eos = leading(~state.canvas.is_eos(draft.tokens)) + 1
         accepted = torch.minimum(leading(passed), no_eos)
         state = state.with_drafts(drafted=counts, accepted=accepted)
-        num = accepted.clamp(min=1)
-        seen = Look(view, window, decision=written(window, draft._replace(counts=num)))
-        return state._replace(verifier=judged.past(num)), seen
+        num_kept = accepted.clamp(min=1)
+        seen = Look(view, window, decision=written(window, draft._replace(counts=num_kept)))
+        return state._replace(verifier=judged.past(num_kept)), seen
 
     def _passes(self, draft: Draft, judged: TargetRound) -> Bool[Tensor, "B K"]:
         logits, best = judged.logits, most_likely(judged.logits)
-        own, largest = gather(logits, draft.tokens), gather(logits, best)
-        passes = (own - largest).exp() >= self.ratio
+        drafted, largest = gather(logits, draft.tokens), gather(logits, best)
+        passes = (drafted - largest).exp() >= self.ratio
         if self.top_k == 1:
-            passes &= own == largest
+            passes &= drafted == largest
         else:
-            passes &= num_larger(logits, own) < self.top_k
+            passes &= num_larger(logits, drafted) < self.top_k
         if self.threshold > 0.0:
             return passes & (probability(logits, draft.tokens) > self.threshold)
-        return passes & (own > -torch.inf)
+        return passes & (drafted > -torch.inf)

@@ -34,7 +34,7 @@ class TargetRound(NamedTuple):
     def past(
         self, num_committed: Int[Tensor, " B"], places: Int[Tensor, "B D"] | None = None
     ) -> Past:
-        """Returns the past once the round's tokens are committed: all of them but the last.
+        """Returns the past once the round's tokens are committed: all tokens but the last.
 
         Args:
             num_committed: Tokens that the round commits, the target's own last one included.
@@ -50,7 +50,7 @@ class TargetRound(NamedTuple):
 
 
 def require_target(verifier: str, target: object) -> None:
-    """Raises ValueError unless a verifier is given a target that is loaded."""
+    """Raises ValueError unless `target` is a loaded target."""
     if not isinstance(target, CausalTarget):
         raise ValueError(
             f"The target of {verifier} must be loaded, such as load_target('mini-ar', tokenizer), "
@@ -84,11 +84,11 @@ def check_request(
             f"A template must give the beginning of an answer, since {verifier} writes from left "
             "to right, got one with given tokens after open positions. Use another verifier."
         )
-    read = [token for token in (*request.prompt, *request.template) if token != model.mask_id]
-    if max(read) >= target.num_shared_ids:
+    token_ids = [token for token in (*request.prompt, *request.template) if token != model.mask_id]
+    if max(token_ids) >= target.num_shared_ids:
         raise ValueError(
             f"Prompts of {verifier} must consist of ids that {target.name} can read, below "
-            f"{target.num_shared_ids}, got {max(read)} in a prompt or template. "
+            f"{target.num_shared_ids}, got {max(token_ids)} in a prompt or template. "
             "Leave out tokens that only the mask predictor knows."
         )
 
@@ -135,8 +135,8 @@ def ask_target(
 ) -> tuple[State, TargetRound]:
     """Lets the target read the drafts in one forward.
 
-    The target reads only tokens that it has not read yet: the whole prompt in the first round,
-    later the token that was committed last; then the draft.
+    The target reads only tokens that it has not read yet: in the first round the whole prompt, in
+    later rounds the token that was committed last. After these tokens it reads the draft.
 
     Raises:
         RuntimeError: If a draft is not a tree.
@@ -189,7 +189,7 @@ def read_target(
     """Runs one forward of a target, see `CausalTarget.read`, and counts it.
 
     Returns:
-        The state, and the reading with the logits of ids that both models know, banned ones at
+        The state, and the reading with the logits of ids that both models know; banned ids have
         -inf.
     """
     reading = target.read(
@@ -197,8 +197,8 @@ def read_target(
     )
     logits = reading.logits[..., : target.num_shared_ids]
     state = with_finite_check(state, logits, target.name)
-    known = tuple(token for token in decoder.banned_ids if token < logits.shape[-1])
-    logits = logits.index_fill_(-1, on_device(known, logits.device), -torch.inf)
+    banned_ids = tuple(token for token in decoder.banned_ids if token < logits.shape[-1])
+    logits = logits.index_fill_(-1, on_device(banned_ids, logits.device), -torch.inf)
     cost = state.cost._replace(target_forwards=state.cost.target_forwards + 1)
     rows = tuple(row._replace(target_nfe=row.target_nfe + 1) for row in state.rows)
     return state._replace(cost=cost, rows=rows), reading._replace(logits=logits)

@@ -46,9 +46,9 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"{options.output} holds results already; choose another folder.")
     if options.threads:
         torch.set_num_threads(options.threads)
-    given = {**vars(options), "pretrained": options.model}
-    own = [name for name in (*DEFAULTS, *OPTIONS) if given.get(name) not in (None, "")]
-    arguments = {name: given[name] for name in own}
+    values = {**vars(options), "pretrained": options.model}
+    names = [name for name in (*DEFAULTS, *OPTIONS) if values.get(name) not in (None, "")]
+    arguments = {name: values[name] for name in names}
     # Checked before the thousands of tasks are listed and the model is loaded.
     read_arguments(arguments)
     gen_kwargs = _gen_kwargs(options)
@@ -67,21 +67,21 @@ def _gen_kwargs(options: argparse.Namespace) -> dict[str, Any]:
     """Reads generation options, which take the place of the model's and the task's."""
     from lm_eval.utils import simple_parse_args_string
 
-    found: dict[str, Any] = simple_parse_args_string(options.gen_kwargs)
+    kwargs: dict[str, Any] = simple_parse_args_string(options.gen_kwargs)
     for name in ALLOWANCES:
-        if name in found and "gen_length" in found:
+        if name in kwargs and "gen_length" in kwargs:
             raise ValueError(f"The answer length must be given once, got {options.gen_kwargs!r}.")
-        if name in found:
-            # Under its own name it could be the task's when it arrives at the adapter.
-            found["gen_length"] = found.pop(name)
-    for name, said in (("temperature", "temperature"), ("gen_length", "answer length")):
-        if name in found and getattr(options, name) is not None:
+        if name in kwargs:
+            # Renamed, because the adapter could not tell it from the task's own option.
+            kwargs["gen_length"] = kwargs.pop(name)
+    for name, label in (("temperature", "temperature"), ("gen_length", "answer length")):
+        if name in kwargs and getattr(options, name) is not None:
             raise ValueError(
-                f"The {said} must be given once, got it in --gen-kwargs and in "
+                f"The {label} must be given once, got it in --gen-kwargs and in "
                 f"--{name.replace('_', '-')}."
             )
-    Generation.of(found, block_length=1)
-    return found
+    Generation.of(kwargs, block_length=1)
+    return kwargs
 
 
 def _evaluate(
@@ -89,7 +89,7 @@ def _evaluate(
 ) -> dict[str, Any] | None:
     from lm_eval import simple_evaluate
 
-    found: dict[str, Any] | None = simple_evaluate(
+    results: dict[str, Any] | None = simple_evaluate(
         model=lm,
         model_args={"pretrained": options.model},
         tasks=options.tasks,
@@ -104,7 +104,7 @@ def _evaluate(
         fewshot_random_seed=options.fewshot_seed,
         confirm_run_unsafe_code=options.confirm_run_unsafe_code,
     )
-    return found
+    return results
 
 
 def _task_manager(tasks: list[str], include_path: str | None) -> Any:
@@ -131,17 +131,17 @@ def _show(results: dict[str, Any], lm: "DecodeLM", options: argparse.Namespace) 
         return json.dumps(value, indent=indent, default=handle_non_serializable) + "\n"
 
     samples = results.pop("samples", {})
-    shown = [make_table(results)]
-    shown += [make_table(results, "groups")] if results.get("groups") else []
-    shown += [f"{name}: {text(cost)}" for name, cost in results["config"]["cost"].items()]
+    parts = [make_table(results)]
+    parts += [make_table(results, "groups")] if results.get("groups") else []
+    parts += [f"{name}: {text(cost)}" for name, cost in results["config"]["cost"].items()]
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
         for task, lines in samples.items():
             path = options.output / f"samples_{task.replace('/', '__')}.jsonl"
             path.write_text("".join(text(line) for line in lines), encoding="utf-8")
         lm.ledger.write(options.output / COST_FILE)
-        # Last: a folder with this file is complete.
+        # Written last, so that a folder with this file is complete.
         (options.output / RESULTS_FILE).write_text(text(results, 1), encoding="utf-8")
-        shown.append(f"Results: {options.output / RESULTS_FILE}")
-    for part in shown:
+        parts.append(f"Results: {options.output / RESULTS_FILE}")
+    for part in parts:
         Console().print(part, markup=False, highlight=False, soft_wrap=True)

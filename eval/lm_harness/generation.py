@@ -1,4 +1,4 @@
-"""Turns the generation options of a harness's task into those of `decode`."""
+"""Turns the generation options of a harness's task into options of `decode`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ AnswerLength: TypeAlias = int | Literal["task"]
 
 DEFAULT_LENGTH = 256
 
-# Names under which tasks allow a number of tokens; the first that is there counts.
+# Options by which tasks limit the number of tokens; the first option present counts.
 ALLOWANCES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 # Values of other models' options that change nothing.
@@ -25,7 +25,7 @@ _KNOWN = ("until", "do_sample", "temperature", "gen_length", *ALLOWANCES)
 
 @dataclass(frozen=True)
 class Generation:
-    """How one answer is decoded, and cut before the first of the strings `until`."""
+    """Options of one answer, which is cut before the first of the strings `until`."""
 
     gen_length: int
     temperature: float
@@ -45,7 +45,7 @@ class Generation:
         otherwise the argument, or the task's `max_gen_toks` or 256 if the argument is "task"; it is
         rounded up to whole blocks. It is fixed by default because it changes the answers of a
         diffusion model, and tasks' limits were chosen for models that stop by themselves.
-        `temperature` is that of all answers; None takes the task's, by default 0, or 1 if the task
+        `temperature` is for all answers; None takes the task's, by default 0, or 1 if the task
         samples. Raises ValueError if an option is unknown, of the wrong kind, or would have no
         effect.
         """
@@ -89,5 +89,5 @@ def _until(until: object) -> tuple[str, ...]:
     stops = [until] if isinstance(until, str) else [] if until is None else until
     if not isinstance(stops, Sequence) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError(f"until must be a text or a list of texts, got {until!r}.")
-    # An empty text is found everywhere and would leave nothing.
+    # An empty stop string would match at once and leave no answer.
     return tuple(stop for stop in stops if stop)

@@ -22,7 +22,7 @@ from samplers.logits.statistics import gather, log_normaliser, most_likely
 
 
 class Pattern(NamedTuple):
-    """Masked positions of an answer, the scored ones among them, and a factor of their score."""
+    """Masked positions of an answer, which of them are scored, and a factor of their score."""
 
     masked: Sequence[int]
     scored: Sequence[int]
@@ -32,9 +32,9 @@ class Pattern(NamedTuple):
 class LikelihoodEstimate(NamedTuple):
     """A log-likelihood in nats.
 
-    `standard_error` is 0 if it is exact, and too large for systematic draws. `is_greedy` says
-    whether decoding from left to right, one token at a time, gives this answer; None if that is not
-    known.
+    `standard_error` is 0 for an exact estimate, and too large for systematic draws. `is_greedy`
+    says whether decoding from left to right, one token at a time, gives this answer; None if this
+    is not known.
     """
 
     log_likelihood: float
@@ -96,14 +96,14 @@ class MonteCarlo(Estimator):
 
     def patterns(self, length: int, rng: random.Random) -> list[Pattern]:
         offset = rng.random()
-        found = []
+        patterns = []
         for index in range(self.num_samples):
             share = (offset + index / self.num_samples) % 1.0
             # The greatest share below 1, times the length, may be rounded up to the length.
             count = min(int(share * length), length - 1) + 1
             masked = sorted(rng.sample(range(length), count))
-            found.append(Pattern(masked, masked, length / count))
-        return found
+            patterns.append(Pattern(masked, masked, length / count))
+        return patterns
 
     def combine(self, values: Sequence[float], hits: Sequence[bool]) -> LikelihoodEstimate:
         return LikelihoodEstimate(mean(values), standard_error(values), None)
@@ -132,7 +132,7 @@ class Likelihood:
     Attributes:
         model: Any model of masked diffusion.
         estimator: Chooses the patterns.
-        seed: Of the patterns, which depend on seed, prompt and answer alone.
+        seed: Seed of the patterns, which depend on seed, prompt and answer alone.
         batch_size: Rows of a forward.
     """
 
@@ -150,24 +150,26 @@ class Likelihood:
 
     @torch.inference_mode()
     def score(self, pairs: Sequence[Pair]) -> list[ScoredAnswer]:
-        """Returns the answers' log-likelihoods, in order; that of an empty answer is 0.
+        """Returns the answers' log-likelihoods, in order; an empty answer has 0.
 
-        Raises ValueError if a prompt is empty, or has [MASK], or an answer has.
+        Raises ValueError if a prompt is empty, or a prompt or an answer has [MASK].
         """
         for prompt, answer in pairs:
             _check(prompt, answer, self.model.mask_id)
-        cut = [(i, part) for i, pair in enumerate(pairs) for part in self._segments(*pair)]
-        rows = ((n, row) for n, (_, part) in enumerate(cut) for row in self._rows(part))
-        read: list[list[tuple[float, bool]]] = [[] for _ in cut]
+        segments = [(i, part) for i, pair in enumerate(pairs) for part in self._segments(*pair)]
+        rows = ((n, row) for n, (_, part) in enumerate(segments) for row in self._rows(part))
+        by_segment: list[list[tuple[float, bool]]] = [[] for _ in segments]
         while batch := list(islice(rows, self.batch_size)):
             for (n, _), reading in zip(batch, self._read([row for _, row in batch]), strict=True):
-                read[n].append(reading)
-        found: list[list[ScoredAnswer]] = [[] for _ in pairs]
-        for (i, part), readings in zip(cut, read, strict=True):
+                by_segment[n].append(reading)
+        by_pair: list[list[ScoredAnswer]] = [[] for _ in pairs]
+        for (i, part), readings in zip(segments, by_segment, strict=True):
             values, hits = zip(*readings, strict=True)
             estimate = self._estimator(part).combine(values, hits)
-            found[i].append(ScoredAnswer(estimate, len(readings), len(readings) * len(part.tokens)))
-        return [_total(parts) for parts in found]
+            by_pair[i].append(
+                ScoredAnswer(estimate, len(readings), len(readings) * len(part.tokens))
+            )
+        return [_total(parts) for parts in by_pair]
 
     def _segments(self, prompt: Sequence[int], answer: Sequence[int]) -> list["_Segment"]:
         """Cuts an answer where a block-causal model's blocks end."""
@@ -212,7 +214,7 @@ class Likelihood:
 
 
 class _Segment(NamedTuple):
-    """The tokens of a block and before it; those from `start` on are masked."""
+    """The tokens up to the end of a block; patterns mask tokens from `start` on."""
 
     tokens: list[int]
     start: int
@@ -259,10 +261,10 @@ def _attend(
 def _total(parts: Sequence[ScoredAnswer]) -> ScoredAnswer:
     """Adds up the segments of an answer, whose estimates are independent."""
     estimates = [part.estimate for part in parts]
-    greedy = [one.is_greedy for one in estimates]
+    greedy = [e.is_greedy for e in estimates]
     estimate = LikelihoodEstimate(
-        sum(one.log_likelihood for one in estimates),
-        math.hypot(*(one.standard_error for one in estimates)),
+        sum(e.log_likelihood for e in estimates),
+        math.hypot(*(e.standard_error for e in estimates)),
         None if None in greedy else all(greedy),
     )
     num_columns = sum(part.query_positions for part in parts)

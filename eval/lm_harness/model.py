@@ -32,7 +32,7 @@ from eval.lm_harness.text import Codec
 from eval.runs.answers import cost_of
 from eval.tasks.base import Turn
 
-# Processes wait for the longest answers; launchers end all processes when one fails.
+# Long, because processes wait for the longest answers; launchers end all if one fails.
 _PATIENCE = timedelta(days=7)
 
 Item = TypeVar("Item")
@@ -45,10 +45,10 @@ class DecodeLM(TemplateLM):
     """Answers the harness with `decode` and `Likelihood`.
 
     The harness gives each process its share of the documents. At temperature 0 an answer depends on
-    its batch-mates by rounding only; above, the noise of a row depends on its batch.
+    its batch-mates by rounding only; above 0, the noise of a row depends on its batch.
 
     Attributes:
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
         settings: Everything that decides the answers.
         ledger: The cost of each answer.
     """
@@ -64,15 +64,15 @@ class DecodeLM(TemplateLM):
             )
         self._group = None
         if place.world_size > 1:
-            # A group that was there before may be for devices only.
+            # An existing group may support tensors on devices only.
             self._group = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
         self._device = self._model.device
         self._codec = Codec(self.tokenizer, self.eot_token_id)
         settings, seed = self.settings, self.settings.decoding.seed
         self._likelihood = Likelihood(self._model, settings.estimator, seed, settings.batch_size)
-        own = self._model.causal_block_length or DEFAULT_BLOCK_LENGTH
-        asked = settings.decoding.block_length or settings.blocks.block_length
-        self._block_length = asked or own
+        default = self._model.causal_block_length or DEFAULT_BLOCK_LENGTH
+        chosen = settings.decoding.block_length or settings.blocks.block_length
+        self._block_length = chosen or default
         self.ledger = CostLedger()
 
     @classmethod
@@ -87,7 +87,7 @@ class DecodeLM(TemplateLM):
     def create_from_arg_string(
         cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
     ) -> "DecodeLM":
-        """Loads a model from `name=value,name=value`; expressions have no comma there."""
+        """Loads a model from `name=value,name=value`; expressions must have no comma."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -117,9 +117,9 @@ class DecodeLM(TemplateLM):
         unknown: list[Instance] = []
         for batch in self._progress(batches, "scoring", disable_tqdm):
             started = time.perf_counter()
-            found = self._likelihood.score([pairs[i] for i in batch])
+            scores = self._likelihood.score([pairs[i] for i in batch])
             spent = {"batch_length": len(batch), "batch_s": time.perf_counter() - started}
-            for i, scored in zip(batch, found, strict=True):
+            for i, scored in zip(batch, scores, strict=True):
                 answers[i] = _answer(scored)
                 self._keep(jobs[i], answers[i], cost_of_score(pairs[i], scored) | spent)
                 unknown += [jobs[i].request] * (scored.estimate.is_greedy is None)
@@ -141,7 +141,7 @@ class DecodeLM(TemplateLM):
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False
     ) -> list[Answer]:
         scored = self._likelihood.score([(context, text) for _, context, text in requests])
-        return [_answer(one) for one in scored]
+        return [_answer(answer) for answer in scored]
 
     def _prompt(self, number: int, text: str, options: Mapping[str, Any]) -> Prompt:
         length, temperature = self.settings.gen_length, self.settings.temperature
@@ -220,12 +220,12 @@ class DecodeLM(TemplateLM):
         return torch.cat(self._of_all(torch.atleast_1d(tensor.cpu())))
 
     def gather_object(self, obj: Item, dst: int = 0) -> list[Item] | None:
-        """Returns every process's object to one of them."""
-        found = self._of_all(obj)
-        return found if self.rank == dst else None
+        """Returns every process's object in process `dst`, None in the other processes."""
+        objects = self._of_all(obj)
+        return objects if self.rank == dst else None
 
     def barrier(self) -> None:
-        """Waits for the others, and shares the costs.
+        """Waits for the other processes, and shares the costs.
 
         The harness calls it in every process after each type of request, and calls
         `get_model_info` later in the first process alone.

@@ -50,7 +50,7 @@ class CostLedger:
         by_type: dict[str, list[dict[str, Any]]] = {}
         for record in self.records():
             by_type.setdefault(record["request"], []).append(record)
-        return {name: _summary(own) for name, own in by_type.items()}
+        return {name: _summary(records) for name, records in by_type.items()}
 
 
 def cost_of_score(pair: Pair, scored: ScoredAnswer) -> dict[str, Any]:

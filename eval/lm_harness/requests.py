@@ -21,7 +21,7 @@ class LmJob(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A job's number, its token ids and how they are continued."""
+    """A job's number, its token ids and the options of its answer."""
 
     number: int
     tokens: list[int]
@@ -31,7 +31,7 @@ class Prompt(NamedTuple):
 def distinct(requests: Sequence[Instance]) -> tuple[list[LmJob], list[int]]:
     """Returns the jobs, and for each request the number of the job that answers it.
 
-    The harness repeats requests so that all processes have as many.
+    The harness repeats requests so that all processes have equally many.
     """
     num_seen: Counter[int] = Counter()
     numbers: dict[tuple[int, int], int] = {}
@@ -51,7 +51,7 @@ def distinct(requests: Sequence[Instance]) -> tuple[list[LmJob], list[int]]:
 def alike(prompts: Sequence[Prompt], batch_size: int) -> list[list[Prompt]]:
     """Makes batches of prompts that are decoded alike, long prompts first.
 
-    Too little memory is then noticed at once, and rows are padded little.
+    A lack of memory then shows at once, and rows need little padding.
     """
 
     def how(prompt: Prompt) -> tuple[int, float]:

@@ -56,35 +56,35 @@ class LmSettings:
     blocks: BlockSchedule = Sequential()
 
     def described(self) -> dict[str, Any]:
-        """Returns all of it, ready for JSON."""
+        """Returns all settings, ready for JSON."""
         names = [f.name for f in fields(self) if f.name != "decoding"]
-        own = asdict(self.decoding) | {name: getattr(self, name) for name in names}
+        values = asdict(self.decoding) | {name: getattr(self, name) for name in names}
         policies = ("sampler", "cache", "verifier", "blocks", "estimator")
-        own |= {name: expression_of(own[name]) for name in policies}
-        return own | ({"temperature": "task"} if self.temperature is None else {})
+        values |= {name: expression_of(values[name]) for name in policies}
+        return values | ({"temperature": "task"} if self.temperature is None else {})
 
     def fingerprint(self) -> str:
-        """Returns a short hash of all of it."""
+        """Returns a short hash of all settings."""
         return digest(self.described())
 
     def claim(self, store: MutableMapping[str, Any]) -> None:
         """Marks a store of answers as belonging to these settings.
 
-        Raises ValueError if it has answers of other settings, or of something else.
+        Raises ValueError if the store has answers of other settings, or of something else.
         """
-        own = self.described()
-        if len(store) and store.get(_STAMP) != own:
-            held = store.get(_STAMP) or {}
+        described = self.described()
+        if len(store) and store.get(_STAMP) != described:
+            stored = store.get(_STAMP) or {}
             differing = [
-                f"{name}: {held.get(name)!r} there, {value!r} here"
-                for name, value in own.items()
-                if held.get(name) != value
+                f"{name}: {stored.get(name)!r} there, {value!r} here"
+                for name, value in described.items()
+                if stored.get(name) != value
             ]
             raise ValueError(
                 "A response cache must hold answers of one setting, got one of another "
                 f"({'; '.join(differing)}). Give another path in use_cache."
             )
-        store[_STAMP] = own
+        store[_STAMP] = described
 
 
 _OPTIONS = (DecodeConfig, ModelOptions, MachineOptions, Plugins, Harness)
@@ -123,19 +123,19 @@ def read_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
             f"The model's arguments must be among {', '.join(known)}, got {unknown[0]!r}. An "
             "expression with a comma in it needs model_args to be a dictionary."
         )
-    kinds = {one.name: one.type for own in _OPTIONS for one in fields(own)} | {"pretrained": str}
-    there = {name: value for name, value in arguments.items() if value is not None}
-    found = {**DEFAULTS, **{name: read(name, value, kinds[name]) for name, value in there.items()}}
-    decoding_of(found)
+    kinds = {f.name: f.type for options in _OPTIONS for f in fields(options)} | {"pretrained": str}
+    args = {name: value for name, value in arguments.items() if value is not None}
+    values = {**DEFAULTS, **{name: read(name, value, kinds[name]) for name, value in args.items()}}
+    decoding_of(values)
     for name, check in CHECKS.items():
-        check(found[name])
-    return found
+        check(values[name])
+    return values
 
 
 def decoding_of(arguments: Mapping[str, Any]) -> DecodeConfig:
     """Returns the options of the decode; those that a task decides have their defaults."""
-    given = {name: arguments[name] for name in OPTIONS if arguments.get(name, "task") != "task"}
-    return DecodeConfig(**given)
+    options = {name: arguments[name] for name in OPTIONS if arguments.get(name, "task") != "task"}
+    return DecodeConfig(**options)
 
 
 def open_model(arguments: Mapping[str, Any]) -> Opened:
@@ -145,19 +145,19 @@ def open_model(arguments: Mapping[str, Any]) -> Opened:
         OSError: As `load_model`.
         ValueError: As `read_arguments` and `load_model`, or if there is no tokenizer.
     """
-    given = read_arguments(arguments)
-    source, revision = given["pretrained"], given["revision"]
-    own = load(source, device=given["device"], dtype=given["dtype"], revision=revision or "")
+    values = read_arguments(arguments)
+    source, revision = values["pretrained"], values["revision"]
+    loaded = load(source, device=values["device"], dtype=values["dtype"], revision=revision or "")
     settings = LmSettings(
         model=source,
         revision=revision,
-        dtype=own.dtype,
-        estimator=MonteCarlo(given["mc_num"]) if given["nll"] == "mc" else LeftToRight(),
-        decoding=decoding_of(given),
-        gen_length=given.get("gen_length", DEFAULT_LENGTH),
-        temperature=given.get("temperature"),
-        batch_size=given["batch_size"],
-        **built(given, own.target),
+        dtype=loaded.dtype,
+        estimator=MonteCarlo(values["mc_num"]) if values["nll"] == "mc" else LeftToRight(),
+        decoding=decoding_of(values),
+        gen_length=values.get("gen_length", DEFAULT_LENGTH),
+        temperature=values.get("temperature"),
+        batch_size=values["batch_size"],
+        **built(values, loaded.target),
     )
-    # A tokenizer of transformers has all of it.
-    return Opened(own.model, cast(LmTokenizer, own.tokenizer), settings)
+    # A tokenizer of transformers has every part of the protocol.
+    return Opened(loaded.model, cast(LmTokenizer, loaded.tokenizer), settings)

@@ -1,4 +1,4 @@
-"""Between the harness' texts and a model's token ids."""
+"""Turns the harness' texts into token ids, and token ids into answers."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,8 @@ from eval.tasks.base import Turn
 class Codec:
     """A tokenizer that adds no special tokens to texts that have them.
 
-    These are texts of its chat template, and texts that begin with a special token. `prefix_id` is
-    the token before texts: BOS, or EOS if there is none.
+    Such texts come from its chat template, or begin with a special token. `prefix_id` is the token
+    before texts: BOS, or EOS if there is no BOS.
     """
 
     def __init__(self, tokenizer: LmTokenizer, eos_id: int) -> None:
@@ -23,7 +23,7 @@ class Codec:
         self.prefix_id = eos_id if bos_id is None else bos_id
 
     def render(self, turns: list[Turn], *, add_generation_prompt: bool) -> str:
-        """Writes turns in the chat template; without a generation prompt the last one goes on."""
+        """Writes turns in the chat template; without generation prompt the last turn goes on."""
         require_template(self._tokenizer)
         text = self._tokenizer.apply_chat_template(
             turns,
@@ -56,11 +56,11 @@ class Codec:
             ids = self.encode(continuation, add_special_tokens=False)
             # A text may begin with the prefix.
             return ([self.prefix_id], ids) if ids[:1] != [self.prefix_id] else (ids[:1], ids[1:])
-        kept = context.rstrip()
+        stripped = context.rstrip()
         adds = None if context not in self._rendered else False
-        whole = self.encode(context + continuation, add_special_tokens=adds)
-        head = self.encode(kept, add_special_tokens=adds)
-        return whole[: len(head)], whole[len(head) :]
+        all_ids = self.encode(context + continuation, add_special_tokens=adds)
+        context_ids = self.encode(stripped, add_special_tokens=adds)
+        return all_ids[: len(context_ids)], all_ids[len(context_ids) :]
 
     def answer(self, tokens: Sequence[int], generation: Generation) -> str:
         """Returns the text of an answer, cut at the first stop string."""
@@ -70,6 +70,6 @@ class Codec:
         return cut_at(text, generation.until)
 
     def _token_of(self, text: str) -> list[int]:
-        """Returns the token of a stop string; decoding leaves out special ones."""
+        """Returns a stop string's token, if it is one; decoding leaves out special tokens."""
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return ids if len(ids) == 1 and self._tokenizer.decode(ids) == text else []

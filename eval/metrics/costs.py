@@ -10,9 +10,9 @@ Row: TypeAlias = dict[str, Any]
 class CostMeasure(NamedTuple):
     """A way to count the work of a decode.
 
-    `name` is that of `--cost`, `speed` heads the column with the tokens for this cost, `axis` is
-    the title of the axis, and `less` ends the sentence "X times ...". `rate` and `speedup` are
-    fields of a row.
+    `name` is the value of `--cost`, `speed` heads the column with the tokens for this cost, `axis`
+    is the title of the axis, and `less` ends the sentence "X times ...". `rate` and `speedup` are
+    keys of a row.
     """
 
     name: str
@@ -24,8 +24,8 @@ class CostMeasure(NamedTuple):
 
 
 COSTS: Mapping[str, CostMeasure] = {
-    one.name: one
-    for one in (
+    cost.name: cost
+    for cost in (
         CostMeasure("forwards", "tokens/forward", "tokens per forward", "fewer forwards",
              "tokens_per_any_forward", "forward_speedup"),
         CostMeasure("columns", "tokens/1000 columns", "tokens per 1000 columns", "fewer columns",
@@ -39,8 +39,8 @@ COSTS: Mapping[str, CostMeasure] = {
 def usual_cost(rows: Sequence[Row]) -> CostMeasure:
     """Returns the cost that rows are compared by if the user chooses none.
 
-    Columns, because a forward with a cache computes fewer; forwards if a verifier's target ran,
-    whose columns are not counted.
+    This is columns, because a forward with a cache computes fewer columns; it is forwards if a
+    verifier's target ran, because the target's columns are not counted.
     """
     has_target = any(row["speed"]["target_nfe"] for row in rows if "speed" in row)
     return COSTS["forwards" if has_target else "columns"]
@@ -52,20 +52,20 @@ def speed_of(row: Row, cost: CostMeasure) -> Row | None:
         return None
     if cost.name == "seconds":
         return dict.fromkeys(("value", "low", "high"), row["timing"][cost.rate])
-    found: Row | None = row["speed"][cost.rate]
-    return found
+    estimate: Row | None = row["speed"][cost.rate]
+    return estimate
 
 
 def speedup_of(row: Row, cost: CostMeasure) -> float | None:
-    """Returns how many times less a row costs than its reference; None where it is unknown."""
+    """Returns how many times less a row costs than its reference; None if the cost is unknown."""
     against = row.get("against_reference")
     if not against or speed_of(row, cost) is None:
         return None
-    found: float | None = {**against, **against.get("timing", {})}.get(cost.speedup)
-    return found
+    speedup: float | None = {**against, **against.get("timing", {})}.get(cost.speedup)
+    return speedup
 
 
 def is_on_front(row: Row, cost: CostMeasure) -> bool:
     """Says whether no other row of the group is better in accuracy and in the tokens for a cost."""
-    own = row.get("timing", {}) if cost.name == "seconds" else row
-    return cost.name in own.get("fronts", ())
+    marked = row.get("timing", {}) if cost.name == "seconds" else row
+    return cost.name in marked.get("fronts", ())

@@ -17,7 +17,7 @@ _OF_TASK = (
 
 
 class ExampleSet(NamedTuple):
-    """Address and version of a task, and the digest of its examples: answers to it are compared."""
+    """Address and version of a task and the digest of its examples, on which rows are compared."""
 
     task: str
     version: int
@@ -32,40 +32,40 @@ class RowGroup(NamedTuple):
 
 
 def asked_of(settings: Mapping[str, Any]) -> ExampleSet:
-    """Returns the examples of some settings, as `Settings.written` gives them."""
+    """Returns the set of examples of settings, given as `RunSettings.written` returns them."""
     return ExampleSet(settings["task"], settings["task_version"], settings["examples"])
 
 
 def group_of(settings: Mapping[str, Any]) -> RowGroup:
-    """Returns the group of settings with which some settings are compared."""
+    """Returns the group of rows with which a row that has these settings is compared."""
     return RowGroup(settings["model"], asked_of(settings))
 
 
 def groups_of(rows: Iterable[Row]) -> dict[RowGroup, list[Row]]:
     """Returns the rows that are compared with each other, in the order of the rows."""
-    found: dict[RowGroup, list[Row]] = {}
+    groups: dict[RowGroup, list[Row]] = {}
     for row in rows:
-        found.setdefault(group_of(row["settings"]), []).append(row)
-    return found
+        groups.setdefault(group_of(row["settings"]), []).append(row)
+    return groups
 
 
 def titles_of(
     asked: Iterable[ExampleSet], machines: Iterable[Mapping[str, Any]] = ()
 ) -> dict[ExampleSet, str]:
-    """Names tasks by their address; also by version or examples if several have one address.
+    """Names tasks by their address; also by version or examples if several share an address.
 
-    The address is as the user wrote it on the command line of one of the machines.
+    An address is written as on the command line of one of the machines, if it is found there.
     """
-    words = [word for one in machines for word in str(one.get("command", "")).split()]
+    words = [word for machine in machines for word in str(machine.get("command", "")).split()]
     typed = {_parts_of(word): word for word in words}
-    known = dict.fromkeys(asked)
+    example_sets = dict.fromkeys(asked)
     titles = {}
-    for one in known:
-        versions = {other.version for other in known if other.task == one.task}
-        alike = [other for other in known if other[:2] == one[:2]]
-        titles[one] = typed.get(_parts_of(one.task), one.task)
-        titles[one] += f", version {one.version}" if len(versions) > 1 else ""
-        titles[one] += f", examples {one.examples[:6]}" if len(alike) > 1 else ""
+    for example_set in example_sets:
+        versions = {other.version for other in example_sets if other.task == example_set.task}
+        alike = [other for other in example_sets if other[:2] == example_set[:2]]
+        titles[example_set] = typed.get(_parts_of(example_set.task), example_set.task)
+        titles[example_set] += f", version {example_set.version}" if len(versions) > 1 else ""
+        titles[example_set] += f", examples {example_set.examples[:6]}" if len(alike) > 1 else ""
     return titles
 
 
@@ -75,7 +75,7 @@ def _parts_of(address: str) -> tuple[str, frozenset[str]]:
 
 
 def points_of(rows: Sequence[Row], cost: CostMeasure) -> dict[int, TradeOff]:
-    """Returns by the number of a row its place on the plane, if accuracy and cost are known."""
+    """Returns the points of rows whose accuracy and cost are known, by the number of the row."""
     return {
         number: TradeOff(speed["value"], row["accuracy"]["value"])
         for number, row in enumerate(rows)
@@ -84,7 +84,7 @@ def points_of(rows: Sequence[Row], cost: CostMeasure) -> dict[int, TradeOff]:
 
 
 def method_of(settings: Mapping[str, Any]) -> str:
-    """Returns the name of a method: the sampler without its numbers, and what goes with it."""
+    """Returns the name of a method: its plug-ins, without arguments and without defaults."""
     names = ("sampler", "cache", "verifier", "blocks")
     parts = [settings[name].partition("(")[0] for name in names]
     usual = ("", "NoCache", "NoVerifier", "Sequential")
@@ -92,21 +92,21 @@ def method_of(settings: Mapping[str, Any]) -> str:
 
 
 def mark_fronts(rows: Sequence[Row]) -> None:
-    """Adds to `fronts` of a row each cost by which no other row of its group beats it."""
+    """Adds to `fronts` of each row the costs for which it is on the Pareto front of its group."""
     for group in groups_of(rows).values():
         for cost in COSTS.values():
             points = points_of(group, cost)
             numbers = list(points)
             for index in pareto_front(list(points.values())):
                 row = group[numbers[index]]
-                own = row["timing"] if cost.name == "seconds" else row
-                own["fronts"].append(cost.name)
+                marked = row["timing"] if cost.name == "seconds" else row
+                marked["fronts"].append(cost.name)
 
 
 def methods(rows: Sequence[Row]) -> list[Row]:
-    """Scores each method's curve. AUP depends on who else is in the folder: see `best_accuracy`."""
-    found = []
-    for (model, asked), group in groups_of(rows).items():
+    """Scores each method's curve. AUP depends on the `best_accuracy` of all methods of a group."""
+    method_rows = []
+    for (model, example_set), group in groups_of(rows).items():
         placed = points_of(group, COSTS["forwards"])
         best = max((point.accuracy for point in placed.values()), default=0.0)
         curves: dict[str, list[TradeOff]] = defaultdict(list)
@@ -114,40 +114,40 @@ def methods(rows: Sequence[Row]) -> list[Row]:
             curves[method_of(group[number]["settings"])].append(point)
         for method, points in curves.items():
             reached = {str(y): speed_at_accuracy(points, y) for y in ACCURACIES}
-            found.append({
-                "model": model, "task": asked.task, "task_version": asked.version,
-                "examples": asked.examples, "method": method, "num_points": len(points),
+            method_rows.append({
+                "model": model, "task": example_set.task, "task_version": example_set.version,
+                "examples": example_set.examples, "method": method, "num_points": len(points),
                 "best_accuracy": best, "aup": aup(points, best) if best else 0.0,
                 "speed_at_accuracy": reached,
             })  # fmt: skip
-    return found
+    return method_rows
 
 
 def parallel_bench(rows: Sequence[Row]) -> list[Row]:
     """Scores the settings of each model over all tasks of ParallelBench that it was asked.
 
-    The speed of a setting is the mean over the tasks of `gen_length` over forwards, those of a
-    target included; its accuracy is the mean of the tasks' means. A setting that lacks a task does
-    not count. Rows of one task that differ in their lengths only count as their mean, as upstream.
+    The speed of a setting is `gen_length` divided by forwards (with those of a target), averaged
+    over the tasks; its accuracy is the mean of the tasks' means. A setting that lacks a task does
+    not count. Rows of a task that differ only in lengths count as their mean, as upstream.
     """
-    found = []
-    asked = [row for row in rows if row["settings"]["task"].startswith(PARALLEL_BENCH)]
-    for model in dict.fromkeys(row["settings"]["model"] for row in asked):
+    model_rows = []
+    bench_rows = [row for row in rows if row["settings"]["task"].startswith(PARALLEL_BENCH)]
+    for model in dict.fromkeys(row["settings"]["model"] for row in bench_rows):
         settings: dict[str, dict[str, list[TradeOff]]] = defaultdict(lambda: defaultdict(list))
-        for row in asked:
-            own = row["settings"]
-            if own["model"] == model and row["accuracy"] and "speed" in row:
-                name = str({key: value for key, value in own.items() if key not in _OF_TASK})
-                speed = own["gen_length"] / (row["speed"]["nfe"] + row["speed"]["target_nfe"])
+        for row in bench_rows:
+            options = row["settings"]
+            if options["model"] == model and row["accuracy"] and "speed" in row:
+                name = str({key: value for key, value in options.items() if key not in _OF_TASK})
+                speed = options["gen_length"] / (row["speed"]["nfe"] + row["speed"]["target_nfe"])
                 point = TradeOff(speed, row["accuracy"]["value"])
-                settings[name][own["task"]].append(point)
-        tasks = {task for own in settings.values() for task in own}
-        points = [_mean([_mean(own) for own in by_task.values()])
+                settings[name][options["task"]].append(point)
+        tasks = {task for by_task in settings.values() for task in by_task}
+        points = [_mean([_mean(task_points) for task_points in by_task.values()])
                   for by_task in settings.values() if by_task.keys() == tasks]  # fmt: skip
         scores = {f"PB{100 * y:.0f}": pb_score(points, y) for y in PB_ACCURACIES}
-        found.append({"model": model, "num_tasks": len(tasks), "num_settings": len(points),
+        model_rows.append({"model": model, "num_tasks": len(tasks), "num_settings": len(points),
                       "scores": scores})  # fmt: skip
-    return found
+    return model_rows
 
 
 def _mean(points: Sequence[TradeOff]) -> TradeOff:

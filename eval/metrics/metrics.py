@@ -17,7 +17,7 @@ AUP_TOLERANCE = 0.05
 
 
 class TradeOff(NamedTuple):
-    """One setting of a method: tokens for a cost, a ratio of sums, and accuracy in [0, 1]."""
+    """One setting of a method: its tokens per cost (a ratio of sums), and accuracy in [0, 1]."""
 
     speed: float
     accuracy: float
@@ -27,8 +27,8 @@ def tokens_per(lengths: Sequence[Number], costs: Sequence[Number]) -> float:
     """Returns the sum of all answers' lengths over the sum of all their forwards, or seconds.
 
     Lengths are in tokens, up to and including the first EOS. A mean of ratios would let short
-    answers decide. The seconds of an example are the time of its batch over its rows, without
-    warm-up.
+    answers decide. The seconds of an example are the time of its batch divided by the number of
+    rows, without warm-up.
     """
     return math.fsum(lengths) / math.fsum(costs)
 
@@ -76,10 +76,10 @@ def pareto_front(points: Sequence[TradeOff]) -> list[int]:
 def speed_at_accuracy(points: Sequence[TradeOff], accuracy: float) -> float | None:
     """Returns the greatest tokens per forward at which a curve still reaches an accuracy.
 
-    The curve joins the points by straight lines, by rising speed. None if it never gets there.
+    The curve joins the points by straight lines, by rising speed. None if the curve never does.
 
-    Source: Kang et al. 2025, "ParallelBench", https://arxiv.org/abs/2510.04767, `PB` with an
-    accuracy, there in per cent, as its index, as its first version has it.
+    Source: Kang et al. 2025, "ParallelBench", https://arxiv.org/abs/2510.04767, first version, `PB`
+    with an index, which is the accuracy in per cent.
     """
     curve = sorted(points)
     best = [point.speed for point in curve if point.accuracy >= accuracy]
@@ -93,8 +93,8 @@ def speed_at_accuracy(points: Sequence[TradeOff], accuracy: float) -> float | No
 def pb_score(points: Sequence[TradeOff], accuracy: float) -> float | None:
     """Returns the greatest speed of the settings that reach an accuracy; None if none does.
 
-    Source: ParallelBench, second version (package `parallelbench`, 2026), `PB` with an accuracy,
-    there in per cent, as its index. The first version is `speed_at_accuracy`.
+    Source: ParallelBench, second version (package `parallelbench`, 2026), `PB` with an index,
+    which is the accuracy in per cent. The first version is `speed_at_accuracy`.
     """
     return max((point.speed for point in points if point.accuracy >= accuracy), default=None)
 
@@ -107,8 +107,8 @@ def aup(points: Sequence[TradeOff], best_accuracy: float) -> float:
     AUP = r_1 y_1 + sum over i >= 2 of (r_i - r_(i-1)) (y_i W(y_i) + y_(i-1) W(y_(i-1))) / 2.
     Points with y below y_1 - 5 do not count; the authors' code refuses curves that end with one.
 
-    Values are comparable only under the same `best_accuracy`, so print it next to them. Curves of
-    two points are flattered, because the straight line fills the gap.
+    Values are comparable only under the same `best_accuracy`, so print that accuracy next to
+    them. Curves of two points score too high, because the straight line fills the gap.
 
     Source: Qian et al. 2025, "AUP: when Accuracy Meets Parallelism in Diffusion Language Models",
     https://hao-ai-lab.github.io/blogs/text-diffusion/.
@@ -151,13 +151,13 @@ def order_correlation(steps: Sequence[int]) -> float | None:
 def leftmost_share(steps: Sequence[int]) -> float | None:
     """Returns the share of steps that committed the leftmost position still masked.
 
-    It is 1 for left-to-right decoders. `steps` are as above; None if there are none.
+    The share is 1 for left-to-right decoders. None if there are no steps; `steps` as above.
     """
     if not len(steps):
         return None
     latest, hits = -math.inf, 0
     for step in steps:
-        # Everything to the left was committed in earlier steps: at `step` this was the leftmost.
+        # Everything to the left was committed in earlier steps, so this position was the leftmost.
         if step > latest:
             latest, hits = step, hits + 1
     return hits / len(set(steps))

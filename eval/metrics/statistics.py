@@ -1,7 +1,7 @@
 """Uncertainty of measured numbers: intervals, paired tests and the bootstrap.
 
-Numbers agree to 1e-12 with scipy.stats, which is not used: it takes 110 MB, and two seconds to
-import.
+Numbers agree to 1e-12 with scipy.stats, which is not used because it takes 110 MB, and two
+seconds to import.
 """
 
 import math
@@ -85,7 +85,7 @@ def wilson(num_right: Number, num_examples: int, z: float = Z_95) -> Bounds:
 def mcnemar(first: Sequence[Number], second: Sequence[Number]) -> McNemar:
     """Tests whether two methods are right equally often on the same examples.
 
-    The test is an exact binomial one, two-sided, of the examples on which one method is right.
+    The test is exact, binomial and two-sided, on the examples that exactly one method gets right.
 
     Source: McNemar 1947, "Note on the sampling error of the difference between correlated
     proportions or percentages", https://doi.org/10.1007/BF02295996.
@@ -105,8 +105,8 @@ def mcnemar(first: Sequence[Number], second: Sequence[Number]) -> McNemar:
 def paired_score_interval(first: Sequence[Number], second: Sequence[Number]) -> Bounds:
     """Returns the 95 per cent score interval of mean(second) - mean(first), pairs of 0 or 1.
 
-    It contains the differences that the score test does not reject. It has width even if no pair
-    differs, or all do, when a bootstrap interval is a point.
+    The interval contains the differences that the score test does not reject. It has width even if
+    no pair differs, or all pairs do, where a bootstrap interval would be a point.
 
     Source: Tango 1998, "Equivalence test and confidence interval for the difference in proportions
     for the paired-sample design", https://doi.org/10.1002/(SICI)1097-0258(19980430)17:8.
@@ -183,9 +183,9 @@ def percentile(values: Sequence[Number], share: float) -> float:
 
 
 def detectable_difference(discordant_share: float, num_examples: int) -> float:
-    """Returns the paired accuracy difference that is found with 80 per cent power at level 5.
+    """Returns the paired accuracy difference found with 80 per cent power at level 5 per cent.
 
-    `discordant_share` is the share of examples on which exactly one of both methods is right.
+    `discordant_share` is the share of examples on which exactly one of the two methods is right.
     """
     # 1.960 + 0.842, the quantiles of level 5 per cent two-sided and of power 80 per cent.
     return 2.802 * math.sqrt(discordant_share / num_examples)
@@ -208,8 +208,8 @@ def _resampled_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     for start in range(0, NUM_RESAMPLES, size):
         count = min(size, NUM_RESAMPLES - start)
         chosen = generator.integers(len(rows), size=(count, len(rows)))
-        # Column by column: the same sums along contiguous numbers take a tenth of the time.
-        sums.append(np.stack([own.take(chosen).sum(axis=1) for own in columns], axis=1))
+        # Column by column, because sums along contiguous numbers take a tenth of the time.
+        sums.append(np.stack([column.take(chosen).sum(axis=1) for column in columns], axis=1))
     return np.concatenate(sums)
 
 

@@ -26,7 +26,7 @@ _SAMPLERS = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints exact accuracies, and those of samplers."""
+    """Prints exact accuracies, and accuracies of samplers."""
     selection = parse_task(options.task)
     example = selection.task.examples(selection.split, 1, selection.examples_seed)[0]
     joint = joint_of(selection.task, example)

@@ -14,7 +14,7 @@ from eval.tasks.puzzles import latin_squares
 # Brackets around the list, and EOS: tokens that are certain from the start.
 _NUM_CERTAIN = {"brackets": 3, "compact": 1}
 
-# Answers times sets of positions: a curve takes some seconds.
+# Greatest number of answers times sets of positions: a curve then takes some seconds.
 _MOST_DRAWS = 4_000
 
 
@@ -46,7 +46,7 @@ def accuracy(request: ListQuestion, sizes: Sequence[int]) -> Fraction:
         cells = math.prod((length - b) ** s for b, s in zip(before, sizes, strict=True))
         return Fraction(math.factorial(length), cells)
     if request.keyword == "replace_any":
-        # The new item comes in the step that draws its place, once, and in no step before.
+        # Right if the first step that draws the new item draws it once.
         none_yet, total = Fraction(1), Fraction(0)
         for b, size in zip(before, sizes, strict=True):
             rest = length - b
@@ -65,7 +65,7 @@ def accuracy(request: ListQuestion, sizes: Sequence[int]) -> Fraction:
 
 @lru_cache(maxsize=1)
 def _enumerated(request: ListQuestion) -> Joint:
-    """Returns the distribution over the right answers; it remembers what was asked of it."""
+    """Returns the distribution over the right answers, which caches its accuracies."""
     return Joint.uniform(valid_outputs(request))
 
 
@@ -73,8 +73,8 @@ def curve(task: Task, example: Example) -> list[TradeOff]:
     """Returns speed and accuracy of an exact model for every number of steps.
 
     The model draws the tokens of the answer, brackets and EOS included, in random order at
-    temperature 1, equally many a step. Empty for tasks without a known, single length, and for
-    those without a formula whose answers are too many to enumerate.
+    temperature 1, equally many in each step. Empty for tasks without a known, single length, and
+    for tasks without a formula whose answers are too many to enumerate.
     """
     if not isinstance(task, ListTask) or task.style not in _NUM_CERTAIN:
         return []
@@ -87,15 +87,15 @@ def curve(task: Task, example: Example) -> list[TradeOff]:
     for num_steps in range(1, length + 1):
         shares = _item_sizes(even_sizes(length, num_steps), num_items)
         try:
-            found = sum((p * accuracy(request, own) for p, own in shares), Fraction(0))
+            expected = sum((p * accuracy(request, counts) for p, counts in shares), Fraction(0))
         except ValueError:
             return []
-        points.append(TradeOff(length / num_steps, float(found)))
+        points.append(TradeOff(length / num_steps, float(expected)))
     return points
 
 
 def _item_sizes(sizes: Sequence[int], num_items: int) -> Iterator[tuple[Fraction, list[int]]]:
-    """Yields how many of each step's random positions are items, with probability; no zeros."""
+    """Yields the possible counts of items in the steps, without zeros, and their probability."""
     if not sizes:
         yield Fraction(1), []
         return

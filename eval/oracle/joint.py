@@ -57,7 +57,7 @@ class Joint:
         """Returns the bits that are lost by drawing the positions of a step independently.
 
         Summed over the steps, the expected total correlation of the step's positions given the
-        earlier ones. The accuracy is at least 2 to the power of minus this, exactly that for
+        earlier ones. The accuracy is at least 2 to the power of minus this sum, and equal for
         symmetric tasks. The partition covers all positions.
         """
         return _lost(self.answers, list(partition))
@@ -67,7 +67,7 @@ class Joint:
         return _accuracy(self.answers, list(partition))
 
     def random_order_accuracy(self, sizes: Sequence[int]) -> Fraction:
-        """Returns the accuracy if so many positions are drawn at random for each step.
+        """Returns the accuracy if each step draws `sizes[step]` positions, chosen at random.
 
         The sizes are positive and sum to the answer's length.
         """
@@ -76,11 +76,11 @@ class Joint:
     def _in_random_order(
         self, answers: Mapping[Answer, Fraction], left: tuple[int, ...], sizes: tuple[int, ...]
     ) -> Fraction:
-        """Returns the accuracy of drawing the positions that are left, given the symbols before."""
+        """Returns the accuracy of drawing the positions in `left`, given the other symbols."""
         if len(answers) == 1:
             return Fraction(1)
         drawn = tuple(s for place, s in enumerate(next(iter(answers))) if place not in left)
-        # Many orders end in the same symbols at the same positions.
+        # Many orders draw the same symbols at the same positions.
         key = left, drawn, sizes
         if key not in self._known:
             total = Fraction(0)
@@ -97,7 +97,7 @@ class Joint:
 
 
 def left_to_right(length: int, tokens_per_step: int) -> list[range]:
-    """Returns the partition that commits so many positions a step from left to right."""
+    """Returns the partition that commits `tokens_per_step` positions a step, left to right."""
     starts = range(0, length, tokens_per_step)
     return [range(start, min(start + tokens_per_step, length)) for start in starts]
 
@@ -115,16 +115,16 @@ def _marginals(
     total = sum(answers.values(), Fraction(0))
     marginals: dict[int, dict[int, Fraction]] = {}
     for position in positions:
-        own = marginals[position] = defaultdict(Fraction)
+        marginal = marginals[position] = defaultdict(Fraction)
         for answer, weight in answers.items():
-            own[answer[position]] += weight / total
+            marginal[answer[position]] += weight / total
     return marginals
 
 
 def _split(
     answers: Mapping[Answer, Fraction], positions: Sequence[int]
 ) -> dict[Answer, dict[Answer, Fraction]]:
-    """Groups answers by what they hold at the positions."""
+    """Groups answers by their symbols at the positions."""
     groups: dict[Answer, dict[Answer, Fraction]] = defaultdict(dict)
     for answer, weight in answers.items():
         groups[tuple(answer[position] for position in positions)][answer] = weight

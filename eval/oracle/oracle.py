@@ -12,7 +12,7 @@ from dllm_decode import ForwardInputs, KVCache
 from eval.oracle.joint import Joint
 from samplers.logits.noise import mix, uniform
 
-# Nearly impossible, and still finite: differences of logits stay numbers.
+# Finite, so that differences of logits are numbers; the probability is still 0.
 _IMPOSSIBLE = -1e9
 
 # Base of the digits in prompts.
@@ -47,7 +47,7 @@ class OracleModel:
     def __post_init__(self) -> None:
         self.eos_ids: tuple[int, ...] = (self.joint.num_symbols,)
         self.mask_id = self.eos_ids[0] + 1
-        # The ids after [MASK] are those of prompts: their last token, and digits.
+        # The ids after [MASK] occur in prompts only: their last token, and digits.
         self.vocab_size = self.mask_id + 2 + _BASE
         self.banned_ids = tuple(range(self.mask_id + 1, self.vocab_size))
         self._answers = torch.tensor(list(self.joint.answers))
@@ -57,9 +57,9 @@ class OracleModel:
         self._holds = one_hot(self._answers, self.vocab_size).double().flatten(1)
 
     def prompt(self, sample: int, length: int = 3) -> list[int]:
-        """Returns a prompt of at least so many tokens: digits of the sample, 0 and the end.
+        """Returns a prompt of at least `length` tokens: digits of `sample`, 0 and the end.
 
-        Repeats of a prompt differ in the number of their sample, and hence in their noise.
+        Repeats of a prompt differ in their `sample`, and hence in their noise.
         """
         if length < 3:
             raise ValueError(f"A prompt has at least 3 tokens, got {length}.")
@@ -85,8 +85,8 @@ class OracleModel:
         start = inputs.positions.gather(1, ends) + 1
         at = inputs.positions.gather(1, inputs.wanted) + self.logit_shift - start
         visible = _visible(inputs)
-        known = self._known(inputs.tokens, inputs.positions - start, visible)
-        return self._logits(known, at) + self._ties(inputs, visible, at)
+        seen = self._known(inputs.tokens, inputs.positions - start, visible)
+        return self._logits(seen, at) + self._ties(inputs, visible, at)
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         raise ValueError("The oracle has no keys and values; decode it with NoCache().")
@@ -105,15 +105,15 @@ class OracleModel:
         held = tokens[:, None].expand_as(seen).masked_fill(~seen, self.mask_id)
         places = at.clamp(0, length - 1)[:, None].expand_as(seen)
         blank = torch.full((*seen.shape[:2], length), self.mask_id)
-        # The mask is the greatest id, so that the least id at a place is its token.
+        # [MASK] is greater than every token, so that the least id at a place is its token.
         return blank.scatter_reduce(-1, places, held, "amin")
 
     def _logits(
-        self, known: Int[Tensor, "B q n"], at: Int[Tensor, "B W"]
+        self, tokens: Int[Tensor, "B q n"], at: Int[Tensor, "B W"]
     ) -> Float[Tensor, "B W V"]:
         """Returns the logarithms of the conditional probabilities."""
-        length, (B, q, _) = self.joint.length, known.shape
-        agrees = (known[..., None, :] == self._answers) | (known[..., None, :] == self.mask_id)
+        length, (B, q, _) = self.joint.length, tokens.shape
+        agrees = (tokens[..., None, :] == self._answers) | (tokens[..., None, :] == self.mask_id)
         weights = agrees.all(-1) * self._shares
         total = weights.sum(-1)[..., None, None]
         conditionals = (weights @ self._holds).view(B, q, length, -1) / total
@@ -136,7 +136,7 @@ class OracleModel:
 
 
 def _visible(inputs: ForwardInputs) -> Bool[Tensor, "B q K"]:
-    """Returns which columns the wanted ones see; a single row if all see the same."""
+    """Returns which columns each wanted column sees; one row if all see the same columns."""
     if inputs.attend is None:
         return torch.ones_like(inputs.tokens, dtype=torch.bool)[:, None]
     if inputs.attend.shape[1] == 1:

@@ -26,13 +26,13 @@ class Comparison:
     """Accuracy of two settings, the reference first, on the examples that both have.
 
     Attributes:
-        num_shared: Number of these examples.
+        num_shared: Number of the examples that both have.
         difference: Second less first; `low` and `high` are its 95 per cent interval.
         interval: "score": Tango's, for scores of 0 and 1. "bootstrap" over examples otherwise;
             "wilson" where all differences are equal.
         gained: Examples that only the second gets right; None unless scores are 0 or 1.
-        lost: Examples that only the first gets right; None as `gained`.
-        p_value: McNemar's exact test, two-sided; None as `gained`.
+        lost: Examples that only the first gets right; None where `gained` is.
+        p_value: McNemar's exact test, two-sided; None where `gained` is.
     """
 
     num_shared: int
@@ -50,8 +50,8 @@ class Comparison:
 def difference(first: Sequence[float], second: Sequence[float]) -> Row:
     """Compares the scores of two settings on the same examples.
 
-    The interval of the difference is Tango's score interval where every score is 0 or 1, and the
-    bootstrap's over examples otherwise, or Wilson's if all differences are equal.
+    The interval of the difference is Tango's score interval if every score is 0 or 1; otherwise it
+    is the bootstrap interval over examples, or Wilson's if all differences are equal.
     """
     if not first:
         return {}
@@ -73,9 +73,9 @@ def _partly_right(first: Sequence[float], second: Sequence[float]) -> Row:
     value = mean(differences)
     if max(differences) - min(differences) > 1e-9:
         return paired_bootstrap(first, second)._asdict() | {"interval": "bootstrap"}
-    # The bootstrap's interval of equal differences is a point. 0 of n differ from `value`: of all
-    # there are, Wilson's bound for the share that do is `most`, and theirs are within -1 and 1.
-    # Where nothing differs, this is Tango's interval.
+    # The bootstrap interval of equal differences is a point. None of the n examples differs from
+    # `value`, so by Wilson's bound a share of at most `most` does among all possible examples, with
+    # differences between -1 and 1. If all differences are 0, this is Tango's interval.
     most = wilson(0, len(differences)).high
     low, high = value - most * (1 + value), value + most * (1 - value)
     return {"value": value, "low": low, "high": high, "interval": "wilson"}
@@ -90,9 +90,9 @@ def paired(
 
 
 def results(folder: str | Path) -> Sequence[Pool]:
-    """Returns the settings of a results folder with their records, seeds together.
+    """Returns each setting of a results folder with its records under all seeds.
 
-    Raises ValueError if the folder is none, or damaged.
+    Raises ValueError if the folder is damaged, or no results folder.
     """
     return pools(Folder(folder).results())
 
@@ -107,15 +107,15 @@ def compare(first: Pool | str | Path, second: Pool | str | Path) -> Comparison:
     Raises:
         ValueError: If a folder holds several settings, or they share no scored example.
     """
-    one, other = _pool(first), _pool(second)
-    before, after = paired(primary_scores(one), primary_scores(other))
+    reference, candidate = _pool(first), _pool(second)
+    before, after = paired(primary_scores(reference), primary_scores(candidate))
     if not before:
         raise ValueError(
             f"Settings must share scored examples to be compared, got none in common: "
-            f"{one.settings.task} and {other.settings.task}."
+            f"{reference.settings.task} and {candidate.settings.task}."
         )
-    found = difference(before, after)
-    interval, test = found["accuracy"], found.get("mcnemar", {})
+    row = difference(before, after)
+    interval, test = row["accuracy"], row.get("mcnemar", {})
     return Comparison(
         num_shared=len(before),
         first=mean(before),
@@ -143,18 +143,18 @@ def frame(folder: str | Path) -> "pandas.DataFrame":
         written = settings.written()
         for record in records:
             scores = {f"score.{name}": value for name, value in record.get("scores", {}).items()}
-            own = {name: v for name, v in record.items() if name not in ("scores", "settings")}
-            rows.append({**written, **own, **scores})
+            rest = {name: v for name, v in record.items() if name not in ("scores", "settings")}
+            rows.append({**written, **rest, **scores})
     return pandas.DataFrame(rows)
 
 
 def _pool(run: Pool | str | Path) -> Pool:
     if isinstance(run, Pool):
         return run
-    found = results(run)
-    if len(found) != 1:
+    run_pools = results(run)
+    if len(run_pools) != 1:
         raise ValueError(
-            f"A run that is compared must be one setting, got {run} with {len(found)}; "
+            f"A run that is compared must be one setting, got {run} with {len(run_pools)}; "
             "choose one of eval.results(folder)."
         )
-    return found[0]
+    return run_pools[0]

@@ -32,9 +32,8 @@ class _Setting(NamedTuple):
 def report_page(folders: Sequence[Folder]) -> str:
     """Returns a page with everything that one results folder holds, or two side by side.
 
-    Each setting of the second folder is compared with the setting of the first that it shares most
-    options with, on the examples that both have. Raises ValueError if a folder is damaged or holds
-    no records.
+    Compares each setting of the second folder with the setting of the first folder that has most
+    options in common, on the examples of both. Raises ValueError if a folder is damaged or empty.
     """
     return page_of([measured(folder) for folder in folders])
 
@@ -48,41 +47,41 @@ def page_of(
 ) -> str:
     """Returns a page with everything that one results folder holds, or two side by side.
 
-    Each setting of the second folder is compared with the setting of the first that it shares most
-    options with, on the examples that both have.
+    Compares each setting of the second folder with the setting of the first folder that has most
+    options in common, on the examples of both.
 
-    `replays` are files in the folder of the page; `exact` has, by set of examples, the curve of an
-    exact model, drawn dotted; `cost` is shown first, `usual_cost` if it is None.
+    `replays` maps examples to files in the page's folder; `exact` maps sets of examples to the
+    curve of an exact model, drawn dotted; `cost` is shown first (None: `usual_cost`).
     """
     groups = _grouped(found)
-    machines = [machine for one in found for machine in one.summary["machines"]]
+    machines = [machine for folder in found for machine in folder.summary["machines"]]
     titles = titles_of(
-        (asked_of(one.row["settings"]) for own in groups.values() for one in own), machines
+        (asked_of(s.row["settings"]) for settings in groups.values() for s in settings), machines
     )
     tasks = []
-    for (_, asked), own in groups.items():
-        rows = [one.row for one in own]
-        examples = _examples(own, asked, replays or {})
+    for (_, example_set), settings in groups.items():
+        rows = [s.row for s in settings]
+        examples = _examples(settings, example_set, replays or {})
         usual = cost or usual_cost(rows)
         tasks.append({
             "task": " against ".join(dict.fromkeys(titles[asked_of(r["settings"])] for r in rows)),
             "models": list(dict.fromkeys(row["settings"]["model"] for row in rows)),
-            "rows": _shown(own), "examples": examples, "changes": _changes(own, examples),
+            "rows": _shown(settings), "examples": examples, "changes": _changes(settings, examples),
             "origin": " Before that: ".join(
-                origin([one.row for one in own if one.folder == number], folder.summary)
+                origin([s.row for s in settings if s.folder == number], folder.summary)
                 for number, folder in reversed(list(enumerate(found)))
-                if any(one.folder == number for one in own)
+                if any(s.folder == number for s in settings)
             ),
-            "exact": (exact or {}).get(asked, []), "cost": usual.name,
-            "advice": {one.name: advice(rows, one) if len(found) == 1 else ""
-                       for one in COSTS.values()},
+            "exact": (exact or {}).get(example_set, []), "cost": usual.name,
+            "advice": {measure.name: advice(rows, measure) if len(found) == 1 else ""
+                       for measure in COSTS.values()},
         })  # fmt: skip
-    names = [one.folder.path.resolve().name for one in found]
-    notice = unfinished_notice(row for one in found for row in one.summary["rows"])
+    names = [folder.folder.path.resolve().name for folder in found]
+    notice = unfinished_notice(row for folder in found for row in folder.summary["rows"])
     content = {
         "folders": names, "notice": notice, "tasks": tasks,
-        "parallel_bench": "\n\n".join(filter(None, (pb_scores(one.summary) for one in found))),
-        "costs": {one.name: one._asdict() for one in COSTS.values()},
+        "parallel_bench": "\n\n".join(filter(None, (pb_scores(f.summary) for f in found))),
+        "costs": {measure.name: measure._asdict() for measure in COSTS.values()},
     }  # fmt: skip
     unfinished = " (unfinished)" if notice else ""
     return fill("report", title=f"{' against '.join(names)}{unfinished}", content=content)
@@ -91,54 +90,56 @@ def page_of(
 def unfinished_notice(rows: Iterable[Row]) -> str:
     """Says that records are missing; empty if none are."""
     counts = [(row["num_missing"], row["num_records"]) for row in rows]
-    missing, there = (sum(one) for one in zip(*counts, strict=True))
+    missing, present = (sum(column) for column in zip(*counts, strict=True))
     if not missing:
         return ""
-    total = missing + there
+    total = missing + present
     return f"Unfinished: {missing} of {total} examples are missing, so every number may change."
 
 
-def _grouped(found: Sequence[MeasuredFolder]) -> dict[RowGroup, list[_Setting]]:
-    """Returns the settings that are shown together; of two folders those that share examples."""
+def _grouped(folders: Sequence[MeasuredFolder]) -> dict[RowGroup, list[_Setting]]:
+    """Groups the settings that the page shows together; with two folders, by shared examples."""
     groups: dict[RowGroup, list[_Setting]] = {}
-    for number, one in enumerate(found):
-        earlier = {group: _examples_of(own) for group, own in groups.items()}
-        for row, pool in zip(one.summary["rows"], one.pools, strict=True):
-            own = _Setting(row, pool, number)
-            asked = asked_of(row["settings"])
-            group = RowGroup(row["settings"]["model"] if len(found) == 1 else "", asked)
+    for number, folder in enumerate(folders):
+        earlier = {group: _examples_of(settings) for group, settings in groups.items()}
+        for row, pool in zip(folder.summary["rows"], folder.pools, strict=True):
+            setting = _Setting(row, pool, number)
+            example_set = asked_of(row["settings"])
+            group = RowGroup(row["settings"]["model"] if len(folders) == 1 else "", example_set)
             if number and group not in earlier:
-                alike = [g for g in earlier if g.asked.version == asked.version]
-                mine = _examples_of([own])
-                best = max(alike, key=lambda g: len(earlier[g] & mine), default=group)
-                group = best if earlier.get(best, set()) & mine else group
-            groups.setdefault(group, []).append(own)
+                candidates = [g for g in earlier if g.asked.version == example_set.version]
+                identities = _examples_of([setting])
+                best = max(candidates, key=lambda g: len(earlier[g] & identities), default=group)
+                group = best if earlier.get(best, set()) & identities else group
+            groups.setdefault(group, []).append(setting)
     return groups
 
 
 def _examples_of(settings: Sequence[_Setting]) -> set[tuple[str, str, str]]:
-    return {identity(record) for one in settings for record in one.pool.records}
+    return {identity(record) for s in settings for record in s.pool.records}
 
 
 def _shown(settings: Sequence[_Setting]) -> list[dict[str, Any]]:
-    """Returns the numbers of each setting that the page shows, flat."""
-    rows = [one.row for one in settings]
-    has_models = len({(one.folder, one.row["settings"]["model"]) for one in settings}) > len(
-        {one.folder for one in settings}
+    """Returns the numbers that the page shows, as a flat dictionary for each setting."""
+    rows = [s.row for s in settings]
+    has_models = len({(s.folder, s.row["settings"]["model"]) for s in settings}) > len(
+        {s.folder for s in settings}
     )
-    found = []
-    for one, name, full in zip(settings, names_of(rows), names_of(rows, short=False), strict=True):
-        row = one.row
+    entries = []
+    for setting, name, full in zip(
+        settings, names_of(rows), names_of(rows, short=False), strict=True
+    ):
+        row = setting.row
         model = f"{row['settings']['model']}: " * has_models
-        alike = [other.row for other in settings if other.folder == one.folder]
-        found.append({
+        peers = [peer.row for peer in settings if peer.folder == setting.folder]
+        entries.append({
             "name": model + name, "full": model + full, "method": method_of(row["settings"]),
-            "folder": one.folder, "seeds": seeds_of(row), "settings": row["settings"],
-            **_numbers(row), "commits": commits_of(row, alike) or None,
-            "keys": [one.pool.settings.with_seed(seed).key("") for seed in one.pool.seeds],
-            "reliability": _reliability(one.pool),
+            "folder": setting.folder, "seeds": seeds_of(row), "settings": row["settings"],
+            **_numbers(row), "commits": commits_of(row, peers) or None,
+            "keys": [setting.pool.settings.with_seed(seed).key("") for seed in setting.pool.seeds],
+            "reliability": _reliability(setting.pool),
         })  # fmt: skip
-    return found
+    return entries
 
 
 def _numbers(row: Row) -> dict[str, Any]:
@@ -168,29 +169,29 @@ def _numbers(row: Row) -> dict[str, Any]:
 
 
 def _reliability(pool: Pool) -> dict[str, Any] | None:
-    """Returns the reliability diagram of a setting's proposals; None without traces of them."""
-    told = [one for one in pool.finished if proposals_of(one)]
-    if not any(count for one in told for count, *_ in proposals_of(one) or ()):
+    """Returns the reliability diagram of a setting's proposals; None if no trace has any."""
+    records = [record for record in pool.finished if proposals_of(record)]
+    if not any(count for record in records for count, *_ in proposals_of(record) or ()):
         return None
-    found = reliability_of_proposals(told)
+    reliability = reliability_of_proposals(records)
     return {
-        "error": found.calibration_error,
-        "num_proposals": found.num_commits,
-        "bins": found.bins,
+        "error": reliability.calibration_error,
+        "num_proposals": reliability.num_commits,
+        "bins": reliability.bins,
     }
 
 
 _PARTS = ("against_reference", "speed", "timing")
 
 
-def _interval(found: Row | None) -> list[float] | None:
-    return [found["value"], found["low"], found["high"]] if found else None
+def _interval(estimate: Row | None) -> list[float] | None:
+    return [estimate["value"], estimate["low"], estimate["high"]] if estimate else None
 
 
 def _examples(
-    settings: Sequence[_Setting], asked: ExampleSet, replays: Link
+    settings: Sequence[_Setting], example_set: ExampleSet, replays: Link
 ) -> list[dict[str, Any]]:
-    """Lists every example with the answers of each setting; None where it is missing."""
+    """Lists every example with each setting's answers; None where an answer is missing."""
     cells: dict[tuple[str, str, str], list[list[dict[str, Any]] | None]] = {}
     for number, (_, pool, _) in enumerate(settings):
         seeds = {pool.settings.with_seed(seed).key(""): seed for seed in pool.seeds}
@@ -199,8 +200,8 @@ def _examples(
             row[number] = [*(row[number] or []), _answer(record, seeds)]
     return [
         {"id": example, "prompt": prompt, "target": target,
-         "replay": replays.get((asked, example)), "cells": cells[example, prompt, target]}
-        for example, prompt, target in sorted(cells, key=lambda one: _natural(one[0]))
+         "replay": replays.get((example_set, example)), "cells": cells[example, prompt, target]}
+        for example, prompt, target in sorted(cells, key=lambda key: _natural(key[0]))
     ]  # fmt: skip
 
 
@@ -217,37 +218,37 @@ def _answer(record: Record, seeds: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _natural(text: str) -> tuple[int, int, str]:
-    """Sorts numbers by their value."""
+    """Returns a sort key that puts numbers first, in the order of their values."""
     return (0, int(text), text) if text.isdecimal() else (1, 0, text)
 
 
 def _changes(
     settings: Sequence[_Setting], examples: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Compares each setting of the second folder with the most similar one of the first."""
-    first = [number for number, one in enumerate(settings) if one.folder == 0]
+    """Compares each setting of the second folder with the most similar setting of the first."""
+    first = [number for number, setting in enumerate(settings) if setting.folder == 0]
     changes = []
-    for after, one in enumerate(settings):
-        if one.folder == 0 or not first:
+    for after, setting in enumerate(settings):
+        if setting.folder == 0 or not first:
             continue
-        own = one.row["settings"].items()
+        options = setting.row["settings"].items()
         before = max(
-            first, key=lambda n: len([1 for k, v in own if settings[n].row["settings"][k] == v])
+            first, key=lambda n: len([1 for k, v in options if settings[n].row["settings"][k] == v])
         )
         pairs = [
             (_score(example["cells"][before]), _score(example["cells"][after]))
             for example in examples
         ]
         scored = [(a, b) for a, b in pairs if a is not None and b is not None]
-        found = difference([a for a, _ in scored], [b for _, b in scored])
+        comparison = difference([a for a, _ in scored], [b for _, b in scored])
         changes.append({
             "before": before, "after": after, "shared": len(scored),
-            "difference": _interval(found.get("accuracy")),
-            "p_value": found.get("mcnemar", {}).get("p_value"),
+            "difference": _interval(comparison.get("accuracy")),
+            "p_value": comparison.get("mcnemar", {}).get("p_value"),
         })  # fmt: skip
     return changes
 
 
 def _score(answers: Sequence[Mapping[str, Any]] | None) -> float | None:
-    scores = [one["score"] for one in answers or [] if one["score"] is not None]
+    scores = [answer["score"] for answer in answers or [] if answer["score"] is not None]
     return mean(scores) if scores else None

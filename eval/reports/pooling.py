@@ -1,4 +1,4 @@
-"""Settings that differ by their seed only are one row: an example's seeds are averaged first."""
+"""Pools settings that differ only in their seed: an example's values are averaged over seeds."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,29 +38,29 @@ class Pool:
 
 
 def pools(results: Mapping[RunSettings, Sequence[Record]]) -> list[Pool]:
-    """Returns one pool for all settings that differ by their seed only, in the settings' order."""
-    alike: dict[RunSettings, list[RunSettings]] = defaultdict(list)
+    """Returns one pool for each group of settings that differ only in their seed, in order."""
+    groups: dict[RunSettings, list[RunSettings]] = defaultdict(list)
     for setting in results:
-        alike[setting.with_seed(0)].append(setting)
-    found = []
-    for group in alike.values():
-        own = [record for setting in group for record in results[setting]]
-        # In the order of the ids, so that the order of writing leaves no trace in any sum.
-        own.sort(key=lambda record: str(record["example"]))
-        found.append(Pool(group[0], tuple(setting.decoding.seed for setting in group), tuple(own)))
-    return found
+        groups[setting.with_seed(0)].append(setting)
+    pooled = []
+    for group in groups.values():
+        records = [record for setting in group for record in results[setting]]
+        # Sorted by id, so that sums do not depend on the order of writing.
+        records.sort(key=lambda record: str(record["example"]))
+        pooled.append(Pool(group[0], tuple(s.decoding.seed for s in group), tuple(records)))
+    return pooled
 
 
 def identity(record: Record) -> Identity:
-    """Returns the key of an example: edited files keep ids, with other prompts."""
+    """Returns the key of an example: not only its id, because edited files keep ids."""
     return str(record["example"]), record.get("prompt", ""), str(record.get("target", ""))
 
 
 def primary_scores(pool: Pool) -> dict[Identity, float]:
     """Returns the primary score by example; an error is wrong, an undefined score is left out.
 
-    Where no finished example has one, such as for lack of an optional scorer, errors have none
-    either: they would be an accuracy of 0.
+    Empty if no finished example has a score, for example without an optional scorer: otherwise the
+    errors alone would give an accuracy of 0.
     """
     if pool.finished and all(score_of(record) is None for record in pool.finished):
         return {}
@@ -68,15 +68,15 @@ def primary_scores(pool: Pool) -> dict[Identity, float]:
 
 
 def per_example(values: Iterable[tuple[Key, Number | None]]) -> dict[Key, float]:
-    """Averages each example's values over its seeds; None is left out."""
+    """Averages each example's values over its seeds; values of None are left out."""
     defined: dict[Key, list[Number]] = defaultdict(list)
     for example, value in values:
         if value is not None:
             defined[example].append(value)
-    return {example: mean(own) for example, own in defined.items()}
+    return {example: mean(numbers) for example, numbers in defined.items()}
 
 
 def field(records: Iterable[Record], name: str) -> dict[str, float]:
-    """Averages a number of the records over each example's seeds."""
+    """Averages a numeric field of the records over each example's seeds."""
     numbers: Iterable[Mapping[str, Any]] = records
     return per_example((record["example"], record[name]) for record in numbers)

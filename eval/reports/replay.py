@@ -59,14 +59,14 @@ def panels_of(example: Example) -> list[dict[str, Any]]:
 def parts_of(example: Example) -> list[list[str]]:
     """Returns the parts that name each setting; also the model and options that differ."""
     written = [settings.written() for settings, _ in example]
-    several = [
+    differing = [
         name
         for name in written[0]
-        if name not in PLUGINS and len({str(one[name]) for one in written}) > 1
+        if name not in PLUGINS and len({str(options[name]) for options in written}) > 1
     ]
     return [
-        [*parts, *(f"{name} {own[name]}" for name in several)]
-        for parts, own in zip(shortened([s.parts for s, _ in example]), written, strict=True)
+        [*parts, *(f"{name} {options[name]}" for name in differing)]
+        for parts, options in zip(shortened([s.parts for s, _ in example]), written, strict=True)
     ]
 
 
@@ -84,8 +84,8 @@ def _panel(settings: RunSettings, record: Record, parts: list[str]) -> dict[str,
         "block": settings.decoding.block_length,
         **{name: trace[name] for name in ("lead", "steps", "confidences")},
         "tokens": tokens,
-        # Older records have none.
-        "runners_up": [_runner_up(told, pieces) for told in trace.get("runners_up", ())],
+        # Older records have no runners-up.
+        "runners_up": [_runner_up(recorded, pieces) for recorded in trace.get("runners_up", ())],
         "revisions": revisions,
         "forced": _forced(settings, record),
         **{name: record[name] for name in ("length", "nfe", "target_nfe")},
@@ -96,17 +96,17 @@ def _panel(settings: RunSettings, record: Record, parts: list[str]) -> dict[str,
 def _forced(settings: RunSettings, record: Record) -> list[int]:
     """Returns the positions whose token a constraint forced against the model's first choice.
 
-    At a temperature above 0 the first choice is a draw, which records do not have.
+    Empty at a temperature above 0, where the first choice is a draw that records do not store.
     """
     if not settings.constraint or settings.decoding.temperature > 0.0:
         return []
-    told = zip(record["tokens"], trace_of(record).get("runners_up", ()), strict=False)
-    return [at for at, (token, one) in enumerate(told) if one and one[1][0][0] != token]
+    pairs = zip(record["tokens"], trace_of(record).get("runners_up", ()), strict=False)
+    return [i for i, (token, ranked) in enumerate(pairs) if ranked and ranked[1][0][0] != token]
 
 
-def _runner_up(told: Told | None, pieces: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns entropy and likeliest tokens of a position; None if no step committed it."""
-    if told is None:
+def _runner_up(recorded: Told | None, pieces: Mapping[str, str]) -> dict[str, Any] | None:
+    """Returns entropy and likeliest tokens of a position; None if no step committed a token."""
+    if recorded is None:
         return None
-    entropy, tokens = told
+    entropy, tokens = recorded
     return {"entropy": entropy, "tokens": [[pieces[str(token)], p] for token, p in tokens]}

@@ -56,9 +56,9 @@ def write_report(
 
     Args:
         found: The folder, as `measured` read it.
-        num_replays: Examples of each task that get a replay page. Those that settings disagree on
-            come first.
-        cost: Cost that settings are compared by; None is `usual_cost`.
+        num_replays: Examples of each task that get a replay page, first those on which settings
+            disagree.
+        cost: Cost by which settings are compared; None is `usual_cost`.
     """
     folder, summary = found.folder, found.summary
     write_json(folder.path / "summary.json", summary)
@@ -66,7 +66,7 @@ def write_report(
     replays = _replays(found, num_replays, notice)
     groups = groups_of(row for row in summary["rows"] if row["num_records"])
     titles = titles_of((group.asked for group in groups), summary["machines"])
-    exact = {asked: _exact(asked.task) for asked in titles}
+    exact = {example_set: _exact(example_set.task) for example_set in titles}
     pictures = _file_names({group: f"{group.model}\n{titles[group.asked]}" for group in groups})
     page = page_of([found], replays=replays, exact=exact, cost=cost)
     write_text(folder.path / PAGE, page)
@@ -85,8 +85,8 @@ def write_report(
             title=f"{title}, model {group.model}", exact=exact[group.asked], cost=chosen,
         )  # fmt: skip
     links = [
-        f"- [{titles[asked]}, example {example}]({name})"
-        for (asked, example), name in replays.items()
+        f"- [{titles[example_set]}, example {example}]({name})"
+        for (example_set, example), name in replays.items()
     ]
     parts += ["## Replays", "\n".join(links)] if links else []
     report = folder.path / "report.md"
@@ -99,32 +99,32 @@ def _opening(summary: dict[str, Any]) -> str:
     errors = sum(row["num_errors"] for row in rows)
     missing = sum(row["num_missing"] for row in rows)
     total = sum(row["settings"]["num_examples"] * len(row["seeds"]) for row in rows)
-    said = [asset("opening.md").rstrip()]
+    paragraphs = [asset("opening.md").rstrip()]
     if any("verified" in row for row in rows):
-        said.append(asset("verified.md").rstrip())
+        paragraphs.append(asset("verified.md").rstrip())
     if errors:
-        said.append(
+        paragraphs.append(
             f"**{errors} of {total} examples raised an error.** They count as wrong. Most frequent:"
         )
         groups = groups_of(rows)
         titles = titles_of((group.asked for group in groups), summary["machines"])
-        said.append("\n".join(
+        paragraphs.append("\n".join(
             f"- {f'{titles[group.asked]}: ' if len(groups) > 1 else ''}{name}: "
             f"{count} x `{message}`"
-            for group, own in groups.items()
-            for name, row in zip(names_of(own), own, strict=True)
+            for group, group_rows in groups.items()
+            for name, row in zip(names_of(group_rows), group_rows, strict=True)
             for message, count in row["errors"].items()
         ))  # fmt: skip
     if any(row["accuracy"] is None and "speed" in row for row in rows):
-        said.append(
+        paragraphs.append(
             "Accuracy is - where the task's first score is undefined, such as for lack of an "
             "optional package. Scores that are defined are in `summary.json`."
         )
     if missing:
-        said.append(
+        paragraphs.append(
             f"**Unfinished: {missing} of {total} examples are missing.** Start the run again."
         )
-    return "\n\n".join([*said, _settings(rows)])
+    return "\n\n".join([*paragraphs, _settings(rows)])
 
 
 def _settings(rows: Sequence[Row]) -> str:
@@ -174,38 +174,39 @@ def _exact(task: str) -> list[TradeOff]:
 
 
 def _replays(
-    found: MeasuredFolder, num_replays: int, notice: str
+    contents: MeasuredFolder, num_replays: int, notice: str
 ) -> dict[tuple[ExampleSet, str], str]:
-    """Writes replay pages and returns their names by what was asked and example."""
-    asked = {settings: asked_of(settings.written()) for settings in found.results}
-    titles = titles_of(asked.values(), found.summary["machines"])
+    """Writes replay pages and returns their file names by set of examples and example id."""
+    example_sets = {settings: asked_of(settings.written()) for settings in contents.results}
+    titles = titles_of(example_sets.values(), contents.summary["machines"])
     examples = defaultdict(list)
-    for settings, records in found.results.items():
+    for settings, records in contents.results.items():
         for record in records:
             if record["error"] is None and record["trace"] is not None:
-                examples[asked[settings], record["example"]].append((settings, record))
-    # Stable: within both kinds in the order in which they were decoded.
+                examples[example_sets[settings], record["example"]].append((settings, record))
+    # Disagreements come first. The sort is stable, so it keeps the order of decoding otherwise.
     ordered = sorted(examples.items(), key=lambda item: not _disagree(item[1]))
-    names = _file_names({(one, example): f"{titles[one]}\n{example}" for one, example in examples})
+    names = _file_names({(example_set, example): f"{titles[example_set]}\n{example}"
+                         for example_set, example in examples})  # fmt: skip
     written: dict[tuple[ExampleSet, str], str] = {}
     count: Counter[ExampleSet] = Counter()
-    for (one, example), own in ordered:
-        count[one] += 1
-        if count[one] <= num_replays:
-            name = f"replay-{names[one, example]}.html"
-            write_text(found.folder.path / name, replay_page(own, report=PAGE, notice=notice))
-            written[one, example] = name
+    for (example_set, example), runs in ordered:
+        count[example_set] += 1
+        if count[example_set] <= num_replays:
+            name = f"replay-{names[example_set, example]}.html"
+            write_text(contents.folder.path / name, replay_page(runs, report=PAGE, notice=notice))
+            written[example_set, example] = name
     return written
 
 
-def _disagree(found: Sequence[tuple[RunSettings, Record]]) -> bool:
-    return len({record["scores"][record["primary"]] for _, record in found}) > 1
+def _disagree(runs: Sequence[tuple[RunSettings, Record]]) -> bool:
+    return len({record["scores"][record["primary"]] for _, record in runs}) > 1
 
 
 def _file_names(texts: Mapping[Key, str]) -> dict[Key, str]:
-    """Returns names of files, made of the texts' letters and digits.
+    """Returns file names, made of the texts' letters and digits.
 
-    Texts that would share a name, and long ones, have a digest in it.
+    Long names, and names that several texts would share, end with a digest.
     """
     slugs = {
         key: re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") for key, text in texts.items()

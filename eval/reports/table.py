@@ -14,7 +14,7 @@ _HEAD = (
     "step speed-up", "tokens/s", "p50 / p99 s", "tau",
 )  # fmt: skip
 _VERIFIED_HEAD = ("accepted length", "accepted/drafted", "target NFE", "tokens/target forward")
-# 80 columns have room for these: up to the step speed-up without p, which the interval tells too.
+# These fit 80 characters: columns up to the step speed-up, but not p, which the interval shows too.
 _NARROW = (1, 2, 4, 5, 6, 7)
 
 
@@ -31,7 +31,7 @@ def table(rows: Sequence[Row], cost: CostMeasure) -> str:
 
 
 def show_settings(console: Console, rows: Sequence[Row], cost: CostMeasure) -> None:
-    """Shows settings on a terminal: numbered names, then numbers, as many as it has room for.
+    """Shows settings on a terminal: numbered names, then as many columns of numbers as fit.
 
     A setting is bold if no other is better in accuracy and in the tokens for a cost.
     """
@@ -91,7 +91,7 @@ def _verified_cells(row: Row) -> list[str]:
 
 
 def accepted_lengths(rows: Sequence[Row]) -> str:
-    """Lists how often a forward committed so many tokens, for each verified setting."""
+    """Lists the number of forwards by committed tokens, for each verified setting."""
     lines = []
     for name, row in zip(names_of(rows), rows, strict=True):
         if "verified" in row:
@@ -103,30 +103,30 @@ def accepted_lengths(rows: Sequence[Row]) -> str:
 
 
 def origin(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
-    """Says where numbers come from: model, precision, device, dates, versions and options."""
+    """Says how the numbers were measured: model, precision, device, dates, versions and options."""
     settings = [row["settings"] for row in rows]
 
     def listed(values: Iterable[Any]) -> str:
         return " and ".join(dict.fromkeys(str(value) for value in values if value))
 
     def each(name: str) -> str:
-        return listed(one.get(name) for one in settings)
+        return listed(setting.get(name) for setting in settings)
 
     machines, revisions = summary["machines"], each("revision")
     model = f"{each('model')}{f' at {revisions}' * bool(revisions)} in {each('dtype')}"
     device = listed(
-        f"{one.get('device_name') or one.get('device')} ({one.get('threads')} threads)"
-        for one in machines
+        f"{machine.get('device_name') or machine.get('device')} ({machine.get('threads')} threads)"
+        for machine in machines
     )
     days = dict.fromkeys(date[:10] for date in summary["dates"])
-    commits = listed(one[:10] for one in summary["git"])
+    commits = listed(commit[:10] for commit in summary["git"])
     versions = [
-        f"dllm-decode {listed(one.get('package') for one in machines)} {commits}".rstrip(),
-        f"torch {listed(one.get('torch') for one in machines)}",
-        f"Python {listed(one.get('python') for one in machines)}",
+        f"dllm-decode {listed(machine.get('package') for machine in machines)} {commits}".rstrip(),
+        f"torch {listed(machine.get('torch') for machine in machines)}",
+        f"Python {listed(machine.get('python') for machine in machines)}",
     ]
     options = (
-        f"{name} {listed(repr(one[name]) for one in settings)}"
+        f"{name} {listed(repr(setting[name]) for setting in settings)}"
         for name in ("gen_length", "block_length", "temperature", "batch_size", "prompts")
     )
     parts = [model, device and f"on {device}", " to ".join(days)]
@@ -136,7 +136,7 @@ def origin(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
 
 def commits_of(row: Row, rows: Sequence[Row]) -> str:
     """Names the commits of this package that decoded a row; empty if all rows have the same one."""
-    if len({commit for other in rows for commit in other["git"]}) < 2:
+    if len({commit for r in rows for commit in r["git"]}) < 2:
         return ""
     return ", ".join(commit[:10] + "+" * commit[10:].endswith("+") for commit in row["git"])
 
@@ -151,55 +151,55 @@ def commits(rows: Sequence[Row]) -> str:
 
 def pass_at(rows: Sequence[Row]) -> str:
     """Returns a table of pass@k; empty if no row has several seeds."""
-    listed = list(dict.fromkeys(k for row in rows for k in row["pass_at"]))
-    if not listed:
+    ks = list(dict.fromkeys(k for row in rows for k in row["pass_at"]))
+    if not ks:
         return ""
-    grid = [["sampler", "answers", *(f"pass@{k}" for k in listed)]]
+    grid = [["sampler", "answers", *(f"pass@{k}" for k in ks)]]
     for name, row in zip(names_of(rows), rows, strict=True):
-        cells = [_interval(row["pass_at"].get(k), 3) for k in listed]
+        cells = [_interval(row["pass_at"].get(k), 3) for k in ks]
         grid.append([f"`{name}`", str(len(row["seeds"])), *cells])
-    said = "Probability that at least one of k answers is right, one answer for each seed."
-    return f"{said}\n\n{markdown_of(grid)}"
+    caption = "Probability that at least one of k answers is right, one answer for each seed."
+    return f"{caption}\n\n{markdown_of(grid)}"
 
 
 def other_scores(rows: Sequence[Row]) -> str:
     """Returns a table of the means of the scores other than the primary one.
 
-    A score that is defined for no example of any row is left out; empty if none is left.
+    A score that is defined for no example of any row is left out. Empty if no score is left.
     """
     means = [{n: v for n, v in row["scores"].items() if n != row["primary"]} for row in rows]
-    names = sorted({name for own in means for name, mean in own.items() if mean is not None})
+    names = sorted({name for scores in means for name, mean in scores.items() if mean is not None})
     if not names:
         return ""
     grid = [["sampler", *names]]
-    for own, row in zip(names_of(rows), rows, strict=True):
-        grid.append([f"`{own}`", *(_number(row["scores"].get(name), 3) for name in names)])
-    said = "Means of the other scores, of the examples where they are defined."
-    return f"{said}\n\n{markdown_of(grid)}"
+    for label, row in zip(names_of(rows), rows, strict=True):
+        grid.append([f"`{label}`", *(_number(row["scores"].get(name), 3) for name in names)])
+    caption = "Means of the other scores, of the examples where they are defined."
+    return f"{caption}\n\n{markdown_of(grid)}"
 
 
 def pb_scores(summary: Mapping[str, Any]) -> str:
-    """Returns the PB scores of each model over its tasks of ParallelBench; empty without such."""
-    found = summary["parallel_bench"]
-    if not found:
+    """Returns a table of each model's PB scores on ParallelBench; empty if there are none."""
+    models = summary["parallel_bench"]
+    if not models:
         return ""
-    grid = [["model", "tasks", "settings", *found[0]["scores"]]]
-    for one in found:
-        scores = [_number(score, 2) for score in one["scores"].values()]
-        grid.append([one["model"], str(one["num_tasks"]), str(one["num_settings"]), *scores])
-    said = (
+    grid = [["model", "tasks", "settings", *models[0]["scores"]]]
+    for model in models:
+        scores = [_number(score, 2) for score in model["scores"].values()]
+        grid.append([model["model"], str(model["num_tasks"]), str(model["num_settings"]), *scores])
+    caption = (
         "ParallelBench: the most tokens a step (answer length over forwards, mean of the tasks) of "
         "a setting whose mean accuracy is at least so many per cent."
     )
-    return f"{said}\n\n{markdown_of(grid)}"
+    return f"{caption}\n\n{markdown_of(grid)}"
 
 
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _interval(found: Row | None, digits: int, sign: str = "") -> str:
-    if not found:
+def _interval(estimate: Row | None, digits: int, sign: str = "") -> str:
+    if not estimate:
         return "-"
-    value, low, high = (f"{found[name]:{sign}.{digits}f}" for name in ("value", "low", "high"))
+    value, low, high = (f"{estimate[name]:{sign}.{digits}f}" for name in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"

@@ -1,4 +1,4 @@
-"""Decodes a batch of examples and scores it: the one way from a run and examples to records."""
+"""Decodes a batch of examples and scores the answers; nothing else makes scored records."""
 
 import math
 from collections.abc import Sequence
@@ -39,9 +39,9 @@ def answer(
     )  # fmt: skip
     gained = gains.by_row()
     proposed = proposals.of(output.tokens, output.lengths())
-    found: list[ScoredExample] = []
+    results: list[ScoredExample] = []
     for row, (example, tokens) in enumerate(zip(examples, output.answers(), strict=True)):
-        one: ScoredExample = {
+        result: ScoredExample = {
             **_scored(run, example, run.tokenizer.decode(tokens, skip_special_tokens=True)),
             **cost_of(prompts[row], output, row),
             "committed": gained[row].committed,
@@ -51,15 +51,17 @@ def answer(
         }
         if run.trace:
             lead = len(prompts[row]) % (run.model.causal_block_length or 1)
-            told = recorded(trace, runners_up, proposed[row], row, lead)
-            pieces = {str(t): run.tokenizer.decode([t]) for t in sorted(tokens_of(one, told))}
-            one = {**one, "trace": told, "pieces": pieces}
-        found.append(one)
-    return found
+            recorded_trace = recorded(trace, runners_up, proposed[row], row, lead)
+            pieces = {
+                str(t): run.tokenizer.decode([t]) for t in sorted(tokens_of(result, recorded_trace))
+            }
+            result = {**result, "trace": recorded_trace, "pieces": pieces}
+        results.append(result)
+    return results
 
 
 def cost_of(prompt: Sequence[int], output: DecodeOutput, row: int) -> AnswerCost:
-    """Returns what the answer to a prompt cost."""
+    """Returns the cost of the answer to a prompt."""
     return {
         "prompt_length": len(prompt),
         "length": int(output.lengths()[row]),
@@ -76,7 +78,7 @@ def cost_of(prompt: Sequence[int], output: DecodeOutput, row: int) -> AnswerCost
 
 
 def said_of(error: BaseException) -> str:
-    """Returns how a record names an error."""
+    """Returns the text that names an error in a record."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -92,8 +94,8 @@ def _scored(run: Run, example: Example, text: str) -> ScoredExample:
 class RunnersUp:
     """Observes a decode and keeps, for each answer position, the distribution it was drawn from.
 
-    Positions are those of `Trace`; the last commit of a position counts. `told` has them by the
-    prompt's index and the position.
+    Positions are those of `Trace`; the last commit of a position counts. `told` has the
+    distributions by the prompt's index and the position.
     """
 
     def __init__(self) -> None:
@@ -105,19 +107,19 @@ class RunnersUp:
         committed = ~event.after.masked.gather(1, columns) & (before != after)
         top = event.view.likeliest(min(NUM_TOKENS, event.view.vocab_size))
         rows, at = committed.nonzero(as_tuple=True)
-        # Once for all rows: the host waits for each of these.
+        # Once for all rows, because the CPU waits for each of these.
         parts = (event.view.positions, event.view.entropy, top.tokens, top.probabilities)
         values = (part[rows, at].tolist() for part in parts)
-        told_all = zip(event.requests[rows].tolist(), *values, strict=True)
-        for request, position, nats, ids, shares in told_all:
+        entries = zip(event.requests[rows].tolist(), *values, strict=True)
+        for request, position, nats, ids, shares in entries:
             likely = [(i, round(p, 4)) for i, p in zip(ids, shares, strict=True)]
-            told = self.told.setdefault(request, {})
-            told[position] = (round(nats, 4), likely)
+            by_position = self.told.setdefault(request, {})
+            by_position[position] = (round(nats, 4), likely)
 
     def of(self, request: int, steps: list[int]) -> list[Told | None]:
-        """Returns the distribution of each position that a step committed, None of others."""
-        told = self.told.get(request, {})
-        return [told.get(at) if step >= 0 else None for at, step in enumerate(steps)]
+        """Returns the distribution of each position that a step committed, otherwise None."""
+        by_position = self.told.get(request, {})
+        return [by_position.get(at) if step >= 0 else None for at, step in enumerate(steps)]
 
 
 class _Step(NamedTuple):
@@ -130,10 +132,10 @@ class _Step(NamedTuple):
 
 
 class Proposals:
-    """Observes a decode and compares what each state proposed with the tokens of the end.
+    """Observes a decode and compares the proposals of each state with the final tokens.
 
-    A position counts in every state in which it could be committed, whether it was or not: that
-    tells what another threshold would have committed in the same states. Positions are those of
+    A position counts in every state in which it could be committed, even if it was not. This
+    shows what another threshold would have committed in the same states. Positions are those of
     `Trace`. Serves one call of `decode`.
     """
 
@@ -150,22 +152,22 @@ class Proposals:
         ))  # fmt: skip
 
     def of(self, tokens: Int[Tensor, "B G"], lengths: Int[Tensor, " B"]) -> list[Binned]:
-        """Returns for each row its proposals by confidence.
+        """Returns the proposals of each row, binned by confidence.
 
         Positions after an answer's length, up to and including the first EOS, do not count.
         """
-        found = torch.zeros(len(tokens) * NUM_BINS, 3, dtype=torch.float64)
+        sums = torch.zeros(len(tokens) * NUM_BINS, 3, dtype=torch.float64)
         tokens, lengths = tokens.cpu(), lengths.cpu()
         for step in self._steps:
             counts = (step.positions >= 0) & (step.positions < lengths[step.requests])
             requests, positions, proposed, confidence = (part[counts] for part in step)
             bins = (confidence * NUM_BINS).long().clamp(0, NUM_BINS - 1)
             agrees = proposed == tokens[requests, positions]
-            told = torch.stack([torch.ones_like(confidence), agrees.float(), confidence], dim=-1)
-            found.index_add_(0, requests * NUM_BINS + bins, told.double())
+            values = torch.stack([torch.ones_like(confidence), agrees.float(), confidence], dim=-1)
+            sums.index_add_(0, requests * NUM_BINS + bins, values.double())
         return [
             [(int(count), int(agreeing), round(total, 4)) for count, agreeing, total in row]
-            for row in found.view(len(tokens), NUM_BINS, 3).tolist()
+            for row in sums.view(len(tokens), NUM_BINS, 3).tolist()
         ]
 
 
@@ -182,7 +184,7 @@ def recorded(
         "steps": steps,
         "runners_up": runners_up.of(row, steps),
         "proposals": proposed,
-        "confidences": [_rounded(one) for one in trace.confidences[row].tolist()],
+        "confidences": [_rounded(value) for value in trace.confidences[row].tolist()],
         "revisions": [
             (r.position, r.token, r.committed, _rounded(r.confidence), r.removed)
             for r in trace.revisions[row]

@@ -58,14 +58,14 @@ class Folder:
     def claim(
         self, runs: Iterable[RunSettings], *, skipped: Iterable[Skipped] = (), alone: bool = False
     ) -> list[RunSettings]:
-        """Adds runs to the folder, the reference first; returns the runs that it holds besides.
+        """Adds runs to the folder, the reference first; returns the other runs of the folder.
 
         A run that an earlier command asked for stays if it has records, so that a corrected
         sweep, or one more sampler, needs no new folder. The first run of the folder stays first.
-        `skipped` were asked for and are not run. With `alone` these runs only are shown; records of
-        others stay on the disk, and a later command that asks for them finds them again. Whoever
-        shares the folder calls this while `writing`: runs of a process that has just begun have no
-        records yet. Raises ValueError if the folder is none, or is in another format.
+        `skipped` were asked for and are not run. With `alone` only these runs are shown; records of
+        other runs stay on the disk, for a later command that asks for those runs. Processes that
+        share the folder call this while `writing`, because runs of a process that has just begun
+        have no records yet. Raises ValueError if the path is no folder, or has another format.
         """
         self.require_usable()
         runs = list(dict.fromkeys(runs))
@@ -78,7 +78,7 @@ class Folder:
             earlier = [] if alone else [run for run in self.settings() if run.key("") in used]
             dropped = used if alone else set(self._written().dropped)
         others = [run for run in earlier if run not in runs]
-        # A corrected file has its own order; new settings come after those of the folder.
+        # Next to other runs, new runs come last; otherwise these runs have their own order.
         listed = [*earlier, *(r for r in runs if r not in earlier)] if others else runs
         written = _SettingsFile(
             runs=[run.written() for run in listed],
@@ -116,19 +116,19 @@ class Folder:
         return self._written().skipped
 
     def results(self) -> dict[RunSettings, list[Record]]:
-        """Returns the records of each run, the reference first; those of dropped runs are left out.
+        """Returns the records of each run, the reference first, without dropped runs.
 
-        Raises ValueError if the folder is damaged, or a record is of no run of the folder, or has
-        another key than its run and example give.
+        Raises ValueError if the folder is damaged, or a record belongs to no run of the
+        folder, or its key does not fit its run and example.
         """
-        found: dict[RunSettings, list[Record]] = {run: [] for run in self.settings()}
-        by_key = {run.key(""): run for run in found}
+        by_run: dict[RunSettings, list[Record]] = {run: [] for run in self.settings()}
+        by_key = {run.key(""): run for run in by_run}
         dropped = self._written().dropped
         strays = []
         for where, record in read_parts(self.path):
             run = by_key.get(record["settings"])
             if run and record["key"] == run.key(record["example"]):
-                found[run].append(record)
+                by_run[run].append(record)
             elif record["settings"] not in dropped:
                 strays.append(where)
         if strays:
@@ -139,7 +139,7 @@ class Folder:
                 f"made the folder, which restores {SETTINGS_FILE} and keeps the records; if that "
                 "does not help, move the line elsewhere to decode its example anew."
             )
-        return found
+        return by_run
 
     def records(self) -> list[Record]:
         """Returns all records, of all processes, each key once; see `read_parts`."""
@@ -191,10 +191,10 @@ class Folder:
                 "give the folder that a run wrote."
             )
         written = read_object(file, remedy="choose another folder")
-        found = written.get("format")
-        if found != FORMAT:
+        fmt = written.get("format")
+        if fmt != FORMAT:
             raise ValueError(
-                f"{file} must be in format {FORMAT}, got format {found}: its records were written "
+                f"{file} must be in format {FORMAT}, got format {fmt}: its records were written "
                 "by another version, and lack options that are compared here. Run anew into "
                 "another folder, or read it with the version that wrote it."
             )

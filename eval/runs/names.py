@@ -70,24 +70,24 @@ class Selection:
     def examples(self) -> Sequence[Example]:
         """Returns the examples, the same in every process.
 
-        Raises ValueError if the split has fewer than `limit`, does not exist or cannot be read, an
-        example is not as its types say, or two have one id.
+        Raises ValueError if the split has fewer examples than `limit`, does not exist or cannot be
+        read, a part of an example has a wrong type, or two examples have one id.
         """
         if self.limit is not None and self.limit > MAX_LIMIT:
             raise ValueError(f"limit must be at most {MAX_LIMIT}, got {self.limit}.")
-        found = self.task.examples(self.split, self.limit, self.examples_seed)
-        if not found:
+        examples = self.task.examples(self.split, self.limit, self.examples_seed)
+        if not examples:
             raise ValueError(f"{shown(self.address)} must have at least one example, got none.")
-        require_examples(self.address, found)
-        self.task.require_enough(self.split, len(found), self.limit)
+        require_examples(self.address, examples)
+        self.task.require_enough(self.split, len(examples), self.limit)
         # Records are found again by the id of their example.
-        for name, times in Counter(example.id for example in found).most_common(1):
+        for name, times in Counter(example.id for example in examples).most_common(1):
             if times > 1:
                 raise ValueError(
                     f"The examples of {shown(self.address)} must have distinct ids, got {name!r} "
                     f"{times} times. Without an id of its own, an example is named by its prompt."
                 )
-        return found
+        return examples
 
     def require_scores(self, examples: Sequence[Example]) -> None:
         """Raises ValueError if answers cannot be scored; the first example's target is scored."""
@@ -98,8 +98,8 @@ class Selection:
 
 def digest_of(examples: Sequence[Example]) -> str:
     """Returns a hash of ids, prompts, targets and templates, so that changes are noticed."""
-    parts = ([one.id, one.prompt, one.target, one.template] for one in examples)
-    return digest([own if own[-1] else own[:-1] for own in parts])
+    parts = ([example.id, example.prompt, example.target, example.template] for example in examples)
+    return digest([part if part[-1] else part[:-1] for part in parts])
 
 
 def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
@@ -111,8 +111,8 @@ def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
     address names no task, or an option that the task does not have.
     """
     name, options = split_address(address, _EXAMPLE)
-    own = {key: text for key, text in options.items() if key not in SELECTION}
-    task = construct(name, _maker(name), own, others=SELECTION, never=(CodeRunner,)).allowing(code)
+    rest = {key: text for key, text in options.items() if key not in SELECTION}
+    task = construct(name, _maker(name), rest, others=SELECTION, never=(CodeRunner,)).allowing(code)
     query = "&".join(f"{key}={_escaped(text)}" for key, text in options.items())
     return Selection(
         address=f"{name}?{query}" if query else name,
@@ -122,7 +122,7 @@ def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
 
 
 def _escaped(text: str) -> str:
-    """Returns an option as `split_address` reads it."""
+    """Escapes an option so that `split_address` reads it back."""
     return text.replace("%", "%25").replace("&", "%26")
 
 
@@ -140,28 +140,28 @@ def _maker(name: str) -> Callable[..., Task]:
             f"{LISTS}<keyword>", f"{JSON_LINES}<file>", f"{PARALLEL_BENCH}<folder>#<task>",
             "<module>:<Class> of your own",
         )  # fmt: skip
-        known = ", ".join([*TASKS, *others])
+        tasks = ", ".join([*TASKS, *others])
         raise ValueError(
-            f"A task must be one of {known}, got {shown(name)}; an address is such as {_EXAMPLE!r}."
+            f"A task must be one of {tasks}, got {shown(name)}; an address is such as {_EXAMPLE!r}."
         )
     return TASKS[name]
 
 
 def _own(name: str) -> Callable[..., Task]:
     module, _, kind = name.partition(":")
-    found = import_class(module, kind, (Task,))
-    if isabstract(found):
-        lacking = ", ".join(sorted(vars(found)["__abstractmethods__"]))
+    task_class = import_class(module, kind, (Task,))
+    if isabstract(task_class):
+        lacking = ", ".join(sorted(vars(task_class)["__abstractmethods__"]))
         raise ValueError(
             f"{shown(name)} must define all that a task has, got none of {lacking}. A value that "
             "is always the same is a class attribute, such as: version = 1"
         )
-    if found.__hash__ is None:
+    if task_class.__hash__ is None:
         raise ValueError(
             f"{shown(name)} must be a frozen dataclass, got one that can be changed; write "
             "@dataclass(frozen=True)."
         )
-    return found
+    return task_class
 
 
 def _parallel_bench(name: str) -> Callable[..., Task]:

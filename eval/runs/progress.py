@@ -10,12 +10,12 @@ from dllm_decode.core.progress import ProgressBar
 from eval.metrics.statistics import mean
 from eval.runs.records import Record, score_of
 
-# Looking at the canvas waits for the device: often enough to see, too seldom to slow it down.
+# Reading the canvas waits for the device: seldom enough not to slow it down.
 _LOOK_EVERY_S = 0.25
 
 
 class Sums:
-    """Running sums of one setting, with the records of earlier runs; speed in seconds without."""
+    """Running sums of one setting, earlier runs included; tokens/s are of this run only."""
 
     def __init__(self, num_examples: int, done: Sequence[Record] = ()) -> None:
         self.num_examples = num_examples
@@ -76,14 +76,14 @@ class Reporter:
         self._bar.__exit__()
 
     def expect(self, num_settings: int, num_examples: int) -> None:
-        """Announces the settings, and the examples of all that this process will decode."""
+        """Announces how many settings there are, and how many examples this process will decode."""
         self._num_settings = num_settings
         self._begin_bar(num_examples)
 
     def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
         """Starts the display of one setting.
 
-        `num_examples` are those of this process; `done` are their records from earlier runs.
+        `num_examples` counts the examples of this process; `done` has their earlier records.
         """
         self._label, self._sums = label, Sums(num_examples, done)
         self._num_begun += 1
@@ -107,9 +107,9 @@ class Reporter:
         if not self._console.is_terminal or now - self._looked < _LOOK_EVERY_S:
             return
         self._looked = now
-        left = event.after.unfinished.sum(-1) / event.after.gen_lengths
+        shares_left = event.after.unfinished.sum(-1) / event.after.gen_lengths
         # Rows of this batch that have left the round are finished, but not yet counted.
-        self._bar.update(self._num_decoded + float((1.0 - left).sum()), self._words())
+        self._bar.update(self._num_decoded + float((1.0 - shares_left).sum()), self._words())
 
     def _begin_bar(self, num_examples: int) -> None:
         self._bar.__exit__()
@@ -117,7 +117,7 @@ class Reporter:
         self._bar = ProgressBar(self._console, "run", num_examples).__enter__()
 
     def _words(self) -> str:
-        """Returns place and accuracy in 20 characters or so: bars have little room."""
+        """Returns place and accuracy in about 20 characters, because bars have little room."""
         return ", ".join(filter(None, (self._place(), self._sums.short())))
 
     def _say(self) -> None:
@@ -127,7 +127,7 @@ class Reporter:
         )
 
     def _place(self) -> str:
-        """Returns which setting of how many is decoded; empty for a single one."""
+        """Returns "n of N", the number of the current setting; empty if there is only one."""
         return f"{self._num_begun} of {self._num_settings}" * (self._num_settings > 1)
 
 

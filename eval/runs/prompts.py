@@ -1,4 +1,4 @@
-"""From an example's prompt to token ids, by any tokenizer."""
+"""Encodes the prompts of examples, by any tokenizer."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -32,11 +32,11 @@ class PromptTokenizer(Protocol):
 def encode_prompt(tokenizer: PromptTokenizer, example: Example, *, chat: bool) -> list[int]:
     """Returns the token ids that a model continues with its answer.
 
-    With `chat` a plain text becomes a user turn of the model's chat template; turns always are in
-    it. Raises ValueError if a template is wanted and the tokenizer has none.
+    With `chat` plain text becomes a user turn of the model's chat template; chat turns always use
+    the template. Raises ValueError if a template is wanted and the tokenizer has none.
     """
     text = _text_of(tokenizer, example, chat=chat)
-    # A template has written every special token there is to be.
+    # The chat template has written every special token already.
     is_plain = isinstance(example.prompt, str) and not chat
     return tokenizer.encode(text) if is_plain else tokenizer.encode(text, add_special_tokens=False)
 
@@ -44,22 +44,22 @@ def encode_prompt(tokenizer: PromptTokenizer, example: Example, *, chat: bool) -
 def templates_of(
     tokenizer: Any, model: MaskPredictor, examples: Sequence[Example], gen_length: int
 ) -> list[list[int]]:
-    """Returns the answer of each example with blanks as `decode` takes it; [] if none has one.
+    """Returns each example's answer with blanks as `decode` takes it; [] if no example has blanks.
 
     EOS follows a template, up to the answer's length. Raises ValueError if a template is longer.
     """
     if not any(example.template for example in examples):
         return []
-    found = []
-    for one in examples:
-        tokens = template_ids(tokenizer, one.template, model) if one.template else []
+    templates = []
+    for example in examples:
+        tokens = template_ids(tokenizer, example.template, model) if example.template else []
         if len(tokens) > gen_length:
             raise ValueError(
                 f"gen_length must be at least {len(tokens)}, the length of the template of the "
-                f"example {one.id!r}, got {gen_length}."
+                f"example {example.id!r}, got {gen_length}."
             )
-        found.append(tokens and tokens + [model.eos_ids[0]] * (gen_length - len(tokens)))
-    return found
+        templates.append(tokens and tokens + [model.eos_ids[0]] * (gen_length - len(tokens)))
+    return templates
 
 
 def said_of_unknown_words(

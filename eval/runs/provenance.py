@@ -1,9 +1,9 @@
 """The origin of a run: package, versions and device, and the code and the files that it read.
 
 Records are found again by names: of a model, of a filter, of a plug-in's class. The thing that has
-the name may change. Because of this a results folder keeps digests, by setting: `own_code.json`
+the name may change. For this reason a results folder keeps digests by setting: `own_code.json` has
 those of the user's own plug-ins, `own_files.json` those of weights and other files that were read.
-A folder without such notes goes on, and gets them.
+A folder without such notes can still be used, and gets the notes.
 """
 
 import json
@@ -35,7 +35,7 @@ _OTHERS = ("numpy", "tokenizers", "transformers", "triton")
 def package_commit() -> str | None:
     """Returns the commit of this package, with a `+` if its files have changed.
 
-    The commit is that of the checkout that the package is imported from, or the one that pip noted
+    It is the commit of the checkout that the package is imported from, or the commit that pip noted
     when it installed from a repository. A package in a virtual environment inside somebody's
     repository is not part of that repository: its commit is None.
     """
@@ -64,7 +64,7 @@ def machine_of(device: str | torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "versions": {name: found for name in _OTHERS if (found := version_of(name))},
+        "versions": {name: installed for name in _OTHERS if (installed := version_of(name))},
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "command": " ".join(sys.argv[1:]),
     }
@@ -74,10 +74,10 @@ def device_name(device: torch.device) -> str:
     """Returns the name of a GPU, or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    listed = Path("/proc/cpuinfo")
-    lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
 
 
 def now() -> str:
@@ -96,12 +96,12 @@ def _checkout_commit(root: Path) -> str | None:
 
 def _git(root: Path, *arguments: str) -> str:
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["git", *arguments], cwd=root, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 def _installed_commit() -> str | None:
@@ -121,7 +121,7 @@ Notes: TypeAlias = Mapping[str, dict[str, Digests]]
 
 
 def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[str]) -> Notes:
-    """Checks that records which are kept were made by the code and files that are there now.
+    """Checks that kept records were made with the current code and files.
 
     `runs` has the run by setting (`Settings.key("")`); `kept` are settings that have records which
     will not be decoded anew. Raises ValueError if the code of a plug-in, or a file that was read,
@@ -141,11 +141,11 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
             changes = _changes(notes[note].get(setting, {}), digests) if setting in kept else {}
             for name, change in changes.items():
                 is_task = name in own_modules(run.selection.task)
-                other = ", or raise `version` of the task" if is_task else ""
+                task_hint = ", or raise `version` of the task" if is_task else ""
                 raise ValueError(
                     f"{files.get(name, name)} must be as it was when the records in {folder} were "
                     f"decoded, but {change} since: old answers would be taken for new ones. Choose "
-                    f"another folder{other}. If all records are errors, --retry-errors decodes "
+                    f"another folder{task_hint}. If all records are errors, --retry-errors decodes "
                     "them anew."
                 )
             if digests:
@@ -155,38 +155,38 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
 
 def write_notes(folder: Path, notes: Notes) -> None:
     """Writes the notes of a folder."""
-    for name, found in notes.items():
-        if found:
-            write_json(folder / name, found)
+    for name, by_setting in notes.items():
+        if by_setting:
+            write_json(folder / name, by_setting)
 
 
 def files_of(run: Run) -> dict[str, Path]:
     """Returns the files that the model, the sampler and the verifier of a run were read from.
 
-    Names are such as "model/config.json", wherever the folder is: a copy is the same model. A name
-    that comes again is numbered.
+    Names are such as "model/config.json", without the folder, because a copy is the same model.
+    Repeated names are numbered.
     """
     parts = {
         "model": run.files,
         "sampler": run.sampler.files if run.verifier.asks_sampler else (),
         "verifier": run.verifier.files,
     }
-    found: dict[str, Path] = {}
-    for part, own in parts.items():
-        for index, file in enumerate(own):
-            num_before = sum(other.name == file.name for other in own[:index])
-            found[f"{part}/{file.name}" + f" ({num_before + 1})" * bool(num_before)] = file
-    return found
+    by_name: dict[str, Path] = {}
+    for part, files in parts.items():
+        for index, file in enumerate(files):
+            num_before = sum(earlier.name == file.name for earlier in files[:index])
+            by_name[f"{part}/{file.name}" + f" ({num_before + 1})" * bool(num_before)] = file
+    return by_name
 
 
 def _changes(before: Digests, now: Digests) -> dict[str, str]:
     """Returns by name how a module or a file changed since a note, if there was one."""
     # A run in Python need not say which files its model, "model/...", was read from.
-    known, told = ({name.partition("/")[0] for name in names} for names in (before, now))
+    old_parts, new_parts = ({name.partition("/")[0] for name in names} for names in (before, now))
     changes = {}
     for name in {**before, **now}:
         part, is_file, _ = name.partition("/")
-        if before.get(name) == now.get(name) or (is_file and part not in known & told):
+        if before.get(name) == now.get(name) or (is_file and part not in old_parts & new_parts):
             continue
         if is_file:
             verb = "added" if name not in before else "changed" if name in now else "removed"
@@ -203,5 +203,5 @@ def _read(file: Path) -> dict[str, Digests]:
         "without it nobody knows what the records were made of: choose another folder, or remove "
         "the file if nothing has changed since"
     )
-    found: dict[str, Digests] = read_object(file, dict[str, dict[str, str]], remedy=remedy)
-    return found
+    digests: dict[str, Digests] = read_object(file, dict[str, dict[str, str]], remedy=remedy)
+    return digests

@@ -1,4 +1,4 @@
-"""Records: what is kept of each example, a line of JSON that is appended and never changed."""
+"""Records: a line of JSON for each example, which is appended and never changed."""
 
 import gc
 import json
@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from dllm_decode.cli.files import decoded
 
-# Numbers fit 64 bits: Python reads greater ones, which nothing writes and sums overflow on.
+# Numbers must fit 64 bits: Python would read greater numbers, and their sums overflow.
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -28,10 +28,10 @@ _REMEDY = "move the line elsewhere to decode its example anew"
 
 
 class RecordedTrace(TypedDict):
-    """How an answer came about; lists have an entry for each token of the answer.
+    """The trace of an answer; lists have an entry for each token of the answer.
 
     Attributes:
-        steps: Step of the last commit, whose confidence follows; -1 if no round committed it.
+        steps: Step of each token's last commit, as in `confidences`; -1 if no round committed it.
         lead: Prompt tokens in the first block of a block-causal model.
         revisions: Position, token, step of its commit, confidence and step of its removal.
         runners_up: Other tokens that the last commit could have been.
@@ -79,7 +79,7 @@ class ScoredExample(AnswerCost, total=False):
 
 
 class Record(ScoredExample):
-    """One example under one setting; `docs/metrics.md` says which numbers are made of it."""
+    """One example under one setting; `docs/metrics.md` lists the metrics of records."""
 
     key: str
     settings: str
@@ -107,17 +107,17 @@ def append(path: Path, records: Iterable[Record]) -> None:
 def read_parts(folder: Path) -> list[tuple[str, Record]]:
     """Returns the records of all processes, each key once, with file and line for messages.
 
-    A later record of a key replaces an error, nothing else. Raises ValueError if a line other than
-    a torn last one is damaged, or lacks a field.
+    A later record of a key counts only if the earlier record is an error. Raises ValueError if a
+    line other than a torn last line is damaged, or lacks a field.
     """
-    kept: dict[str, tuple[str, Record]] = {}
+    by_key: dict[str, tuple[str, Record]] = {}
     with _uncollected():
         for part in sorted(folder.glob("part-*.jsonl")):
             for where, record in _read(part):
-                earlier = kept.get(record["key"])
+                earlier = by_key.get(record["key"])
                 if earlier is None or earlier[1]["error"] is not None:
-                    kept[record["key"]] = where, record
-    return list(kept.values())
+                    by_key[record["key"]] = where, record
+    return list(by_key.values())
 
 
 def _read(path: Path) -> Iterator[tuple[str, Record]]:
@@ -132,7 +132,7 @@ def _read(path: Path) -> Iterator[tuple[str, Record]]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Halts the garbage collector: over millions of new objects it takes most of the time."""
+    """Stops the garbage collector, which takes most of the time with millions of new objects."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -172,7 +172,7 @@ def _require_trace(record: Record, trace: RecordedTrace, where: str) -> None:
 
 
 def score_of(record: Record) -> float | None:
-    """Returns the primary score of a record; an error is wrong."""
+    """Returns the primary score of a record; an error scores 0."""
     return 0.0 if record["error"] is not None else record["scores"][record["primary"]]
 
 
@@ -185,12 +185,12 @@ def trace_of(record: Record) -> RecordedTrace:
 
 
 def proposals_of(record: Record) -> Binned | None:
-    """Returns the proposals of a record; None for one that raised or has none."""
+    """Returns the proposals of a record; None if its example raised or it has no proposals."""
     trace = record["trace"] if record["error"] is None else None
     return trace.get("proposals") if trace else None
 
 
 def tokens_of(record: ScoredExample, trace: RecordedTrace) -> set[int]:
     """Returns every token that an answer with a trace names."""
-    likely = {token for told in trace.get("runners_up", ()) if told for token, _ in told[1]}
+    likely = {token for entry in trace.get("runners_up", ()) if entry for token, _ in entry[1]}
     return {*record["tokens"], *(revision[1] for revision in trace["revisions"]), *likely}

@@ -42,7 +42,7 @@ Axes: TypeAlias = Mapping[str, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Sweep:
-    """Settings whose every combination is run; of each task the first is the reference.
+    """Settings of which every combination is run; the first one of each task is the reference.
 
     Attributes:
         models: Embedded names, folders or hub ids.
@@ -90,15 +90,15 @@ class Sweep:
         Raises ValueError if files are missing or damaged, a split does not exist or is too small,
         or answers cannot be scored.
         """
-        found = [parse_task(address, code) for address in self.tasks]
-        for selection in found:
+        selections = [parse_task(address, code) for address in self.tasks]
+        for selection in selections:
             selection.require_scores(selection.examples())
-        return found
+        return selections
 
     def runs(
         self, loaded: Mapping[str, Loaded], selections: Sequence[Selection], *, trace: bool
     ) -> Iterator[Run]:
-        """Yields the runs, task by task; one for all samplers where the verifier asks none.
+        """Yields the runs, by model and task; only the first sampler's if the verifier asks none.
 
         `loaded` has the models by name; with `trace` step and confidence are recorded.
         """
@@ -128,7 +128,7 @@ class Sweep:
 
 
 class Measured(NamedTuple):
-    """A results folder, and those of its settings that the command decoded."""
+    """A results folder, and the settings in it that the command decoded."""
 
     folder: Folder
     settings: list[RunSettings]
@@ -162,24 +162,24 @@ def run_sweep(options: argparse.Namespace, warn: Warn) -> Measured:
 
 
 def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
-    """Decodes what the results folder lacks, all of it checked before the first forward."""
+    """Decodes the answers that the results folder lacks; checks all before the first forward."""
     place = Place.of_launch()
     Folder(options.out).require_usable()
-    own: list[RunSettings] = []
+    settings: list[RunSettings] = []
 
     def tell(plan: RunPlan, others: list[RunSettings]) -> None:
-        own.extend(one.settings for one in plan.runs)
+        settings.extend(checked.settings for checked in plan.runs)
         if place.rank > 0:
             return
-        for one in plan.skipped:
-            sys.stderr.write(f"Skipped {one.setting}: {one.reason}\n")
+        for skipped in plan.skipped:
+            sys.stderr.write(f"Skipped {skipped.setting}: {skipped.reason}\n")
         if others:
             sys.stderr.write(
                 f"The folder holds {len(others)} settings besides; they stay in the report "
                 "(--drop-others leaves them out).\n"
             )
         warn_of_unknown_words(plan.runs)
-        warn(sweep.samplers, own)
+        warn(sweep.samplers, settings)
 
     selections = sweep.selections(code_for(options))
     loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
@@ -193,57 +193,57 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
         drop_others=options.drop_others,
         on_plan=tell,
     )
-    return Measured(folder, own)
+    return Measured(folder, settings)
 
 
 def canonical_constraint(text: str) -> str:
-    """Returns a constraint as records have it, or raises ValueError if the text is none."""
+    """Returns a constraint as records have it; raises ValueError if the text is no constraint."""
     if not text:
         return ""
-    given = decoded(text.encode(), dict[str, Any], f"The constraint {shown(text)}", "write another")
-    constraint_of(given)
-    return canonical(given)
+    value = decoded(text.encode(), dict[str, Any], f"The constraint {shown(text)}", "write another")
+    constraint_of(value)
+    return canonical(value)
 
 
 def code_for(options: argparse.Namespace) -> CodeRunner:
-    """Returns what runs programs that a model wrote, as far as the user allows it."""
+    """Returns the runner of programs that a model wrote, which refuses unless allowed."""
     if not options.allow_code and options.code_runner != "auto":
         raise ValueError("--code-runner must be given with --allow-code, which runs programs.")
     return Sandbox(options.code_runner) if options.allow_code else NO_CODE
 
 
 def warn_of_unknown_words(runs: Sequence[Checked]) -> None:
-    """Warns on standard error, once a task and model, of words that the tokenizer does not know."""
-    told = set()
+    """Warns on standard error, by task and model, of words that the tokenizer does not know."""
+    warned = set()
     for run, examples, settings in runs:
         key = (settings.model, settings.task, settings.prompts)
-        if key not in told:
-            told.add(key)
-            said = said_of_unknown_words(run.tokenizer, examples, chat=settings.prompts == "chat")
-            if said:
-                sys.stderr.write(f"WARNING: {settings.task}, model {settings.model}: {said}\n")
+        if key not in warned:
+            warned.add(key)
+            text = said_of_unknown_words(run.tokenizer, examples, chat=settings.prompts == "chat")
+            if text:
+                sys.stderr.write(f"WARNING: {settings.task}, model {settings.model}: {text}\n")
 
 
 def read_sweep(path: str | Path) -> Sweep:
     """Reads a sweep file, or raises ValueError if the file is missing or is not such a sweep."""
-    written = _toml_of(path)
-    known = {f.name: f.type for f in fields(Sweep) if f.name not in ("models", "decoding")}
-    own: dict[str, Any] = {}
+    entries = _toml_of(path)
+    kinds = {f.name: f.type for f in fields(Sweep) if f.name not in ("models", "decoding")}
+    values: dict[str, Any] = {}
     decoding: dict[str, tuple[Any, ...]] = {}
-    for name, value in written.items():
+    for name, value in entries.items():
         if name == "model":
-            own["models"] = _values(path, name, value, str)
+            values["models"] = _values(path, name, value, str)
         elif name in OPTIONS:
             decoding[name] = _values(path, name, value, OPTIONS[name])
-        elif name in known:
-            own[name] = _own(path, name, value, known[name])
+        elif name in kinds:
+            values[name] = _own(path, name, value, kinds[name])
         else:
-            raise ValueError(_unknown(path, name, ["model", *known, *OPTIONS]))
+            raise ValueError(_unknown(path, name, ["model", *kinds, *OPTIONS]))
     for name in ("model", "tasks", "samplers"):
-        if name not in written:
+        if name not in entries:
             raise ValueError(f"{path} lacks {name!r}; a sweep names model, tasks and samplers.")
     try:
-        return Sweep(decoding=decoding, **own)
+        return Sweep(decoding=decoding, **values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -270,26 +270,26 @@ def _own(path: str | Path, name: str, value: Any, kind: Any) -> Any:
 def _values(path: str | Path, name: str, value: Any, kind: Any) -> tuple[Any, ...]:
     """Reads one value of an option, or a list of them."""
     values = [value] if is_of(value, kind) or not isinstance(value, list) else value
-    if not values or not all(is_of(one, kind) for one in values):
-        named = kind.__name__ if isinstance(kind, type) else str(kind)
+    if not values or not all(is_of(item, kind) for item in values):
+        kind_name = kind.__name__ if isinstance(kind, type) else str(kind)
         raise ValueError(
-            f"{name} in {path} must be a value of type {named} or a list of them, "
+            f"{name} in {path} must be a value of type {kind_name} or a list of them, "
             f"got {shown(value)}."
         )
-    return tuple(tuple(one) if isinstance(one, list) else one for one in values)
+    return tuple(tuple(item) if isinstance(item, list) else item for item in values)
 
 
-def _unknown(path: str | Path, name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"it may hold {', '.join(known)}."
+def _unknown(path: str | Path, name: str, allowed: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, allowed, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"it may hold {', '.join(allowed)}."
     return f"{path} has an entry {name!r} that no sweep has; {hint}"
 
 
 def _require_distinct(name: str, written: Sequence[Any], meant: Sequence[Any]) -> None:
     if not written:
         raise ValueError(f"{name} must have at least one entry, got none.")
-    for index, one in enumerate(meant):
-        if one in meant[:index]:
+    for index, value in enumerate(meant):
+        if value in meant[:index]:
             raise ValueError(
                 f"{name} must be distinct, got {shown(written[index])} twice: "
                 "it would count as two."

@@ -10,10 +10,10 @@ class Outcome:
     """The result of running a program.
 
     Attributes:
-        compiled: It is Python.
-        loaded: It ran to its end, before the tests.
+        compiled: The program is valid Python.
+        loaded: The program ran to its end, before the tests.
         passed: The last line of the tests was reached.
-        reason: Why it did not pass; empty if it did.
+        reason: Why the program did not pass; empty if it passed.
     """
 
     compiled: bool
@@ -23,7 +23,7 @@ class Outcome:
 
 
 class CodeRunner(ABC):
-    """Runs the programs that a model wrote, or refuses to."""
+    """Runs the programs that a model wrote, or refuses to run them."""
 
     @abstractmethod
     def require_ready(self, name: str) -> None:

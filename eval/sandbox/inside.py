@@ -52,20 +52,20 @@ def main(job: dict[str, Any]) -> None:
         signal.setitimer(signal.ITIMER_REAL, job["wall_s"])
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     except TimeoutError:
-        # Root needs no right to kill another user's process where its own end does that.
+        # Root may lack the right to kill another user's process; the end of this one ends it too.
         with suppress(PermissionError):
             os.kill(child, signal.SIGKILL)
         reason = f"more than {job['wall_s']:g} s"
     else:
         reason = reason_of_end(status, job)
-    # The program may have filled the pipe, and nobody reads it yet.
+    # The program may have filled the pipe, which nobody reads yet: try for at most 1 s.
     signal.setitimer(signal.ITIMER_REAL, 1)
     report("failed", reason)
     os._exit(0)
 
 
 def reason_of_end(status: int, job: dict[str, Any]) -> str:
-    """Returns the reason why a program failed that ended before it reported its own end."""
+    """Returns why a program ended before it reported its own end."""
     if status == -signal.SIGXCPU:
         return f"more than {job['cpu_s']} s of processor time"
     ended = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
@@ -100,11 +100,11 @@ def run(job: dict[str, Any], tests: CodeType, report: StageReport) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns type and message of an error, and the line of the tests that it came through."""
-    said = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    """Returns type and message of an error, and the line of the tests that led to it."""
+    message = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     frames = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in frames if frame.f_code.co_filename == TESTS]
-    return said[:MAX_REASON] + (f" (line {lines[-1]} of the tests)" if lines else "")
+    return message[:MAX_REASON] + (f" (line {lines[-1]} of the tests)" if lines else "")
 
 
 def limit_resources(job: dict[str, Any]) -> None:

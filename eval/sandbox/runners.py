@@ -31,7 +31,7 @@ def commands_of(runner: str, memory_bytes: int) -> list[list[str]]:
     the text is empty or not quoted as in a shell.
     """
     try:
-        # It would read standard input in place of None.
+        # `shlex.split(None)` would read standard input.
         words = shlex.split(runner if isinstance(runner, str) else "")
     except ValueError as error:
         raise ValueError(
@@ -43,7 +43,7 @@ def commands_of(runner: str, memory_bytes: int) -> list[list[str]]:
             f"got {runner!r}."
         )
     name, _, image = runner.partition(":")
-    # The second is for a root that may not do without a user namespace.
+    # The second command is for a root user who needs a user namespace.
     named = {"bwrap": [bubblewrap(), bubblewrap("--unshare-user")]}
     for program in ("podman", "docker"):
         named[program] = [container(program, image or IMAGE, memory_bytes + TMP_BYTES)]

@@ -6,7 +6,7 @@ time, wall time, memory, processes, open files and the size of a file; no core d
 ends, with all processes in it, when the program has ended or its time is up, and bubblewrap's also
 if the evaluation is killed. A container's own clock ends the container in that case.
 
-It does not guard against:
+The sandbox does not guard against:
 
 - A hole in the kernel, which programs share.
 - A program made to forge its verdict. Tests run in the candidate's interpreter; a candidate that
@@ -96,7 +96,7 @@ class Sandbox(CodeRunner):
         return self._run(_working_command(self), candidate, tests)
 
     def _run(self, command: Sequence[str], candidate: str, tests: str) -> Outcome:
-        # A stage has a word of its own: a program that reads its report learns no word to come.
+        # Each stage has its own word, so that a program that reads its report learns no later word.
         words = {stage: secrets.token_hex(16) for stage in STAGES}
         job = {
             "candidate": candidate, "tests": tests, "words": words, "cpu_s": self.cpu_s,
@@ -119,32 +119,32 @@ def _report_of(command: Sequence[str], program: str, limit_s: float) -> tuple[by
     """Runs a command in a process group and an empty folder of its own, and ends the whole group.
 
     Returns:
-        Its report, and how the command ended, with the last words of its standard error.
+        The report, and how the command ended, with the last words of its standard error.
     """
     environment = {key: os.environ[key] for key in _KEPT if key in os.environ}
     with (
         tempfile.TemporaryDirectory(prefix="sandbox-", ignore_cleanup_errors=True) as folder,
-        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as program_file,
         tempfile.TemporaryFile() as complaint,
     ):
-        given.write(program.encode())
-        given.seek(0)
+        program_file.write(program.encode())
+        program_file.seek(0)
         try:
             process = subprocess.Popen(
-                command, stdin=given, stdout=subprocess.PIPE, stderr=complaint, cwd=folder,
+                command, stdin=program_file, stdout=subprocess.PIPE, stderr=complaint, cwd=folder,
                 env={**ENVIRONMENT, **environment}, start_new_session=True, bufsize=0,
             )  # fmt: skip
         except OSError as error:
             raise RuntimeError(f"The sandbox must start, got {error}") from error
         end = _end_of(process, limit_s)
         complaint.seek(max(0, complaint.seek(0, os.SEEK_END) - MAX_COMPLAINT_BYTES))
-        said = " ".join(complaint.read().decode(errors="replace").split())
-        # The pipe holds more than is ever reported, so it is read only now. A program that floods
-        # it waits until its time is up. A process in another session may hold the pipe open.
+        last_words = " ".join(complaint.read().decode(errors="replace").split())
+        # The pipe has room for every report, so it is read only now. A program that floods the pipe
+        # waits until its time is up. A process in another session may hold the pipe open.
         assert process.stdout is not None
         with process.stdout as report:
             os.set_blocking(report.fileno(), False)
-            return report.read(MAX_REPORT_BYTES) or b"", f"{end}: {said}"
+            return report.read(MAX_REPORT_BYTES) or b"", f"{end}: {last_words}"
 
 
 def _end_of(process: subprocess.Popen[bytes], limit_s: float) -> str:
@@ -153,14 +153,14 @@ def _end_of(process: subprocess.Popen[bytes], limit_s: float) -> str:
     except subprocess.TimeoutExpired:
         return f"no end within {limit_s:g} s"
     finally:
-        # None of the group may be left, which macOS calls a lack of permission.
+        # The group may have no process left, which macOS reports as a lack of permission.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
 def _read(report: bytes, words: Mapping[str, str]) -> dict[str, str]:
-    """Reads what was reported under secret words; a program may have written other lines."""
+    """Reads the stages reported under secret words; a program may have written other lines."""
     stage_of = {word: stage for stage, word in words.items()}
     stages: dict[str, str] = {}
     for line in report.decode(errors="replace").split("\n"):

@@ -16,9 +16,9 @@ MAX_PROMPTS = 1_000_000
 def binomial_p(num_lost: int, num_prompts: int, max_rate: float) -> float:
     """Returns P(Bin(n, max_rate) <= num_lost), exactly.
 
-    A p-value of "the rate of losses is above `max_rate`" for a number of prompts that was fixed
-    before looking. Where losses are regressions (right under the reference, wrong under the
-    setting), the drop of the accuracy is at most their rate, so it certifies the drop too.
+    This is a p-value of "the rate of losses is above `max_rate`" for a number of prompts that was
+    fixed before looking. If losses are regressions (right under the reference, wrong under the
+    setting), the drop of the accuracy is at most their rate, so the test certifies the drop too.
 
     Source: Angelopoulos et al. 2021, "Learn then Test", https://arxiv.org/abs/2110.01052, the exact
     test of a binary loss.
@@ -37,9 +37,9 @@ def wealth(drops: Shaped[np.ndarray, "*S n"], max_drop: float) -> NDArray[np.flo
 
     K_t = product over s <= t of 1 + v_s (max_drop - d_s), with stakes v_s from the past alone:
     (max_drop - m) / (s2 + (max_drop - m)^2) within [0, 1 / (2 (1 - max_drop))], where m and s2 are
-    the running mean and variance, 0 and 1/4 before the first prompt. Where the mean drop is at
-    least `max_drop`, the wealth is a supermartingale: it ever reaches 1 / delta with probability at
-    most delta (Ville), however many prompts are added and whenever one stops.
+    the running mean and variance, 0 and 1/4 before the first prompt. If the mean drop is at least
+    `max_drop`, the wealth is a supermartingale: the probability that it ever reaches 1 / delta is
+    at most delta (Ville), however many prompts are added and whenever the test stops.
 
     Source: Waudby-Smith and Ramdas 2020, "Estimating means of bounded random variables by betting",
     https://arxiv.org/abs/2010.09686, approximate Kelly stakes.
@@ -52,7 +52,7 @@ def wealth(drops: Shaped[np.ndarray, "*S n"], max_drop: float) -> NDArray[np.flo
         max_drop: Greatest drop that is allowed, in (0, 1).
     """
     series = np.asarray(drops, dtype=np.float64)
-    found = np.empty_like(series)
+    wealth_path = np.empty_like(series)
     current, mean = np.ones(series.shape[:-1]), np.zeros(series.shape[:-1])
     spread, variance = np.full(series.shape[:-1], 0.25), np.full(series.shape[:-1], 0.25)
     cap = 0.5 / (1 - max_drop)
@@ -61,16 +61,16 @@ def wealth(drops: Shaped[np.ndarray, "*S n"], max_drop: float) -> NDArray[np.flo
         stake = np.clip(edge / (variance + edge**2), 0.0, cap)
         drop = series[..., index]
         current = current * (1 + stake * (max_drop - drop))
-        found[..., index] = current
+        wealth_path[..., index] = current
         # The prior counts as one prompt without a drop.
         mean = mean + (drop - mean) / (index + 2)
         spread = spread + (drop - mean) ** 2
         variance = spread / (index + 2)
-    return found
+    return wealth_path
 
 
 def betting_p(drops: Sequence[Number], max_drop: float) -> float:
-    """Returns 1 / max over t of the wealth: a p-value that is valid whenever one stops."""
+    """Returns 1 / max over t of the wealth: a p-value that is valid whenever the test stops."""
     if not len(drops):
         return 1.0
     return min(1.0, 1.0 / float(wealth(np.asarray(drops), max_drop).max()))

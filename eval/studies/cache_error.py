@@ -62,12 +62,12 @@ class CacheError:
     Standard errors are over prompts.
 
     Attributes:
-        cache: Its repr.
+        cache: The expression of the policy.
         divergence: Mean over prompts of the mean KL(exact || cached) in nats at the positions that
             the sampler could have committed.
         changed: Mean over prompts of the share of steps that would have been decided otherwise on
             the exact conditionals of the same canvas.
-        accuracy: Mean score of the answers that have one; `None` if none has.
+        accuracy: Mean of the scores that are defined; `None` if none is.
         nfe: Mean forwards of a row.
         query_positions: Mean columns computed for a row.
     """
@@ -85,22 +85,22 @@ class CacheError:
 
 
 def compared(inner: Verifier, sums: Float[Tensor, "4 B"]) -> Verifier:
-    """Returns a verifier that also notes each decision on the exact view of the same canvas.
+    """Returns a verifier that also compares each step with the exact view of the same canvas.
 
-    The exact view costs a forward a step, which is not counted. `sums` are, for each row of the
-    decode, of divergences, of their positions, of changed decisions, and of steps.
+    The exact view costs a forward a step, which is not counted. `sums` has, for each row of the
+    decode, the sums of divergences, their positions, changed decisions and steps.
     """
 
     def look(decoder: Decoder, state: State) -> tuple[State, Look]:
         state, seen = inner.look(decoder, state)
-        # Nothing is cached for the exact forward, and its layout is another one.
+        # The exact forward uses no cache, and has another layout.
         blank = state._replace(cache=CacheState(state.cache.capacity), layout=None)
         computed, exact = NoVerifier().look(replace(decoder, cache=NoCache()), blank)
         _note(decoder, state, seen, exact, sums)
         return state._replace(breaches=computed.breaches), seen
 
     noting = copy(inner)
-    # An attribute of the object, so that all else stays that of the verifier.
+    # Set on the object, so that everything else stays as in the verifier.
     object.__setattr__(noting, "look", look)
     return noting
 
@@ -114,10 +114,10 @@ def _note(
         exact = Look(exact.view.take(index), seen.window, seen.rows)
     view, tokens = _decided(decoder, state, seen)
     # The open positions may depend on the logits, too.
-    expected, others = _decided(decoder, state, exact)
+    expected, expected_tokens = _decided(decoder, state, exact)
     divergence = _divergence(expected.logits, view.logits)
     divergence = divergence.masked_fill(~view.eligible, 0.0)
-    changed = (others != tokens).any(-1)[list(stepping)]
+    changed = (expected_tokens != tokens).any(-1)[list(stepping)]
     parts = (divergence.sum(-1), view.eligible.sum(-1), changed, torch.ones_like(changed))
     rows = [state.rows[n].request.index for n in stepping]
     sums[:, rows] += torch.stack([part.double() for part in parts]).cpu()
@@ -144,8 +144,8 @@ def error_of(run: Run) -> CacheError:
         changes += (sums[2] / sums[3]).tolist()
     primary = run.selection.task.primary
     # An answer whose scorer raised is wrong, as in a report.
-    found = [0.0 if one["error"] is not None else one["scores"][primary] for one in answers]
-    scores = [score for score in found if score is not None]
+    all_scores = [0.0 if a["error"] is not None else a["scores"][primary] for a in answers]
+    scores = [score for score in all_scores if score is not None]
     return CacheError(
         cache=expression_of(run.cache),
         num_prompts=len(examples),
@@ -155,8 +155,8 @@ def error_of(run: Run) -> CacheError:
         changed_stderr=standard_error(changes),
         accuracy=mean(scores) if scores else None,
         accuracy_stderr=standard_error(scores) if scores else None,
-        nfe=mean([one["nfe"] for one in answers]),
-        query_positions=mean([one["query_positions"] for one in answers]),
+        nfe=mean([a["nfe"] for a in answers]),
+        query_positions=mean([a["query_positions"] for a in answers]),
     )
 
 
@@ -175,23 +175,23 @@ def run(options: argparse.Namespace) -> int:
     selection.require_scores(selection.examples())
     written = None if options.json is None else require_file("--json", options.json)
     loaded = open_model(options.model, options, options.revision)
-    one = Run(
+    base = Run(
         loaded.model, loaded.tokenizer, selection, sampler, blocks=blocks, verifier=verifier,
         decoding=decoding_of(selection, given_of(options), blocks), batch_size=options.batch_size,
         model_source=loaded.source,
     )  # fmt: skip
-    runs = [replace(one, cache=cache) for cache in caches]
+    runs = [replace(base, cache=cache) for cache in caches]
     examples = selection.examples()
-    for each in runs:
-        each.check(examples)
-    warn_of_unknown_words([Checked(one, examples, one.settings(examples))])
-    errors = [error_of(each) for each in runs]
+    for cache_run in runs:
+        cache_run.check(examples)
+    warn_of_unknown_words([Checked(base, examples, base.settings(examples))])
+    errors = [error_of(cache_run) for cache_run in runs]
     console = Console(highlight=False)
     console.print(f"n = {len(examples)} prompts; figures are followed by their standard error\n")
     show_grid(console, grid_of(errors))
     if written:
         named = {name: value for name, value in vars(options).items() if name in _SETTINGS}
-        settings = named | {"num_prompts": len(examples)} | asdict(one.decoding)
+        settings = named | {"num_prompts": len(examples)} | asdict(base.decoding)
         content = {"settings": settings, "errors": [asdict(error) for error in errors]}
         write_json(written, content)
     return 0
@@ -221,6 +221,6 @@ def _divergence(
     exact: Float[Tensor, "B W V"], cached: Float[Tensor, "B W V"]
 ) -> Float[Tensor, "B W"]:
     p, q = exact.double().log_softmax(-1), cached.double().log_softmax(-1)
-    # Tokens that must never be emitted have no share in either.
+    # Tokens that must never be emitted have probability 0 in both.
     terms = torch.where(p == -torch.inf, 0.0, p.exp() * (p - q))
     return terms.sum(-1).clamp(min=0.0)

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     rungs = _rungs(options)
     selection = _selection(options)
     checked = _checked(options, rungs, selection)
-    settings = [one.settings for one in checked]
+    settings = [c.settings for c in checked]
     with part_of(folder, checked, retry_errors=options.retry_errors) as part:
         folder.claim(settings)
         warnings = _warnings(folder, selection, settings, options, guarantee)
@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
                 checked[0], checked[1:], guarantee, part, reporter,
                 agreement=options.agreement, order_on=options.order_on,
             )  # fmt: skip
-    given = {one.settings.key(""): rung for one, rung in zip(checked, rungs, strict=True)}
-    chosen = asdict(given[RunSettings.of(card.setting).key("")])
+    rungs_by_key = {c.settings.key(""): rung for c, rung in zip(checked, rungs, strict=True)}
+    chosen = asdict(rungs_by_key[RunSettings.of(card.setting).key("")])
     expressions = {name: text for name, text in chosen.items() if name != "model"}
     card = structs.replace(
         card, expressions=expressions, warnings=tuple(warnings),
@@ -92,11 +92,11 @@ def _rungs(options: argparse.Namespace) -> list[Parts]:
     if bool(options.settings) == bool(options.ladder):
         raise ValueError("Give the settings with --sampler, or a --ladder: one of the two.")
     texts = options.settings or LADDERS[options.ladder]
-    own = {"cache": options.cache, "verifier": options.verifier, "blocks": options.blocks}
-    rungs = [rung_of(text, own) for text in texts]
-    twice = [rung for rung, count in Counter(rungs).items() if count > 1]
-    if twice:
-        raise ValueError(f"Settings must be distinct, got {twice[0].sampler} twice.")
+    defaults = {"cache": options.cache, "verifier": options.verifier, "blocks": options.blocks}
+    rungs = [rung_of(text, defaults) for text in texts]
+    repeated = [rung for rung, count in Counter(rungs).items() if count > 1]
+    if repeated:
+        raise ValueError(f"Settings must be distinct, got {repeated[0].sampler} twice.")
     return [rung_of(options.reference), *rungs]
 
 
@@ -123,14 +123,14 @@ def _warnings(
     options: argparse.Namespace,
     guarantee: Guarantee,
 ) -> list[str]:
-    """Notes this calibration's choices; warns of choices that may have been made after looking."""
-    found = []
+    """Records the calibration's choices; returns warnings of choices perhaps made after looking."""
+    warnings = []
     if selection.split == "train":
-        found.append("The model may have been trained on the split 'train'.")
-    known = {record["settings"] for record in folder.records()}
-    seen = [one for one in settings[1:] if one.key("") in known]
+        warnings.append("The model may have been trained on the split 'train'.")
+    decoded_keys = {record["settings"] for record in folder.records()}
+    decoded = [setting for setting in settings[1:] if setting.key("") in decoded_keys]
     choice = digest([
-        [one.identity() for one in settings], options.agreement, options.order_on,
+        [setting.identity() for setting in settings], options.agreement, options.order_on,
         guarantee.max_drop, guarantee.confidence, guarantee.test,
     ])  # fmt: skip
     file = folder.path / CHOICES_FILE
@@ -140,19 +140,19 @@ def _warnings(
         read_object(file, kind, remedy="move it elsewhere") if file.exists() else {}
     )
     prompts = [digest(example.prompt) for example in selection.examples()]
-    own = {*prompts, settings[0].examples}
-    before = [{seen} if isinstance(seen, str) else set(seen) for name, seen in earlier.items()
-              if name != choice]  # fmt: skip
-    if any(own & seen for seen in before):
-        found.append(
+    digests = {*prompts, settings[0].examples}
+    earlier_digests = [{value} if isinstance(value, str) else set(value)
+                       for name, value in earlier.items() if name != choice]  # fmt: skip
+    if any(digests & earlier_set for earlier_set in earlier_digests):
+        warnings.append(
             "Some or all of these prompts were calibrated on before, with other settings or "
             "numbers: chosen after looking, they void the guarantee. Take other prompts "
             "(examples_seed, split)."
         )
-    elif seen and choice not in earlier:
-        found.append(
-            f"{len(seen)} of the settings had records before: the guarantee holds only if the "
+    elif decoded and choice not in earlier:
+        warnings.append(
+            f"{len(decoded)} of the settings had records before: the guarantee holds only if the "
             "list was chosen without looking at them."
         )
     write_json(file, {**earlier, choice: prompts})
-    return found
+    return warnings

@@ -26,36 +26,36 @@ def calibrate(
     """Tests settings from cautious to bold and decodes no more than the tests need.
 
     Settings of the ladder are compared with the reference, in their order: by scores, or with
-    `agreement` by answers that equal the reference's. With `order_on` the order is learned on the
-    first so many prompts, and tested on the others. Raises ValueError if a score is undefined, or
+    `agreement` by answers that equal the reference's. With `order_on` the order is learned on
+    that many first prompts, and tested on the others. Raises ValueError if a score is undefined, or
     the reference raised.
     """
     score = _agreement_of(reference.run.selection.task) if agreement else _scores_of
     ordered = list(ladder)
     if order_on:
-        firsts = [
-            list(islice(chain.from_iterable(Worker(one, part, reporter).finished()), order_on))
-            for one in (reference, *ladder)
+        first_records = [
+            list(islice(chain.from_iterable(Worker(checked, part, reporter).finished()), order_on))
+            for checked in (reference, *ladder)
         ]
-        ordered = [ladder[i] for i in _learned(firsts[0], firsts[1:], score)]
+        ordered = [ladder[i] for i in _learned(first_records[0], first_records[1:], score)]
     looked: list[list[Record]] = [[] for _ in ordered]
 
-    def pairs(one: Checked, looked_at: list[Record]) -> Iterator[Pairs]:
-        # The reference is decoded as far as the setting: a display of its own would come and go.
-        known = Worker(reference, part).finished(order_on)
-        found = Worker(one, part, reporter).finished(order_on)
-        for first, second in zip(known, found, strict=True):
+    def pairs(checked: Checked, looked_at: list[Record]) -> Iterator[Pairs]:
+        # The reference is decoded in step with the setting: its own display would come and go.
+        reference_batches = Worker(reference, part).finished(order_on)
+        batches = Worker(checked, part, reporter).finished(order_on)
+        for first, second in zip(reference_batches, batches, strict=True):
             looked_at += second
             yield [score(a, c) for a, c in zip(first, second, strict=True)]
 
     verdicts = certify(map(pairs, ordered, looked), guarantee)
     ratings = tuple(
-        Rating(one.settings.written(), verdict, _speed(records))
-        for one, verdict, records in zip(ordered, verdicts, looked, strict=False)
+        Rating(checked.settings.written(), verdict, _speed(records))
+        for checked, verdict, records in zip(ordered, verdicts, looked, strict=False)
     )
     certified = [rating for rating in ratings if rating.verdict.certified]
     keys = {reference.settings.key(example.id) for example in reference.examples[order_on:]}
-    own = [record for key, record in part.done.items() if key in keys]
+    reference_records = [record for key, record in part.done.items() if key in keys]
     best = max(certified, key=lambda rating: rating.tokens_per_forward, default=None)
     return Card(
         setting=best.setting if best else reference.settings.written(),
@@ -64,9 +64,9 @@ def calibrate(
         guarantee=guarantee,
         agreement=agreement,
         reference=reference.settings.written(),
-        reference_tokens_per_forward=_speed(own),
+        reference_tokens_per_forward=_speed(reference_records),
         ratings=ratings,
-        untested=tuple(name_of(one.settings.written()) for one in ordered[len(verdicts) :]),
+        untested=tuple(name_of(checked.settings.written()) for checked in ordered[len(verdicts) :]),
         ordered_on=order_on,
         warnings=(),
         machine={},
@@ -113,9 +113,9 @@ def _require_answered(record: Record) -> None:
 def _learned(
     reference: Sequence[Record], ladder: Sequence[Sequence[Record]], score: Score
 ) -> list[int]:
-    """Orders settings by their drop on prompts of their own; leaves out those that lose to others.
+    """Orders settings by their drop; leaves out settings that are no faster than an earlier one.
 
-    Takes the records of each setting, and returns indices of the ladder.
+    Takes records on prompts that the test does not use; returns indices of the ladder.
 
     Source: Laufer-Goldshtein et al. 2022, "Efficiently Controlling Multiple Risks with Pareto
     Testing", https://arxiv.org/abs/2210.07913, the order of the fixed sequence.
@@ -124,13 +124,13 @@ def _learned(
     for index, records in enumerate(ladder):
         pairs = [score(a, c) for a, c in zip(reference, records, strict=True)]
         ranked.append((mean([a - c for a, c in pairs]), -_speed(records), index))
-    kept: list[int] = []
+    order: list[int] = []
     fastest = 0.0
     for _, slowness, index in sorted(ranked):
         if -slowness > fastest:
-            kept.append(index)
+            order.append(index)
             fastest = -slowness
-    return kept
+    return order
 
 
 def _speed(records: Sequence[Record]) -> float:

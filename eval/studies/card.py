@@ -18,17 +18,17 @@ from eval.studies.procedure import Guarantee, Judgement
 Format = Literal["dllm-decode calibration card 2"]
 FORMAT: Format = "dllm-decode calibration card 2"
 
-# It names no block schedule: all its settings were decoded with Sequential().
+# Cards of this format name no block schedule: all their settings used Sequential().
 _WITHOUT_BLOCKS = "dllm-decode calibration card 1"
 
-# Any other difference voids the guarantee. Noise is part of the certified setting, not its seed.
+# These may differ; any other difference voids the guarantee. Noise is certified, its seed is not.
 _FREE = ("sampler", "task", "task_version", "examples", "num_examples", "batch_size", "seed")
 
 
 class Rating(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A setting that was tested, as records have it, and what the tests found.
+    """A tested setting, as records have it, and the verdict of the tests.
 
-    `tokens_per_forward` is on the prompts that were looked at; forwards of a target count.
+    `tokens_per_forward` is measured on the tested prompts; forwards of a target count.
     """
 
     setting: dict[str, Any]
@@ -44,10 +44,10 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         setting: The fastest certified setting; the reference if none is certified.
-        expressions: Its sampler, cache, verifier and blocks as they were given, with the modules of
-            the user's own classes.
+        expressions: Sampler, cache, verifier and blocks of `setting` as the user gave them, with
+            the modules of the user's own classes.
         is_certified: True if a setting other than the reference is certified.
-        agreement: Answers equal the reference's, rather than being right as often.
+        agreement: True if answers must equal the reference's, not only be right as often.
         reference: The setting that the others are compared with.
         ratings: Every setting that was tested, in the order of the test.
         untested: Settings after the first that could not be certified.
@@ -72,28 +72,28 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     date: str
 
     def settings(self, target: Callable[[str], CausalTarget] = no_target) -> dict[str, Any]:
-        """Returns what `decode` takes: sampler, cache, verifier, blocks and config.
+        """Returns arguments for `decode`: sampler, cache, verifier, blocks and config.
 
         Raises ValueError if a plug-in of the card cannot be found. `target` loads a verifier's
         causal model, as `load_target` does.
         """
-        own = RunSettings.of(dict(self.setting), "The card's setting")
-        return {**built(self.expressions, target), "config": own.decoding}
+        settings = RunSettings.of(dict(self.setting), "The card's setting")
+        return {**built(self.expressions, target), "config": settings.decoding}
 
     def misfits(self, settings: RunSettings) -> list[str]:
-        """Says how settings with the card's sampler leave the guarantee; empty if they do not."""
+        """Lists why the guarantee does not hold for settings with the card's sampler, if so."""
         used = settings.written()
-        found = [
+        reasons = [
             f"{name} is {used[name]}, the card's is {value}"
             for name, value in {"constraint": "", **self.setting}.items()
             if name not in _FREE and used[name] != value
         ]
-        task, own = _task_of(settings.task), _task_of(self.setting["task"])
-        if task != own:
-            found.insert(0, f"the task is {task}, the card's is {own}")
+        task, card_task = _task_of(settings.task), _task_of(self.setting["task"])
+        if task != card_task:
+            reasons.insert(0, f"the task is {task}, the card's is {card_task}")
         if settings.examples == self.setting["examples"]:
-            found.append("the prompts are those of the calibration, which chose by them")
-        return found
+            reasons.append("the prompts are those of the calibration, which chose by them")
+        return reasons
 
     def write(self, path: str | Path) -> None:
         """Writes the card as JSON, and as text next to it: `card.json` and `card.txt`."""
@@ -104,27 +104,27 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def text(self) -> str:
         """Returns the card in words."""
-        said = [self._headline(), "", f"reference: {name_of(self.reference)}, "
+        lines = [self._headline(), "", f"reference: {name_of(self.reference)}, "
                 f"{self.reference_tokens_per_forward:.2f} tokens/forward"]  # fmt: skip
         for rating in self.ratings:
-            said.append(f"- {name_of(rating.setting)}: {_outcome(rating, self.guarantee)}")
-        said += [f"- {name}: not tested" for name in self.untested]
+            lines.append(f"- {name_of(rating.setting)}: {_outcome(rating, self.guarantee)}")
+        lines += [f"- {name}: not tested" for name in self.untested]
         if self.ordered_on:
-            said.append(f"The order was learned on {self.ordered_on} prompts of their own.")
-        said += [f"WARNING: {warning}" for warning in self.warnings]
-        own = self.reference
-        said += [
+            lines.append(f"The order was learned on {self.ordered_on} prompts of their own.")
+        lines += [f"WARNING: {warning}" for warning in self.warnings]
+        ref = self.reference
+        lines += [
             "",
-            f"task: {own['task']} ({own['num_examples']} prompts, {own['examples']})",
-            f"model: {' '.join(filter(None, (own['model'], own['revision'])))}, {own['dtype']}, "
-            f"gen_length {own['gen_length']}, block_length {own['block_length']}, "
-            f"seed {own['seed']}",
+            f"task: {ref['task']} ({ref['num_examples']} prompts, {ref['examples']})",
+            f"model: {' '.join(filter(None, (ref['model'], ref['revision'])))}, {ref['dtype']}, "
+            f"gen_length {ref['gen_length']}, block_length {ref['block_length']}, "
+            f"seed {ref['seed']}",
             f"machine: {self.machine.get('device_name')}, {self.machine.get('threads')} threads, "
             f"torch {self.machine.get('torch')}, commit {self.machine.get('commit')}, {self.date}",
             f"command: {self.machine.get('command')}",
             "Void for other prompts, models, lengths, precisions and devices.",
         ]
-        return "\n".join(said) + "\n"
+        return "\n".join(lines) + "\n"
 
     def _headline(self) -> str:
         share = f"{self.guarantee.confidence:.4g}"
@@ -150,21 +150,21 @@ def read_card(path: str | Path) -> Card:
         written["format"] = FORMAT
     card = converted(written, Card, f"The card {path}", remedy)
     if is_older:
-        for setting in (card.setting, card.reference, *(one.setting for one in card.ratings)):
+        for setting in (card.setting, card.reference, *(rating.setting for rating in card.ratings)):
             setting.setdefault("blocks", repr(Sequential()))
         card.expressions.setdefault("blocks", "Sequential()")
     return card
 
 
 def warn_of_misfits(samplers: Sequence[str], runs: Sequence[RunSettings]) -> None:
-    """Warns on standard error where a card's sampler is used beyond what the card guarantees.
+    """Warns on standard error if a card's sampler is used beyond what the card guarantees.
 
     `samplers` are as the user named them ("@card.json"); `runs` are about to be decoded.
     """
     for path in (text[1:] for text in samplers if text.startswith("@")):
         card = read_card(path)
-        own = [settings for settings in runs if settings.sampler == card.setting["sampler"]]
-        misfits = dict.fromkeys(misfit for settings in own for misfit in card.misfits(settings))
+        card_runs = [s for s in runs if s.sampler == card.setting["sampler"]]
+        misfits = dict.fromkeys(misfit for s in card_runs for misfit in card.misfits(s))
         if misfits:
             sys.stderr.write(
                 f"WARNING: The guarantee of {path} does not hold here: {'; '.join(misfits)}.\n"
@@ -174,8 +174,8 @@ def warn_of_misfits(samplers: Sequence[str], runs: Sequence[RunSettings]) -> Non
 def _task_of(address: str) -> str:
     """Returns an address without the options that select among the task's examples."""
     name, _, query = parse_task(address).address.partition("?")
-    own = [one for one in query.split("&") if one and one.partition("=")[0] not in SELECTION]
-    return "?".join([name, *(["&".join(own)] if own else [])])
+    options = [o for o in query.split("&") if o and o.partition("=")[0] not in SELECTION]
+    return "?".join([name, *(["&".join(options)] if options else [])])
 
 
 def name_of(setting: Mapping[str, Any]) -> str:
@@ -185,20 +185,20 @@ def name_of(setting: Mapping[str, Any]) -> str:
 
 
 def _outcome(rating: Rating, guarantee: Guarantee) -> str:
-    found = rating.verdict
+    verdict = rating.verdict
     p_values = [
         f"{name} p = {p:.3g}"
-        for name, p in (("binomial", found.binomial_p), ("betting", found.betting_p))
+        for name, p in (("binomial", verdict.binomial_p), ("betting", verdict.betting_p))
         if p is not None
     ]
-    said = "certified" if found.certified else "not certified"
-    said += (
-        f", n = {found.num_prompts}, {found.num_lost} lost, {found.num_gained} gained, "
+    text = "certified" if verdict.certified else "not certified"
+    text += (
+        f", n = {verdict.num_prompts}, {verdict.num_lost} lost, {verdict.num_gained} gained, "
         f"{', '.join(p_values)} (level {guarantee.level:.4g}), "
         f"{rating.tokens_per_forward:.2f} tokens/forward"
     )
-    if found.num_needed is not None:
-        said += f"; about {found.num_needed - found.num_prompts} more prompts would certify it"
-    elif not found.certified:
-        said += "; more prompts would not certify it at this rate"
-    return said
+    if verdict.num_needed is not None:
+        text += f"; about {verdict.num_needed - verdict.num_prompts} more prompts would certify it"
+    elif not verdict.certified:
+        text += "; more prompts would not certify it at this rate"
+    return text

@@ -24,22 +24,22 @@ LADDERS: Mapping[str, tuple[str, ...]] = {
 def rung_of(text: str, others: Mapping[str, str] = MappingProxyType({})) -> Parts:
     """Reads a setting such as `ConfidenceThreshold(0.9) + MultiBlock(32) + model=FOLDER`.
 
-    Its parts are in any order: a sampler, and any of a cache, a verifier, a block schedule and a
-    model, such as a distilled or an adapted one, in quotes if it has ' + ' in it. `others` are for
-    parts that the text does not name. Raises ValueError if a part is none of these, or one kind is
-    there twice.
+    Parts are in any order: a sampler, and optionally a cache, a verifier, a block schedule and a
+    model (such as a distilled or adapted model), in quotes if its path has ' + ' in it. `others`
+    has parts that the text does not name. Raises ValueError if a part is of no such kind, or two
+    parts are of the same kind.
     """
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for part in split_parts(text):
         kind, value = _kind_of(part)
-        if kind in found:
+        if kind in parts:
             raise ValueError(
                 f"A setting must have one {TITLES.get(kind, kind)}, got {shown(text)}."
             )
-        found[kind] = value
-    if "sampler" not in found:
+        parts[kind] = value
+    if "sampler" not in parts:
         raise ValueError(f"A setting must have a sampler, got {shown(text)}.")
-    return Parts(**{**others, **found})
+    return Parts(**{**others, **parts})
 
 
 def split_parts(text: str) -> list[str]:
@@ -52,7 +52,7 @@ def _joined(text: str) -> Iterator[str]:
     for token in _tokens_of(text):
         depth += (token.string in _OPENING) - (token.string in _CLOSING)
         place = token.start[1]
-        # A folder's name may have any sign but this one.
+        # Without quotes, the path of a model may contain anything but ' + '.
         if depth <= 0 and token.string == "+" and text[place - 1 : place + 2] == " + ":
             yield text[begin:place]
             begin = place + 1
@@ -60,7 +60,7 @@ def _joined(text: str) -> Iterator[str]:
 
 
 def _tokens_of(text: str) -> Iterator[TokenInfo]:
-    """Yields Python's tokens, as far as the text has any."""
+    """Yields Python's tokens up to the first error of the text."""
     with suppress(TokenError, SyntaxError):
         yield from generate_tokens(StringIO(text).readline)
 

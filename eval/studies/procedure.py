@@ -21,7 +21,7 @@ class Guarantee:
         confidence: Probability with which no setting is certified falsely.
         test: "binomial" on regressions, for few pairs that differ; "betting" on the drop, where
             regressions and gains cancel, and which may stop early; "both", each at half the error.
-            To be chosen before looking.
+            Choose it before looking.
     """
 
     max_drop: float = 0.02
@@ -54,8 +54,8 @@ class Judgement:
     """The verdict on one setting.
 
     Attributes:
-        num_lost: Regressions, or other answers.
-        num_gained: Wrong under the reference, right under the setting.
+        num_lost: Regressions; with agreement, answers that differ.
+        num_gained: Prompts wrong under the reference and right under the setting.
         drop: Observed mean drop of the score.
         binomial_p: None if the test is not used, or the betting test certified early.
         betting_p: None if the test is not used.
@@ -78,7 +78,7 @@ def judge(pairs: Iterator[Pairs], guarantee: Guarantee) -> Judgement:
 
     `pairs` are batches of scores under the reference and under the setting, in the order of the
     prompts. With agreement the reference's score is 1, and the setting's 1 if it agrees. Raises
-    ValueError if the binomial test is asked for and a score is neither 0 nor 1, or without prompts.
+    ValueError without prompts, or if the binomial test is needed for scores other than 0 and 1.
     """
     seen: list[tuple[Number, Number]] = []
     betting = exact = None
@@ -119,7 +119,7 @@ def judge(pairs: Iterator[Pairs], guarantee: Guarantee) -> Judgement:
 def certify(settings: Iterable[Iterator[Pairs]], guarantee: Guarantee) -> list[Judgement]:
     """Tests settings in their order and stops at the first that cannot be certified.
 
-    Each setting is an iterator as `judge` takes it; iterators of untested settings are not begun.
+    Each setting is an iterator as `judge` takes it; iterators of untested settings are not started.
     Only the last verdict may be without a certificate.
 
     The probability that any certified setting breaks the guarantee is at most 1 - confidence,

@@ -2,7 +2,7 @@
 
 A trace counts, by confidence, the proposals of every state for every open position, committed or
 not, and how many of them became the final token. A decode with another threshold would commit
-others of them, and see other states from there on.
+other proposals, and see other states afterwards.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ from eval.runs.records import Record, proposals_of
 class Bin(NamedTuple):
     """Proposals whose confidence is in [low, high), or in [low, 1].
 
-    `confidence` is their mean; `agreement` is the share of tokens that are the final ones. A
-    threshold of `low` would have committed `share` of all in the same states, of which
-    `share_final` are the final tokens; that is not a decode.
+    `confidence` is their mean; `agreement` is the share of proposals that are the final token. In
+    the same states, a threshold of `low` would have committed `share` of all proposals, of which
+    `share_final` are the final tokens; a decode would see other states.
     """
 
     low: float
@@ -44,39 +44,39 @@ class Reliability(NamedTuple):
 
 
 def reliability_of_proposals(records: Iterable[Record]) -> Reliability:
-    """Says how often the proposals of all states, committed or not, are the final tokens.
+    """Measures how often the proposals of all states, committed or not, are the final tokens.
 
     A position up to EOS counts once for each state in which it was open. Bins are 0.05 wide. Raises
-    ValueError if no record has proposals, or a record's are damaged.
+    ValueError if no record has proposals, or proposals are damaged.
 
     Source: Guo et al. 2017, "On Calibration of Modern Neural Networks",
     https://arxiv.org/abs/1706.04599, reliability diagram and expected calibration error.
 
     Differs: There is no label for each token. A token agrees if it is the final one.
     """
-    found = np.zeros((NUM_BINS, 3))
+    sums = np.zeros((NUM_BINS, 3))
     for record in records:
-        told = proposals_of(record)
-        if told is None:
+        binned = proposals_of(record)
+        if binned is None:
             continue
-        if len(told) != NUM_BINS or any(len(one) != 3 for one in told):
+        if len(binned) != NUM_BINS or any(len(counts) != 3 for counts in binned):
             raise ValueError(
                 f"Proposals of a record must be {NUM_BINS} bins of 3 numbers, got others for "
                 f"{record['example']}; run anew into another folder."
             )
-        found += np.array(told)
-    num_commits = found[:, 0].sum()
+        sums += np.array(binned)
+    num_commits = sums[:, 0].sum()
     if not num_commits:
         raise ValueError("Reliability needs records with proposals, got none; run with traces.")
-    # Summed from the highest bin down: all that reach a bin's lower end.
-    reached = found[::-1].cumsum(0)[::-1]
+    # Sums from the highest bin down: the proposals that reach the lower end of a bin.
+    reached = sums[::-1].cumsum(0)[::-1]
     bins = [
         Bin(
             i / NUM_BINS, (i + 1) / NUM_BINS, int(count), total / count, agreeing / count,
             float(reached[i, 0] / num_commits), float(reached[i, 1] / reached[i, 0]),
         )
-        for i, (count, agreeing, total) in enumerate(found.tolist())
+        for i, (count, agreeing, total) in enumerate(sums.tolist())
         if count
     ]  # fmt: skip
-    distance = np.abs(found[:, 2] - found[:, 1]).sum()
+    distance = np.abs(sums[:, 2] - sums[:, 1]).sum()
     return Reliability(tuple(bins), float(distance / num_commits), int(num_commits))

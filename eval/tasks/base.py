@@ -65,7 +65,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def version(self) -> int:
-        """Raised whenever prompts, targets or scores change for the same settings."""
+        """Number that grows whenever prompts, targets or scores change for the same settings."""
 
     @property
     @abstractmethod
@@ -84,7 +84,7 @@ class Task(ABC):
 
     @property
     def prompts(self) -> str:
-        """Where plain prompts go by default: into the "chat" template, or "plain" as they are."""
+        """Default use of plain text: "chat" puts it into the chat template, "plain" does not."""
         return "chat"
 
     @property
@@ -107,7 +107,7 @@ class Task(ABC):
 
     @property
     def scores_own_target(self) -> bool:
-        """True if `score` gives every target 1; a run checks the first before it decodes.
+        """True if `score` gives every target 1; a run checks the first target before it decodes.
 
         False if a grammar checker judges the target, or its score needs an optional package.
         """
@@ -121,7 +121,7 @@ class Task(ABC):
 
         Args:
             split: One of `splits`.
-            num_examples: How many; None is the task's own number.
+            num_examples: Number of examples; None is the task's own number.
             seed: Selects among the examples of the split.
 
         Raises:
@@ -130,23 +130,23 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
-        """Returns the scores of an answer, each in [0, 1], or None where one is undefined.
+        """Returns the scores of an answer, each in [0, 1], or None if undefined.
 
-        The one named `primary` is always there. True and False count as 1 and 0.
+        The score named `primary` is always present. True and False count as 1 and 0.
         """
 
     def extract(self, text: str) -> str:
-        """Returns the part of an answer in which equal answers agree; by default all its text."""
+        """Returns the part of an answer that decides whether answers agree; by default all text."""
         return " ".join(cut_at(text, self.stop).split())
 
     def allowing(self, code: CodeRunner) -> "Task":
-        """Returns the task with `code` to run programs; itself if it needs none run."""
+        """Returns the task with `code` as its code runner, or itself if it runs no programs."""
         return self
 
     def require_scorable(self) -> None:  # noqa: B027  # most tasks need nothing
         """Checks, before anything is decoded, that answers can be scored.
 
-        Raises ValueError if scoring needs a permission or a machine that is not there.
+        Raises ValueError if scoring needs a permission or a sandbox that is missing.
         """
 
     def require(self, split: str, num_examples: int | None) -> None:
@@ -170,15 +170,15 @@ class GeneratedTask(Task):
 
     @abstractmethod
     def draw(self, rng: random.Random, split: str = "train") -> Example:
-        """Draws one example of a split, a function of the state of `rng`; prompts may repeat.
+        """Draws one example of a split, determined by the state of `rng`; prompts may repeat.
 
-        Raises ValueError if there is no such split, or no example of it is found.
+        Raises ValueError if the split does not exist, or no example of the split is found.
         """
 
     def examples(
         self, split: str = "test", num_examples: int | None = None, seed: int = 0
     ) -> Sequence[Example]:
-        """Draws `num_examples` examples with distinct ids, or 200; fewer if the split has no more.
+        """Draws `num_examples` examples, or 200, with distinct ids; fewer if no more are found.
 
         Raises ValueError if the split does not exist or has no example, `num_examples` is not
         positive, or different prompts have one id.
@@ -186,22 +186,22 @@ class GeneratedTask(Task):
         self.require(split, num_examples)
         wanted = DEFAULT_NUM_EXAMPLES if num_examples is None else num_examples
         rng = random.Random(f"{self!r};{split};{seed}")
-        found: dict[str, Example] = {}
+        by_id: dict[str, Example] = {}
         misses = 0
-        while len(found) < wanted and misses < MAX_MISSES:
+        while len(by_id) < wanted and misses < MAX_MISSES:
             example = self.draw(rng, split)
-            known = found.setdefault(example.id, example)
-            misses = 0 if known is example else misses + 1
-            if known.prompt != example.prompt:
+            first = by_id.setdefault(example.id, example)
+            misses = 0 if first is example else misses + 1
+            if first.prompt != example.prompt:
                 raise ValueError(
                     f"Examples of {self.name} must have distinct ids, got {example.id!r} for "
-                    f"{shown(known.prompt)} and {shown(example.prompt)}; without an id, an example "
+                    f"{shown(first.prompt)} and {shown(example.prompt)}; without an id, an example "
                     "is named by its prompt."
                 )
-        return list(found.values())
+        return list(by_id.values())
 
     def none_found(self, split: str, remedy: str, num_draws: int = MAX_DRAWS) -> ValueError:
-        """Returns the error of `draw` if it found no example in so many draws."""
+        """Returns the error that `draw` raises after `num_draws` draws without an example."""
         return ValueError(
             f"{self!r} must have examples of the split {split!r}, got none in {num_draws} draws; "
             f"{remedy}."
@@ -209,7 +209,7 @@ class GeneratedTask(Task):
 
 
 class SampledTask(GeneratedTask):
-    """A generated task that draws any example; a hash then decides which split it is of.
+    """A generated task that draws examples of any split; a hash decides the split of each.
 
     The hash puts an example into one of 20 buckets: one is `val`, one `test`, the others `train`.
     A task whose splits differ in more, such as longer questions, overrides `draw`.
@@ -217,7 +217,7 @@ class SampledTask(GeneratedTask):
 
     @abstractmethod
     def sample(self, rng: random.Random) -> Example:
-        """Draws one example of any split, a function of the state of `rng`."""
+        """Draws one example of any split, determined by the state of `rng`."""
 
     def split_key(self, example: Example) -> str:
         """Returns the text whose hash decides the split, by default the prompt.
@@ -252,7 +252,7 @@ def content_id(text: str) -> str:
 
 
 def conversation(shown: Iterable[tuple[str, str]], asked: str) -> list[Turn]:
-    """Returns demonstrations, each a user turn and an assistant turn, and then the question."""
+    """Returns chat turns: a user and an assistant turn for each pair of `shown`, then `asked`."""
     turns: list[Turn] = []
     for question, answer in shown:
         turns.append({"role": "user", "content": question})

@@ -40,7 +40,7 @@ _PARTS: Mapping[str, tuple[Any, str]] = {
 
 
 def require_examples(address: str, examples: Sequence[object]) -> None:
-    """Raises ValueError if an example of a task is no `Example`, or a part has another type."""
+    """Raises ValueError if an example of a task is no `Example`, or a part has a wrong type."""
     for number, example in enumerate(examples):
         if not isinstance(example, Example):
             raise ValueError(
@@ -55,8 +55,8 @@ def require_examples(address: str, examples: Sequence[object]) -> None:
                 )
         texts = (example.id, example.target, *(turn["content"] for turn in example.turns()))
         for text in texts:
-            # Halves of surrogate pairs, as bytes of other encodings become, cannot be recorded.
-            if not text.isascii() and any("\ud800" <= one <= "\udfff" for one in text):
+            # Half a surrogate pair, to which Python decodes a wrong byte, cannot be recorded.
+            if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
                 raise ValueError(
                     f"{address}: each text must be one that UTF-8 can write, got {shown(text)} in "
                     f"the example {example.id!r}; repair or remove it."
@@ -64,27 +64,27 @@ def require_examples(address: str, examples: Sequence[object]) -> None:
 
 
 def require_target_score(address: str, task: Task, example: Example) -> None:
-    """Checks that a task scores the target of an example, and by 1 if `Task.scores_own_target`.
+    """Checks that a task scores an example's target, with 1 if `Task.scores_own_target`.
 
     Raises ValueError if the scorer raises, or does not return the scores that a task must.
     """
-    asked = f"the target {shown(example.target)} of the example {example.id!r}"
+    where = f"the target {shown(example.target)} of the example {example.id!r}"
     try:
         scores = task.score(example, example.target)
     except FAILURES as error:
         place = extract_tb(error.__traceback__)[-1]
         raise ValueError(
             f"{address}: score must not raise, got {type(error).__name__}: {error} "
-            f"({Path(place.filename).name}, line {place.lineno}) for {asked}."
+            f"({Path(place.filename).name}, line {place.lineno}) for {where}."
         ) from error
     try:
         score = checked_scores(scores, task.primary)[task.primary]
     except ValueError as error:
-        raise ValueError(f"{address}: {error} It was asked for {asked}.") from None
+        raise ValueError(f"{address}: {error} It was asked for {where}.") from None
     if task.scores_own_target and (score is None or not math.isclose(score, 1.0)):
         raise ValueError(
             f"{address}: the task's own target must score 1 in {task.primary!r}, got {score} for "
-            f"{asked}; mend score or the target. If good answers may score less, the task says so: "
+            f"{where}; mend score or the target. If good answers may score less, the task says so: "
             "scores_own_target = False"
         )
 
@@ -93,7 +93,7 @@ def checked_scores(scores: object, primary: str) -> dict[str, float | None]:
     """Returns the scores of `Task.score` as records hold them.
 
     Raises:
-        ValueError: If it is no mapping, the primary score is missing, or a score is not in [0, 1].
+        ValueError: If `scores` is no mapping, lacks `primary`, or has a score outside [0, 1].
     """
     if not isinstance(scores, Mapping):
         raise ValueError(
@@ -111,19 +111,19 @@ def _checked_score(name: str, score: Any) -> float | None:
     if score is None:
         return None
     try:
-        # A text that looks like a number is a mistake all the same.
-        found = math.nan if isinstance(score, str) else float(score)
+        # Text is a mistake even if it looks like a number.
+        number = math.nan if isinstance(score, str) else float(score)
     except (TypeError, ValueError):
-        found = math.nan
-    if not 0 <= found <= 1:
+        number = math.nan
+    if not 0 <= number <= 1:
         raise ValueError(
             f"Scores must be numbers in [0, 1], True, False or None, got {name!r}: {shown(score)}."
         )
-    return found
+    return number
 
 
 def is_prompt(prompt: Any) -> bool:
-    """Says whether something is a prompt: text, or chat turns with the texts role and content."""
+    """Says whether a value is a prompt: text, or chat turns with the texts role and content."""
     if not isinstance(prompt, list):
         return isinstance(prompt, str) and bool(prompt)
     texts = [turn.get(n) if isinstance(turn, Mapping) else None for turn in prompt for n in _TURN]

@@ -1,4 +1,4 @@
-"""The parts that tasks scored by running programs share: settings, scores, finding the code.
+"""Shared parts of tasks that are scored by running programs: settings, scores, finding the code.
 
 Source: Settings of papers: the evaluation scripts of LLaDA, https://github.com/ML-GSAI/LLaDA,
 Fast-dLLM, https://github.com/NVlabs/Fast-dLLM, dParallel, https://github.com/czg1225/dParallel,
@@ -37,7 +37,7 @@ class CodeTask(PublishedTask):
     by a fenced block; and published settings.
 
     Attributes:
-        sandbox: Runs the programs. By default none is run, and scoring is refused.
+        sandbox: Runs the programs. By default no program is run, and scoring is refused.
     """
 
     sandbox: CodeRunner = field(default_factory=NoCode)
@@ -53,8 +53,8 @@ class CodeTask(PublishedTask):
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer by running it, which the user must have allowed.
 
-        `passed` (primary): it passes every test within the sandbox's limits. `loads`: it runs to
-        its end, before the tests, without an error. `compiles`: it is Python.
+        `passed` (primary): the program passes every test within the sandbox's limits. `loads`: it
+        runs to its end, before the tests, without an error. `compiles`: it is Python.
         """
         outcome = self.sandbox.run(self.program(example, text), example.meta["tests"])
         return {
@@ -74,21 +74,21 @@ class CodeTask(PublishedTask):
         """Returns the candidate program of an answer, without the tests."""
 
     def blocks(self, text: str) -> list[str] | None:
-        """Returns the fenced programs of an answer; all of it if none is fenced.
+        """Returns the fenced programs of an answer; the whole answer if nothing is fenced.
 
-        None: the answer continues the prompt. A chat model answers a plain prompt with a fenced
-        block all the same.
+        None means that the answer continues the prompt. A plain prompt in the chat template may
+        still be answered by a fenced block.
         """
-        found = python_blocks(text)
-        is_fenced = self.is_instruction or (self.prompts == "chat" and found)
-        return (found or [text]) if is_fenced else None
+        blocks = python_blocks(text)
+        is_fenced = self.is_instruction or (self.prompts == "chat" and blocks)
+        return (blocks or [text]) if is_fenced else None
 
 
 def python_blocks(text: str) -> list[str]:
-    """Returns the fenced blocks that are marked as Python or as nothing, in their order.
+    """Returns the fenced blocks that are marked as Python or not marked, in their order.
 
-    A block that is not closed goes to the end of the text. Where the only fence has no Python after
-    it, it closes the text before it.
+    A block that is not closed goes to the end of the text. If the only fence has no Python after
+    it, the block is the text before that fence.
     """
     lines = [part for line in text.split("\n") for part in _own_lines(line)]
     fences = [token for token in _MARKDOWN.parse("\n".join(lines)) if token.type == "fence"]
@@ -96,24 +96,24 @@ def python_blocks(text: str) -> list[str]:
         before = "\n".join(lines[: fences[0].map[0]])
         if before.strip():
             return [f"{before}\n"]
-    found = [(fence.content, fence.map or [0]) for fence in fences if _tag_of(fence.info) in PYTHON]
-    return [_unshifted(content, lines[place[0] :]) for content, place in found]
+    pairs = [(fence.content, fence.map or [0]) for fence in fences if _tag_of(fence.info) in PYTHON]
+    return [_unshifted(content, lines[place[0] :]) for content, place in pairs]
 
 
 def _unshifted(content: str, lines: Sequence[str]) -> str:
     """Returns the content of the fence that begins these lines.
 
-    Markdown takes the fence's indentation from each line, also if some have less of it.
+    Markdown removes the fence's indentation from each line, even if some lines have less.
     """
     fence, *rest = lines
     indent = fence[: len(fence) - len(fence.lstrip())]
-    own = rest[: content.removesuffix("\n").count("\n") + 1]
-    is_whole = all(line.startswith(indent) for line in own if line.strip())
-    return content if is_whole else "\n".join([*own, ""])
+    body = rest[: content.removesuffix("\n").count("\n") + 1]
+    is_whole = all(line.startswith(indent) for line in body if line.strip())
+    return content if is_whole else "\n".join([*body, ""])
 
 
 def _own_lines(line: str) -> list[str]:
-    """Puts a fence that comes after words, where Markdown knows none, on a line of its own."""
+    """Puts a fence that follows words, which Markdown overlooks, on a line of its own."""
     words, fence, tag = line.partition("```")
     is_late = fence and words.strip(" \t`>") and tag.strip("` ").lower() in PYTHON
     return [words, fence + tag] if is_late else [line]
@@ -137,7 +137,7 @@ def fenced(code: str) -> str:
 
 
 def unix_lines(value: Any) -> Any:
-    """Ends the lines of all texts of a JSON value as Unix does; MBPP's file mixes both kinds."""
+    """Returns a JSON value with Unix line ends in all texts; MBPP's file mixes both kinds."""
     if isinstance(value, dict):
         return {name: unix_lines(part) for name, part in value.items()}
     if isinstance(value, list):

@@ -52,8 +52,8 @@ class Equations(SampledTask):
                 return f"{part} + {total - part} =", total
             return f"{total} - {part} =", total - part
         factor = rng.randint(1, min(self.max_factor, self.max_value))
-        other = rng.randint(1, self.max_value // factor)
+        cofactor = rng.randint(1, self.max_value // factor)
         if operator == "/":
-            return f"{factor * other} / {factor} =", other
-        first, second = rng.sample((factor, other), 2)
-        return f"{first} * {second} =", factor * other
+            return f"{factor * cofactor} / {factor} =", cofactor
+        first, second = rng.sample((factor, cofactor), 2)
+        return f"{first} * {second} =", factor * cofactor

@@ -24,7 +24,7 @@ class Cast(NamedTuple):
 class Sentence(NamedTuple):
     """A text with slots in braces, such as `{name} {owns} {before} {thing}`.
 
-    `wordings` has by slot the texts that may fill it, such as `has` and `had`, with slots too.
+    `wordings` has, by slot, the texts that may fill it, such as `has` or `had`, also with slots.
     """
 
     text: str
@@ -65,7 +65,7 @@ def cast(kind: str) -> Cast:
 
 @cache
 def sentences(world: str, part: str) -> Mapping[str, Sentence]:
-    """Returns the sentences of a world, by name, of one part such as "question"."""
+    """Returns the sentences of one part of a world, such as "question", by name."""
     tables = read_world(world)[part]
     return {
         name: Sentence(table["text"], {slot: table[slot] for slot in table if slot != "text"})

@@ -96,11 +96,11 @@ class Gsm8k(PublishedTask):
     https://github.com/DreamLM/Dream.
 
     Differs: demonstrations are training rows without calculator annotations (`<<48/2=24>>`). Fixed
-    ones are the first rows, not the hand-written ones of OpenCompass and `gsm8k_cot`; drawn ones
-    are drawn by Python's generator, not in the harness's order. Under the wording `Q:`, a number
-    that ends the text counts whole; the harness wants one more character and would read 1 from
-    18. `llada_pure`, `llada_1_5` and `dllm` are published with EOS held back, which is no part of
-    a prompt.
+    demonstrations are the first rows, not the hand-written rows of OpenCompass and `gsm8k_cot`;
+    others are drawn by Python's generator, not in the harness's order. Under the wording `Q:`, a
+    number that ends the text counts whole; the harness wants one more character and would read 1
+    from 18. `llada_pure`, `llada_1_5` and `dllm` are published with EOS held back, which is no part
+    of a prompt.
 
     Attributes:
         num_fewshot: Demonstrations in a prompt; None is the protocol's number.
@@ -154,17 +154,17 @@ class Gsm8k(PublishedTask):
         }
 
     def extract(self, text: str) -> str:
-        """Returns the last number; all of the text if there is none."""
+        """Returns the last number; the whole text if it has no number."""
         return flexible_answer(cut_at(text, self.stop)) or super().extract(text)
 
     def _rows(self, split: str) -> list[WorkedQuestion]:
         path = None if self.path is None else file_of(self.path, split)
-        found = DATA.rows(path, split)
-        rows = [converted(one.fields, WorkedQuestion, one.where, REPAIR) for one in found]
+        objects = DATA.rows(path, split)
+        rows = [converted(item.fields, WorkedQuestion, item.where, REPAIR) for item in objects]
         return [WorkedQuestion(row.question, ANNOTATION.sub("", row.answer)) for row in rows]
 
     def _demonstrations(self, rows: list[WorkedQuestion]) -> list[list[WorkedQuestion]]:
-        """Returns the demonstrations of each question; no question is among its own."""
+        """Returns the demonstrations of each question; no question demonstrates itself."""
         protocol = self.published
         count = protocol.num_fewshot if self.num_fewshot is None else self.num_fewshot
         if count == 0:
@@ -175,41 +175,41 @@ class Gsm8k(PublishedTask):
                 f"num_fewshot must be below the number of training rows, {len(pool)}, got {count}."
             )
         rng = random.Random(FEWSHOT_SEED)
-        found: list[list[WorkedQuestion]] = []
+        demonstrations: list[list[WorkedQuestion]] = []
         for asked in rows:
             chosen = rng.sample(pool, count) if protocol.choose == "anew" else pool[:count]
-            # In case the question is among those chosen.
+            # A substitute, in case the question is among the chosen rows.
             spare = islice((row for row in pool if row not in chosen), 1)
             others = [row for row in (*chosen, *spare) if row.question != asked.question]
-            found.append(others[:count])
-        return found
+            demonstrations.append(others[:count])
+        return demonstrations
 
     def _prompt(
         self, asked: WorkedQuestion, demonstrations: list[WorkedQuestion]
     ) -> str | list[Turn]:
         ask, tell, *_ = self.wording
-        shown = [(ask(row.question), tell(row.answer)) for row in demonstrations]
+        pairs = [(ask(row.question), tell(row.answer)) for row in demonstrations]
         question = ask(asked.question)
         if self.published.write == "turns":
-            return conversation(shown, question)
-        text = "\n\n".join([*(" ".join(pair) for pair in shown), question])
+            return conversation(pairs, question)
+        text = "\n\n".join([*(" ".join(pair) for pair in pairs), question])
         return conversation([], text) if self.published.write == "one_turn" else text
 
 
 def strict_answer(text: str, pattern: re.Pattern[str] = STRICT) -> str | None:
-    """Returns the number where an answer first states it, after `#### ` by default, normalised."""
-    found = pattern.search(text)
-    return normalised(found[1]) if found else None
+    """Returns the first number that an answer states, after `#### ` by default, normalised."""
+    match = pattern.search(text)
+    return normalised(match[1]) if match else None
 
 
 def flexible_answer(text: str) -> str | None:
     """Returns the last number, normalised."""
-    found = [match[0] for match in FLEXIBLE.finditer(text)]
-    return normalised(found[-1]) if found else None
+    numbers = [match[0] for match in FLEXIBLE.finditer(text)]
+    return normalised(numbers[-1]) if numbers else None
 
 
 def normalised(number: str) -> str:
-    """Removes what the exact match ignores: `,`, `$`, a lead-in up to `#### `, a final `.`."""
+    """Removes the parts that matching ignores: `,`, `$`, a lead-in up to `#### `, a final `.`."""
     return IGNORED.sub("", number)
 
 
@@ -219,8 +219,8 @@ def gold_of(answer: str) -> str:
 
 
 def file_of(path: str, split: str) -> str:
-    """Returns the file of a split: the path itself, or its namesake in the folder or next to it."""
-    given = Path(path)
-    if given.is_dir():
-        return str(given / f"{split}.jsonl")
-    return path if split == "test" else str(given.with_name(f"{split}.jsonl"))
+    """Returns a split's file: `<split>.jsonl` in the folder `path`; `path` or a file next to it."""
+    file = Path(path)
+    if file.is_dir():
+        return str(file / f"{split}.jsonl")
+    return path if split == "test" else str(file.with_name(f"{split}.jsonl"))

@@ -32,7 +32,7 @@ class HumanEvalProblem(msgspec.Struct):
 class HumanEval(CodeTask):
     """HumanEval: complete a function from its signature and docstring. There are no demonstrations.
 
-    `lm_eval`: the prompt as it is; the answer continues it and ends where something new begins at
+    `lm_eval`: the prompt unchanged; the answer continues it and ends where something new begins at
     the left margin. `instruct`: one user turn that asks for the whole function in a fenced block.
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
@@ -40,7 +40,7 @@ class HumanEval(CodeTask):
     `lm_eval`: the task `humaneval` of lm-evaluation-harness 0.4.13,
     https://github.com/EleutherAI/lm-evaluation-harness.
     Differs: a program has 5 s of processor time, the paper's 3 s on the clock; its module is not
-    named as a script. The wording of `instruct` is our own, and the answer's block is not begun for
+    named `__main__`. The wording of `instruct` is our own, and the answer's block is not begun for
     the model, as `humaneval_instruct` of the harness does. Published scores of diffusion models
     have an answer length between 256 (Fast-dLLM, d3LLM) and 768 (Dream); 512 is LLaDA's.
     """
@@ -53,10 +53,10 @@ class HumanEval(CodeTask):
         return () if self.is_instruction else STOP
 
     def read(self, split: str) -> list[Example]:
-        found = DATA.rows(self.path, split)
+        rows = DATA.rows(self.path, split)
         return [
-            self._example(converted(unix_lines(one.fields), HumanEvalProblem, one.where, REPAIR))
-            for one in found
+            self._example(converted(unix_lines(row.fields), HumanEvalProblem, row.where, REPAIR))
+            for row in rows
         ]
 
     def program(self, example: Example, text: str) -> str:
@@ -76,15 +76,15 @@ class HumanEval(CodeTask):
         begin = header.search(prompt)
         return (prompt[: begin.start()] if begin else "") + chosen
 
-    def _example(self, found: HumanEvalProblem) -> Example:
-        prompt, solution = found.prompt, found.canonical_solution
-        tests = f"{found.test}\ncheck({found.entry_point})\n"
+    def _example(self, problem: HumanEvalProblem) -> Example:
+        prompt, solution = problem.prompt, problem.canonical_solution
+        tests = f"{problem.test}\ncheck({problem.entry_point})\n"
         plain = not self.is_instruction
         return Example(
-            id=f"{found.task_id}-{content_id(prompt + tests)}",
+            id=f"{problem.task_id}-{content_id(prompt + tests)}",
             prompt=prompt if plain else ask(prompt),
             target=solution if plain else fenced(prompt + solution),
-            meta={"tests": tests, "prompt": prompt, "entry_point": found.entry_point},
+            meta={"tests": tests, "prompt": prompt, "entry_point": problem.entry_point},
         )
 
 

@@ -28,7 +28,7 @@ class JsonLines(FileTask):
     Attributes:
         path: The file.
         match: When an answer is right: "exact" (equal but for white space and case), "number" (the
-            last number of the text is that of the answer), "contains" (the answer occurs), or
+            last numbers of text and answer are equal), "contains" (the answer occurs), or
             "auto": "number" if the answer is a number or ends with "#### " and one, else "exact".
         gen_length: Default answer length in tokens.
     """
@@ -73,7 +73,7 @@ class JsonLines(FileTask):
 
 
 def _last_number(text: str) -> Decimal | str | None:
-    """Returns the value of the last number; what looks like one, such as a version, as it is."""
+    """Returns the last number, or its text if it is no valid number, such as a version."""
     numbers = [match[0] for match in FLEXIBLE.finditer(_ELLIPSIS.sub(" ", text))]
     numbers = [normalised(number) for number in numbers if any(map(str.isdigit, number))]
     if not numbers:
@@ -100,5 +100,5 @@ def _example(row: Found) -> Example:
             f"(text or a number), got the fields {names}; repair or remove the line."
         )
     name = fields.pop("id", None)
-    own = content_id(json.dumps([prompt, answer], sort_keys=True))
-    return Example(prompt, str(answer), fields, id=own if name is None else str(name))
+    default_id = content_id(json.dumps([prompt, answer], sort_keys=True))
+    return Example(prompt, str(answer), fields, id=default_id if name is None else str(name))

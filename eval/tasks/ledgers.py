@@ -37,7 +37,7 @@ class Account:
 
     @property
     def end(self) -> int:
-        """How many there are at last."""
+        """The number of things after all changes."""
         return self.start + sum(self.changes)
 
 
@@ -54,24 +54,24 @@ class Ledger:
 
     @property
     def answer(self) -> int:
-        """The number that is asked for: what all accounts have together."""
+        """The number that is asked for: the sum over all accounts at the end."""
         return sum(account.end for account in self.accounts)
 
     def changes(self) -> dict[Account, list[Line]]:
-        """Returns the lines of each account; the changes come one a month."""
+        """Returns the lines of each account; each change has a month of its own."""
         remaining = iter(months())
         lines: dict[Account, list[Line]] = {account: [] for account in self.accounts}
-        for account, written in lines.items():
+        for account, account_lines in lines.items():
             before = account.start
             for change in account.changes:
                 slots = {**added(account.name, before, change), "month": next(remaining)}
-                written.append(Line("gain" if change > 0 else "loss", slots))
+                account_lines.append(Line("gain" if change > 0 else "loss", slots))
                 before += change
         return lines
 
     def key(self) -> str:
         """Returns the numbers, which decide the split, without names."""
-        return ";".join(f"{each.start}{each.changes}" for each in self.accounts)
+        return ";".join(f"{account.start}{account.changes}" for account in self.accounts)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Ledgers(GeneratedTask):
 
     Splits: `train`, `val` and `test` are disjoint in their numbers.
     `test_entity` has people and objects that no training question mentions, with numbers of `test`;
-    `test_length` 12 to 14 steps, where the others have `min_steps` to `max_steps`.
+    `test_length` has 12 to 14 steps, the other splits have `min_steps` to `max_steps`.
 
     Attributes:
         min_steps: Least number of steps, at least 2.
@@ -147,11 +147,11 @@ class Ledgers(GeneratedTask):
         """
         ledger = example.meta["ledger"]
         right, rest = read_steps(ledger, f"{text.strip()} ")
-        found = RESULT.search(text)
+        result = RESULT.search(text)
         complete = right == ledger.num_steps and rest.strip() == f"#### {ledger.answer}"
         return {
             "answer": float(complete),
-            "result": float(found is not None and int(found[1]) == ledger.answer),
+            "result": float(result is not None and int(result[1]) == ledger.answer),
             "steps": right / ledger.num_steps,
         }
 
@@ -169,7 +169,7 @@ def read_steps(ledger: Ledger, text: str) -> tuple[int, str]:
     while True:
         for account, lines in pending.items():
             line = lines[0] if lines else total_line(account, total)
-            written = next((each for each in wordings(line) if text.startswith(f"{each} ")), "")
+            written = next((form for form in wordings(line) if text.startswith(f"{form} ")), "")
             if written:
                 break
         else:
@@ -185,15 +185,15 @@ def read_steps(ledger: Ledger, text: str) -> tuple[int, str]:
 def wordings(line: Line) -> Iterator[str]:
     """Yields the right ways to write a line; its verb may be any verb of the questions."""
     sentence = sentences("ledgers", "answer")[line.sentence]
-    asked = sentences("ledgers", "question").get(line.sentence)
-    if asked is not None:
-        verbs = {"verb": asked.wordings["verb"]}
+    question = sentences("ledgers", "question").get(line.sentence)
+    if question is not None:
+        verbs = {"verb": question.wordings["verb"]}
         sentence = sentence._replace(wordings={**sentence.wordings, **verbs})
     return sentence.all(line.slots)
 
 
 def draw_ledger(rng: random.Random, num_steps: int, people: Sequence[str]) -> Ledger | None:
-    """Draws a ledger with so many steps; None if a balance or the total is outside its limits."""
+    """Draws a ledger of `num_steps` steps; None if a balance or the total is out of range."""
     num_accounts = rng.randint(max(1, num_steps - len(months())), min(MAX_ACCOUNTS, num_steps // 2))
     num_changes = num_steps - num_accounts
     cuts = sorted(rng.sample(range(1, num_changes), num_accounts - 1))
@@ -224,7 +224,7 @@ def total_line(account: Account, total: int) -> Line:
 
 
 def write_answer(ledger: Ledger, rng: random.Random) -> str:
-    """Writes a right answer, accounts in the order of the question; its words are drawn."""
+    """Writes a right answer in drawn words, with accounts in the order of the question."""
     lines, total = [], 0
     for account, changes in ledger.changes().items():
         lines += [*changes, total_line(account, total)]
@@ -235,7 +235,7 @@ def write_answer(ledger: Ledger, rng: random.Random) -> str:
 
 
 def write_question(ledger: Ledger, rng: random.Random, thing: str) -> str:
-    """Writes a question; how clauses are worded and joined is drawn."""
+    """Writes a question; the wording and the joining of clauses are drawn."""
     story = write_story(ledger, rng, thing)
     ask = sentences("ledgers", "question")["one" if len(ledger.accounts) == 1 else "all"]
     return f"{story} . {ask.write(rng, {'name': ledger.accounts[0].name, 'thing': thing})}"

@@ -27,7 +27,7 @@ FIXED_LENGTH = ("pair_sum", "city")
 class ListQuestion:
     """A question about a list.
 
-    `number` is a position from 1, a count or a sum, 0 if there is none, and `word` the new item.
+    `number` is a position from 1, a count or a sum, or 0 for none; `word` is the new item.
     """
 
     keyword: str
@@ -45,17 +45,17 @@ class ListTask(GeneratedTask):
 
     Operations with one right answer: `copy`, `reverse`, `sort` (alphabetical), `replace_at i w`,
     `insert_at i w` (the new item is then at position i), `remove_at i`; positions count from 1.
-    With several, the reference uniform over them: `replace_any w`, `remove_any`, `insert_any w`,
-    `shuffle` (every order, the given one included), `agree n` (one of three symbols n times),
-    `pair_sum N` (two numbers of at least 1), `city` (one of two two-word names).
+    Operations with several, the reference drawn uniformly: `replace_any w`, `remove_any`,
+    `insert_any w`, `shuffle` (any order, also the given order), `agree n` (one of three symbols n
+    times), `pair_sum N` (two numbers of at least 1), `city` (one of two two-word names).
 
     Splits: `train`, `val` and `test` are disjoint in the prompt; `test_length` has lists of 9 and
     10 items, or n copies for `agree`.
 
     Attributes:
         keyword: The operation.
-        n: Length of the given list, copies for `agree`; None draws it from 3 to 8. None for
-            `pair_sum` and `city`, which have one length only.
+        n: Length of the given list, copies for `agree`; None draws it from 3 to 8. Must be None
+            for `pair_sum` and `city`, which have one length only.
         style: How lists are written, in prompt and answer: `brackets` is `[ a b ]`, `compact` items
             only, `json` is `[ " a " , " b " ]`.
     """
@@ -114,8 +114,8 @@ class ListTask(GeneratedTask):
 
     def _prompt(self, request: ListQuestion) -> str:
         arguments = [str(part) for part in (request.number, request.word) if part]
-        given = [render(request.items, self.style)] if request.items else []
-        return " ".join([self.keyword, *arguments, ":", *given])
+        items = [render(request.items, self.style)] if request.items else []
+        return " ".join([self.keyword, *arguments, ":", *items])
 
     def _draw_request(self, rng: random.Random, split: str) -> ListQuestion:
         lengths = LONG_LENGTHS if split == "test_length" else TRAIN_LENGTHS
@@ -142,14 +142,14 @@ def words_of_lists() -> Items:
 
 
 def placed(items: Items, start: int, end: int, word: str) -> Items:
-    """Returns the items with the word, unless it is empty, in place of those in [start, end)."""
+    """Returns the items with [start, end) replaced by the word, or removed if it is empty."""
     return items[:start] + ((word,) if word else ()) + items[end:]
 
 
 def edited(width: int) -> Outputs:
     """Returns the rule that puts the word, if any, in the place of `width` items.
 
-    Operations `..._at` do so at the position that the request names, others anywhere.
+    Operations `..._at` use the position that the request names, other operations any position.
     """
 
     def outputs(request: ListQuestion) -> Iterator[Items]:
@@ -218,6 +218,6 @@ def render(items: Items, style: str) -> str:
 
 
 def parse(text: str) -> Items:
-    """Reads the items after the last `[` and up to the next `]`, or all words if there is none."""
+    """Reads the items after the last `[`, if any, and up to the next `]`, if any."""
     inner = text.rsplit("[", 1)[-1].split("]", 1)[0]
     return tuple(re.sub(r"[\",']", " ", inner).split())

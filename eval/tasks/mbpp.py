@@ -26,7 +26,7 @@ NUMBERS: Mapping[str, range] = {
 }
 """The paper's splits, by `task_id`."""
 
-# The paper shows 2, 3 and 4; who wants more gets the others of the split.
+# The paper shows 2, 3 and 4; further demonstrations are the rest of the split.
 SHOWN = (2, 3, 4, 1, 5, 6, 7, 8, 9, 10)
 BEGIN, DONE = "[BEGIN]", "[DONE]"
 
@@ -59,7 +59,7 @@ class Mbpp(CodeTask):
     https://arxiv.org/abs/2108.07732; splits and demonstrations (`task_id` 2, 3 and 4) are the
     paper's. Layout and stop string of `lm_eval`: the task `mbpp` of lm-evaluation-harness 0.4.13,
     https://github.com/EleutherAI/lm-evaluation-harness.
-    Differs: the words around description and assertions are our own. Line ends are those of Unix;
+    Differs: the words around description and assertions are our own. Lines end as on Unix;
     the official file mixes both kinds. A problem's set-up is run, which the harness leaves out. A
     program has 5 s of processor time. Published scores of diffusion models have an answer length
     between 256 (LLaDA, Fast-dLLM, d3LLM) and 1024 (Dream), and none or three demonstrations.
@@ -85,11 +85,11 @@ class Mbpp(CodeTask):
         return () if self.is_instruction else (DONE,)
 
     def read(self, split: str) -> list[Example]:
-        asked = self._problems(split)
-        shown = self._problems("prompt") if self.num_fewshot else []
-        by_number = {problem.task_id: problem for problem in shown}
+        problems = self._problems(split)
+        prompt_problems = self._problems("prompt") if self.num_fewshot else []
+        by_number = {problem.task_id: problem for problem in prompt_problems}
         pool = [by_number[number] for number in SHOWN if number in by_number]
-        return [self._example(problem, self._demonstrations(problem, pool)) for problem in asked]
+        return [self._example(problem, self._demonstrations(problem, pool)) for problem in problems]
 
     def program(self, example: Example, text: str) -> str:
         """Returns the text before `[DONE]`, or the first block of Python."""
@@ -97,12 +97,12 @@ class Mbpp(CodeTask):
         return cut_at(text, self.stop) if blocks is None else blocks[0]
 
     def _problems(self, split: str) -> list[MbppProblem]:
-        found = DATA.rows(self.path, "validation" if split == "val" else split)
-        problems = [problem_of(one) for one in found]
+        rows = DATA.rows(self.path, "validation" if split == "val" else split)
+        problems = [problem_of(row) for row in rows]
         return [problem for problem in problems if problem.task_id in NUMBERS[split]]
 
-    def _demonstrations(self, asked: MbppProblem, pool: list[MbppProblem]) -> list[MbppProblem]:
-        others = [problem for problem in pool if problem.task_id != asked.task_id]
+    def _demonstrations(self, problem: MbppProblem, pool: list[MbppProblem]) -> list[MbppProblem]:
+        others = [other for other in pool if other.task_id != problem.task_id]
         if len(others) < self.num_fewshot:
             raise ValueError(
                 f"num_fewshot must be at most the number of other problems with task_id 1 to 10, "
@@ -122,13 +122,13 @@ class Mbpp(CodeTask):
 
 def write_plain(asked: MbppProblem, demonstrations: list[MbppProblem]) -> str:
     """Writes demonstrations and problem as one text that ends with `[BEGIN]`."""
-    shown = [f"{ask(one)}\n{BEGIN}\n{one.code}\n{DONE}\n\n" for one in demonstrations]
-    return "".join(shown) + f"{ask(asked)}\n{BEGIN}\n"
+    texts = [f"{ask(demo)}\n{BEGIN}\n{demo.code}\n{DONE}\n\n" for demo in demonstrations]
+    return "".join(texts) + f"{ask(asked)}\n{BEGIN}\n"
 
 
 def write_turns(asked: MbppProblem, demonstrations: list[MbppProblem]) -> list[Turn]:
     """Writes each demonstration as a user turn and an assistant turn, then the problem."""
-    return conversation([(ask(one), fenced(one.code)) for one in demonstrations], ask(asked))
+    return conversation([(ask(demo), fenced(demo.code)) for demo in demonstrations], ask(asked))
 
 
 def ask(problem: MbppProblem) -> str:

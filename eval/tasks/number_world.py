@@ -75,14 +75,14 @@ class Template:
 
 
 def named(number: str) -> str:
-    """Returns a number as a format string has it: constants as they are, otherwise a slot."""
+    """Returns a number as a format string writes it: a constant as it is, a name as a slot."""
     return number if number.isdigit() else f"{{{number}}}"
 
 
 @cache
 def templates() -> Mapping[str, Template]:
     """Returns the templates by their ids."""
-    found = {}
+    by_id = {}
     for table in read_world("word_problems")["template"]:
         steps = []
         for i, line in enumerate(table["steps"], start=1):
@@ -92,8 +92,8 @@ def templates() -> Mapping[str, Template]:
         held_out = table.get("held_out", False)
         slots = {name: tuple(bounds) for name, bounds in table["slots"].items()}
         question = one_line(table["question"])
-        found[table["id"]] = Template(table["id"], slots, question, tuple(steps), held_out)
-    return found
+        by_id[table["id"]] = Template(table["id"], slots, question, tuple(steps), held_out)
+    return by_id
 
 
 class Interval(NamedTuple):
@@ -126,8 +126,8 @@ class NumberPlan(NamedTuple):
     """How to draw the numbers of a template in one world.
 
     Attributes:
-        steps: Each step with the slots that it draws, and the possible numbers of each, given the
-            numbers that are drawn already.
+        steps: Each step with the slots that it draws, and the possible numbers of each slot, given
+            the numbers that were drawn before.
         ranges: The limits of every number.
     """
 
@@ -159,13 +159,13 @@ def plan_of(template: Template, max_value: int, max_factor: int) -> NumberPlan |
 
 
 def clipped(least: int, greatest: int, max_value: int) -> Interval:
-    """Clips a range of the three-digit world; its lower end shrinks in proportion."""
+    """Clips a range of the three-digit world; the lower end shrinks in proportion."""
     scaled = max(2, least * max_value // WIDE_WORLD)
     return Interval(min(least, scaled), min(greatest, max_value))
 
 
 def tighten(ranges: Ranges, steps: Sequence[Step], max_factor: int) -> bool:
-    """Narrows ranges in place until no step narrows them further; False if one becomes empty."""
+    """Narrows ranges in place until none changes; returns False if a range becomes empty."""
     before: Ranges = {}
     while before != ranges:
         before = dict(ranges)
@@ -179,28 +179,28 @@ def tighten(ranges: Ranges, steps: Sequence[Step], max_factor: int) -> bool:
 
 def bounds(step: Step, ranges: Ranges, max_factor: int) -> list[tuple[str, Interval]]:
     """Returns the ranges that a step allows its three numbers."""
-    total, one, other = step.left, step.result, step.right
+    total, first, second = step.left, step.result, step.right
     if step.operator in "+*":
-        total, one = one, total
-    whole, x, y = ranges[total], ranges[one], ranges[other]
+        total, first = first, total
+    z, x, y = ranges[total], ranges[first], ranges[second]
     if step.operator in "+-":
-        return [(total, x.plus(y)), (one, whole.minus(y)), (other, whole.minus(x))]
-    found = [(total, x.times(y)), (one, whole.over(y)), (other, whole.over(x))]
+        return [(total, x.plus(y)), (first, z.minus(y)), (second, z.minus(x))]
+    limits = [(total, x.times(y)), (first, z.over(y)), (second, z.over(x))]
     factor = Interval(1, max_factor)
     if step.operator == "/" or x.least > max_factor:
-        found.append((other, factor))
+        limits.append((second, factor))
     elif y.least > max_factor:
-        found.append((one, factor))
-    return found
+        limits.append((first, factor))
+    return limits
 
 
 def choices_of(
     step: Step, slot: str, known: str | None, ranges: Ranges, max_factor: int
 ) -> Choices:
-    """Returns the function that lists the possible numbers of an operand, given `known`, if any."""
+    """Returns the function that lists the possible numbers of `slot`, given `known`, if any."""
     if known is None:
         every = range(ranges[slot].least, ranges[slot].greatest + 1)
-        return lambda found: every
+        return lambda numbers: every
 
     @cache
     def possible(value: int) -> Sequence[int]:
@@ -215,26 +215,26 @@ def choices_of(
             return range(-(-least // value) * value, greatest + 1, value)
         return [divisor for divisor in range(least, greatest + 1) if value % divisor == 0]
 
-    return lambda found: possible(found[known])
+    return lambda numbers: possible(numbers[known])
 
 
 def draw(plan: NumberPlan, uniform: Uniform) -> Numbers | None:
     """Draws the numbers of a problem; None if the attempt fails and should be repeated."""
-    found = {str(constant): constant for constant in plan.template.constants}
+    numbers = {str(constant): constant for constant in plan.template.constants}
     for step, slots in plan.steps:
         for slot, choices in slots.items():
-            possible = choices(found)
+            possible = choices(numbers)
             if not possible:
                 return None
-            found[slot] = possible[int(uniform() * len(possible))]
-        left, right = found[step.left], found[step.right]
+            numbers[slot] = possible[int(uniform() * len(possible))]
+        left, right = numbers[step.left], numbers[step.right]
         if not slots and not is_allowed(step.operator, left, right, plan.max_factor):
             return None
-        found[step.result] = result = COMPUTE[step.operator](left, right)
+        numbers[step.result] = result = COMPUTE[step.operator](left, right)
         least, greatest = plan.ranges[step.result]
         if not least <= result <= greatest:
             return None
-    return found
+    return numbers
 
 
 def is_allowed(symbol: str, left: int, right: int, max_factor: int) -> bool:
@@ -245,15 +245,15 @@ def is_allowed(symbol: str, left: int, right: int, max_factor: int) -> bool:
 
 
 def is_rich_enough(plan: NumberPlan) -> bool:
-    """Says whether 500 problems are found in 20,000 attempts, each in 1,000 attempts."""
+    """Says whether 20,000 draws find 500 problems, with a new one at least every 1,000 draws."""
     uniform = random.Random("is_rich_enough").random
-    found: set[tuple[int, ...]] = set()
+    seen: set[tuple[int, ...]] = set()
     last = 0
     for attempt in range(MAX_DRAWS):
         numbers = draw(plan, uniform)
-        if numbers is not None and tuple(numbers.values()) not in found:
-            found.add(tuple(numbers.values()))
+        if numbers is not None and tuple(numbers.values()) not in seen:
+            seen.add(tuple(numbers.values()))
             last = attempt
-        if len(found) >= MIN_TUPLES or attempt - last > MAX_FRUITLESS:
+        if len(seen) >= MIN_TUPLES or attempt - last > MAX_FRUITLESS:
             break
-    return len(found) >= MIN_TUPLES
+    return len(seen) >= MIN_TUPLES

@@ -1,4 +1,4 @@
-"""ParallelBench, from a user's own checkout or copy, and how these keep their tasks."""
+"""ParallelBench, read from a user's checkout or copy, and the file layouts of both."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,22 +55,22 @@ class Config(msgspec.Struct):
 
 
 class ShownExample(msgspec.Struct):
-    """A question with its answer, shown before the question that is asked."""
+    """A demonstration: a question with its answer."""
 
     input: dict[str, Any]
     answer: Any
 
 
 class Input(msgspec.Struct):
-    """The part of a row's inputs that does not fill the prompt."""
+    """The demonstrations among a row's inputs; the other inputs fill the prompt."""
 
     icl_examples: list[ShownExample] | None = None
 
 
 class TaskSource(NamedTuple):
-    """A task that is there: its version, the files of its rows, and where its config is.
+    """A task that was found: its version, the files with its rows, and the place of its config.
 
-    `config` is a file with the keys that lead to the config; without one, each row has its own.
+    `config` is a file and the keys that lead to the config in it; None: each row has a config.
     """
 
     version: str
@@ -79,15 +79,15 @@ class TaskSource(NamedTuple):
 
     def rows(self) -> list[tuple[Found, Config]]:
         """Returns the rows with their configs."""
-        found = [row for file in self.files for row in _rows_of(file)]
+        rows = [row for file in self.files for row in _rows_of(file)]
         if self.config is None:
-            return [(row, converted(row.fields, Config, row.where, REPAIR)) for row in found]
+            return [(row, converted(row.fields, Config, row.where, REPAIR)) for row in rows]
         file, keys = self.config
-        given: Any = _yaml(file)
+        table: Any = _yaml(file)
         for key in keys:
-            given = given.get(key)
-        config = converted(given, Config, f"{keys[-1]!r} in {file}", REPAIR)
-        return [(row, config) for row in found]
+            table = table.get(key)
+        config = converted(table, Config, f"{keys[-1]!r} in {file}", REPAIR)
+        return [(row, config) for row in rows]
 
 
 def sources(root: Path) -> dict[str, TaskSource]:
@@ -97,12 +97,12 @@ def sources(root: Path) -> dict[str, TaskSource]:
     """
     if not root.is_dir():
         raise ValueError(f"ParallelBench is read from a folder, got {root}, which is none; {HOW}.")
-    found: dict[str, TaskSource] = {}
+    by_name: dict[str, TaskSource] = {}
     for name, source in (*_generated(root), *_hub_copy(root), *_prebuilt(root)):
-        found.setdefault(name, source)
-    if not found:
+        by_name.setdefault(name, source)
+    if not by_name:
         raise ValueError(f"{root} holds no task of ParallelBench in a layout known here; {HOW}.")
-    return found
+    return by_name
 
 
 def _generated(root: Path) -> Iterator[tuple[str, TaskSource]]:
@@ -125,9 +125,9 @@ def _prebuilt(root: Path) -> Iterator[tuple[str, TaskSource]]:
     for recipe in sorted((root / RECIPES).glob("*.yaml")):
         tasks = _yaml(recipe).get("tasks")
         # The other recipes are rules, or name another file.
-        for name, given in tasks.items() if isinstance(tasks, dict) else ():
-            is_built = isinstance(given, dict) and given.get("type") == "prebuilt"
-            file = root / PREBUILT / str(given.get("source")) if is_built else root
+        for name, entry in tasks.items() if isinstance(tasks, dict) else ():
+            is_built = isinstance(entry, dict) and entry.get("type") == "prebuilt"
+            file = root / PREBUILT / str(entry.get("source")) if is_built else root
             if file.is_file():
                 yield f"{recipe.stem}/{name}", TaskSource(V2, [file], (recipe, ("tasks", name)))
 
@@ -167,8 +167,8 @@ def _rows_of(file: Path) -> list[Found]:
 class ParallelBench(FileTask):
     r"""A task of ParallelBench. Prompts, demonstrations and labels are those of the files.
 
-    With seed 0 examples are the first of the file, in its order, which is short lists before long
-    ones. Layouts, all below `path`; the first that has the task is read:
+    With seed 0 examples are the first of the file, in file order: short lists come before long
+    lists. Layouts, all below `path`; the first layout that has the task is read:
 
     - v1 (October 2025, commit 72de8f7): `dataset/parallel_bench/data/output/test` with
       `<category>/<task>.jsonl` and `<category>/task_config.yaml`.
@@ -178,7 +178,7 @@ class ParallelBench(FileTask):
       one folder `<category>-<task>` each, as downloaded (`test-*.parquet`) or as `save_to_disk`
       writes it; and the prebuilt words of `words_to_sentence_*` in the checkout itself.
 
-    v1 and v2 are different data: figures of one do not compare with those of the other.
+    v1 and v2 are different data: figures of v1 do not compare with figures of v2.
 
     Source: Kang et al. 2025, "ParallelBench", https://arxiv.org/abs/2510.04767,
     https://github.com/furiosa-ai/ParallelBench.
@@ -186,12 +186,12 @@ class ParallelBench(FileTask):
     sudoku is right (`answer_label` wants the stored one); grammar is Harper's, not LanguageTool's.
     The labels of `waiting_line/sort` are kept as stored, by first name, although its prompt asks
     for last names, so that right answers to the prompt are mostly counted wrong. Answers to v2 end
-    at a blank line, two in puzzles, as they do there; those to v1 do not.
+    at a blank line, in puzzles at two, as upstream's do; answers to v1 do not.
 
     Attributes:
-        path: The folder.
+        path: Folder of the checkout or copy.
         task: Category and name, such as `waiting_line/copy`.
-        primary: Which score is reported first. `answer` is None where it needs a scorer that is
+        primary: Name of the score that is reported first. `answer` is None if its scorer is
             missing; v2 publishes `grammar` for the tasks of writing.
         form: "free", or "infill": the answer is the row's `output_format`, in which each [MASK] is
             one open token and everything else is given, with EOS after it. Upstream infills at
@@ -219,25 +219,25 @@ class ParallelBench(FileTask):
         return GEN_LENGTHS.get(self.task.partition("/")[0], OTHER_GEN_LENGTH)
 
     def read(self, split: str) -> list[Example]:
-        there = sources(Path(self.path))
-        if self.task not in there:
+        available = sources(Path(self.path))
+        if self.task not in available:
             raise ValueError(
-                f"{self.path} has the tasks {', '.join(sorted(there))}, got {self.task!r}; "
+                f"{self.path} has the tasks {', '.join(sorted(available))}, got {self.task!r}; "
                 "those that v2 only has rules for come with its hub copy or `pb data`."
             )
-        source = there[self.task]
+        source = available[self.task]
         blank = "\n\n\n" if self.task.startswith("puzzles/") else "\n\n"
         stop = () if source.version == V1 else (blank,)
-        found = [_example(*row, i, stop) for i, row in enumerate(source.rows())]
-        if not found:
+        examples = [_example(*row, i, stop) for i, row in enumerate(source.rows())]
+        if not examples:
             raise ValueError(f"{self.name} has at least one row in {self.path}, got none.")
-        return found if self.form == "free" else [_infilled(one) for one in found]
+        return examples if self.form == "free" else [_infilled(example) for example in examples]
 
     def seed_of(self, split: str, seed: int) -> str:
         return f"{self.name};{seed}"
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
-        """Scores an answer as its scorer in `eval.tasks.parallelbench_scores` says.
+        """Scores an answer by the task's scorer in `eval.tasks.parallelbench_scores`.
 
         `answer` is None, never 0, where the task's scorer is unknown here or a package is missing.
         """
@@ -246,29 +246,29 @@ class ParallelBench(FileTask):
         return SCORERS.get(meta["metric"], UNKNOWN).score(text, meta["input"], meta["label"])
 
 
-def _example(found: Found, config: Config, number: int, stop: tuple[str, ...]) -> Example:
-    where = found.where
-    if not {"input", "answer"} <= found.fields.keys():
+def _example(row: Found, config: Config, number: int, stop: tuple[str, ...]) -> Example:
+    where = row.where
+    if not {"input", "answer"} <= row.fields.keys():
         raise ValueError(
-            f"{where} must have an 'input' and an 'answer', got {sorted(found.fields)}; "
+            f"{where} must have an 'input' and an 'answer', got {sorted(row.fields)}; "
             "repair or remove it."
         )
-    # The hub's tables hold both as text; a label that is a list stays a text, as in the files.
-    given, label = (_unpacked(found.fields[name], where) for name in ("input", "answer"))
-    shown = converted(given, Input, f"The input of {where}", REPAIR).icl_examples or []
-    inputs = {name: value for name, value in given.items() if name != "icl_examples"}
+    # Hub tables hold input and answer as text; a label that is a list stays text, as in the files.
+    row_input, label = (_unpacked(row.fields[name], where) for name in ("input", "answer"))
+    demonstrations = converted(row_input, Input, f"The input of {where}", REPAIR).icl_examples or []
+    inputs = {name: value for name, value in row_input.items() if name != "icl_examples"}
     needs = SCORERS.get(config.metric, UNKNOWN).needs
     if needs and (not isinstance(label, dict) or not set(needs) <= label.keys()):
         raise ValueError(
             f"{where} has an answer with the fields {', '.join(needs)}, got "
             f"{str(label)[:60]!r}; repair or remove it."
         )
-    turns = [(filled(config, one.input, where), text_of(one.answer)) for one in shown]
-    asked = filled(config, inputs, where)
+    turns = [(filled(config, demo.input, where), text_of(demo.answer)) for demo in demonstrations]
+    question = filled(config, inputs, where)
     meta = {"input": inputs, "label": label, "metric": config.metric, "stop": stop,
-            "output_format": found.fields.get("output_format"), "where": where}  # fmt: skip
-    name = f"{SPLIT}-{number}-{content_id(asked)}"
-    return Example(conversation(turns, asked), text_of(label), meta, id=name)
+            "output_format": row.fields.get("output_format"), "where": where}  # fmt: skip
+    name = f"{SPLIT}-{number}-{content_id(question)}"
+    return Example(conversation(turns, question), text_of(label), meta, id=name)
 
 
 def _infilled(example: Example) -> Example:
@@ -289,7 +289,7 @@ def _unpacked(value: Any, where: str) -> Any:
 
 
 def filled(config: Config, given: Mapping[str, Any], where: str) -> str:
-    r"""Returns the prompt with its inputs; a literal `\n`, as some files have it, breaks a line."""
+    r"""Returns the prompt with its inputs; a literal `\n` of some files becomes a line break."""
     try:
         return config.prompt.format_map(given).replace("\\n", "\n")
     except (KeyError, IndexError, ValueError) as error:
@@ -300,8 +300,8 @@ def filled(config: Config, given: Mapping[str, Any], where: str) -> str:
 
 
 def text_of(label: Any) -> str:
-    """Returns a reference answer: the label, or what it gives as an example."""
+    """Returns a reference answer: the label, or the example text that the label has."""
     if isinstance(label, dict):
-        named = (label.get(name) for name in ("example", "summary", "words", "text"))
-        label = next((value for value in named if value), "")
+        candidates = (label.get(name) for name in ("example", "summary", "words", "text"))
+        label = next((value for value in candidates if value), "")
     return ", ".join(map(str, label)) if isinstance(label, list) else str(label)

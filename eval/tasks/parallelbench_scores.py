@@ -1,4 +1,4 @@
-"""Scores of ParallelBench's answers, our own, by upstream's names of the scorers."""
+"""Our own scorers of ParallelBench's answers, by upstream's names."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -20,33 +20,33 @@ class Scorer(NamedTuple):
 def official_items(text: str) -> list[str]:
     """Reads the items after the last `[` up to the next `]`, split at commas, as upstream does.
 
-    Double quotes and spaces around an item go; other quotes, tabs and line breaks are part of it.
+    Double quotes and spaces around an item are removed; other quotes, tabs and line breaks stay.
     """
     inner = text.rsplit("[", 1)[-1].split("]", 1)[0]
     return [item.strip(' "') for item in inner.split(",") if item.strip()]
 
 
 def strict_items(text: str) -> list[str] | None:
-    """Reads these items if they are written as `["A", "B"]` to the letter, otherwise None."""
+    """Reads the items if the list is written exactly as `["A", "B"]`, otherwise returns None."""
     _, opened, rest = text.rpartition("[")
     inner, closed, _ = rest.partition("]")
     items = inner.split(", ")
-    is_quoted = all(one[:1] == one[-1:] == '"' and '"' not in one[1:-1] for one in items)
-    return [one[1:-1] for one in items] if opened and closed and is_quoted else None
+    is_quoted = all(item[:1] == item[-1:] == '"' and '"' not in item[1:-1] for item in items)
+    return [item[1:-1] for item in items] if opened and closed and is_quoted else None
 
 
 def is_label(items: list[str], label: Any) -> bool:
-    """Says whether the items are those of the label, in order."""
+    """Says whether the items are the items of the label, in order."""
     return items == (official_items(label) if isinstance(label, str) else list(label))
 
 
 def is_shuffled(items: list[str], label: Any) -> bool:
-    """Says whether the items are the given ones in another order."""
+    """Says whether the items are the given items in another order."""
     return sorted(items) == sorted(label["input"]) and items != label["input"]
 
 
 def is_inserted(items: list[str], label: Any) -> bool:
-    """Says whether the items without the first occurrence of each new word are the given ones."""
+    """Says whether the items less the first occurrence of each new word are the given items."""
     words = label["word"]
     if words is None:
         return _lacks(label["input"], items, label.get("n_words", 1))
@@ -59,14 +59,14 @@ def is_inserted(items: list[str], label: Any) -> bool:
 
 
 def is_removed(items: list[str], label: Any) -> bool:
-    """Says whether the items are the given ones without one, or without `n_words`."""
+    """Says whether the items are the given items without one item, or without `n_words`."""
     return _lacks(items, label["input"], label.get("n_words", 1))
 
 
 def is_replaced(items: list[str], label: Any) -> bool:
-    """Says whether the items are the given ones with the word where the items first have it.
+    """Says whether the items are the given items with the word at its first index in `items`.
 
-    Without a word any other one may take the place of an item, or of `n_words`.
+    If the label has no word, any other words may replace one item, or `n_words` items.
     """
     given, word = list(label["input"]), label["word"]
     if len(items) != len(given):
@@ -80,9 +80,9 @@ def is_replaced(items: list[str], label: Any) -> bool:
 
 
 def _lacks(items: list[str], given: list[str], count: int) -> bool:
-    """Says whether the items are the given ones without the first of each of `count` names.
+    """Says whether the items are the given items less the first of each of `count` names.
 
-    A name that the items still have is not missing, even if it was given twice.
+    A name that is still among the items is not missing, even if it was given twice.
     """
     missing, rest = set(given) - set(items), list(given)
     for name in missing:
@@ -91,9 +91,9 @@ def _lacks(items: list[str], given: list[str], count: int) -> bool:
 
 
 def list_scorer(is_right: Callable[[list[str], Any], bool], *needs: str) -> Scorer:
-    """Returns the scorer of a list: `answer` is upstream's, `answer_strict` to the letter."""
+    """Returns the scorer of a list: `answer` is upstream's, `answer_strict` wants exact form."""
 
-    def score(text: str, given: Mapping[str, Any], label: Any) -> Scores:
+    def score(text: str, inputs: Mapping[str, Any], label: Any) -> Scores:
         strict = strict_items(text)
         return {
             "answer": float(is_right(official_items(text), label)),
@@ -111,7 +111,9 @@ def score_latin(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     `answer_strict` also wants rows without a repeated cell, and no other lines.
     """
     symbols = set(label["symbols"])
-    lines = [[one.strip() for one in line.split(",")] for line in text.split("\n") if line.strip()]
+    lines = [
+        [cell.strip() for cell in line.split(",")] for line in text.split("\n") if line.strip()
+    ]
     rows = [line for line in lines if set(line) == symbols][: len(symbols)]
     columns = zip(*rows, strict=False)
     right = len(rows) == len(symbols) and all(set(column) == symbols for column in columns)
@@ -123,8 +125,8 @@ def score_latin(text: str, given: Mapping[str, Any], label: Any) -> Scores:
 def score_sudoku(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     """Scores a sudoku of side 4; None for other sides.
 
-    `answer`: the digits, of lines with four, solve the puzzle. `answer_strict`: nothing else is
-    written. `answer_label`: they are the stored solution; some puzzles of v2 have several.
+    `answer`: the lines with four digits solve the puzzle. `answer_strict`: nothing else is written.
+    `answer_label`: these lines are the stored solution; some puzzles of v2 have several.
     """
     puzzle = str(given.get("sudoku", given.get("puzzle", ""))).split()
     if [len(line) for line in puzzle] != [4, 4, 4, 4]:
@@ -148,19 +150,19 @@ def score_sentence(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     `included` wants whole words; `included_substring` is upstream's.
     """
     words = [str(word) for word in label["words"]]
-    included, checked = float(includes(text, words)), grammar(text)
+    included, grammatical = float(includes(text, words)), grammar(text)
     return {
-        "answer": product(included, checked),
+        "answer": product(included, grammatical),
         "included": included,
         "included_substring": float(all(word in text for word in words)),
-        "grammar": checked,
+        "grammar": grammatical,
     }
 
 
 def score_summary(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     """Scores a summary: `answer` is ROUGE-L times `grammar`."""
-    overlap, checked = rouge(text, str(label["summary"])), grammar(text)
-    return {"answer": product(overlap["rougeL"], checked), **overlap, "grammar": checked}
+    overlap, grammatical = rouge(text, str(label["summary"])), grammar(text)
+    return {"answer": product(overlap["rougeL"], grammatical), **overlap, "grammar": grammatical}
 
 
 def score_paraphrase(text: str, given: Mapping[str, Any], label: Any) -> Scores:
@@ -168,8 +170,8 @@ def score_paraphrase(text: str, given: Mapping[str, Any], label: Any) -> Scores:
 
     `answer`, upstream's product of both with BERTScore, is None: BERTScore needs a model.
     """
-    same = bleu(text, str(label["text"]))
-    inverse = None if same is None else float(bool(text.strip())) * (1 - same)
+    overlap = bleu(text, str(label["text"]))
+    inverse = None if overlap is None else float(bool(text.strip())) * (1 - overlap)
     return {"answer": None, "inverse_bleu": inverse, "grammar": grammar(text)}
 
 
@@ -186,5 +188,5 @@ SCORERS: Mapping[str, Scorer] = {
     "paraphrase_score": Scorer(score_paraphrase, ("text",)),
 }
 
-UNKNOWN = Scorer(lambda text, given, label: {"answer": None})
+UNKNOWN = Scorer(lambda text, inputs, label: {"answer": None})
 """For scorers that are not known here."""

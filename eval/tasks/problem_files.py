@@ -23,7 +23,7 @@ OF_PROTOCOL = -1
 
 
 class FileTask(Task):
-    """A task whose examples are read, each split in a fixed order."""
+    """A task whose examples are read, not generated; each split has a fixed order."""
 
     @abstractmethod
     def read(self, split: str) -> Sequence[Example]:
@@ -37,12 +37,12 @@ class FileTask(Task):
         Raises ValueError if the split cannot be read, or has fewer than `num_examples`.
         """
         self.require(split, num_examples)
-        found = self.read(split)
-        self.require_enough(split, len(found), num_examples)
-        wanted = len(found) if num_examples is None else num_examples
+        examples = self.read(split)
+        self.require_enough(split, len(examples), num_examples)
+        wanted = len(examples) if num_examples is None else num_examples
         if seed == 0:
-            return found[:wanted]
-        return random.Random(self.seed_of(split, seed)).sample(found, wanted)
+            return examples[:wanted]
+        return random.Random(self.seed_of(split, seed)).sample(examples, wanted)
 
     def seed_of(self, split: str, seed: int) -> str:
         """Returns the seed of the draw from a split."""
@@ -53,10 +53,10 @@ class Protocol(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One published setting, without model, sampler and temperature; lengths are in tokens.
 
     Attributes:
-        num_fewshot: Demonstrations.
-        gen_length: Of the answer.
-        block_length: Of a block; None is the model's own. A setting without blocks has blocks as
-            long as the answer.
+        num_fewshot: Number of demonstrations.
+        gen_length: Length of the answer.
+        block_length: Length of a block; None is the model's own. A setting without blocks has
+            one block, as long as the answer.
         write: "plain": text that stays out of the chat template. "one_turn": the same text as one
             user turn. "turns": instructions, each demonstration a user and an assistant turn.
         choose: The "first" rows demonstrate every question, or rows drawn "anew" for each.
@@ -113,7 +113,7 @@ class PublishedTask(FileTask):
 
 
 class Found(NamedTuple):
-    """A JSON object, and where it is, for messages."""
+    """A JSON object, and its place in words, for messages."""
 
     fields: Mapping[str, Any]
     where: str
@@ -128,7 +128,7 @@ class DataSet(NamedTuple):
     source: str
 
     def rows(self, path: str | None, split: str) -> list[Found]:
-        """Returns the rows of a file or folder; those of the hub's split if the path is None.
+        """Returns the rows of a file or folder; if the path is None, the rows of the hub's split.
 
         Raises ValueError if the file is missing or damaged, or the hub or `datasets` is not there.
         """
@@ -137,8 +137,8 @@ class DataSet(NamedTuple):
     def _file_of(self, path: str) -> Path:
         file = Path(path)
         if file.is_dir():
-            there = [file / name for name in self.names if (file / name).is_file()]
-            file = there[0] if there else file / self.names[0]
+            present = [file / name for name in self.names if (file / name).is_file()]
+            file = present[0] if present else file / self.names[0]
         if not file.is_file():
             raise ValueError(
                 f"Problems are read from {file}, got no such file; download "
@@ -156,7 +156,7 @@ class DataSet(NamedTuple):
                 f"got none; install the extra `eval`, or {remedy}."
             ) from error
         try:
-            # Where there is no network, `datasets` tries again for a minute and a half.
+            # Without a network, `datasets` itself would retry for a minute and a half.
             if not config.HF_HUB_OFFLINE:
                 with suppress(HTTPError):
                     urlopen(config.HF_ENDPOINT, timeout=HUB_TIMEOUT_S).close()
@@ -182,16 +182,16 @@ def read_objects(file: Path) -> list[Found]:
             f"{file} must be JSON lines or a JSON list in UTF-8, with .gz compressed, got: "
             f"{error}; {remedy}."
         ) from error
-    found = [Found(one, f"Entry {i} of {file}") for i, one in enumerate(entries, start=1)]
+    objects = [Found(entry, f"Entry {i} of {file}") for i, entry in enumerate(entries, start=1)]
     if not is_list:
         # U+2028 is allowed in JSON and must not end a line.
         lines = enumerate(text.split("\n"), start=1)
-        found = [_found(line, f"Line {n} of {file}") for n, line in lines if line.strip()]
-    if not found:
+        objects = [_found(line, f"Line {n} of {file}") for n, line in lines if line.strip()]
+    if not objects:
         raise ValueError(
             f"{file} must hold JSON objects, one a line or a JSON list of them, got none; {remedy}."
         )
-    return found
+    return objects
 
 
 def _found(line: str, where: str) -> Found:

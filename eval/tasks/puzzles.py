@@ -93,7 +93,7 @@ class Sudoku4(SampledTask):
             )
 
     def sample(self, rng: random.Random) -> Example:
-        """Draws a puzzle; puzzles with several solutions are drawn again."""
+        """Draws a puzzle with exactly one solution."""
         for _ in range(MAX_DRAWS):
             solution = rng.choice(sudoku_grids())
             num_blanks = rng.randint(self.min_blanks, self.max_blanks)
@@ -166,13 +166,13 @@ def sudoku_cells() -> NDArray[np.int64]:
 
 def num_solutions(grid: Grid, blanks: frozenset[int]) -> int:
     """Returns how many solved grids agree with a grid outside the blanks (0 to 15, row by row)."""
-    given = [i for i in range(16) if i not in blanks]
-    agrees = sudoku_cells()[:, given] == np.array(grid).reshape(16)[given]
+    givens = [i for i in range(16) if i not in blanks]
+    agrees = sudoku_cells()[:, givens] == np.array(grid).reshape(16)[givens]
     return int(agrees.all(axis=1).sum())
 
 
 def written(grid: Grid, blanks: frozenset[int]) -> str:
-    """Writes a grid as words; blank cells as `_`."""
+    """Writes a grid as words, blank cells as `_`."""
     cells = [BLANK if i in blanks else str(grid[i // 4][i % 4]) for i in range(16)]
     return f" {ROW_END} ".join(" ".join(cells[i : i + 4]) for i in range(0, 16, 4))
 

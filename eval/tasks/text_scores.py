@@ -18,39 +18,39 @@ _OF_STYLE = ("Enhancement", "Readability", "Redundancy", "Style")
 
 
 def words_of(text: str) -> list[str]:
-    """Returns the words of a text in small letters; an apostrophe inside a word belongs to it."""
+    """Returns the words of a text in lower case; an apostrophe inside a word belongs to it."""
     return [word.casefold() for word in _WORD.findall(text)]
 
 
 def includes(text: str, words: Sequence[str]) -> bool:
-    """Says whether a text has every word, whole, in any case; one word can be a phrase.
+    """Says whether a text has every word as a whole word, in any case; a word can be a phrase.
 
     Inflected forms do not count: `boats` does not include `boat`, but `boat-house` and `boat.` do.
     A word asked for twice must come twice.
     """
-    found = _spaced(text)
+    spaced = _spaced(text)
     wanted = Counter(_spaced(word) for word in words)
-    return all(found.count(word) >= count for word, count in wanted.items())
+    return all(spaced.count(word) >= count for word, count in wanted.items())
 
 
 def grammar(text: str) -> float | None:
-    """Returns 1 if a grammar checker finds nothing wrong, 0 if it does or there is no text.
+    """Returns 1 if a grammar checker finds no error, 0 if it finds one or there is no text.
 
-    Remarks on style, such as a missing serial comma, do not count, and capitalised words that it
-    does not know are taken for names. American English. The bar is low: 95 % of 1000 sentences of
-    GSM8K's questions pass, and 66 % of the same sentences with their words shuffled.
+    Remarks on style, such as a missing serial comma, do not count, and capitalised words that the
+    checker does not know count as names. American English. The test is lenient: 95 % of 1000
+    sentences of GSM8K's questions pass, and 66 % of the same sentences with their words shuffled.
 
     Source: Harper 2.13, https://github.com/Automattic/harper, by the package `harper-py` 0.2.
-    Differs: ParallelBench asks LanguageTool, whose rules are others; the rates do not compare.
+    Differs: ParallelBench uses LanguageTool, whose rules differ, so that rates do not compare.
     """
     linter = _linter()
     if linter is None:
         return None
     if not text.strip():
         return 0.0
-    found = linter.lint(text.strip(), language="plaintext")
-    wrong = [lint for lint in found if lint.lint_kind not in _OF_STYLE]
-    return float(all(w.lint_kind == "Spelling" and w.problem_text[:1].isupper() for w in wrong))
+    lints = linter.lint(text.strip(), language="plaintext")
+    errors = [lint for lint in lints if lint.lint_kind not in _OF_STYLE]
+    return float(all(e.lint_kind == "Spelling" and e.problem_text[:1].isupper() for e in errors))
 
 
 def rouge(text: str, reference: str) -> Mapping[str, float | None]:
@@ -76,25 +76,25 @@ def bleu(text: str, reference: str) -> float | None:
         from sacrebleu import corpus_bleu
     except ImportError:
         return None
-    # The score of one text as a corpus: the function for sentences smooths, and warns.
-    found = corpus_bleu([text], [[reference]], smooth_method="none")
-    return float(min(found.score / 100, 1.0))
+    # A corpus of one text, because the function for sentences smooths, and warns.
+    score = corpus_bleu([text], [[reference]], smooth_method="none")
+    return float(min(score.score / 100, 1.0))
 
 
 def product(*scores: float | None) -> float | None:
     """Returns the product; None if a factor is None, even if another one is 0."""
-    known = [score for score in scores if score is not None]
-    return math.prod(known, start=1.0) if len(known) == len(scores) else None
+    factors = [score for score in scores if score is not None]
+    return math.prod(factors, start=1.0) if len(factors) == len(scores) else None
 
 
 def _spaced(text: str) -> str:
-    # A space on either side of every word: neighbours share none, so that counting misses none.
+    # Neighbouring words share no space, so that `str.count`, which skips overlaps, finds each.
     return "".join(f" {word} " for word in words_of(text))
 
 
 @cache
 def _linter() -> "Linter | None":
-    # Its dictionary takes most of a second to load.
+    # The dictionary of the linter takes most of a second to load.
     try:
         from harper import Linter
     except ImportError:

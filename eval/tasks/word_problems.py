@@ -80,8 +80,8 @@ class WordProblems(GeneratedTask):
     @property
     def excluded(self) -> tuple[str, ...]:
         """Ids of the chosen templates that this world is too narrow for."""
-        kept = {plan.template.id for plan in self._plans}
-        return tuple(template.id for template in self._chosen if template.id not in kept)
+        planned = {plan.template.id for plan in self._plans}
+        return tuple(template.id for template in self._chosen if template.id not in planned)
 
     def draw(self, rng: random.Random, split: str = "train") -> Example:
         """Draws one problem; templates are equally likely."""
@@ -123,7 +123,7 @@ class WordProblems(GeneratedTask):
         }
 
     def extract(self, text: str) -> str:
-        """Returns the number after `####`; all of the text if there is none."""
+        """Returns the number after `####`; the whole text if it has no such number."""
         strict = STRICT_ANSWER.search(text)
         return strict[1] if strict else super().extract(text)
 
@@ -135,12 +135,12 @@ class WordProblems(GeneratedTask):
     @cached_property
     def _plans(self) -> tuple[NumberPlan, ...]:
         """The plans of the templates that the world is wide enough for."""
-        found = (plan_of(template, self.max_value, self.max_factor) for template in self._chosen)
-        return tuple(plan for plan in found if plan is not None)
+        plans = (plan_of(template, self.max_value, self.max_factor) for template in self._chosen)
+        return tuple(plan for plan in plans if plan is not None)
 
 
 def example_of(plan: NumberPlan, numbers: Numbers, rng: random.Random, split: str) -> Example:
-    """Returns the problem with the given numbers and people and objects drawn by `rng`."""
+    """Returns the problem with these numbers, and with people and objects drawn by `rng`."""
     template = plan.template
     names, objects = cast("held_out" if split == "test_entity" else "known")
     slots: dict[str, int | str] = {**numbers}
@@ -165,19 +165,19 @@ def is_of(split: str, plan: NumberPlan, numbers: Numbers) -> bool:
         if 3 * max(numbers.values()) <= 2 * greatest:
             return False
     template = plan.template
-    # Names play no part: one problem with other people is the same problem.
+    # The key has no names, because a problem with other people is the same problem.
     key = f"{template.id};{','.join([f'{slot}={numbers[slot]}' for slot in template.slots])}"
     return split_of(key) == split.partition("_")[0]
 
 
 def distinct(pool: tuple[str, ...], count: int, rng: random.Random) -> list[str]:
     """Draws different words; several times faster than `rng.sample` for two or three."""
-    found: list[str] = []
-    while len(found) < count:
+    words: list[str] = []
+    while len(words) < count:
         word = pool[int(rng.random() * len(pool))]
-        if word not in found:
-            found.append(word)
-    return found
+        if word not in words:
+            words.append(word)
+    return words
 
 
 def is_true(left: str, operator: str, right: str, result: str) -> bool:
@@ -188,10 +188,10 @@ def is_true(left: str, operator: str, right: str, result: str) -> bool:
 
 def is_consistent(example: Example, equations: list[tuple[str, str, str, str]]) -> bool:
     """Says whether every operand is given, implied, or an earlier result."""
-    known = {str(number) for number in example.meta["constants"]}
-    known |= set(NUMBER.findall(str(example.prompt)))
+    allowed = {str(number) for number in example.meta["constants"]}
+    allowed |= set(NUMBER.findall(str(example.prompt)))
     for left, _, right, result in equations:
-        if left not in known or right not in known:
+        if left not in allowed or right not in allowed:
             return False
-        known.add(result)
+        allowed.add(result)
     return bool(equations)

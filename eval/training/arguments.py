@@ -16,7 +16,7 @@ FILTER_DECODING = (*LENGTHS, "stop_at_eos", "truncate_at_eos")
 
 @dataclass(frozen=True)
 class QuestionOptions:
-    """What is asked.
+    """Options of the prompts.
 
     Attributes:
         task: Where prompts come from, such as 'gsm8k?path=FOLDER&split=train' or
@@ -89,7 +89,7 @@ class Distilled:
 
 @dataclass(frozen=True)
 class Teacher:
-    """The teacher, which is the model as it is.
+    """Options of the teacher, which is the model before its training.
 
     Attributes:
         teacher_sampler: How the teacher answers. `None`: one token a step, the most confident.
@@ -106,7 +106,7 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Training:
-    """How the model is trained.
+    """Options of the training.
 
     Attributes:
         lora_rank: Train additions of so low a rank instead of all weights, such as 128 in
@@ -140,7 +140,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Devices:
-    """Where the model is trained.
+    """Options of the device and the precision of the training.
 
     Attributes:
         device: Where the model is trained.

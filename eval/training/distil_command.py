@@ -41,33 +41,33 @@ from samplers import FixedSchedule
 from samplers.expression import expression_of
 
 _NOT_OF_TRAINING = (
-    # They change where and how fast a run goes, not what comes out.
+    # They change where and how fast a run goes, but not its result.
     "name", "output", "threads", "device", "code_runner", "allow_code", "log_with",
-    # They decide the teacher's answers, by themselves or within its questions and its decoding.
+    # They decide the teacher's answers, and are part of `settings_of_answers`.
     "model", "revision", "dtype", "task", "prompts", "batch_size", "teacher_sampler",
     "gen_length", "block_length", "cache",
 )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
-    """Lets the model answer, trains it on its answers, and writes and judges what became of it.
+    """Lets the model answer, trains it on its answers, and writes and judges the result.
 
-    Raises ValueError if anything is wrong; as far as it can be known, before the first forward.
+    Raises ValueError if anything is wrong, if possible before the first forward.
     """
     if options.threads:
         torch.set_num_threads(options.threads)
     check(options)
     sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
-    asked, judged = read_questions(
+    questions, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts or "", code=code_for(options)
     )
-    asked.selection.require_scores(asked.examples)
-    student, size = Student(options, asked), options.batch_size
+    questions.selection.require_scores(questions.examples)
+    student, size = Student(options, questions), options.batch_size
     judging = judged.run(student.loaded, sampler, cache, student.config, size)
     assert student.config.block_length is not None
-    given = options.teacher_sampler
-    teacher = parse_sampler(given) if given else FixedSchedule(student.config.block_length)
-    teaching = asked.run(student.loaded, teacher, cache, student.config, size)
+    text = options.teacher_sampler
+    teacher = parse_sampler(text) if text else FixedSchedule(student.config.block_length)
+    teaching = questions.run(student.loaded, teacher, cache, student.config, size)
     # Experts that no token went to have no gradient.
     has_unused = student.model.transformer.config.moe is not None
     accelerator = Accelerator(
@@ -78,8 +78,8 @@ def run(options: argparse.Namespace) -> int:
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=has_unused)],
     )
     if accelerator.is_main_process:
-        asked.warn(teaching.tokenizer)
-    distillation = Distillation(options, accelerator, student, asked, judged, teaching, judging)
+        questions.warn(teaching.tokenizer)
+    distillation = Distillation(options, accelerator, student, questions, judged, teaching, judging)
     with ExitStack() as stack:
         # The first process writes all but the teacher's answers.
         on_first(accelerator, lambda: stack.enter_context(writing(distillation.folder)))
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises ValueError if options of command and launch do not go together, or a package lacks."""
+    """Raises ValueError if options of command and launch do not fit, or a package is missing."""
     require_launch(device=options.device, uses_muon=options.muon is not None)
     if options.muon is not None and options.lora_rank:
         raise ValueError("--muon must be left out beside --lora-rank: it is for whole matrices.")
@@ -115,8 +115,8 @@ def require_package(name: str, what: str, source: str) -> None:
 class Distillation:
     """A run of the command, all options of which were checked.
 
-    The teacher answers the questions `asked` as `teaching` says; the result is judged on others, as
-    `judging` says.
+    The teacher answers the questions `asked` as `teaching` says; the result is judged on the
+    questions `judged`, as `judging` says.
     """
 
     options: argparse.Namespace
@@ -134,11 +134,11 @@ class Distillation:
 
     @property
     def place(self) -> Place:
-        """Which of several processes this is."""
+        """The rank of this process and the number of processes."""
         return Place(self.accelerator.process_index, self.accelerator.num_processes)
 
     def run(self) -> None:
-        """Goes through the parts; each goes on where it stopped."""
+        """Runs the parts of the command; each part continues where it stopped."""
         console = Console(quiet=not self.accelerator.is_main_process)
         of_answers, settings = self.settings_of_answers(), self.settings_of_training()
         on_first(self.accelerator, lambda: claim(self.folder, of_answers, settings))
@@ -154,7 +154,7 @@ class Distillation:
         self.accelerator.end_training()
 
     def demonstrations(self, console: Console) -> list[Demonstration]:
-        """Lets the teacher answer, and returns what is learned."""
+        """Lets the teacher answer, and returns the answers to learn from."""
         folder, prompts = self.folder / "answers", self.asked.encoded(self.teaching.tokenizer)
         answer_all(self.teaching, self.asked, folder, self.place, console)
         self.accelerator.wait_for_everyone()
@@ -166,11 +166,11 @@ class Distillation:
         return learned
 
     def scores(self, file: Path) -> HeldOutScores:
-        """Reads what was measured, or measures it if the file is not there."""
+        """Reads the scores of the held-out prompts, or measures them if the file is not there."""
         return read_measured(file, self.judged) if file.exists() else self.judge(file)
 
     def judge(self, file: Path) -> HeldOutScores:
-        """Measures the model as it is on the held-out prompts, and keeps that in a file."""
+        """Measures the current model on the held-out prompts, and writes the scores to a file."""
         measured = measure(
             self.judging, self.judged.examples, place=self.place, gather=gather_object
         )
@@ -182,7 +182,7 @@ class Distillation:
     def train(
         self, demonstrations: Sequence[Demonstration], console: Console
     ) -> list[dict[str, float]]:
-        """Distils and writes the weights; returns what was measured on the way."""
+        """Distils and writes the weights; returns the measurements made on the way."""
         options, student, accelerator = self.options, self.student, self.accelerator
         optimisers = student.optimisers()
         lessons = Lessons(
@@ -190,24 +190,24 @@ class Distillation:
             eos_id=student.model.eos_ids[0], num_rows=options.rows,
             num_forwards=options.forwards, device=accelerator.device, seed=options.seed,
         )  # fmt: skip
-        # Minutes take the place of epochs.
+        # Minutes replace epochs.
         by_epochs = max(1, math.ceil(options.epochs * len(demonstrations)))
         settings = Settings(
             num_samples=by_epochs if options.minutes is None else math.inf,
             minutes=options.minutes or math.inf, folder=self.folder / "checkpoints",
             evaluate_every=options.evaluate_every, seed=options.seed,
         )  # fmt: skip
-        with ProgressBar(console, options.method) as shown:
+        with ProgressBar(console, options.method) as bar:
 
             def evaluate(_: Progress) -> Mapping[str, float]:
                 measured = self.judge(self.folder / "after.json")
-                shown.say(measured.said("held-out"))
+                bar.say(measured.said("held-out"))
                 return measured.point
 
             progress = train(
                 student.objective, optimisers, lessons, settings, accelerator=accelerator,
                 evaluate=evaluate,
-                observe=lambda report: shown.update(report.spent, report.said()),
+                observe=lambda report: bar.update(report.spent, report.said()),
                 measures=("accuracy", "low", "high", "forwards"),
             )  # fmt: skip
         on_first(accelerator, lambda: student.write(self.folder))
@@ -220,19 +220,19 @@ class Distillation:
         after: HeldOutScores,
         console: Console,
     ) -> None:
-        """Writes training.json and curve.png, and shows what the training was worth."""
+        """Writes training.json and curve.png, and shows the scores before and after."""
         options, student, judged = self.options, self.student, self.judged
         record, curve = self.folder / "training.json", self.folder / "curve.png"
         written = self.folder / student.written
-        found = described("distil", self.judging, judged) | {
+        content = described("distil", self.judging, judged) | {
             "sampler": options.sampler,
             "before": {"accuracy": before.accuracy, "forwards": before.mean_forwards},
             "after": compared(before, after),
             "history": list(points),
         }
-        write_json(record, found)
+        write_json(record, content)
         if not options.lora_rank:
-            write_json(written / "training.json", found)
+            write_json(written / "training.json", content)
         title = (
             f"{student.model.name}, {options.method}, {options.sampler}, {judged.selection.address}"
         )
@@ -241,7 +241,7 @@ class Distillation:
         console.print(f"wrote {written}, {record} and {curve}", highlight=False, soft_wrap=True)
 
     def settings_of_answers(self) -> dict[str, Any]:
-        """Returns what decides the answers of the teacher."""
+        """Returns the settings that decide the answers of the teacher."""
         options, teaching = self.options, self.teaching
         return {
             "model": options.model,
@@ -256,7 +256,7 @@ class Distillation:
         }
 
     def settings_of_training(self) -> dict[str, Any]:
-        """Returns what decides the result beside the answers."""
+        """Returns the other settings that decide the result."""
         options = vars(self.options).items()
-        given = {name: value for name, value in options if name not in _NOT_OF_TRAINING}
-        return given | {"held_out": self.judged.settings()}
+        settings = {name: value for name, value in options if name not in _NOT_OF_TRAINING}
+        return settings | {"held_out": self.judged.settings()}

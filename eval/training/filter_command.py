@@ -1,4 +1,4 @@
-"""The command `train-filter`: trains a Learn2PD filter and says what it is worth."""
+"""The command `train-filter`: trains a Learn2PD filter and judges it."""
 
 import argparse
 from dataclasses import asdict, dataclass, replace
@@ -55,12 +55,12 @@ PLAIN = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)
 def run(options: argparse.Namespace) -> int:
     """Collects examples, trains a filter on them, writes it and judges it.
 
-    Raises ValueError if anything is wrong; as far as it can be known, before the first forward.
+    Raises ValueError if anything is wrong, if possible before the first forward.
     """
     work = require_output(Path(options.output))
     options.threshold = list(dict.fromkeys(options.threshold))
     against, cache = parse_sampler(options.against), parse_cache(options.cache)
-    asked, judged = read_questions(
+    questions, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts or "", code=code_for(options),
         least=LEAST_PROMPTS,
     )  # fmt: skip
@@ -69,23 +69,23 @@ def run(options: argparse.Namespace) -> int:
         learning_rate=options.learning_rate, counted=options.counted, seed=options.seed,
     )  # fmt: skip
     loaded = open_model(options.model, options, options.revision)
-    asked.warn(loaded.tokenizer)
-    config = config_of(asked, loaded, given_of(options, FILTER_DECODING))
+    questions.warn(loaded.tokenizer)
+    config = config_of(questions, loaded, given_of(options, FILTER_DECODING))
     assert config.block_length is not None
     judging = judged.run(loaded, against, cache, config, options.batch_size)
-    asked.run(loaded, FixedSchedule(config.block_length), cache, config, options.batch_size)
-    # The filter is not there yet; the oracle that its examples come from needs as much.
+    questions.run(loaded, FixedSchedule(config.block_length), cache, config, options.batch_size)
+    # The filter does not exist yet; the oracle that its examples come from needs the same facts.
     compatibility.check(loaded.model, Learn2PD(options.output), cache, verifier=NoVerifier())
-    training = FilterTraining(options, work, settings, asked, judged, judging)
+    training = FilterTraining(options, work, settings, questions, judged, judging)
     with writing(work):
         training.run(Console())
     return 0
 
 
 def require_output(output: Path) -> Path:
-    """Returns the folder of all that is needed to go on.
+    """Returns the folder of the run, which has all that is needed to go on.
 
-    Raises ValueError if filter and report cannot be written, or replace something else.
+    Raises ValueError if filter or report cannot be written, or would replace other files.
     """
     if not output.name or output.suffix == ".json":
         raise ValueError(
@@ -120,7 +120,7 @@ class FilterTraining:
     judging: Run
 
     def run(self, console: Console) -> None:
-        """Goes through the parts; each goes on where it stopped."""
+        """Runs the parts of the command; each part continues where it stopped."""
         options, judging, settings = self.options, self.judging, self.settings
         fingerprint = fingerprint_of(judging.model)
         collecting = {
@@ -147,7 +147,7 @@ class FilterTraining:
         self.judge(console)
 
     def collect(self, console: Console) -> FilterExamples:
-        """Watches an oracle on all prompts, in batches of like lengths; each is kept in a file."""
+        """Observes an oracle on all prompts, in batches of similar lengths, a file for each."""
         run = self.judging
         prompts = sorted(self.asked.encoded(run.tokenizer), key=len)
         parts, size, length = [], run.batch_size, run.decoding.block_length
@@ -157,10 +157,10 @@ class FilterTraining:
                 batch = prompts[first : first + size]
                 file = self.work / "examples" / f"{first:06}.safetensors"
                 if not file.exists():
-                    found = collect_examples(
+                    examples = collect_examples(
                         run.model, batch, run.decoding, cache=run.cache, first_prompt=first
                     )
-                    write_examples(file, found)
+                    write_examples(file, examples)
                 parts.append(read_examples(file, range(first, first + len(batch)), length))
                 bar.advance(len(batch))
         return join(parts)
@@ -169,17 +169,17 @@ class FilterTraining:
         """Decodes held-out prompts with the filter and with the other sampler, and compares."""
         options, judged, judging = self.options, self.judged, self.judging
         rules: dict[str, Sampler] = {expression_of(judging.sampler): judging.sampler}
-        rules |= {f"filter at {one}": Learn2PD(options.output, one) for one in options.threshold}
-        found: dict[str, HeldOutScores] = {}
+        rules |= {f"filter at {p}": Learn2PD(options.output, p) for p in options.threshold}
+        measured: dict[str, HeldOutScores] = {}
         with ProgressBar(console, "held-out prompts", len(rules)) as bar:
             for name, rule in rules.items():
                 file = self.work / "held_out" / f"{digest(name)}.json"
                 if not file.exists():
                     measure(replace(judging, sampler=rule), judged.examples).save(file)
-                found[name] = read_measured(file, judged)
+                measured[name] = read_measured(file, judged)
                 bar.advance(1)
-        console.print(table_of(judged, found))
-        first, *others = found.values()
+        console.print(table_of(judged, measured))
+        first, *others = measured.values()
         report = described("train-filter", judging, judged) | {
             "against": {
                 "sampler": expression_of(judging.sampler),
@@ -187,8 +187,8 @@ class FilterTraining:
                 "forwards": first.mean_forwards,
             },
             "filter": [
-                {"threshold": threshold} | compared(first, one)
-                for threshold, one in zip(options.threshold, others, strict=True)
+                {"threshold": threshold} | compared(first, filter_scores)
+                for threshold, filter_scores in zip(options.threshold, others, strict=True)
             ],
         }
         file = Path(options.output).with_suffix(".json")
@@ -205,29 +205,29 @@ def write_examples(file: Path, examples: FilterExamples) -> None:
 
 
 def read_examples(file: Path, prompts: range, block_length: int) -> FilterExamples:
-    """Reads the examples of a batch; ValueError if they are damaged, or of others."""
+    """Reads the examples of a batch; ValueError if damaged, or of other prompts or blocks."""
     try:
-        found = load_file(file)
+        tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{file} must be a whole safetensors file, got {error}; {ANEW}.") from None
-    dtypes = {name: tensor.dtype for name, tensor in found.items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     block = shapes.get("confidences", ())
     wanted = {"confidences": block, "final": block, "masked": block, "prompts": block[:1]}
     if dtypes != _DTYPES or shapes != wanted:
         raise ValueError(f"{file} must hold examples of a filter, got {shapes}; {ANEW}.")
-    if block[1:] != (block_length,) or {*found["prompts"].tolist()} - {*prompts}:
+    if block[1:] != (block_length,) or {*tensors["prompts"].tolist()} - {*prompts}:
         raise ValueError(
             f"{file} must hold examples of prompts {prompts.start} to {prompts.stop - 1} in blocks "
             f"of {block_length} tokens, got others; {ANEW}."
         )
-    return FilterExamples(**found)
+    return FilterExamples(**tensors)
 
 
 def _table_of_blocks(
     network: nn.Module, examples: FilterExamples, thresholds: list[float]
 ) -> Table:
-    """Compares the filter with the plain confidence, proposal by proposal."""
+    """Compares the filter with the plain confidence at several thresholds."""
     scores = network(examples.confidences).sigmoid().detach()
     table = Table(title=f"{len(examples)} blocks of other training prompts, masked positions")
     for column in ("threshold", "filter: right", "found", "confidence: right", "found"):

@@ -1,4 +1,4 @@
-"""What a sampler or a model is worth on held-out prompts."""
+"""Accuracy and forwards of a sampler or a model on held-out prompts."""
 
 import math
 import shlex
@@ -30,7 +30,7 @@ _BATCH_STRIDE = 1 << 32
 
 
 class HeldOutScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was measured, an entry for each prompt.
+    """Measurements, with an entry for each prompt.
 
     Attributes:
         scores: The task's first score, in [0, 1].
@@ -59,9 +59,9 @@ class HeldOutScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def point(self) -> dict[str, float]:
         """Accuracy with its interval, and forwards a prompt."""
-        found = self.accuracy
+        accuracy = self.accuracy
         return {
-            "accuracy": found["value"], "low": found["low"], "high": found["high"],
+            "accuracy": accuracy["value"], "low": accuracy["low"], "high": accuracy["high"],
             "forwards": self.mean_forwards,
         }  # fmt: skip
 
@@ -71,7 +71,7 @@ class HeldOutScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{label}: accuracy {accuracy:.3f}, {self.mean_forwards:.2f} forwards a prompt"
 
     def save(self, file: Path) -> None:
-        """Writes it as JSON."""
+        """Writes the measurements as JSON."""
         write_json(file, msgspec.to_builtins(self))
 
 
@@ -80,34 +80,34 @@ def measure(
     examples: Sequence[Example],
     *,
     place: Place = ALONE,
-    gather: Callable[[list[Any]], list[Any]] = lambda mine: mine,
+    gather: Callable[[list[Any]], list[Any]] = lambda results: results,
 ) -> HeldOutScores:
     """Decodes and scores examples of the task of a run.
 
     Several processes, of which this one is at `place`, share the batches, and `gather` joins their
     lists. Raises ValueError if a score is undefined.
     """
-    size, mine = run.batch_size, []
+    size, results = run.batch_size, []
     for start in range(0, len(examples), size)[place.rank :: place.world_size]:
         seed = wrapped(run.decoding.seed + _BATCH_STRIDE * (start // size))
         batch = examples[start : start + size]
         records = answer(run, batch, replace(run.decoding, seed=seed))
         for i, (example, record) in enumerate(zip(batch, records, strict=True), start):
-            mine.append((i, score_of(run, example, record), record["nfe"], record["length"]))
-    _, scores, forwards, lengths = map(list, zip(*sorted(gather(mine)), strict=True))
+            results.append((i, score_of(run, example, record), record["nfe"], record["length"]))
+    _, scores, forwards, lengths = map(list, zip(*sorted(gather(results)), strict=True))
     return HeldOutScores(scores, forwards, lengths)
 
 
 def read_measured(file: Path, questions: Questions) -> HeldOutScores:
-    """Reads what was measured; ValueError if it is damaged, or of other questions."""
-    found: HeldOutScores = read_object(file, HeldOutScores)
-    wanted = len(questions.examples)
-    for name, values in msgspec.structs.asdict(found).items():
-        if len(values) != wanted:
+    """Reads measurements; ValueError if damaged, or of another number of prompts."""
+    scores: HeldOutScores = read_object(file, HeldOutScores)
+    count = len(questions.examples)
+    for name, values in msgspec.structs.asdict(scores).items():
+        if len(values) != count:
             raise ValueError(
-                f"{file} must have {wanted} {name}, one for each prompt, got {len(values)}; {ANEW}."
+                f"{file} must have {count} {name}, one for each prompt, got {len(values)}; {ANEW}."
             )
-    return found
+    return scores
 
 
 def score_of(run: Run, example: Example, record: ScoredExample) -> float:
@@ -151,7 +151,7 @@ def compared(before: HeldOutScores, after: HeldOutScores) -> dict[str, Any]:
 
 
 def table_of(questions: Questions, measured: Mapping[str, HeldOutScores]) -> Table:
-    """Shows measurements, and how they differ from the one in the first row."""
+    """Returns a table of measurements and their differences from the first row."""
     title = f"{len(questions.examples)} held-out prompts, {questions.selection.address}"
     table = Table(title=title, caption="forwards a prompt; difference and ratio: to the first row")
     table.add_column("", overflow="fold")
@@ -161,9 +161,9 @@ def table_of(questions: Questions, measured: Mapping[str, HeldOutScores]) -> Tab
     for name, scores in measured.items():
         cells = [_interval(scores.accuracy), f"{scores.mean_forwards:.2f}"]
         if scores is not reference:
-            found = compared(reference, scores)
-            cells.append(_interval(found["accuracy_difference"], "+.3f"))
-            cells.append(_interval(found["forwards_ratio"]))
+            comparison = compared(reference, scores)
+            cells.append(_interval(comparison["accuracy_difference"], "+.3f"))
+            cells.append(_interval(comparison["forwards_ratio"]))
         table.add_row(name, *cells)
     return table
 
@@ -175,7 +175,7 @@ def draw_curve(
 
     Each point has `samples`, `accuracy`, `low`, `high` and `forwards`; the file is a PNG.
     """
-    # A chart is all that needs the package, which is in the extra `eval`.
+    # Imported here, because only this chart needs matplotlib, which is in the extra `eval`.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.8), layout="constrained")
@@ -200,5 +200,5 @@ def draw_curve(
     figure.savefig(file, dpi=120)
 
 
-def _interval(found: dict[str, Any], shown: str = ".3f") -> str:
-    return f"{found['value']:{shown}}\n[{found['low']:{shown}}, {found['high']:{shown}}]"
+def _interval(estimate: dict[str, Any], spec: str = ".3f") -> str:
+    return f"{estimate['value']:{spec}}\n[{estimate['low']:{spec}}, {estimate['high']:{spec}}]"

@@ -23,12 +23,12 @@ HELD_OUT_EVERY = 5
 
 @dataclass(frozen=True)
 class Questions:
-    """Examples of a task, encoded when they are asked.
+    """Examples of a task, which are encoded only when they are used.
 
     Attributes:
-        selection: Where they come from.
+        selection: Where the examples come from.
         examples: At least one.
-        prompts: Plain prompts go into the "chat" template, or are left "plain".
+        prompts: "chat" if plain prompts go into the chat template, or "plain".
     """
 
     selection: Selection
@@ -43,7 +43,7 @@ class Questions:
     def run(
         self, loaded: Loaded, sampler: Sampler, cache: CachePolicy, config: DecodeConfig, size: int
     ) -> Run:
-        """Returns the run of a sampler on these questions, in batches of a size.
+        """Returns the run of a sampler on these questions, in batches of `size`.
 
         Raises ValueError if the parts do not fit together, or a prompt cannot be decoded.
         """
@@ -71,7 +71,7 @@ class Questions:
         }
 
     def settings(self) -> dict[str, object]:
-        """Returns the same option by option, so that one that changed can be named."""
+        """Returns the same facts option by option, so that a changed option can be named."""
         name, options = split_address(self.selection.address, self.selection.address)
         return {
             "name": name,
@@ -93,51 +93,51 @@ def read_questions(
 ) -> tuple[Questions, Questions]:
     """Reads the questions to train on and those to judge by.
 
-    An address without `split` is that of the training split, if the task has one. If `held_out` is
+    If `address` has no `split`, it means the training split, if the task has one. If `held_out` is
     empty, every fifth example of the first task is held out. `prompts` are "chat" or "plain", or
-    empty for the task's habit. Raises ValueError if an address is wrong, a prompt is in both, or
+    empty for the task's default. Raises ValueError if an address is wrong, a prompt is in both, or
     there are fewer than `least` prompts to train on.
     """
     selection = _with_split(parse_task(address, code), "train")
     examples = selection.examples()
     _require_enough(selection.address, len(examples), least, splits=not held_out)
     if held_out:
-        other = parse_task(held_out, code)
-        judged = other.examples()
-        _require_enough(other.address, len(judged), 1, splits=False)
+        held_out_selection = parse_task(held_out, code)
+        judged = held_out_selection.examples()
+        _require_enough(held_out_selection.address, len(judged), 1, splits=False)
     else:
-        other = selection
+        held_out_selection = selection
         judged = examples[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
         examples = [e for i, e in enumerate(examples, start=1) if i % HELD_OUT_EVERY]
-    known = {_key(example) for example in examples}
-    twice = sum(_key(example) in known for example in judged)
-    if twice:
+    training_keys = {_key(example) for example in examples}
+    shared = sum(_key(example) in training_keys for example in judged)
+    if shared:
         raise ValueError(
-            f"Held-out prompts must not be trained on, got {twice} of {len(judged)} that are "
+            f"Held-out prompts must not be trained on, got {shared} of {len(judged)} that are "
             f"prompts of {selection.address} too. Name another split with --held-out."
         )
-    other.require_scores(judged)
+    held_out_selection.require_scores(judged)
     return (
         Questions(selection, examples, prompts or selection.task.prompts),
-        Questions(other, judged, prompts or other.task.prompts),
+        Questions(held_out_selection, judged, prompts or held_out_selection.task.prompts),
     )
 
 
-def _require_enough(address: str, found: int, least: int, *, splits: bool) -> None:
+def _require_enough(address: str, num_found: int, least: int, *, splits: bool) -> None:
     needed, why = least, ""
     if splits:
-        # With n * 5 / 4 prompts, n stay; and one has to be held out.
+        # Of n * 5 / 4 prompts, n stay, and at least one prompt must be held out.
         needed = max(HELD_OUT_EVERY, least + (least - 1) // (HELD_OUT_EVERY - 1))
         why = f", of which every {HELD_OUT_EVERY}th is held out"
-    if found < needed:
+    if num_found < needed:
         raise ValueError(
-            f"There must be at least {needed} prompts{why}, got {found} of {address}. Raise "
+            f"There must be at least {needed} prompts{why}, got {num_found} of {address}. Raise "
             "limit=, or name a task that has more."
         )
 
 
 def _with_split(selection: Selection, split: str) -> Selection:
-    """Returns a selection whose split is another one, unless the address names one."""
+    """Returns the selection with a split, unless it names one or the task lacks the split."""
     if "split=" in selection.address or split not in selection.task.splits:
         return selection
     joint = "&" if "?" in selection.address else "?"

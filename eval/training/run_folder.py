@@ -27,10 +27,10 @@ def writing(folder: Path) -> Iterator[None]:
     written, or is written by another process.
     """
     try:
-        found = {file.name for file in folder.iterdir()} if folder.exists() else set()
+        names = {file.name for file in folder.iterdir()} if folder.exists() else set()
         # A command that is killed early leaves the lock, and the settings under a longer name.
-        others = {name for name in found if not name.startswith((_LOCK_FILE, f"{SETTINGS_FILE}."))}
-        if others and SETTINGS_FILE not in found:
+        foreign = {name for name in names if not name.startswith((_LOCK_FILE, f"{SETTINGS_FILE}."))}
+        if foreign and SETTINGS_FILE not in names:
             raise ValueError(
                 f"--output must be new or hold a run of this command, got {folder} without "
                 f"{SETTINGS_FILE}; choose another."
@@ -51,10 +51,10 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def claim(folder: Path, collecting: Mapping[str, Any], training: Mapping[str, Any]) -> None:
-    """Keeps the settings of a run that begins, or checks that they are those of the run.
+    """Writes the settings of a new run, or checks that they equal those of the run in the folder.
 
-    `collecting` has those of what is collected first, `training` all others, which may change until
-    `claim_training` is called. Raises ValueError if the folder holds a run with other settings.
+    `collecting` has the settings of the part before the training, `training` all others, which may
+    change until `claim_training` is called. Raises ValueError if the folder has other settings.
     """
     file = folder / SETTINGS_FILE
     changed = _changes(file, collecting) + _changes(folder / TRAINING_FILE, training)
@@ -67,38 +67,38 @@ def claim(folder: Path, collecting: Mapping[str, Any], training: Mapping[str, An
 
 
 def claim_training(folder: Path, training: Mapping[str, Any]) -> None:
-    """Keeps the settings of the training, which begins; `claim` has compared them."""
+    """Writes the settings of the training when it begins; `claim` has compared them."""
     write_json(folder / TRAINING_FILE, training)
 
 
 def _changes(file: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Says which settings are others than in the file, if it is there."""
+    """Lists the settings that differ from those in the file; empty without the file."""
     if not file.exists():
         return []
-    kept = read_object(file, remedy="remove the folder")
-    was, now = (dict(_leaves(each)) for each in (kept, json.loads(json.dumps(settings))))
+    stored = read_object(file, remedy="remove the folder")
+    was, now = (dict(_leaves(options)) for options in (stored, json.loads(json.dumps(settings))))
     pairs = [(name, was.get(name, _UNSET), now.get(name, _UNSET)) for name in {**was, **now}]
-    changed = [one for one in pairs if one[1] != one[2]]
-    # A digest that differs says something only where nothing else does.
-    told = [one for one in changed if not one[0].endswith(DIGEST)]
-    return [f"{name}: {old} -> {new}" for name, old, new in told or changed]
+    changed = [change for change in pairs if change[1] != change[2]]
+    # Names a digest that differs only if nothing else differs.
+    readable = [change for change in changed if not change[0].endswith(DIGEST)]
+    return [f"{name}: {old} -> {new}" for name, old, new in readable or changed]
 
 
-def _leaves(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, object]]:
-    """Names every value of nested objects, as in "task limit"."""
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yields every value of nested objects with its path, such as "task limit"."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{before}{name} ")
+            yield from _leaves(value, f"{prefix}{name} ")
         else:
-            # Nothing was chosen, whether it is written as "" or as null.
-            yield f"{before}{name}", _UNSET if value in ("", None) else value
+            # Both "" and null mean that nothing was chosen.
+            yield f"{prefix}{name}", _UNSET if value in ("", None) else value
 
 
 def on_first(accelerator: Accelerator, act: Callable[[], object]) -> None:
-    """Does something on the first of all processes; if that is refused, all of them end.
+    """Calls `act` on the first process only; if it fails there, all processes end.
 
-    Raises ValueError on the first process, if it is refused there. SystemExit: On the others then,
-    which would wait for the first one.
+    If `act` raises ValueError or OSError, raises ValueError on the first process, and SystemExit on
+    the others, which would otherwise wait for the first process.
     """
     refusals: list[str | None] = [None]
     if accelerator.is_main_process:

@@ -1,4 +1,4 @@
-"""The model that `distil` trains: how it is loaded, what of it is trained, how it is written."""
+"""The model that `distil` trains: how it is loaded, which part is trained, how it is written."""
 
 import argparse
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Student:
 
     Attributes:
         loaded: The model with its tokenizer.
-        model: The same as a network of this package.
+        model: The same model as a network of this package.
         config: How it is decoded.
         objective: The loss of the method.
         written: Name of the folder of the trained weights.

@@ -1,4 +1,4 @@
-"""The teacher's answers, each batch of which is kept in a file."""
+"""The teacher's answers, with one file for each batch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,8 +42,8 @@ def answer_all(
 def ask(
     run: Run, examples: Sequence[Example], prompts: Sequence[Sequence[int]]
 ) -> list[Demonstration]:
-    """Decodes and scores one batch, whose prompts are given as token ids too."""
-    trace, found = Trace(), []
+    """Decodes and scores one batch; `prompts` are the token ids of the examples' prompts."""
+    trace, answers = Trace(), []
     records = answer(run, examples, run.decoding, [trace])
     for row, (example, record) in enumerate(zip(examples, records, strict=True)):
         steps = trace.steps[row][: record["length"]]
@@ -52,40 +52,40 @@ def ask(
         ranks = last.argsort(stable=True).argsort().tolist()
         tokens = record["tokens"][: record["length"]]
         score = score_of(run, example, record)
-        found.append(Demonstration(tuple(prompts[row]), tuple(tokens), tuple(ranks), score))
-    return found
+        answers.append(Demonstration(tuple(prompts[row]), tuple(tokens), tuple(ranks), score))
+    return answers
 
 
 def read_answers(
     folder: Path, prompts: Sequence[Sequence[int]], batch_size: int, *, keep_wrong: bool
 ) -> tuple[list[Demonstration], int]:
-    """Reads all batches of a folder; returns what is learned, and how many are right.
+    """Reads all batches of a folder; returns the answers to learn from, and how many are right.
 
     Raises ValueError if a file is damaged, or holds answers to other prompts, or nothing is left.
     """
     answers: list[Demonstration] = []
     for start in range(0, len(prompts), batch_size):
         answers += read_batch(_file_of(folder, start), prompts[start : start + batch_size])
-    right = [one for one in answers if one.score == 1.0]
-    kept = answers if keep_wrong else right
-    if not kept:
+    right = [answered for answered in answers if answered.score == 1.0]
+    learned = answers if keep_wrong else right
+    if not learned:
         raise ValueError(
             f"Answers to learn from must be right, got none of {len(answers)}. Choose prompts that "
             "the model can answer, or pass --keep-wrong."
         )
-    return kept, len(right)
+    return learned, len(right)
 
 
 def read_batch(file: Path, prompts: Sequence[Sequence[int]]) -> list[Demonstration]:
-    """Reads the answers to a batch; ValueError if they are damaged, or to other prompts."""
-    found: list[Demonstration] = read_object(file, _Answers).answers
-    belongs = [one.prompt for one in found] == [tuple(prompt) for prompt in prompts]
-    if not belongs or any(len(one.answer) != len(one.ranks) for one in found):
+    """Reads the answers to a batch; ValueError if damaged, or of other prompts."""
+    answers: list[Demonstration] = read_object(file, _Answers).answers
+    belongs = [answered.prompt for answered in answers] == [tuple(prompt) for prompt in prompts]
+    if not belongs or any(len(answered.answer) != len(answered.ranks) for answered in answers):
         raise ValueError(
             f"{file} must hold answers to the {len(prompts)} prompts of its batch, with a rank for "
             f"each token, got others; {ANEW}."
         )
-    return found
+    return answers
 
 
 def _file_of(folder: Path, start: int) -> Path:

@@ -17,7 +17,7 @@ class LogitBias(NamedTuple):
     relative to the largest logit throughout, see `statistics.odds_against`.
 
     Attributes:
-        tokens: Each at most once a position, the most likely one among them; -1 is an unused slot.
+        tokens: Different tokens of each position, with the most likely one; -1 is an unused slot.
         values: The numbers, at least 0.
         logits: Plain logits of these tokens; -inf in unused slots.
         plain_largest: Largest plain logit.
@@ -36,7 +36,7 @@ class LogitBias(NamedTuple):
         return self.logits + self.values
 
     def largest(self) -> Float[Tensor, "B W"]:
-        """Returns the largest raised logit, which is that of a listed token."""
+        """Returns the largest raised logit, which always belongs to a listed token."""
         return self.raised.amax(-1)
 
     def odds_against(self) -> Float[Tensor, "B W"]:
@@ -55,7 +55,7 @@ class LogitBias(NamedTuple):
         return (self.values * (self.tokens == tokens[..., None])).sum(-1)
 
     def entropy(self, plain: Float[Tensor, "B W"]) -> Float[Tensor, "B W"]:
-        """Returns the raised distribution's entropy in nats, from the plain one's."""
+        """Returns the raised distribution's entropy in nats, from that of the plain one."""
         plain_log = self.plain_odds.log1p()
         logs = self.logits - self.plain_largest[..., None] - plain_log[..., None]
         before = torch.special.entr(logs.exp())
@@ -83,6 +83,6 @@ class LogitBias(NamedTuple):
 
 
 def _others(logits: Float[Tensor, "B W R"], largest: Float[Tensor, "B W"]) -> Float[Tensor, "B W"]:
-    """Adds up the weights of the listed tokens but the best of them."""
+    """Returns the summed weight of the listed tokens except the best one."""
     weights = (logits - largest[..., None]).exp()
     return weights.scatter(-1, logits.argmax(-1, keepdim=True), 0.0).sum(-1)

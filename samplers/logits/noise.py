@@ -25,7 +25,7 @@ def mix(value: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
 
 
 def wrapped(seed: int) -> int:
-    """Returns a seed that was counted up, in signed 64 bits: after the largest comes the least."""
+    """Wraps a seed to signed 64 bits: after the largest number comes the least."""
     return (seed + 2**63) % 2**64 - 2**63
 
 
@@ -43,7 +43,7 @@ def position_keys(
 
 
 def step_keys(rows: Int[Tensor, " B"], step: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """Derives each row's key in one step, for rules that draw a position's token often."""
+    """Derives a key from each row's key and step, for rules that draw a position repeatedly."""
     return mix(mix(rows) ^ step)
 
 
@@ -56,7 +56,7 @@ def uniform(keys: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Turns keys into float64 numbers strictly inside (0, 1).
 
     On a device without float64 they are float32, each within 2^-24 of the float64 number, so that
-    an order by them is the same unless two are closer than that.
+    sorting gives the same order unless two numbers are closer than that.
     """
     # 52 bits and a half: 53 would round the largest value up to 1, whose Gumbel is infinite.
     num_bits, dtype = (52, torch.float64) if has_float64(keys.device) else (23, torch.float32)

@@ -1,9 +1,9 @@
 """Statistics of next-token distributions, and stable selection by score.
 
-All of these are in one module because authors of samplers import them by its name.
+All statistics are in one module because authors of samplers import them from there.
 
-Logits are scored a few positions at a time: at V = 126,464 a float32 copy of a whole canvas is
-gigabytes, one of a few rows stays in the processor's cache.
+Logits are scored a few positions at a time: at V = 126,464 a float32 copy of a whole canvas takes
+gigabytes, but a copy of a few positions stays in the processor's cache.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from torch import Tensor
 from samplers.logits.float64 import in_float64, widest
 from samplers.logits.noise import gumbel
 
-# Keeps the divergence from a token that was impossible finite; KLASS' value.
+# Keeps the divergence finite if a token was impossible; the value of KLASS.
 _SMOOTHING = 1e-12
 
 # Bytes of a chunk in the precision of its computation: few enough for a CPU's cache, enough to keep
@@ -48,7 +48,7 @@ class Spread(NamedTuple):
 
 
 def most_likely(logits: Float[Tensor, "B W V"]) -> Int[Tensor, "B W"]:
-    """Returns the token of the largest logit; the lowest id of several."""
+    """Returns the token of the largest logit; among ties the lowest id."""
     return top_k(logits, 1).tokens.squeeze(-1)
 
 
@@ -59,12 +59,12 @@ def odds_against(
 
     They are (1 - p) / p = sum over all other tokens j of exp(l_j - l_max), so that p is
     1 / (1 + odds). Unlike exp(l_max - log_normaliser), which has the resolution of the logits
-    (2e-6 at 20), this tells probabilities near 1 apart. The 1 of the token itself is left out of
-    the sum, where it would swallow the shares of a long vocabulary.
+    (2e-6 at 20), this tells probabilities near 1 apart. The term 1 of the token itself is left
+    out of the sum, because the small terms of a long vocabulary would round away next to it.
 
     Args:
         logits: Half precision is widened as it is read.
-        tokens: The most likely one of each position.
+        tokens: The most likely token of each position.
     """
     return _by_chunk(_odds_against, logits, tokens)
 
@@ -78,7 +78,7 @@ def log_normaliser(
 
     Args:
         logits: Half precision is widened as it is read.
-        tokens: The most likely one of each position.
+        tokens: The most likely token of each position.
     """
     return gather(logits, tokens) + odds_against(logits, tokens).log1p()
 
@@ -95,28 +95,28 @@ def spread(logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"]) -> Spread
 
     Args:
         logits: Half precision is widened as it is read.
-        tokens: The most likely one of each position.
+        tokens: The most likely token of each position.
     """
-    found = _by_chunk(_odds_and_entropy, logits, tokens)
-    return Spread(found[..., 0], found[..., 1])
+    results = _by_chunk(_odds_and_entropy, logits, tokens)
+    return Spread(results[..., 0], results[..., 1])
 
 
 def all_at_once(logits: Float[Tensor, "*shape V"]) -> tuple[TopK, Spread]:
     """Returns the two largest logits, `odds_against` and the entropy, for a compiler to fuse.
 
-    Eagerly it would hold several copies of the logits. Among ties the lowest id comes first.
+    Without a compiler it holds several copies of the logits. Among ties the lowest id comes first.
     """
     wide, ids = widen(logits), torch.arange(logits.shape[-1], device=logits.device)
     peak = wide.amax(-1, keepdim=True)
     first = torch.where(wide == peak, ids, len(ids)).amin(-1, keepdim=True)
-    others = torch.where(ids == first, -torch.inf, wide)
-    second_peak = others.amax(-1, keepdim=True)
-    second = torch.where((others == second_peak) & (ids != first), ids, len(ids)).amin(-1, True)
+    rest = torch.where(ids == first, -torch.inf, wide)
+    second_peak = rest.amax(-1, keepdim=True)
+    second = torch.where((rest == second_peak) & (ids != first), ids, len(ids)).amin(-1, True)
     # exp(-200) is 0 in float32, as is 0 times -200: excluded tokens count as nothing.
-    gap = (others - peak).clamp(min=-200.0)
+    gap = (rest - peak).clamp(min=-200.0)
     share = torch.where(ids == first, 0.0, gap.exp())
     odds, surplus = share.sum(-1), (share * gap).sum(-1)
-    # A NaN is never the largest; its id must be a token all the same.
+    # No logit equals a NaN peak; the id must be a token all the same.
     tokens = torch.cat([first, second], -1).clamp(max=len(ids) - 1)
     entropy = odds.log1p() - surplus / (1.0 + odds)
     return TopK(torch.cat([peak, second_peak], -1), tokens), Spread(odds, entropy)
@@ -132,7 +132,7 @@ def top_k(logits: Float[Tensor, "B W V"], n: int) -> TopK:
 
     Among tied logits the lowest id comes first if n is at most 2, else any.
     """
-    # In the logits' own dtype, and widened afterwards, because widening is monotone.
+    # Found in the logits' own dtype and widened afterwards, because widening keeps the order.
     vocab_size = logits.shape[-1]
     if vocab_size < 2 * n * _BLOCK:
         values, tokens = _largest(logits, n)
@@ -166,9 +166,9 @@ def log_probability(
     tokens: Int[Tensor, "B W"],
     temperature: Float[Tensor, " B"] | float,
 ) -> Float[Tensor, "B W"]:
-    """Returns each token's logarithm of softmax(logits / temperature), computed in float64.
+    """Returns the logarithm of each token's softmax(logits / temperature), computed in float64.
 
-    A device without float64 leaves that to the CPU, and has the result in float32.
+    For a device without float64 the CPU computes the result, which is then float32.
     """
 
     def log_some(
@@ -177,10 +177,10 @@ def log_probability(
         temperature: Float[Tensor, " n"] | float = temperature,
     ) -> Float[Tensor, " n"]:
         wide = in_float64(logits)
-        # Of quotients as large as 1e14, the difference would be rounded to 0.
+        # Subtracted first: quotients as large as 1e14 would round their differences to 0.
         scaled = divided(wide - wide.amax(-1, keepdim=True), temperature)
-        own = scaled.gather(-1, tokens.to(scaled.device)[:, None]).squeeze(-1)
-        return (own - scaled.logsumexp(-1)).to(tokens.device, widest(tokens.device))
+        token_logits = scaled.gather(-1, tokens.to(scaled.device)[:, None]).squeeze(-1)
+        return (token_logits - scaled.logsumexp(-1)).to(tokens.device, widest(tokens.device))
 
     return _by_chunk(log_some, logits, tokens, *_each(temperature, tokens), dtype=torch.float64)
 
@@ -197,14 +197,14 @@ def certain_where(
 ) -> Float[Tensor, "B W V"]:
     """Makes a token the only possible one at some positions; changes the logits in place."""
     index = tokens[..., None]
-    kept = logits.gather(-1, index).masked_fill_(where[..., None], 0.0)
-    return logits.masked_fill_(where[..., None], -torch.inf).scatter_(-1, index, kept)
+    token_logits = logits.gather(-1, index).masked_fill_(where[..., None], 0.0)
+    return logits.masked_fill_(where[..., None], -torch.inf).scatter_(-1, index, token_logits)
 
 
 def divided(
     values: Float[Tensor, "B ..."], by: Float[Tensor, " B"] | Int[Tensor, " B"] | float | int
 ) -> Float[Tensor, "B ..."]:
-    """Divides by one number, or each row by its own, bit by bit as if the row were alone."""
+    """Divides by one number, or by one a row, with the same bits as if the row were alone."""
     if not isinstance(by, Tensor):
         return values / by
     by = by.to(values).view(-1, *[1] * (values.ndim - 1))
@@ -220,7 +220,7 @@ def draw(
     """Draws a token from softmax(logits / temperature) at each position by Gumbel-max.
 
     Computed in float64 on the log scale: low precision lowers the effective temperature, and no
-    exponential of a logit is ever formed. A device without float64 leaves it to the CPU, which
+    exponential of a logit is ever formed. For a device without float64 the CPU draws, and
     draws the same tokens. With a temperature for each row, rows at 0 get arbitrary tokens.
 
     Source: Zheng et al. 2024, "Masked Diffusion Models are Secretly Time-Agnostic Masked Models",
@@ -253,7 +253,7 @@ def widen(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def ranks(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Int[Tensor, "B W"]:
-    """Ranks positions by descending score, 0 first; ties go to the left, the rest come last."""
+    """Ranks positions by descending score, from 0, ties from the left; others come last."""
     order = _contending(scores, among).sort(dim=-1, descending=True, stable=True).indices
     columns = torch.arange(scores.shape[-1], device=scores.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, columns)
@@ -277,19 +277,19 @@ def highest_one(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Boo
 
 
 def _contending(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Float[Tensor, "B W"]:
-    """Returns scores by which all other positions come after the given ones."""
+    """Returns scores by which positions outside `among` come last."""
     # The lowest finite number, so that a hopeless eligible position still precedes all others.
     lowest = torch.finfo(scores.dtype).min
     return torch.where(among, scores.nan_to_num(nan=lowest, neginf=lowest), -torch.inf)
 
 
 def in_order(values: Float[Tensor, "B W"], ranks: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
-    """Rearranges values so that the one of rank 0 comes first."""
+    """Sorts values by their ranks, the value of rank 0 first."""
     return torch.empty_like(values).scatter_(-1, ranks, values)
 
 
 def leading(passes: Bool[Tensor, "B W"]) -> Int[Tensor, " B"]:
-    """Counts each row's passes up to its first failure."""
+    """Counts each row's True values before the first False."""
     return passes.long().cumprod(-1).sum(-1)
 
 
@@ -301,16 +301,16 @@ def _largest(values: Float[Tensor, "B W V"], n: int) -> TopK:
     if n == 1:
         return TopK(*first)
     second = values.scatter(-1, first.indices, -torch.inf).max(-1, keepdim=True)
-    # Where all others are -inf, `max` may have the first one again.
-    others = (first.indices + 1) % values.shape[-1]
-    index = torch.where(second.indices == first.indices, others, second.indices)
+    # If all other values are -inf, `max` may return the first index again.
+    fallback = (first.indices + 1) % values.shape[-1]
+    index = torch.where(second.indices == first.indices, fallback, second.indices)
     return TopK(torch.cat([first.values, second.values], -1), torch.cat([first.indices, index], -1))
 
 
 def _odds_against(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
     shares = _shares(logits)
     best = shares.gather(-1, tokens[:, None]).squeeze(-1)
-    # Shares of one softmax have one normaliser, whose rounding the quotient loses.
+    # The rounding of the softmax's normaliser cancels in the quotient.
     return _without(shares, tokens).sum(-1) / best
 
 
@@ -328,7 +328,7 @@ def _odds_and_entropy(
 
 
 def _without(shares: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "n V"]:
-    """Leaves one token of each position out, in place."""
+    """Sets the share of one token of each position to 0, in place."""
     return shares.scatter_(-1, tokens[:, None], 0.0)
 
 
@@ -351,19 +351,19 @@ def _by_chunk(
     """Applies a statistic of (n, V) logits to a few positions at a time.
 
     Args:
-        statistic: Given logits, and the others flattened alike.
-        logits: May be a slice of a wider window: at most a chunk of it is copied.
+        statistic: Called with some positions of the logits and of `others`, as one axis.
+        logits: May be a slice of a wider window: at most one chunk is copied at a time.
         others: Tensors of the same two leading dimensions.
-        dtype: The narrowest that the statistic computes in.
+        dtype: Narrowest dtype that the statistic computes in.
     """
     B, W, V = logits.shape
     limit = _CHUNK_BYTES.get(logits.device.type, _CHUNK_BYTES["cuda"])
     length = max(1, limit // (V * torch.promote_types(logits.dtype, dtype).itemsize))
     num_rows = max(1, length // max(1, W))
-    found = []
+    results = []
     # An empty batch makes one empty chunk, whose result has the right shape and type.
     for row in range(0, max(1, B), num_rows):
         parts = [part[row : row + num_rows].flatten(0, 1) for part in (logits, *others)]
         for start in range(0, max(1, len(parts[0])), length):
-            found.append(statistic(*(part[start : start + length] for part in parts)))
-    return torch.cat(found).view(B, W, *found[0].shape[1:])
+            results.append(statistic(*(part[start : start + length] for part in parts)))
+    return torch.cat(results).view(B, W, *results[0].shape[1:])

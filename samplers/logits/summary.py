@@ -17,14 +17,14 @@ from samplers.logits.truncation import Truncation
 class Summary:
     """Logits that a forward computed, and their statistics, each computed once.
 
-    Views that share a summary share its statistics. One pass computes the odds alone, or a longer
-    one the odds and the entropy, whichever is read first; compiled code computes all at once.
+    Views that share a summary share its statistics. If the odds are read first, a pass computes
+    them alone; if the entropy is, a longer pass computes both. Compiled code computes all at once.
 
     Attributes:
         model_logits: Logits of the model; each position has at least one that is finite.
         columns: Which columns of the window the logits predict, each at most once; `None`: all, in
             order.
-        truncation: Makes of them the logits that samplers see; `None`: they are the same.
+        truncation: Turns the logits into those that samplers see; `None`: samplers see the model's.
         compiled: True: the statistics run through `torch.compile`.
     """
 
@@ -57,7 +57,7 @@ class Summary:
 
     @cached_property
     def most_likely(self) -> Int[Tensor, "B N"]:
-        """The token of the largest logit; of ties the lowest id."""
+        """The token of the largest logit; among ties the lowest id."""
         if self._knows("top"):
             return self.top.tokens[..., 0]
         return statistics.most_likely(self.logits)
@@ -93,7 +93,7 @@ class Summary:
     @cached_property
     def _all(self) -> tuple[TopK, Spread]:
         size = self.logits.shape[:2]
-        # As one axis, so that few shapes are compiled.
+        # Rows and columns as one axis, so that few shapes are compiled.
         top, spread = _compiled()(self.logits.flatten(0, 1))
         return (
             TopK(*(part.unflatten(0, size) for part in top)),

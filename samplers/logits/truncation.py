@@ -14,8 +14,8 @@ from samplers.logits.statistics import divided, widen
 class Truncation:
     """Divides logits by a temperature, then keeps the likeliest tokens.
 
-    The kept tokens are those of `top_p` first, then the `top_k` likeliest of them; all others are
-    at -inf. Probabilities, confidences, margins and entropies of the result are therefore those of
+    The tokens of `top_p` are selected first, then the `top_k` likeliest of these; all others get
+    -inf. Probabilities, confidences, margins and entropies of the result are therefore those of
     the distribution that is drawn from.
 
     Source: Ye et al. 2025, "Dream 7B: Diffusion Large Language Models",
@@ -30,8 +30,8 @@ class Truncation:
 
     Attributes:
         temperature: Divisor of the logits; 0 leaves them as they are, for greedy proposals.
-        top_p: A token stays if those likelier than it have at most this much probability together:
-            of two equal tokens, both stay at 0.5.
+        top_p: A token stays if the tokens before it, likeliest first, have at most this much
+            probability together: of two equally likely tokens, both stay at 0.5.
         top_k: At most this many tokens stay, and those as likely as the last of them; 0: all.
     """
 
@@ -40,32 +40,32 @@ class Truncation:
     top_k: Int[Tensor, " B"] | int = 0
 
     def __call__(self, logits: Float[Tensor, "*shape V"]) -> Float[Tensor, "*shape V"]:
-        """Returns logits of the distribution that is drawn from at temperature 1."""
-        kept, (temperature, top_p) = widen(logits), (self.temperature, self.top_p)
+        """Returns logits whose softmax is the distribution to draw from."""
+        truncated, (temperature, top_p) = widen(logits), (self.temperature, self.top_p)
         if isinstance(temperature, Tensor):
-            kept = divided(kept, torch.where(temperature > 0.0, temperature, 1.0))
+            truncated = divided(truncated, torch.where(temperature > 0.0, temperature, 1.0))
         elif temperature > 0.0:
-            kept = divided(kept, temperature)
+            truncated = divided(truncated, temperature)
         if isinstance(top_p, Tensor):
             # The rounded mass may exceed 1, which cuts nothing.
-            limit = torch.where(top_p < 1.0, top_p, torch.inf).to(kept)
-            kept = _within_mass(kept, limit.view(-1, *[1] * (kept.ndim - 1)))
+            limit = torch.where(top_p < 1.0, top_p, torch.inf).to(truncated)
+            truncated = _within_mass(truncated, limit.view(-1, *[1] * (truncated.ndim - 1)))
         elif top_p < 1.0:
-            kept = _within_mass(kept, top_p)
-        return self._likeliest(kept)
+            truncated = _within_mass(truncated, top_p)
+        return self._likeliest(truncated)
 
     def take(self, rows: Int[Tensor, " N"]) -> "Truncation":
         """Returns the truncation of some rows."""
-        own: dict[str, Any] = {
+        row_values: dict[str, Any] = {
             name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)
         }
-        return replace(self, **own)
+        return replace(self, **row_values)
 
     def _likeliest(self, logits: Float[Tensor, "*shape V"]) -> Float[Tensor, "*shape V"]:
         """Keeps the `top_k` likeliest tokens, and those as likely as the last of them."""
         top_k, vocab_size = self.top_k, logits.shape[-1]
         if isinstance(top_k, Tensor):
-            # The largest of the numbers is not known without waiting for the device.
+            # Reading the largest number would wait for the device, so that all logits are sorted.
             top_k = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size)
             place = (top_k - 1).view(-1, *[1] * (logits.ndim - 1)).expand(*logits.shape[:-1], 1)
             last = logits.sort(dim=-1, descending=True).values.gather(-1, place)
@@ -79,10 +79,10 @@ class Truncation:
 def _within_mass(
     logits: Float[Tensor, "*shape V"], top_p: Float[Tensor, "..."] | float
 ) -> Float[Tensor, "*shape V"]:
-    """Keeps the likeliest tokens up to and including the one whose mass exceeds `top_p`."""
+    """Keeps the likeliest tokens up to and including the one at which the mass exceeds `top_p`."""
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     probabilities = ordered.softmax(-1)
-    # The mass of the tokens before each; shifted, because a difference would round.
+    # The mass before each token: a shifted sum, because a difference would round.
     mass_before = torch.cat([torch.zeros_like(ordered[..., :1]), probabilities.cumsum(-1)], -1)
     is_cut = mass_before[..., :-1] > top_p
     return logits.masked_fill(torch.zeros_like(is_cut).scatter(-1, tokens, is_cut), -torch.inf)

@@ -14,13 +14,13 @@ from samplers.logits.summary import Summary
 
 @dataclass(frozen=True, eq=False)
 class WindowLogits:
-    """Logits of a window, with a bias if there is one; committed tokens are certain or not.
+    """Logits of a window, with a bias if there is one; committed tokens may be certain.
 
     Attributes:
-        tokens: See `View`, as all others.
+        tokens: Tokens of the window, as `View.tokens`.
         computed: Logits of some columns or all.
         masked: Positions whose logits are the model's.
-        reads_committed: Committed positions have the model's logits, too.
+        reads_committed: True if committed positions have the model's logits, too.
         bias: `View.logit_bias`.
     """
 
@@ -54,22 +54,22 @@ class WindowLogits:
     def most_likely(self) -> Int[Tensor, "B W"]:
         """The token of the highest logit, the lowest id of ties."""
         plain, bias = self.computed, self.bias
-        found = self.scattered(plain.most_likely) if bias is None else bias.most_likely()
-        return self.certain(found, self.tokens)
+        tokens = self.scattered(plain.most_likely) if bias is None else bias.most_likely()
+        return self.certain(tokens, self.tokens)
 
     @cached_property
     def largest(self) -> Float[Tensor, "B W"]:
         """The largest logit."""
         plain, bias = self.computed, self.bias
-        found = self.scattered(plain.largest) if bias is None else bias.largest()
-        return self.certain(found, 0.0)
+        largest = self.scattered(plain.largest) if bias is None else bias.largest()
+        return self.certain(largest, 0.0)
 
     @cached_property
     def odds_against(self) -> Float[Tensor, "B W"]:
         """(1 - p) / p of the most likely token."""
         plain, bias = self.computed, self.bias
-        found = self.scattered(plain.odds_against) if bias is None else bias.odds_against()
-        return self.certain(found, 0.0)
+        odds = self.scattered(plain.odds_against) if bias is None else bias.odds_against()
+        return self.certain(odds, 0.0)
 
     @property
     def entropy(self) -> Float[Tensor, "B W"]:
@@ -97,7 +97,7 @@ class WindowLogits:
     def with_bias(
         self, tokens: Int[Tensor, "B W R"], values: Float[Tensor, "B W R"]
     ) -> "WindowLogits":
-        """Returns logits that are raised at a few tokens; a bias so far becomes a copy."""
+        """Returns logits raised at a few tokens; an earlier bias is added to a copy first."""
         plain = self if self.bias is None else replace(self, computed=Summary(self.all), bias=None)
         logits = plain._look_up(tokens.clamp(min=0)).masked_fill(tokens < 0, -torch.inf)
         return replace(
@@ -115,7 +115,7 @@ class WindowLogits:
     def certain(
         self, found: Shaped[Tensor, "B W *rest"], otherwise: Tensor | float
     ) -> Shaped[Tensor, "B W *rest"]:
-        """Replaces values at committed positions, unless `reads_committed`."""
+        """Replaces values at committed positions by others, unless `reads_committed`."""
         if self.reads_committed:
             return found
         masked = self.masked.view(*self.masked.shape, *[1] * (found.ndim - 2))
@@ -126,8 +126,8 @@ class WindowLogits:
         columns, looked_up = self.computed.columns, tokens
         if columns is not None:
             looked_up = tokens.gather(1, columns[..., None].expand(-1, -1, tokens.shape[2]))
-        found = self.scattered(widen(self.computed.logits.gather(-1, looked_up)))
+        logits = self.scattered(widen(self.computed.logits.gather(-1, looked_up)))
         if self.reads_committed:
-            return found
-        only = torch.zeros_like(found).masked_fill(tokens != self.tokens[..., None], -torch.inf)
-        return self.certain(found, only)
+            return logits
+        only = torch.zeros_like(logits).masked_fill(tokens != self.tokens[..., None], -torch.inf)
+        return self.certain(logits, only)

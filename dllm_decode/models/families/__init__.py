@@ -22,31 +22,31 @@ FAMILIES = {"llada": LLADA} | DENSE | MIXTURES
 def family_of(
     config: Config, family: str | Family | None = None, *, file: str = "config.json"
 ) -> Family:
-    """Picks the family that a caller names or passes, else by `architectures[0]`.
+    """Returns the family that a caller names or passes; otherwise that of `architectures[0]`.
 
     Args:
         config: The whole config.json.
         family: A name of `FAMILIES`, or "my_package.my_module:MY_FAMILY", which imports the module,
-            or a family; then config.json need not say. `None`: the one that config.json names.
+            or a family; then config.json need not name one. `None`: the one that config.json names.
         file: Named in errors.
 
     Raises:
         ValueError: If there is no such family, or config.json names another architecture.
     """
-    named = config.get("architectures")
-    architecture = named[0] if isinstance(named, list) and named else None
+    listed = config.get("architectures")
+    architecture = listed[0] if isinstance(listed, list) and listed else None
     if family is None:
         return _recognised(architecture, file)
     if not isinstance(family, str | Family):
         raise ValueError(f"family must be a name or a Family, got {shown(family)}.")
-    found = _named(family) if isinstance(family, str) else family
-    if named and found.architecture != architecture:
+    chosen = _named(family) if isinstance(family, str) else family
+    if listed and chosen.architecture != architecture:
         raise ValueError(
-            f"{file}: 'architectures' of a {found.name} checkpoint must be {[found.architecture]}, "
-            f"or be left out, got {named!r}. Choose another family or checkpoint; or leave family "
-            "out, and config.json decides."
+            f"{file}: 'architectures' of a {chosen.name} checkpoint must be "
+            f"{[chosen.architecture]}, or be left out, got {listed!r}. Choose another family or "
+            "checkpoint; or leave family out, and config.json decides."
         )
-    return found
+    return chosen
 
 
 def _named(name: str) -> Family:
@@ -59,16 +59,16 @@ def _named(name: str) -> Family:
             f"such as 'my_module:MY_FAMILY', got {name!r}."
         )
     try:
-        found = vars(importlib.import_module(module)).get(variable)
+        loaded = vars(importlib.import_module(module)).get(variable)
     except (ImportError, ValueError) as error:
         raise ValueError(
             f"The module of the family {name!r} must be importable, got {error}. Install its "
             "package, or run in the folder that holds it."
         ) from error
-    if not isinstance(found, Family):
-        got = "nothing of this name" if found is None else f"a {type(found).__name__}"
+    if not isinstance(loaded, Family):
+        got = "nothing of this name" if loaded is None else f"a {type(loaded).__name__}"
         raise ValueError(f"{name!r} must be a Family, got {got}.")
-    return found
+    return loaded
 
 
 def _recognised(architecture: object, file: str) -> Family:
@@ -83,9 +83,11 @@ def _recognised(architecture: object, file: str) -> Family:
         "Choose a checkpoint of one of these families, name its family, or pass a family of your "
         "own (docs/extending.md)."
     )
-    asked_for = [key for key, one in FAMILIES.items() if one.architecture == architecture]
-    if asked_for:
-        names = " or ".join(map(repr, asked_for))
+    matching = [
+        key for key, candidate in FAMILIES.items() if candidate.architecture == architecture
+    ]
+    if matching:
+        names = " or ".join(map(repr, matching))
         remedy = f"If it is a diffusion model all the same, name its family: family={names}."
     raise ValueError(
         f"{file} must name a supported architecture ({', '.join(supported)}) in 'architectures', "

@@ -1,4 +1,4 @@
-"""What a family is: how its authors write config.json, and how they name tensors."""
+"""Describes model families: how their authors write config.json and name tensors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from dllm_decode.models.network.transformer import Transformer
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """What a configuration says about a model.
+    """The facts that a configuration states about a model.
 
     Attributes:
         shape: Sizes and switches of the transformer.
@@ -32,7 +32,7 @@ class Refusal(NamedTuple):
     """A configuration key whose other values would silently give wrong logits.
 
     Attributes:
-        key: The key in config.json; that inside of an object is "net.activation".
+        key: The key in config.json; a key inside an object is written "net.activation".
         allowed: Values that are understood, `None` for null; an absent key is understood too.
         required: The rest of the sentence "key ...".
     """
@@ -51,19 +51,19 @@ class Family:
         architecture: `architectures[0]` of its config.json. `model_type` does not tell families
             apart: LLaDA and LLaDA-MoE both say "llada".
         names: Our names of tensors, which docs/extending.md lists, to the official ones; `{n}` is
-            the layer, `{e}` the expert. Those that a network has no tensor for are never used.
+            the layer, `{e}` the expert. Names without a tensor in a network are ignored.
             Where a checkpoint has gate and up in one tensor, gate's rows first, name
             `gate_up.weight` instead of the two.
         read_shape: Sizes and switches from config.json.
         refusals: Switches this package does not implement.
-        mask_id: Where neither the configuration nor the tokenizer has one; `None`: only the caller
-            knows it.
-        eos_id: Where the configuration has none; `None`: the tokenizer's.
-        eos_keys: Keys of config.json that may hold it; that inside of an object is "tokens.eos".
+        mask_id: [MASK] if neither the configuration nor the tokenizer has it; `None`: only the
+            caller knows it.
+        eos_id: EOS if the configuration has none; `None`: the tokenizer's.
+        eos_keys: Keys of config.json that may hold EOS; a key inside an object is "tokens.eos".
         mask_keys: Keys of config.json that may hold the [MASK] token, likewise.
         end_of_turn_ids: Further ids that end an answer, where the vocabulary is that large.
         logit_shift: 1 where the logits at a column predict the next.
-        block_length: Tokens per block where the configuration has none; 0: attention is
+        block_length: Tokens per block if the configuration has none; 0: attention is
             bidirectional unless the caller says otherwise.
         block_keys: Keys of config.json that may hold the block length.
         may_be_block_causal: A caller may give a block length; else attention is bidirectional.
@@ -73,9 +73,9 @@ class Family:
         split_qkv: Queries, keys and values are three tensors of a checkpoint, else one, and `names`
             has `qkv.weight` instead of the three.
         is_causal_too: Under a causal mask the logits at a column predict the next token, whatever
-            `logit_shift` says of the other mode.
-        is_named_by_caller: Its config.json is that of an ordinary autoregressive model, so that it
-            is never recognised, only asked for.
+            `logit_shift` is for the other mode.
+        is_named_by_caller: config.json is that of an ordinary autoregressive model, so that the
+            caller must name the family.
     """
 
     name: str
@@ -98,41 +98,41 @@ class Family:
     is_named_by_caller: bool = False
 
     def tensors(self, transformer: Transformer) -> dict[str, Tensor]:
-        """Returns the views of a network that the tensors of a checkpoint go to, by their names.
+        """Returns the views of a network that a checkpoint's tensors are copied to, by their names.
 
         Raises:
             ValueError: If `names` lacks a tensor of the network, or has one name for two.
         """
-        found: dict[str, Tensor] = {}
-        lacking: dict[str, None] = {}
+        views: dict[str, Tensor] = {}
+        missing: dict[str, None] = {}
         for name, part in self._joined(transformer.parts(split_qkv=self.split_qkv)).items():
             pattern, numbers = _pattern(name)
             if pattern not in self.names:
-                lacking[pattern] = None
+                missing[pattern] = None
                 continue
-            official = self.names[pattern].format(**numbers)
-            if official in found:
+            official_name = self.names[pattern].format(**numbers)
+            if official_name in views:
                 raise ValueError(
                     f"The names of the family {self.name} must tell tensors apart, got "
-                    f"{official!r} for {name!r} and for another. Is {{n}} or {{e}} missing?"
+                    f"{official_name!r} for {name!r} and for another. Is {{n}} or {{e}} missing?"
                 )
-            found[official] = part
-        if lacking:
+            views[official_name] = part
+        if missing:
             raise ValueError(
                 f"The names of the family {self.name} must have every tensor of its network, got "
-                f"none for {', '.join(lacking)}."
+                f"none for {', '.join(missing)}."
             )
-        return found
+        return views
 
     def _joined(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Makes one tensor of gate and up where the checkpoint has one."""
+        """Joins gate and up into one tensor if the checkpoint has one."""
         joined: dict[str, Tensor] = {}
         for name, part in parts.items():
-            before, _, kind = name.rpartition(".gate.")
-            whole = f"{before}.gate_up.{kind}"
-            if before and _pattern(whole)[0] in self.names:
-                # The network has one too, in which the rows of up follow the rows of gate.
-                joined[whole] = part.as_strided((2 * len(part), *part.shape[1:]), part.stride())
+            prefix, _, kind = name.rpartition(".gate.")
+            fused = f"{prefix}.gate_up.{kind}"
+            if prefix and _pattern(fused)[0] in self.names:
+                # The network also has one tensor, in which the rows of up follow the rows of gate.
+                joined[fused] = part.as_strided((2 * len(part), *part.shape[1:]), part.stride())
             elif name.replace(".up.", ".gate_up.") not in joined:
                 joined[name] = part
         return joined
@@ -156,13 +156,13 @@ class Family:
             mask_id: Overrides what the file or the tokenizer says, or the family's default.
             block_length: Overrides what the file says, or the family's default.
             tokenizer_mask_id: The tokenizer's [MASK] token, which the file must not contradict.
-            tokenizer_eos_id: The token that ends an answer if files and family do not say.
-            generation: The checkpoint's generation_config.json, whose special tokens are taken
-                where config.json has none; those that end an answer are added in any case.
+            tokenizer_eos_id: EOS if neither the files nor the family name it.
+            generation: The checkpoint's generation_config.json, whose special tokens are used if
+                config.json has none; its EOS tokens are always added.
 
         Raises:
-            ValueError: If a key is missing, has a value that it cannot have, or names something
-                that is not implemented.
+            ValueError: If a key is missing, has an invalid value, or names something that is not
+                implemented.
         """
         reader = ConfigReader(config, file=file)
         self._require_allowed(reader)
@@ -189,7 +189,7 @@ class Family:
         try:
             return self.read_shape(config)
         except ValueError as error:
-            # Values that are possible one by one may not fit together.
+            # Values that are valid one by one may contradict each other.
             if config.file in str(error):
                 raise
             raise ValueError(f"{config.file} of a {self.name} checkpoint: {error}") from None
@@ -197,24 +197,24 @@ class Family:
     def _mask_id(
         self,
         readers: tuple[ConfigReader, ConfigReader],
-        given: int | None,
-        of_tokenizer: int | None,
+        caller_id: int | None,
+        tokenizer_id: int | None,
         vocab_size: int,
     ) -> int:
         config, generation = readers
         if not any(map(config.has, self.mask_keys)) and generation.has("mask_token_id"):
             config = generation
         key = next((key for key in self.mask_keys if config.has(key)), None)
-        if given is None and key is not None:
+        if caller_id is None and key is not None:
             stated = config.integer(key, most=vocab_size - 1)
-            if of_tokenizer not in (None, stated):
+            if tokenizer_id not in (None, stated):
                 raise ValueError(
                     f"{config.file}: {key!r} must be the [MASK] token of the tokenizer, "
-                    f"{of_tokenizer}, got {stated}. Pass mask_id to say which of them is right."
+                    f"{tokenizer_id}, got {stated}. Pass mask_id to say which of them is right."
                 )
             return stated
-        others = (token for token in (given, of_tokenizer, self.mask_id) if token is not None)
-        mask_id = next(others, None)
+        ids = (token for token in (caller_id, tokenizer_id, self.mask_id) if token is not None)
+        mask_id = next(ids, None)
         if mask_id is None or not is_integer(mask_id, 0, vocab_size - 1):
             raise ValueError(
                 f"{config.file} of a {self.name} checkpoint must say which token is [MASK], an id "
@@ -226,50 +226,51 @@ class Family:
     def _eos_ids(
         self,
         readers: tuple[ConfigReader, ConfigReader],
-        of_tokenizer: int | None,
+        tokenizer_id: int | None,
         vocab_size: int,
     ) -> tuple[int, ...]:
         config, generation = readers
-        added = generation.integers("eos_token_id", [], most=vocab_size - 1)
+        generation_ids = generation.integers("eos_token_id", [], most=vocab_size - 1)
         default = self.eos_id
-        if default is None and of_tokenizer is not None and of_tokenizer < vocab_size:
-            default = of_tokenizer
+        if default is None and tokenizer_id is not None and tokenizer_id < vocab_size:
+            default = tokenizer_id
         key = next((key for key in self.eos_keys if config.has(key)), self.eos_keys[0])
-        if default is None and not added and not config.has(key):
+        if default is None and not generation_ids and not config.has(key):
             raise ValueError(
                 f"{config.file} of a {self.name} checkpoint must say which token ends an answer, "
                 f"got nothing under {' or '.join(map(repr, self.eos_keys))}, and no tokenizer "
                 "whose eos_token is in the vocabulary. Add the key; or, for a family of your own, "
                 "change its eos_keys."
             )
-        listed = added or (None if default is None else [default])
-        first = config.integers(key, listed, most=vocab_size - 1)
-        if not first:
+        default_ids = generation_ids or (None if default is None else [default])
+        stated = config.integers(key, default_ids, most=vocab_size - 1)
+        if not stated:
             raise ValueError(f"{config.file}: {key!r} must be one token or more, got [].")
-        known = [token for token in self.end_of_turn_ids if token < vocab_size]
-        return tuple(dict.fromkeys([*first, *known, *added]))
+        turn_ends = [token for token in self.end_of_turn_ids if token < vocab_size]
+        return tuple(dict.fromkeys([*stated, *turn_ends, *generation_ids]))
 
-    def _block_length(self, config: ConfigReader, given: int | None) -> int:
-        if given is not None:
+    def _block_length(self, config: ConfigReader, block_length: int | None) -> int:
+        if block_length is not None:
             if not (self.block_length or self.may_be_block_causal):
                 raise ValueError(
-                    f"{self.name} checkpoints attend in both directions, got block_length={given}, "
-                    "which would hide later blocks. Leave block_length out."
+                    f"{self.name} checkpoints attend in both directions, got block_length="
+                    f"{block_length}, which would hide later blocks. Leave block_length out."
                 )
-            if not is_integer(given, 1, MOST_LENGTH):
+            if not is_integer(block_length, 1, MOST_LENGTH):
                 raise ValueError(
-                    f"block_length must be an integer from 1 to {MOST_LENGTH}, got {given!r}."
+                    f"block_length must be an integer from 1 to {MOST_LENGTH}, got "
+                    f"{block_length!r}."
                 )
-            return given
+            return block_length
         for key in self.block_keys:
             if config.has(key):
                 return config.positive_int(key, most=MOST_LENGTH)
         return self.block_length
 
 
-def _pattern(part: str) -> tuple[str, dict[str, str]]:
+def _pattern(name: str) -> tuple[str, dict[str, str]]:
     """Splits "layers.3.up.weight" into "layers.{n}.up.weight" and {"n": "3"}."""
-    words = part.split(".")
+    words = name.split(".")
     numbers = {}
     for i, word in enumerate(words):
         if word.isdigit():

@@ -1,4 +1,4 @@
-"""Reads config.json key by key: every value is checked, and a wrong one named with its file."""
+"""Reads config.json key by key: each value is checked, and errors name the key and the file."""
 
 from collections.abc import Iterable, Mapping
 from sys import float_info
@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 Config: TypeAlias = Mapping[str, Any]
 
-# More than any network has; larger numbers are mistakes, and would be built before memory runs out.
+# More than any network has: a larger number is a mistake, and would exhaust the memory.
 _MOST = 2**31 - 1
 MOST_LENGTH = 2**24
 """Tokens of the longest text or block that a configuration may name."""
@@ -16,8 +16,8 @@ _ABSENT = object()
 class ConfigReader:
     """The values of a config.json by their types.
 
-    A key that is absent, or null, has its default; without one it is an error. A key inside of an
-    object is named as "rope_parameters.factor", or as "factor" of `mapping("rope_parameters")`.
+    A key that is absent, or null, has its default; without a default it is an error. A key inside
+    an object is named as "rope_parameters.factor", or as "factor" of `mapping("rope_parameters")`.
 
     Attributes:
         file: Named in errors.
@@ -38,8 +38,8 @@ class ConfigReader:
 
     def value(self, key: str) -> object:
         """Returns a value of any type; `None` if the key is absent or null."""
-        found = self._found(key)
-        return None if found is _ABSENT else found
+        value = self._found(key)
+        return None if value is _ABSENT else value
 
     def positive_int(self, key: str, default: int | None = None, *, most: int = _MOST) -> int:
         """Reads an integer from 1 on."""
@@ -74,7 +74,7 @@ class ConfigReader:
     ) -> float:
         """Reads a finite number above `above` and at most `most`, integer or not."""
         value = self._value(key, default)
-        # Any integer can stand in JSON, also one that no float holds.
+        # JSON may have an integer that is too large for a float.
         if type(value) not in (int, float) or not above < value <= most:
             bounded = f"a number above {above:g} and at most {most:g}"
             required = "a positive finite number" if most == float_info.max else bounded
@@ -103,24 +103,24 @@ class ConfigReader:
         return value
 
     def mapping(self, key: str) -> "ConfigReader":
-        """Reads an object: a reader of its keys."""
+        """Returns a reader of the keys of an object."""
         value = self._value(key, None)
         if not isinstance(value, Mapping):
             raise self.error(key, "an object", value)
         return ConfigReader(value, file=self.file, prefix=f"{self._prefix}{key}.")
 
     def error(self, key: str, required: str, value: object) -> ValueError:
-        """Makes the error that names a key, its file, and what its value must be."""
+        """Returns the error that names a key, its file, and what its value must be."""
         name = self._prefix + key
         return ValueError(f"{self.file}: {name!r} must be {required}, got {shown(value)}.")
 
     def is_one_of(self, key: str, allowed: Iterable[object]) -> bool:
         """Says whether a key is absent or has one of these values; true is not 1, nor false 0.
 
-        Null is understood where false is: whoever wrote it takes both for "no".
+        Null is accepted if false is, because authors write both for "no".
         """
         value = self._found(key)
-        kinds = [(type(one) is bool, one) for one in allowed]
+        kinds = [(type(item) is bool, item) for item in allowed]
         is_no = value is None and (True, False) in kinds
         return value is _ABSENT or is_no or (type(value) is bool, value) in kinds
 
@@ -147,7 +147,7 @@ class ConfigReader:
 
 def is_integer(value: object, least: int, most: int) -> bool:
     """Says whether a value is an integer of a range; true and 1.0 are none."""
-    # JSON has true and 1.0, which Python takes for integers or compares equal to some.
+    # In Python, true is an integer, and 1.0 equals one.
     return type(value) is int and least <= value <= most
 
 

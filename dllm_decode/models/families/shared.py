@@ -1,4 +1,4 @@
-"""What many families have in common: transformers' names of keys and tensors."""
+"""Shared by many families: transformers' names of keys and tensors, and how they are read."""
 
 from math import log
 from operator import floordiv
@@ -9,10 +9,10 @@ from dllm_decode.models.families.reader import MOST_LENGTH, ConfigReader, shown
 from dllm_decode.models.network.config import MoEConfig, NetworkConfig
 from dllm_decode.models.network.rope import Llama3Scaling, RopeScaling, YarnScaling
 
-# Ten times as deep as any; a layer costs time and memory to build before its weights are read.
+# Ten times as many as in any model; layers are built before their weights are read.
 MOST_LAYERS = 4096
 MOST_EXPERTS = 65536
-# Likewise of factors that scale frequencies or the weights of experts.
+# The greatest factor that scales frequencies or the weights of experts.
 MOST_FACTOR = 1e4
 _ROPE_KEYS = (
     "rope_theta", "partial_rotary_factor", "rope_type", "type", "factor", "low_freq_factor",
@@ -110,7 +110,7 @@ def read_num_layers(config: ConfigReader) -> int:
 
 
 def read_head_dim(config: ConfigReader) -> int:
-    """Reads the width of a head; else the width of the model over the heads."""
+    """Reads the width of a head; without it, divides the model's width by the number of heads."""
     sizes = (config.positive_int(key) for key in ("hidden_size", "num_attention_heads"))
     return config.positive_int("head_dim", floordiv(*sizes) or 1)
 
@@ -140,12 +140,12 @@ class StatedRope(NamedTuple):
 
 
 def read_rope(config: ConfigReader) -> StatedRope:
-    """Reads all about rotation, wherever one of the versions of transformers has put it.
+    """Reads all keys of rotation, from each place where a version of transformers puts them.
 
     Raises:
         ValueError: If two places disagree, or one has a key that is not implemented.
     """
-    # Version 4 has two of the keys beside an object, version 5 moved all of it into another.
+    # Version 4 has two of the keys outside of its object; version 5 has all in another object.
     stated: dict[str, Any] = {}
     for key in ("rope_theta", "partial_rotary_factor"):
         _state(stated, config, key)
@@ -173,7 +173,7 @@ def read_rope(config: ConfigReader) -> StatedRope:
 
 
 def _state(stated: dict[str, Any], place: ConfigReader, key: str) -> None:
-    """Adds a value, if there is one."""
+    """Adds the value of a key if there is one; raises if another place has a different value."""
     value = place.value(key)
     if value is not None and stated.setdefault(key, value) != value:
         raise place.error(key, f"{shown(stated[key])} as elsewhere in the file", value)
@@ -186,7 +186,7 @@ def _place(config: ConfigReader) -> str:
 
 
 def require_whole_rotation(config: ConfigReader, rope: StatedRope) -> None:
-    """Refuses a checkpoint that turns a part of each head, if the family does not say which."""
+    """Raises ValueError if a checkpoint rotates only a part of each head."""
     if rope.share != 1:
         raise ValueError(
             f"{config.file}: 'partial_rotary_factor' must be 1 or absent, got {rope.share}. In "
@@ -195,9 +195,9 @@ def require_whole_rotation(config: ConfigReader, rope: StatedRope) -> None:
 
 
 def _scaling(rope: ConfigReader) -> RopeScaling | None:
-    named = "rope_type" if rope.has("rope_type") else "type"
-    # A factor without a type scales something, but nobody says how.
-    kind = rope.text(named, None if rope.has("factor") else "default")
+    type_key = "rope_type" if rope.has("rope_type") else "type"
+    # A factor without a type is an error, because the kind of scaling is unknown.
+    kind = rope.text(type_key, None if rope.has("factor") else "default")
     if kind == "default":
         return None
     if kind == "llama3":
@@ -218,7 +218,7 @@ def _scaling(rope: ConfigReader) -> RopeScaling | None:
             truncate=rope.boolean("truncate", True),
             query_beta=read_factor(rope, beta) if rope.has(beta) else 0.0,
         )
-    raise rope.error(named, "a type that is implemented, 'default', 'llama3' or 'yarn'", kind)
+    raise rope.error(type_key, "a type that is implemented, 'default', 'llama3' or 'yarn'", kind)
 
 
 def _original_length(rope: ConfigReader) -> int:
@@ -234,6 +234,6 @@ def _yarn_attention_factor(rope: ConfigReader) -> float:
         return 0.1 * scale * log(factor) + 1.0 if factor > 1 else 1.0
 
     if rope.has("mscale") and rope.has("mscale_all_dim"):
-        whole = growth(read_factor(rope, "mscale_all_dim"))
-        return growth(read_factor(rope, "mscale")) / whole
+        divisor = growth(read_factor(rope, "mscale_all_dim"))
+        return growth(read_factor(rope, "mscale")) / divisor
     return growth(1.0)

@@ -22,11 +22,11 @@ from dllm_decode.models.loading.weights import check_finite, check_stored, open_
 _CONFIG = "adapter_config.json"
 Value = TypeVar("Value")
 _PREFIX = "base_model.model."
-# Far beyond any; a larger number makes infinite weights, which are refused without its name.
+# Far above any alpha in use; a larger one gives infinite weights, whose error lacks its name.
 _MOST_ALPHA = 1e6
 # Older versions of PEFT wrote the adapter's name, too.
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
-# Keys whose other values change what is added, and the values that change nothing.
+# Keys that can change what is added, and their values that change nothing.
 _PLAIN: dict[str, tuple[object, ...]] = {
     "alora_invocation_tokens": (None,),
     "arrow_config": (None,),
@@ -60,10 +60,10 @@ class Adapter:
     """A LoRA adapter.
 
     Attributes:
-        path: Its file of weights.
-        factors: By the official name of the matrix that they are added to.
-        targets: Names of modules that it was trained for; () if it names them by a pattern.
-        is_partial: It was trained for some layers only.
+        path: File of the adapter's weights.
+        factors: Factors by the official name of the matrix that their product is added to.
+        targets: Names of modules that were trained; () if the adapter names them by a pattern.
+        is_partial: The adapter was trained for some layers or modules only.
     """
 
     path: Path
@@ -73,11 +73,11 @@ class Adapter:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that it was read from."""
+        """The files that the adapter was read from."""
         return (self.path.with_name(_CONFIG), self.path)
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises ValueError if it is for another model than these matrices, or incomplete."""
+        """Raises ValueError if the adapter does not fit these matrices, or is incomplete."""
         problems = [f"no {name} to add to" for name in self.factors if name not in tensors]
         for name, (down, up, _) in self.factors.items():
             shape = (up.shape[0], down.shape[1])
@@ -86,15 +86,15 @@ class Adapter:
                     f"{name} of shape {list(tensors[name].shape)} instead of {list(shape)}"
                 )
         for target in self.targets:
-            named = [name for name in tensors if _is_of(name, target)]
-            if not named:
-                # Recipes for several layouts name the modules of all; PEFT trains those that exist.
+            matching = [name for name in tensors if _is_of(name, target)]
+            if not matching:
+                # Recipes name the modules of several layouts; PEFT trains the modules that exist.
                 logging.getLogger("dllm_decode").warning(
                     "%r: target_modules names %r, which the model lacks; it added nothing.",
                     str(self.path.with_name(_CONFIG)), target,
                 )  # fmt: skip
             elif not self.is_partial:
-                problems += [f"nothing for {name}" for name in named if name not in self.factors]
+                problems += [f"nothing for {name}" for name in matching if name not in self.factors]
         if problems:
             raise ValueError(
                 f"An adapter must fit its base model, got {str(self.path)!r} with {len(problems)} "
@@ -147,7 +147,7 @@ def merge_adapter(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _pairs(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    found: dict[str, dict[str, Tensor]] = {}
+    pairs: dict[str, dict[str, Tensor]] = {}
     with open_weights(path) as opened:
         for key in opened.keys():  # noqa: SIM118 - it is no dict
             matched = _NAME.fullmatch(key.removeprefix(_PREFIX))
@@ -159,20 +159,22 @@ def _pairs(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
             check_stored(opened.get_slice(key).get_dtype(), key, path)
             part = opened.get_tensor(key)
             check_finite(part, key, path)
-            pair = found.setdefault(f"{matched['module']}.weight", {})
+            pair = pairs.setdefault(f"{matched['module']}.weight", {})
             if matched["factor"] in pair:
                 raise ValueError(
                     f"{str(path)!r} must hold one adapter, got a second tensor for {key}. Save "
                     "each adapter in a folder of its own."
                 )
             pair[matched["factor"]] = part
-    odd = [name for name, pair in found.items() if len(pair) < 2 or not _fit(pair["A"], pair["B"])]
-    if odd or not found:
+    misfits = [
+        name for name, pair in pairs.items() if len(pair) < 2 or not _fit(pair["A"], pair["B"])
+    ]
+    if misfits or not pairs:
         raise ValueError(
             f"{str(path)!r} must hold a lora_A of shape [r, in] and a lora_B of shape [out, r] for "
-            f"each matrix, got {', '.join(odd) or 'none'}. Download the file again."
+            f"each matrix, got {', '.join(misfits) or 'none'}. Download the file again."
         )
-    return {name: (pair["A"], pair["B"]) for name, pair in found.items()}
+    return {name: (pair["A"], pair["B"]) for name, pair in pairs.items()}
 
 
 def _fit(down: Tensor, up: Tensor) -> bool:
@@ -182,25 +184,25 @@ def _fit(down: Tensor, up: Tensor) -> bool:
 def _scale(config: ConfigReader, name: str, *, rank: int) -> float:
     """Returns alpha / r, or alpha / sqrt(r); patterns override both for some modules."""
     module = name.removesuffix(".weight")
-    numbers, key = _place(config, "rank_pattern", module, otherwise="r")
-    if (stated := numbers.positive_int(key)) != rank:
+    reader, key = _place(config, "rank_pattern", module, otherwise="r")
+    if (stated := reader.positive_int(key)) != rank:
         raise ValueError(
             f"{config.file}: the rank of {module} must be that of its weights, {rank}, got "
             f"{stated}."
         )
-    numbers, key = _place(config, "alpha_pattern", module, otherwise="lora_alpha")
-    alpha = numbers.positive_number(key, most=_MOST_ALPHA)
+    reader, key = _place(config, "alpha_pattern", module, otherwise="lora_alpha")
+    alpha = reader.positive_number(key, most=_MOST_ALPHA)
     return alpha / (rank**0.5 if config.boolean("use_rslora", False) else rank)
 
 
 def _place(
     config: ConfigReader, patterns: str, module: str, *, otherwise: str
 ) -> tuple[ConfigReader, str]:
-    """Returns a reader, and the key in it that holds a number of a module."""
+    """Returns a reader, and the key under which it has the number of a module."""
     if config.value(patterns) is None:
         return config, otherwise
-    numbers = config.mapping(patterns)
-    for pattern in numbers.keys():  # noqa: SIM118 - it is no dict
+    reader = config.mapping(patterns)
+    for pattern in reader.keys():  # noqa: SIM118 - it is no dict
         try:
             fits = re.fullmatch(rf"(.*\.)?({pattern})", module)
         except (re.error, OverflowError, RecursionError) as error:
@@ -209,7 +211,7 @@ def _place(
                 f"{pattern!r} ({error}). Correct it, or take the file from the official repository."
             ) from None
         if fits:
-            return numbers, pattern
+            return reader, pattern
     return config, otherwise
 
 

@@ -58,10 +58,10 @@ def new_llada(
         num_kv_heads: `None`: as many as query heads.
         rope_theta: Base of the rotary frequencies.
         tied_head: The head is the embedding.
-        name: Of the model.
-        seed: Of the weights, on one kind of device and in one dtype.
+        name: Name of the model.
+        seed: Seed of the weights; they also depend on the kind of device and on the dtype.
         device: Where the weights are made.
-        dtype: Of the weights, from the start: no other copy is made.
+        dtype: Dtype in which the weights are made; no other copy is made.
 
     Raises:
         ValueError: If the sizes do not fit together.
@@ -96,17 +96,17 @@ def save_model(
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Writes a model as its authors do, see `MaskedTransformer.save`; a new one as LLaDA's do.
+    """Writes a model in its authors' format, see `MaskedTransformer.save`; a new one in LLaDA's.
 
     Args:
         model: A loaded model, or one that the LLaDA format can express.
         folder: Made if it does not exist. An earlier model in it is replaced.
-        dtype: Of the weights on disk; `None`: the model's.
+        dtype: Dtype of the weights on disk; `None`: the model's.
         max_shard_bytes: Weights beyond this are spread over several files; a tensor is never split.
 
     Raises:
-        ValueError: If the folder is that of the loaded model, the LLaDA format has no way to say
-            what a new model is, or weights are quantised or not there.
+        ValueError: If the model was loaded from this folder, the LLaDA format cannot express a new
+            model, or weights are quantised or kept elsewhere between forwards.
     """
     if model.transformer.quantized or any(part.is_meta for part in model.parameters()):
         raise ValueError(
@@ -130,9 +130,9 @@ def save_model(
         generation = {"eos_token_id": _one_or_list(model.eos_ids), "pad_token_id": model.eos_ids[0]}
         write_json(folder / "generation_config.json", generation)
     else:
-        for other in (path for pattern in _OTHERS for path in source.glob(pattern)):
-            shutil.copyfile(other, folder / other.name)
-    # Weights that a family keeps in another dtype than the model's stay in it.
+        for side_file in (path for pattern in _OTHERS for path in source.glob(pattern)):
+            shutil.copyfile(side_file, folder / side_file.name)
+    # Weights that a family keeps in another dtype than the model's keep that dtype.
     tensors = {
         name: (tensor, dtype if dtype and tensor.dtype == model.dtype else tensor.dtype)
         for name, tensor in family.tensors(model.transformer).items()
@@ -154,7 +154,7 @@ def _changed_config(
 
 
 def _state(config: dict[str, Any], keys: Sequence[str], value: object) -> None:
-    """Writes a value under the key that a configuration has for it, else under the last one."""
+    """Writes a value under the first of these keys that the configuration has, else the last."""
     key = next((key for key in keys if ConfigReader(config).has(key)), keys[-1])
     *path, leaf = key.split(".")
     place = config
@@ -168,7 +168,7 @@ def _write_weights(
     tensors: Mapping[str, tuple[Tensor, torch.dtype]], folder: Path, max_shard_bytes: int
 ) -> None:
     """Writes tensors, each in its dtype; more than `max_shard_bytes` go to several files."""
-    # A library that takes time to import.
+    # Imported here, because the import takes time.
     from huggingface_hub import split_torch_state_dict_into_shards
 
     sizes = {
@@ -177,7 +177,7 @@ def _write_weights(
     }
     plan = split_torch_state_dict_into_shards(sizes, max_shard_size=max_shard_bytes)
     for file, names in plan.filename_to_tensors.items():
-        # Parts of fused projections share storage, which safetensors refuses: hence the copies.
+        # Copies, because parts of fused projections share storage, which safetensors refuses.
         copies = {
             name: tensors[name][0].detach().to("cpu", tensors[name][1], copy=True).contiguous()
             for name in names
@@ -201,16 +201,16 @@ def _initialise(transformer: Transformer, seed: int) -> None:
 
 
 def _new_config(model: MaskedTransformer) -> dict[str, object]:
-    """Returns the configuration of a new model, ValueError if LLaDA's has no words for it."""
+    """Returns the configuration of a new model; ValueError if LLaDA's format cannot express it."""
     config = _config(model)
-    shape, read = vars(model.transformer.config), vars(LLADA.read(config).shape)
-    found = [name for name, value in shape.items() if read[name] != value]
-    found += ["logit_shift"] if model.logit_shift else []
-    found += ["causal_block_length"] if model.causal_block_length else []
-    if found:
+    shape, reread = vars(model.transformer.config), vars(LLADA.read(config).shape)
+    unlike = [name for name, value in shape.items() if reread[name] != value]
+    unlike += ["logit_shift"] if model.logit_shift else []
+    unlike += ["causal_block_length"] if model.causal_block_length else []
+    if unlike:
         raise ValueError(
             f"The LLaDA format has plain, bidirectional models without a logit shift, got "
-            f"{model.name!r} which differs in {', '.join(found)}. Only models of the LLaDA family "
+            f"{model.name!r} which differs in {', '.join(unlike)}. Only models of the LLaDA family "
             "can be saved."
         )
     return config

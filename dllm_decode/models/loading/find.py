@@ -30,18 +30,18 @@ def find_model(source: str | Path, hub: Hub = Hub()) -> Path:
     """Returns the folder of an embedded model, of a path or of a download; see `load_model`.
 
     Raises:
-        FileNotFoundError: If there is none.
-        OSError: If it cannot be downloaded.
-        ValueError: If it is a file in GGUF, or a revision is given and it is no hub id.
+        FileNotFoundError: If there is no such model.
+        OSError: If the model cannot be downloaded.
+        ValueError: If the source is in GGUF, or a revision is passed with a source on this disk.
     """
-    found = find_here(source, hub.revision)
-    return _download(str(source), hub) if found is None else found
+    folder = find_here(source, hub.revision)
+    return _download(str(source), hub) if folder is None else folder
 
 
 def find_config(source: str | Path, hub: Hub = Hub()) -> Path:
-    """Returns a folder with the configuration of a model; of a hub id, nothing else comes."""
-    found = find_here(source, hub.revision)
-    return _download(str(source), hub, _CONFIG_FILES) if found is None else found
+    """Returns a folder with the configuration of a model; downloads nothing but that."""
+    folder = find_here(source, hub.revision)
+    return _download(str(source), hub, _CONFIG_FILES) if folder is None else folder
 
 
 def find_here(source: str | Path, revision: str | None = None) -> Path | None:
@@ -67,12 +67,12 @@ def find_here(source: str | Path, revision: str | None = None) -> Path | None:
         return Path(source)
     if isinstance(source, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
         return None
-    close = get_close_matches(str(source), embedded, n=1)
+    close_names = get_close_matches(str(source), embedded, n=1)
     raise FileNotFoundError(
         f"A model is a folder, a hub id such as 'GSAI-ML/LLaDA-8B-Instruct', or an embedded name "
         f"({', '.join(embedded) or 'none is installed'}), got "
         f"{str(source) if is_path else source!r}, which is none of these. "
-        f"{f'Did you mean {close[0]!r}?' if close else 'Check the path.'}"
+        f"{f'Did you mean {close_names[0]!r}?' if close_names else 'Check the path.'}"
     )
 
 
@@ -81,9 +81,9 @@ def _has_gguf_alone(folder: Path) -> bool:
 
 
 def _download(hub_id: str, hub: Hub, files: Sequence[str] = _HUB_FILES) -> Path:
-    """Returns the folder of a repository: from the cache if it is complete there, else the hub's.
+    """Returns the folder of a repository: in the cache if it is complete there, else downloaded.
 
-    Without a network, asking the hub about files that are here takes up to 24 seconds.
+    Without a network, asking the hub about cached files would take up to 24 seconds.
     """
     from huggingface_hub import snapshot_download
 
@@ -118,7 +118,7 @@ def _download(hub_id: str, hub: Hub, files: Sequence[str] = _HUB_FILES) -> Path:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Says whether a download has all files of weights; one of the tokenizer alone has none."""
+    """Returns whether a download has all weight files, and is not of the tokenizer alone."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return any(folder.glob("*.safetensors"))

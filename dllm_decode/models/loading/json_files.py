@@ -7,14 +7,14 @@ from typing import Any
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """Reads an object; ValueError if it is none, FileNotFoundError if there is no file."""
+    """Reads a JSON object; ValueError if the file has none, FileNotFoundError without a file."""
     if not path.is_file():
         raise FileNotFoundError(
             f"A model folder holds a {path.name}, got {str(path.parent)!r} without one. "
             "Pass the folder that the checkpoint's files are in."
         )
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError(
             f"{str(path)!r} must not be nested deeper than Python reads. Download it again."
@@ -24,9 +24,9 @@ def read_json(path: Path) -> Mapping[str, Any]:
         raise ValueError(
             f"{str(path)!r} is not valid JSON ({error}). Download it again."
         ) from error
-    if not isinstance(read, dict):
-        raise ValueError(f"{str(path)!r} must hold a JSON object, got a {type(read).__name__}.")
-    return read
+    if not isinstance(content, dict):
+        raise ValueError(f"{str(path)!r} must hold a JSON object, got a {type(content).__name__}.")
+    return content
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:

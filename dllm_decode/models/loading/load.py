@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 LoadedModel: TypeAlias = "MaskedTransformer | DiffusionGemma | XLNet | CausalOnly"
 """A network of this package, or one that transformers computes."""
 
-# Kinds of models that transformers computes, and the options that each has all the same.
+# Models that transformers computes, and the options of this package's networks that each has.
 _BY_TRANSFORMERS = {"causal": ("family",), "diffusion_gemma": (), "xlnet": ("mask_id",)}
 
 _DTYPES = {
@@ -98,24 +98,22 @@ def load_model(
             a hub id such as "GSAI-ML/LLaDA-8B-Instruct"; tried in this order.
         device: Where the model goes: "cpu", "cuda", "mps", "xpu", or another device of torch.
             "auto" spreads it over all accelerators, then the CPU's memory, then files. `None`: as
-            "auto" where there is CUDA, which is logged once; else the CPU. A mapping
-            says so part by part: "embedding", "layers.0" and so on, "norm" and "lm_head"; "layers"
-            stands for all other layers, "" for the rest. Beside an accelerator, "cpu" only keeps
-            weights: they come to the first accelerator for the time that they are needed. "disk"
-            keeps them in files.
+            "auto" where there is CUDA, which is logged once; else the CPU. A mapping names the
+            device of each part: "embedding", "layers.0" and so on, "norm" and "lm_head"; "layers"
+            stands for all other layers, "" for the rest. "disk" (files), and "cpu" if there is an
+            accelerator, only keep weights, which are moved to the first accelerator for use.
         dtype: Of all parameters, such as "bfloat16" or `torch.bfloat16`; `None` or "auto" keeps
-            that of the checkpoint's embedding. A warning is logged if a large model is in bfloat16
-            or float16 and the CPU has no instructions for them.
-        revision: Branch, tag or commit of a hub id. One that is in the cache is read from there,
-            and the hub is not asked.
-        token: Of the hub, for private repositories; `None`: the one that `hf auth login` stored.
-        cache_dir: Folder of downloads; `None`: that of huggingface_hub.
+            the dtype of the checkpoint's embedding. A warning is logged if a large model is in
+            bfloat16 or float16 and the CPU has no instructions for them.
+        revision: Branch, tag or commit of a hub id. If the cache has it, the hub is not asked.
+        token: Token of the hub, for private repositories; `None`: that of `hf auth login`.
+        cache_dir: Folder of downloads; `None`: the default of huggingface_hub.
         local_files_only: Never ask the hub.
         adapter: A folder or hub id with a LoRA adapter in PEFT's format, which is merged into the
             weights.
-        max_memory: For "auto", weights on each device at most, such as {0: "20GB", "cpu": "60GB"}.
-            Keys, values and logits need room beside them. `None`: nine tenths of what is free.
-        offload_folder: Where files of weights go, of this model alone; made if it does not exist.
+        max_memory: For "auto", the limit for weights on each device: {0: "20GB", "cpu": "60GB"}.
+            Keys, values and logits need further memory. `None`: nine tenths of the free memory.
+        offload_folder: Folder for the weights of "disk", of this model alone; made if need be.
         quantize: Fewer bits, see `quantize_layers`. On a CPU "int8": weights and activations of
             all layers and the head, but not of experts, in 8 bits, which is faster than bfloat16
             and needs AVX-512 VNNI. On an accelerator "int8", "int4" or "fp8": the weights of all
@@ -140,163 +138,167 @@ def load_model(
         files.
 
     Raises:
-        FileNotFoundError: If the source, its config.json, its safetensors files or its required
-            tokenizer files do not exist.
+        FileNotFoundError: If the source, its config.json, weights or tokenizer does not exist.
         OSError: If a hub id cannot be downloaded.
-        ValueError: If the checkpoint is damaged, incomplete or of a kind that is not supported, or
-            a device is not there, or a part of the model has none; or it cannot be quantised, or
-            the adapter is for another model.
+        ValueError: If the checkpoint is damaged, incomplete or not supported, a device is not
+            available, a part has no device, the model cannot be quantised, or the adapter misfits.
         TypeError: If a keyword is no option.
     """
     require_options(load_model, options)
     place_on = chosen_device(one_of("device", device, "device_map", options.get("device_map")))
-    wished = _dtype(one_of("dtype", dtype, "torch_dtype", options.get("torch_dtype")))
+    chosen_dtype = _dtype(one_of("dtype", dtype, "torch_dtype", options.get("torch_dtype")))
     check_devices(place_on)
     _check_compile(compile, place_on, quantize)
     hub = Hub(revision, token, cache_dir, local_files_only)
     folder = find_model(source, hub)
-    others = hub._replace(revision=None)
-    lora = None if adapter is None else read_adapter(find_model(adapter, others))
+    adapter_hub = hub._replace(revision=None)
+    lora = None if adapter is None else read_adapter(find_model(adapter, adapter_hub))
     config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
     check_stored(config, file=file)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     kind = "causal" if family == "causal" else str(config.get("model_type"))
     if kind in _BY_TRANSFORMERS:
-        given = {
+        package_options = {
             "adapter": adapter, "quantize": quantize, "block_length": block_length,
             "compile": compile, "family": family, "mask_id": mask_id,
         }  # fmt: skip
-        spread = {"max_memory": max_memory, "offload_folder": offload_folder}
+        gemma_options = {"max_memory": max_memory, "offload_folder": offload_folder}
         return _by_transformers(
-            kind, folder, given, spread, name=name, device=place_on, dtype=wished,
-            tokenizer=tokenizer,
+            kind, folder, package_options, gemma_options, name=name, device=place_on,
+            dtype=chosen_dtype, tokenizer=tokenizer,
         )  # fmt: skip
-    known = family_of(config, family, file=file)
-    words = read_tokenizer(folder, known.name, tokenizer, fast=known.fast_tokenizer)
-    facts = known.read(
+    chosen_family = family_of(config, family, file=file)
+    loaded_tokenizer = read_tokenizer(
+        folder, chosen_family.name, tokenizer, fast=chosen_family.fast_tokenizer
+    )
+    facts = chosen_family.read(
         config,
         file=file,
         mask_id=mask_id,
         block_length=block_length,
-        tokenizer_mask_id=None if words is None else words.mask_token_id,
-        tokenizer_eos_id=None if words is None else words.eos_token_id,
+        tokenizer_mask_id=None if loaded_tokenizer is None else loaded_tokenizer.mask_token_id,
+        tokenizer_eos_id=None if loaded_tokenizer is None else loaded_tokenizer.eos_token_id,
         generation=generation_of(folder),
     )
     transformer = new_on_meta(facts.shape)
     files = weight_files(folder)
-    stored = check_weights(transformer, known, files)
+    stored_dtype = check_weights(transformer, chosen_family, files)
     if lora is not None:
-        lora.check(known.tensors(transformer))
-    transformer.to(wished or stored)
+        lora.check(chosen_family.tensors(transformer))
+    transformer.to(chosen_dtype or stored_dtype)
     placed = place(transformer, place_on, max_memory=max_memory, offload_folder=offload_folder)
-    is_on_mps = any(kept is not None and kept.type == "mps" for kept in placed.kept.values())
+    is_on_mps = any(where is not None and where.type == "mps" for where in placed.kept.values())
     if is_on_mps and transformer.embedding.weight.dtype is torch.float64:
         raise ValueError(
             "Weights must not be in float64, which mps devices do not have. Pass dtype='float32'."
         )
-    there = None
+    quantized_on = None
     if quantize is not None:
-        there = only_device(placed)
-        check_quantization(quantize, there)
-        _check_experts(facts, quantize, there)
-    kept = {device for device in placed.kept.values() if device is not None}
-    if quantize is None and len(kept) == 1:
-        size = sum(part.numel() * part.itemsize for part in transformer.parameters())
-        warn_if_too_large(name, size, *kept)
-        warn_if_slow(name, size, transformer.embedding.weight.dtype, *kept)
+        quantized_on = only_device(placed)
+        check_quantization(quantize, quantized_on)
+        _check_experts(facts, quantize, quantized_on)
+    weight_devices = {device for device in placed.kept.values() if device is not None}
+    if quantize is None and len(weight_devices) == 1:
+        num_bytes = sum(part.numel() * part.itemsize for part in transformer.parameters())
+        warn_if_too_large(name, num_bytes, *weight_devices)
+        warn_if_slow(name, num_bytes, transformer.embedding.weight.dtype, *weight_devices)
     # Weights that will be quantised are read into the CPU's memory.
-    allocate(transformer, placed if there is None else place(transformer, "cpu"))
+    allocate(transformer, placed if quantized_on is None else place(transformer, "cpu"))
     model = MaskedTransformer(
         transformer,
         name=name,
         mask_id=facts.mask_id,
         eos_ids=facts.eos_ids,
-        banned_ids=padding_ids(words, facts),
-        logit_shift=known.logit_shift,
+        banned_ids=padding_ids(loaded_tokenizer, facts),
+        logit_shift=chosen_family.logit_shift,
         causal_block_length=facts.causal_block_length,
         max_length=max_length_of(ConfigReader(config, file=file)),
-        is_causal_too=known.is_causal_too,
+        is_causal_too=chosen_family.is_causal_too,
     )
     model.compiled = compile
-    model.family = known
-    _read_weights(model, known, files, lora)
+    model.family = chosen_family
+    _read_weights(model, chosen_family, files, lora)
     model.files = (*model_files(folder), *(() if lora is None else lora.files))
-    if there is None:
+    if quantized_on is None:
         dispatch(transformer, placed)
     else:
         assert quantize is not None
-        quantize_layers(transformer, there, quantize)
-    return model.eval().requires_grad_(False), words
+        quantize_layers(transformer, quantized_on, quantize)
+    return model.eval().requires_grad_(False), loaded_tokenizer
 
 
 def _by_transformers(
     kind: str,
     folder: Path,
-    given: dict[str, Any],
-    spread: dict[str, Any],
+    options: dict[str, Any],
+    gemma_options: dict[str, Any],
     *,
     name: str,
     device: Any,
     dtype: torch.dtype | None,
     tokenizer: Literal["required", "optional"],
 ) -> tuple[LoadedModel, Optional["transformers.PreTrainedTokenizerBase"]]:
-    """Loads a model of `_BY_TRANSFORMERS`; most models need none of these modules.
+    """Loads a model of `_BY_TRANSFORMERS`; imports its module only then.
 
-    Most options in `given` only networks of this package have; those in `spread` DiffusionGemma.
+    Most `options` are of networks of this package; `gemma_options` are of DiffusionGemma.
     """
-    own = _BY_TRANSFORMERS[kind]
-    require_left_out({key: value for key, value in given.items() if key not in own}, name)
+    supported = _BY_TRANSFORMERS[kind]
+    require_left_out({key: value for key, value in options.items() if key not in supported}, name)
     is_causal = kind == "causal"
-    words = read_tokenizer(folder, kind, "required" if is_causal else tokenizer, fast=not is_causal)
+    loaded_tokenizer = read_tokenizer(
+        folder, kind, "required" if is_causal else tokenizer, fast=not is_causal
+    )
     if kind == "diffusion_gemma":
         from dllm_decode.models.diffusion_gemma import load_diffusion_gemma
 
-        return load_diffusion_gemma(folder, name, device, dtype, **spread), words
+        return load_diffusion_gemma(folder, name, device, dtype, **gemma_options), loaded_tokenizer
     if isinstance(device, Mapping):
         raise ValueError(f"device must be one device for the {kind} model {name}, got {device!r}.")
     device = "cuda" if device == "auto" else device
     if kind == "xlnet":
         from dllm_decode.models.xlnet import load_xlnet
 
-        return load_xlnet(folder, words, name, device, dtype, mask_id=given["mask_id"]), words
+        return load_xlnet(
+            folder, loaded_tokenizer, name, device, dtype, mask_id=options["mask_id"]
+        ), loaded_tokenizer
     from dllm_decode.models.targets.causal_only import CausalOnly
     from dllm_decode.models.targets.load import load_target
 
-    assert words is not None
-    target = load_target(folder, words, device=device, dtype=dtype)
+    assert loaded_tokenizer is not None
+    target = load_target(folder, loaded_tokenizer, device=device, dtype=dtype)
     target.name = name
-    return CausalOnly(target), words
+    return CausalOnly(target), loaded_tokenizer
 
 
 def _read_weights(
     model: MaskedTransformer, family: Family, files: list[Path], lora: Adapter | None
 ) -> None:
-    """Fills an allocated model and merges an adapter; the fingerprint is of the files' numbers."""
+    """Fills an allocated model, merges an adapter, and sets a fingerprint of the files' numbers."""
     digests = fill(model.transformer, family, files)
     if lora is not None:
         merge_adapter(lora, family.tensors(model.transformer))
-    added = {} if lora is None else lora.factors
-    stored = (
+    factors = {} if lora is None else lora.factors
+    identity = (
         sorted(digests.items()),
-        sorted((name, digest_of(f.down), digest_of(f.up), f.scale) for name, f in added.items()),
+        sorted((name, digest_of(f.down), digest_of(f.up), f.scale) for name, f in factors.items()),
         (model.mask_id, model.causal_block_length, model.logit_shift),
     )
-    model.fingerprint = hashlib.sha256(repr(stored).encode()).hexdigest()[:16]
+    model.fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None or dtype == "auto":
         return None
-    found = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if found not in _DTYPES.values():
+    resolved = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if resolved not in _DTYPES.values():
         raise ValueError(
             f"dtype must be one of {', '.join(_DTYPES)} or 'auto', got {shown(dtype)}."
         )
-    return found
+    return resolved
 
 
 def _check_experts(facts: CheckpointFacts, quantize: str, device: torch.device) -> None:
-    # Experts are stacked, which torchao does not know: they would stay as they are, unnoticed.
+    # torchao does not know stacked experts: it would leave them as they are, without an error.
     if facts.shape.moe is not None and device.type != "cpu":
         raise ValueError(
             f"quantize must be left out for a mixture of experts on {device}, got {quantize!r}: "

@@ -1,4 +1,4 @@
-"""What a model needs, from its configuration alone: parameters and memory."""
+"""Computes from a configuration alone how many parameters and how much memory a model has."""
 
 import logging
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from dllm_decode.models.network.packed import has_bfloat16
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
-# A model with fewer bytes of weights answers at once in any type.
+# A model with fewer bytes of weights is fast in any dtype.
 _SMALL = 100_000_000
 
 
 @dataclass(frozen=True)
 class ModelNeeds:
-    """A model that is not loaded.
+    """The size of a model that is not loaded.
 
     Attributes:
         family: Its family.
@@ -60,7 +60,7 @@ def needs_of(
 
     Raises:
         FileNotFoundError: If there is no config.json.
-        ValueError: If it is of no known family, or of a variant that is not implemented.
+        ValueError: If the model is of no known family, or of a variant that is not implemented.
     """
     config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
     if (kind := config.get("model_type")) in ("diffusion_gemma", "xlnet"):
@@ -79,7 +79,7 @@ def needs_of(
 
 
 def max_length_of(config: ConfigReader) -> int | None:
-    """Returns the number of positions that a model was trained for, as families name it."""
+    """Returns the number of positions that a model was trained for; `None` if not stated."""
     keys = ("max_sequence_length", "max_position_embeddings")
     key = next((key for key in keys if config.has(key)), None)
     return None if key is None else config.positive_int(key)
@@ -92,23 +92,25 @@ def generation_of(folder: Path) -> ConfigReader | None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Returns the memory that a device has free; `None` if it does not say."""
+    """Returns the free memory of a device; `None` if it is unknown."""
     if device.type == "cuda" and torch.cuda.is_available():
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
     if device.type != "cpu" or not _MEMINFO.is_file():
         return None
     lines = _MEMINFO.read_text(encoding="ascii").splitlines()
-    stated = {name: int(size.split()[0]) for name, _, size in (one.partition(":") for one in lines)}
-    found = stated["MemAvailable"] * 1024
+    kib_by_name = {
+        name: int(size.split()[0]) for name, _, size in (line.partition(":") for line in lines)
+    }
+    available = kib_by_name["MemAvailable"] * 1024
     try:
         limit, used = (
             int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
         )
     except (OSError, ValueError):
         # No limit, or another version of cgroups.
-        return found
-    return min(found, max(0, limit - used))
+        return available
+    return min(available, max(0, limit - used))
 
 
 def warn_if_too_large(name: str, num_bytes: int, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""New weights for a model in use: all of them, or none. And versions that tell weights apart."""
+"""Replaces all weights of a model in use, or none; computes versions that tell weights apart."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -19,8 +19,8 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def version_of(model: MaskPredictor) -> str:
     """Returns a text that changes with the weights: a digest of the sum of bits of each parameter.
 
-    It reads all weights once. A model without parameters, or with quantised ones, has its
-    fingerprint, which an optimiser's step does not change.
+    All weights are read once. Without parameters, or with quantised ones, the version is the
+    model's fingerprint, which an optimiser's step does not change.
     """
     if not isinstance(model, nn.Module):
         return fingerprint_of(model)
@@ -53,40 +53,42 @@ def replace_weights(model: MaskedTransformer, weights: Mapping[str, Tensor] | st
     fingerprint: str | None = None
     files: tuple[Path, ...] = ()
     if not isinstance(weights, Mapping):
-        other, _ = load_model(weights, device=model.device, dtype=model.dtype, tokenizer="optional")
-        assert isinstance(other, MaskedTransformer)
-        weights, fingerprint, files = other.state_dict(), other.fingerprint, other.files
+        loaded, _ = load_model(
+            weights, device=model.device, dtype=model.dtype, tokenizer="optional"
+        )
+        assert isinstance(loaded, MaskedTransformer)
+        weights, fingerprint, files = loaded.state_dict(), loaded.fingerprint, loaded.files
     # Puts packed weights back into the parameters.
-    held = model.state_dict()
-    _require_alike(held, weights)
+    current = model.state_dict()
+    _require_alike(current, weights)
     with torch.no_grad():
-        for name, part in held.items():
+        for name, part in current.items():
             part.copy_(weights[name])
     model.fingerprint = version_of(model) if fingerprint is None else fingerprint
     model.files = files
 
 
-def _require_alike(held: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    """Raises ValueError unless weights have the names and shapes of others, and are finite."""
-    missing, more = sorted({*held} - {*weights}), sorted({*weights} - {*held})
-    if missing or more:
+def _require_alike(current: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    """Raises ValueError unless weights have the names and shapes of the current ones, and fit."""
+    missing, unknown = sorted({*current} - {*weights}), sorted({*weights} - {*current})
+    if missing or unknown:
         raise ValueError(
             f"Weights must have the names of model.state_dict(), got none of {missing[:3]} and "
-            f"the unknown {more[:3]}. Nothing was changed."
+            f"the unknown {unknown[:3]}. Nothing was changed."
         )
-    for name, part in held.items():
+    for name, part in current.items():
         _require_fit(name, part, weights[name])
 
 
-def _require_fit(name: str, held: Float[Tensor, "..."], new: object) -> None:
-    """Raises ValueError unless a weight is a tensor of another one's shape, and is finite."""
-    if not isinstance(new, Tensor) or new.shape != held.shape or not new.is_floating_point():
+def _require_fit(name: str, old: Float[Tensor, "..."], new: object) -> None:
+    """Raises ValueError unless a new weight is a finite tensor of the old one's shape."""
+    if not isinstance(new, Tensor) or new.shape != old.shape or not new.is_floating_point():
         got = f"{new.dtype} {tuple(new.shape)}" if isinstance(new, Tensor) else shown(new)
         raise ValueError(
-            f"{name} must be floating-point numbers of the shape {tuple(held.shape)}, got {got}. "
+            f"{name} must be floating-point numbers of the shape {tuple(old.shape)}, got {got}. "
             "Nothing was changed."
         )
-    if not new.to(held.dtype).isfinite().all():
+    if not new.to(old.dtype).isfinite().all():
         raise ValueError(
-            f"{name} must be finite in {held.dtype}, got NaN or infinity. Nothing was changed."
+            f"{name} must be finite in {old.dtype}, got NaN or infinity. Nothing was changed."
         )

@@ -1,4 +1,4 @@
-"""Names that transformers has for options of loading: taken if they mean the same, else refused."""
+"""Names that transformers has for options: accepted if the meaning is equal, otherwise refused."""
 
 from collections.abc import Callable, Mapping
 from inspect import signature
@@ -32,7 +32,7 @@ class LoadOptions(TypedDict, total=False):
     """Further keywords of `load_model`.
 
     Attributes:
-        device_map: The name that transformers has for `device`; pass one of them.
+        device_map: The name that transformers has for `device`; pass only one of the two.
         torch_dtype: The name that older versions of transformers have for `dtype`.
     """
 
@@ -41,20 +41,20 @@ class LoadOptions(TypedDict, total=False):
 
 
 def require_options(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raises TypeError, which says what to pass instead, unless all names are of `LoadOptions`."""
+    """Raises TypeError, with a hint, unless all names are fields of `LoadOptions`."""
     for name in given:
         if name not in LoadOptions.__annotations__:
-            *own, _ = signature(function).parameters
-            known = [*own, *LoadOptions.__annotations__]
-            raise TypeError(refusal(name, function.__name__, known, HINTS))
+            *parameters, _ = signature(function).parameters
+            names = [*parameters, *LoadOptions.__annotations__]
+            raise TypeError(refusal(name, function.__name__, names, HINTS))
 
 
 def require_left_out(left_out: Mapping[str, object], name: str) -> None:
-    """Raises ValueError if an option is given that only networks of this package have."""
-    given = [option for option, value in left_out.items() if value]
-    if given:
+    """Raises ValueError if one of these options, which only our own networks have, is set."""
+    passed = [option for option, value in left_out.items() if value]
+    if passed:
         raise ValueError(
-            f"{given[0]} must be left out for {name}, which transformers computes. Only networks "
+            f"{passed[0]} must be left out for {name}, which transformers computes. Only networks "
             "of this package have it."
         )
 

@@ -1,4 +1,4 @@
-"""Which device computes each part of a model, and where its weights are kept meanwhile."""
+"""Chooses the devices that compute each part of a model and that hold its weights."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ DeviceMap: TypeAlias = Mapping[str, Device]
 """Devices by name of a part, such as "layers.0", or of several, such as "layers" or ""."""
 
 _DISK = "disk"
-# The rest is left for keys, values and logits, where no limits are given.
+# Share of a device's memory for weights, without limits; the rest is for keys, values, logits.
 _SHARE = 0.9
 
 
@@ -29,8 +29,8 @@ class Placement:
 
     Attributes:
         kept: Where each part's weights are; `None`: in files.
-        computed: Where each part is computed; weights that are kept elsewhere come for that time.
-        folder: Of the files.
+        computed: Where each part is computed; weights kept elsewhere are moved there for that time.
+        folder: Folder of the weight files.
     """
 
     kept: Mapping[str, torch.device | None]
@@ -39,7 +39,7 @@ class Placement:
 
 
 class _Uninitialised(TorchFunctionMode):
-    """Leaves out initial values, for which torch imports its compiler on the meta device."""
+    """Skips initial values, for which torch would import its compiler on the meta device."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -50,13 +50,13 @@ class _Uninitialised(TorchFunctionMode):
 
 
 def new_on_meta(config: NetworkConfig) -> Transformer:
-    """Builds a network without memory."""
+    """Builds a network on the meta device, without memory."""
     with torch.device("meta"), _Uninitialised():
         return Transformer(config)
 
 
 def chosen_device(device: Device | DeviceMap | None) -> Device | DeviceMap:
-    """Returns a device that was named; else "auto" where there is CUDA, and logs that, or "cpu"."""
+    """Returns the device if it is not `None`; else "auto" with CUDA, which is logged, or "cpu"."""
     if device is not None:
         return device
     if not torch.cuda.is_available():
@@ -74,7 +74,7 @@ def _tell_of_cuda() -> None:
 
 
 def check_devices(device: Device | DeviceMap) -> None:
-    """Raises ValueError if a device is named that is not there; before anything is downloaded."""
+    """Raises ValueError if a device is not available; called before anything is downloaded."""
     for name in set(device.values() if isinstance(device, Mapping) else [device]):
         if name not in ("auto", _DISK):
             available(name)
@@ -94,9 +94,9 @@ def place(
         )
     if device == "auto":
         device = _inferred(transformer, max_memory)
-    named = _by_part(transformer, device if isinstance(device, Mapping) else {"": device})
-    there = {name: available(name) for name in set(named.values()) - {_DISK}}
-    kept = {part: there.get(name) for part, name in named.items()}
+    device_names = _by_part(transformer, device if isinstance(device, Mapping) else {"": device})
+    devices = {name: available(name) for name in set(device_names.values()) - {_DISK}}
+    kept = {part: devices.get(name) for part, name in device_names.items()}
     if None in kept.values() and offload_folder is None:
         parts = ", ".join(part for part, place in kept.items() if place is None)
         raise ValueError(
@@ -107,52 +107,52 @@ def place(
     if transformer.config.tied_head and kept["embedding"] != computed["embedding"]:
         raise ValueError(
             f"The embedding of this model is its head too, so it stays where it is computed, on "
-            f"{computed['embedding']}, got {named['embedding']!r}. Change the device map."
+            f"{computed['embedding']}, got {device_names['embedding']!r}. Change the device map."
         )
     return Placement(kept, computed, None if offload_folder is None else Path(offload_folder))
 
 
 def _computed(kept: Mapping[str, torch.device | None]) -> dict[str, torch.device]:
-    """Computes on accelerators if there are any; what is kept elsewhere, on the first of them."""
-    accelerators = [place for place in kept.values() if place and place.type != "cpu"]
+    """Returns where each part is computed: its accelerator, or else the first one, or the CPU."""
+    accelerators = [device for device in kept.values() if device and device.type != "cpu"]
     main = accelerators[0] if accelerators else torch.device("cpu")
-    return {part: place if place in accelerators else main for part, place in kept.items()}
+    return {part: device if device in accelerators else main for part, device in kept.items()}
 
 
 def available(device: Device) -> torch.device:
-    """Returns a device, ValueError if it is not there."""
+    """Returns a device; ValueError if it is not available."""
     try:
-        found = torch.empty(0, device=device).device
+        resolved = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ValueError(
             f"A device must be one that this torch can use, such as 'cpu' or 'cuda', got "
             f"{device!r} ({str(error).splitlines()[0]}). Choose 'cpu', or install torch for that "
             "device."
         ) from None
-    if found.type == "meta":
+    if resolved.type == "meta":
         raise ValueError("A device must hold values, got 'meta', which does not. Choose 'cpu'.")
-    return found
+    return resolved
 
 
 def only_device(placement: Placement) -> torch.device:
-    """Returns the device of a model that is to be stored otherwise, ValueError if it has more."""
-    places = set(placement.kept.values())
-    (first, *others) = places
+    """Returns the only device of a model to be quantised; ValueError if there are several."""
+    devices = set(placement.kept.values())
+    (first, *others) = devices
     if first is None or others:
-        named = ", ".join(sorted("files" if place is None else str(place) for place in places))
+        names = ", ".join(sorted("files" if device is None else str(device) for device in devices))
         raise ValueError(
-            f"A quantised model must be on one device, got a map to {named}. Name one device, "
+            f"A quantised model must be on one device, got a map to {names}. Name one device, "
             "or leave quantize out."
         )
     return first
 
 
 def allocate(transformer: Transformer, placement: Placement) -> None:
-    """Turns a model on the meta device into one with memory, part by part, not yet filled."""
-    for part, place in placement.kept.items():
+    """Allocates a model that is on the meta device, part by part, without filling it."""
+    for part, device in placement.kept.items():
         module = transformer.get_submodule(part)
-        if place is not None:
-            empty(module, place)
+        if device is not None:
+            empty(module, device)
         else:
             assert placement.folder is not None
             placement.folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def allocate(transformer: Transformer, placement: Placement) -> None:
 
 
 def empty(module: nn.Module, device: str | torch.device) -> None:
-    """Gives memory to parameters on the meta device; `to_empty` imports sympy for it."""
+    """Allocates parameters that are on the meta device; `to_empty` would import sympy."""
     _replace(
         module,
         lambda _, meta: torch.empty(meta.shape, dtype=meta.dtype, device=device),
@@ -168,11 +168,11 @@ def empty(module: nn.Module, device: str | torch.device) -> None:
 
 
 def dispatch(transformer: Transformer, placement: Placement) -> None:
-    """Lets the parts of a filled model meet: activations move, and weights where they must."""
+    """Sets up a filled model to move activations between devices, and weights kept elsewhere."""
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
-    for part, place in placement.kept.items():
-        if place != placement.computed[part]:
+    for part, device in placement.kept.items():
+        if device != placement.computed[part]:
             hook = AlignDevicesHook(placement.computed[part], offload=True, place_submodules=True)
             add_hook_to_module(transformer.get_submodule(part), hook)
     is_spread = set(placement.kept.values()) != {placement.computed["embedding"]}
@@ -189,22 +189,24 @@ def _inferred(
         limits = {name: int(_SHARE * limit) for name, limit in get_max_memory().items()}
     else:
         limits = get_max_memory(dict(max_memory))
-    found: DeviceMap = infer_auto_device_map(transformer, limits, no_split_module_classes=["Layer"])
-    return found
+    device_map: DeviceMap = infer_auto_device_map(
+        transformer, limits, no_split_module_classes=["Layer"]
+    )
+    return device_map
 
 
 def _by_part(transformer: Transformer, device_map: DeviceMap) -> dict[str, Device]:
-    """Resolves prefixes; the longest that names a part decides."""
+    """Returns the device of each part: that of the longest prefix in the map."""
     parts = ["embedding", *(f"layers.{i}" for i in range(transformer.config.num_layers)), "norm"]
     parts += [] if transformer.config.tied_head else ["lm_head"]
-    known = {"", "layers", *parts}
-    odd = [name for name in device_map if name not in known]
-    if odd:
+    allowed = {"", "layers", *parts}
+    unknown = [name for name in device_map if name not in allowed]
+    if unknown:
         raise ValueError(
             f"A device map has the names {', '.join(parts)}, 'layers' for all layers and '' for "
-            f"the rest, got {', '.join(map(repr, odd))}. A layer stays in one place."
+            f"the rest, got {', '.join(map(repr, unknown))}. A layer stays in one place."
         )
-    named: dict[str, Device] = {}
+    devices: dict[str, Device] = {}
     for part in parts:
         names = [name for name in (part, part.partition(".")[0], "") if name in device_map]
         if not names:
@@ -212,8 +214,8 @@ def _by_part(transformer: Transformer, device_map: DeviceMap) -> dict[str, Devic
                 f"A device map has a place for every part, got none for {part}. Add it, or '' for "
                 "the rest."
             )
-        named[part] = device_map[names[0]]
-    return named
+        devices[part] = device_map[names[0]]
+    return devices
 
 
 def _map_files(module: nn.Module, prefix: Path) -> None:
@@ -224,7 +226,7 @@ def _map_files(module: nn.Module, prefix: Path) -> None:
     _replace(module, mapped)
 
 
-def _replace(module: nn.Module, made: Callable[[str, Tensor], Tensor]) -> None:
+def _replace(module: nn.Module, make: Callable[[str, Tensor], Tensor]) -> None:
     for name, parameter in list(module.named_parameters()):
         owner, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(owner), leaf, nn.Parameter(made(name, parameter)))
+        setattr(module.get_submodule(owner), leaf, nn.Parameter(make(name, parameter)))

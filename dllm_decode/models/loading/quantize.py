@@ -15,7 +15,7 @@ _METHODS = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes"}
 
 
 def check_quantization(kind: str, device: torch.device) -> None:
-    """Raises ValueError if the kind is not known, or not to be had, on a device."""
+    """Raises ValueError if a kind of quantisation is unknown, or not available on a device."""
     if kind not in KINDS:
         raise ValueError(f"quantize must be one of {', '.join(KINDS)} or None, got {kind!r}.")
     if device.type == "cpu":
@@ -42,10 +42,12 @@ def _check_on_cpu(kind: str) -> None:
 
 def check_stored(config: Mapping[str, Any], *, file: str) -> None:
     """Raises ValueError if a checkpoint's weights were quantised before they were stored."""
-    found = config.get("quantization_config")
-    if not found:
+    quantization = config.get("quantization_config")
+    if not quantization:
         return
-    method = str(found.get("quant_method", "") if isinstance(found, Mapping) else found)
+    method = str(
+        quantization.get("quant_method", "") if isinstance(quantization, Mapping) else quantization
+    )
     raise ValueError(
         f"Weights must be stored as they were trained, got quantization_config of "
         f"{_METHODS.get(method, method) or 'an unknown method'} in {file}, which cannot be read. "
@@ -56,9 +58,9 @@ def check_stored(config: Mapping[str, Any], *, file: str) -> None:
 def quantize_layers(transformer: Transformer, device: torch.device, kind: str) -> None:
     """Stores the matrices of all layers of a filled model in fewer bits on a device.
 
-    On a CPU "int8" means weights and activations, those of the head included, see `Int8Linear`:
-    the product takes about half of its time in bfloat16. Embedding, norms, routers and experts keep
-    their dtype.
+    On a CPU "int8" means weights and activations, also those of the head, see `Int8Linear`. A
+    product takes about half of the time that it takes in bfloat16. Embedding, norms, routers and
+    experts keep their dtype.
 
     On an accelerator, the kinds are torchao's weight-only schemes. "int8": eight bits and a scale
     for each row. "int4": four bits and a scale for each group of 128, in bfloat16 on CUDA;
@@ -69,7 +71,7 @@ def quantize_layers(transformer: Transformer, device: torch.device, kind: str) -
     device in its old dtype.
 
     Raises:
-        ValueError: If torchao cannot store this model so on this device.
+        ValueError: If torchao cannot store this model in this kind on this device.
     """
     if device.type == "cpu":
         transformer.store_in_8_bits()
@@ -80,7 +82,7 @@ def quantize_layers(transformer: Transformer, device: torch.device, kind: str) -
 
 def _by_torchao(transformer: Transformer, device: torch.device, kind: str) -> None:
     config = _config(kind, device)
-    # An extra, and slow to import.
+    # Imported here, because it is an optional extra and slow to import.
     from torchao.quantization import quantize_
 
     try:
@@ -104,6 +106,6 @@ def _config(kind: str, device: torch.device) -> Any:
         return quantization.Int8WeightOnlyConfig()
     if kind == "fp8":
         return quantization.Float8WeightOnlyConfig()
-    # On CUDA the format whose kernels torch itself has; the other needs a further library.
+    # On CUDA, torch itself has kernels for this format; "plain" needs a further library.
     packing = "tile_packed_to_4d" if device.type == "cuda" else "plain"
     return quantization.Int4WeightOnlyConfig(int4_packing_format=packing)

@@ -35,30 +35,30 @@ def read_tokenizer(
             f"weights, got {str(folder)!r} without. Add the tokenizer's files, or pass "
             "tokenizer='optional' to work with token ids alone."
         )
-    # The class is named: AutoTokenizer would ask on stdin whether remote code may run.
-    # Qwen2's class puts its own rules in place of those in the file, so it is not for every file.
-    is_any = fast or (has_fast and _names_no_class(folder))
-    kind = PreTrainedTokenizerFast if is_any else Qwen2Tokenizer
+    # Not AutoTokenizer, which would ask on stdin whether remote code may run.
+    # Qwen2's class replaces the rules in the file by its own, so it does not fit every file.
+    is_generic = fast or (has_fast and _names_no_class(folder))
+    kind = PreTrainedTokenizerFast if is_generic else Qwen2Tokenizer
     try:
-        read: transformers.PreTrainedTokenizerBase = kind.from_pretrained(folder)
-        # Some wrong values in its files are first looked at when a text is.
-        read.decode(read.encode("a b", verbose=False))
+        tokenizer: transformers.PreTrainedTokenizerBase = kind.from_pretrained(folder)
+        # Some wrong values in the files raise only when a text is encoded or decoded.
+        tokenizer.decode(tokenizer.encode("a b", verbose=False))
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise ValueError(
             f"The tokenizer files in {str(folder)!r} cannot be read ({lines[0]}). Download "
             "tokenizer.json and tokenizer_config.json again."
         ) from error
-    return read
+    return tokenizer
 
 
 def _names_no_class(folder: Path) -> bool:
-    """Says whether the tokenizer's file alone says how it splits a text."""
+    """Returns whether tokenizer.json alone decides how a text is split."""
     path = folder / "tokenizer_config.json"
     if not path.is_file():
         return False
-    named = read_json(path).get("tokenizer_class")
-    return named in ("PreTrainedTokenizerFast", "TokenizersBackend")
+    class_name = read_json(path).get("tokenizer_class")
+    return class_name in ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def padding_ids(
@@ -67,6 +67,6 @@ def padding_ids(
     """Returns ids that the tokenizer cannot turn into text: they fill up the vocabulary."""
     if tokenizer is None:
         return ()
-    kept = {facts.mask_id, *facts.eos_ids}
+    special_ids = {facts.mask_id, *facts.eos_ids}
     padding = range(len(tokenizer), facts.shape.vocab_size)
-    return tuple(token for token in padding if token not in kept)
+    return tuple(token for token in padding if token not in special_ids)

@@ -43,13 +43,13 @@ def by_transformers(folder: Path) -> Iterator[None]:
     """Names the folder in errors of transformers, and keeps it from drawing a progress bar."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    was_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     except torch.OutOfMemoryError:
         raise
-    # The library raises whatever a wrong value in one of its files leads to.
+    # A wrong value in one of the files can make transformers raise an error of any class.
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         raise ValueError(
@@ -57,7 +57,7 @@ def by_transformers(folder: Path) -> Iterator[None]:
             "config.json and tokenizer files, or download the folder again."
         ) from error
     finally:
-        if shown:
+        if was_shown:
             logging.enable_progress_bar()
 
 
@@ -68,23 +68,23 @@ def load_by_transformers(
 
     Args:
         kind: The class.
-        folder: With the checkpoint.
-        exact: No further tensors may be in the files.
+        folder: Folder of the checkpoint.
+        exact: Whether further tensors in the files are an error.
         unread: Tensors whose names contain this may be missing.
         **options: Of `from_pretrained`.
 
     Raises:
-        ValueError: If the library cannot read it, or its tensors are not those of config.json.
+        ValueError: If transformers cannot read it, or tensors do not match config.json.
     """
     with by_transformers(folder):
-        model, found = kind.from_pretrained(
+        model, info = kind.from_pretrained(
             folder, use_safetensors=True, local_files_only=True, output_loading_info=True,
             ignore_mismatched_sizes=True, **options,
         )  # fmt: skip
-    missing = [name for name in found["missing_keys"] if unread is None or unread not in name]
+    missing = [name for name in info["missing_keys"] if unread is None or unread not in name]
     problems = [f"missing {name}" for name in sorted(missing)]
-    problems += [f"left over {name}" for name in sorted(found["unexpected_keys"]) if exact]
-    problems += [f"{name[0]} of another shape" for name in sorted(found["mismatched_keys"])]
+    problems += [f"left over {name}" for name in sorted(info["unexpected_keys"]) if exact]
+    problems += [f"{name[0]} of another shape" for name in sorted(info["mismatched_keys"])]
     if problems:
         raise ValueError(
             f"The weight files must hold exactly the tensors that config.json calls for, got "
@@ -95,7 +95,7 @@ def load_by_transformers(
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Lists the safetensors files of a checkpoint; a single file goes before shards, and says so.
+    """Lists the safetensors files of a checkpoint; warns if a single file hides shards.
 
     Raises:
         FileNotFoundError: If a file is missing.
@@ -130,7 +130,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def model_files(folder: Path) -> tuple[Path, ...]:
-    """Lists the files of a checkpoint that decide its answers: what is read, weights last."""
+    """Lists the files of a checkpoint that are read and so decide its answers; weights are last."""
     others = (folder / name for name in _BESIDE_WEIGHTS)
     return (*(path for path in others if path.is_file()), *weight_files(folder))
 
@@ -178,15 +178,15 @@ def open_weights(path: Path) -> Any:
 def check_weights(transformer: Transformer, family: Family, files: list[Path]) -> torch.dtype:
     """Returns the embedding's dtype, ValueError if the files' headers differ from the network."""
     expected = {name: list(part.shape) for name, part in family.tensors(transformer).items()}
-    found = _headers(files)
+    headers = _headers(files)
     if transformer.config.tied_head:
-        _take_tied_head(family, files, found)
-    problems = [f"missing {name}" for name in expected if name not in found]
-    problems += [f"left over {name}" for name in found if name not in expected]
+        _take_tied_head(family, files, headers)
+    problems = [f"missing {name}" for name in expected if name not in headers]
+    problems += [f"left over {name}" for name in headers if name not in expected]
     problems += [
-        f"{name} of shape {found[name].shape} instead of {shape}"
+        f"{name} of shape {headers[name].shape} instead of {shape}"
         for name, shape in expected.items()
-        if name in found and found[name].shape != shape
+        if name in headers and headers[name].shape != shape
     ]
     if problems:
         listed = "; ".join(problems[:_MOST_NAMED])
@@ -196,15 +196,15 @@ def check_weights(transformer: Transformer, family: Family, files: list[Path]) -
             f"{len(problems)} differences: {listed}{more}. "
             f"Check that the files in {str(files[0].parent)!r} are of one model, and complete."
         )
-    return _DTYPES[found[family.names["embedding.weight"]].dtype]
+    return _DTYPES[headers[family.names["embedding.weight"]].dtype]
 
 
-def _take_tied_head(family: Family, files: list[Path], found: dict[str, _Header]) -> None:
-    """Strikes out the head of a model that has none but its embedding, if a file stores it too."""
+def _take_tied_head(family: Family, files: list[Path], headers: dict[str, _Header]) -> None:
+    """Removes a stored tied head from the headers; ValueError if it is not the embedding."""
     embedding, head = (family.names.get(f"{part}.weight") for part in ("embedding", "head"))
-    if head not in found or embedding not in found:
+    if head not in headers or embedding not in headers:
         return
-    del found[head]
+    del headers[head]
     if not torch.equal(_read(embedding, files), _read(head, files)):
         raise ValueError(
             f"config.json says that the head is the embedding, so {head} must equal {embedding}, "
@@ -222,23 +222,23 @@ def _read(name: str, files: list[Path]) -> Tensor:
 
 
 def _headers(files: list[Path]) -> dict[str, _Header]:
-    found: dict[str, _Header] = {}
+    headers: dict[str, _Header] = {}
     for path in files:
         with open_weights(path) as opened:
             for name in opened.keys():  # noqa: SIM118 - it is no dict
-                if name in found:
+                if name in headers:
                     raise ValueError(
                         f"Each tensor must be in one weight file, got {name} in {str(path)!r} and "
                         "in another of the same folder. Download the whole repository."
                     )
                 part = opened.get_slice(name)
                 check_stored(part.get_dtype(), name, path)
-                found[name] = _Header(part.get_shape(), part.get_dtype())
-    return found
+                headers[name] = _Header(part.get_shape(), part.get_dtype())
+    return headers
 
 
 def check_stored(dtype: str, name: str, path: Path) -> None:
-    """Raises ValueError if a tensor is stored as something else than floating-point numbers."""
+    """Raises ValueError if a tensor is not stored as floating-point numbers of 16 to 64 bits."""
     if dtype not in _DTYPES:
         raise ValueError(
             f"Weights must be stored as {', '.join(_DTYPES)}, got {dtype} for {name} in "
@@ -247,27 +247,27 @@ def check_stored(dtype: str, name: str, path: Path) -> None:
 
 
 def fill(transformer: Transformer, family: Family, files: list[Path]) -> dict[str, str]:
-    """Copies every tensor into its place, one at a time; returns the digests of what was stored."""
+    """Copies all stored tensors into the network, one at a time; returns a digest of each."""
     parts = family.tensors(transformer)
     digests: dict[str, str] = {}
     for path in files:
         with open_weights(path) as opened:
-            # A head that is the embedding has no place of its own.
+            # The network has no tensor for a stored head that is tied to the embedding.
             for name in parts.keys() & opened.keys():
-                stored = opened.get_tensor(name)
-                digests[name] = digest_of(stored)
-                parts[name].copy_(stored)
-                # Gone before the next one is read.
-                del stored
+                tensor = opened.get_tensor(name)
+                digests[name] = digest_of(tensor)
+                parts[name].copy_(tensor)
+                # Frees this tensor before the next one is read.
+                del tensor
                 check_finite(parts[name], name, path)
     return digests
 
 
 def digest_of(stored: Float[Tensor, "..."]) -> str:
-    """Returns a digest of some 64 numbers of a tensor, the same in float32 and in bfloat16."""
+    """Returns a digest of at most 127 numbers of a tensor, each rounded to bfloat16."""
     flat = stored.flatten()
-    some = flat[:: max(1, len(flat) // 64)].to(torch.bfloat16).view(torch.int16)
-    return hashlib.sha256(repr((list(stored.shape), some.tolist())).encode()).hexdigest()
+    sample = flat[:: max(1, len(flat) // 64)].to(torch.bfloat16).view(torch.int16)
+    return hashlib.sha256(repr((list(stored.shape), sample.tolist())).encode()).hexdigest()
 
 
 def fingerprint_of_network(network: nn.Module) -> str:
@@ -275,7 +275,7 @@ def fingerprint_of_network(network: nn.Module) -> str:
     digests = [
         (name, digest_of(weight.detach()))
         for name, weight in sorted(network.state_dict().items())
-        # Weights that are kept in files are told apart by the others.
+        # Weights in files (on the meta device) are left out; the others tell models apart.
         if weight.is_floating_point() and not weight.is_meta
     ]
     return hashlib.sha256(repr(digests).encode()).hexdigest()[:16]
@@ -283,8 +283,8 @@ def fingerprint_of_network(network: nn.Module) -> str:
 
 def check_finite(part: Float[Tensor, "..."], name: str, path: Path) -> None:
     """Raises ValueError if a weight is NaN or infinite."""
-    # A sum is NaN or infinite if a number is, and twenty times cheaper than asking each of them;
-    # only one that may have overflowed is looked at more closely.
+    # A sum is NaN or infinite if a number is, and takes a twentieth of the time of checking each
+    # number. A sum may also overflow, so that each number is checked then.
     if not part.sum().isfinite() and not part.isfinite().all():
         raise ValueError(
             f"Every weight must be a finite number in {part.dtype}, got NaN or infinity in {name} "

@@ -18,8 +18,8 @@ class MoEConfig:
         normalised: The chosen experts' scores are divided by their sum.
         has_selection_bias: A learned number is added to each score for the choice alone.
         num_groups: Experts are split into this many groups; divides `num_experts`.
-        num_open_groups: Only experts of these many groups are chosen from. A group counts as much
-            as its two best experts together.
+        num_open_groups: Experts are chosen from this many groups only. The score of a group is
+            the sum of its two best experts' scores.
         scale: Multiplies the weights.
         routes_in_float32: The router's logits are computed in float32, else in the model's dtype.
         mixes_in_float32: Experts' outputs are weighted and added up in float32, then rounded once.
@@ -83,7 +83,7 @@ class NetworkConfig:
             (SDAR), else after.
         tied_head: The head is the embedding.
         rotary_dim: Leading components of a head that turn; `None`: all.
-        rope_scaling: Of the rotary frequencies; `None`: as trained.
+        rope_scaling: Scaling of the rotary frequencies; `None`: as trained.
         moe: Experts instead of one MLP; `None`: in no layer.
         dense_layers: Layers that have one MLP all the same, counted from 0.
     """

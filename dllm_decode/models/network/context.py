@@ -20,7 +20,7 @@ from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.operations import KVSlots, Rotation
 
-# Numbers between the rows of a mask: else attention on CUDA copies it in every layer.
+# Rows of a mask start at multiples of this; otherwise attention on CUDA copies it in each layer.
 _ALIGNMENT = 8
 
 
@@ -32,7 +32,7 @@ class LayerContext(NamedTuple):
         bias: Added to the attention scores, once for each query head that shares a key head, or
             one row for all queries; `None`: everything sees everything.
         target: Where fresh keys and values go; `None`: there is no KV cache.
-        query_scale: Multiplies the rotated queries; `None`: nothing does.
+        query_scale: Factor of the rotated queries; `None`: no factor.
         wanted: Columns that the layer returns; `None`: all of them.
     """
 
@@ -55,7 +55,7 @@ def make_context(
     inputs: ForwardInputs,
     frequencies: Float[Tensor, " F"],
 ) -> LayerContext:
-    """Prepares a forward of a network in that dtype; a KV cache and slots go together."""
+    """Prepares a forward in a dtype; ValueError if only one of KV cache and slots is there."""
     positions, kv_cache = inputs.positions, inputs.kv_cache
     if (kv_cache is None) != (inputs.slots is None):
         raise ValueError("A KV cache and slots must go together: pass both, or neither.")
@@ -70,7 +70,7 @@ def make_context(
 
 
 def for_queries(context: LayerContext, wanted: Int[Tensor, "B W"] | None) -> LayerContext:
-    """Keeps the wanted queries and their masks only; keys and values stay those of all columns."""
+    """Keeps only the wanted queries and their masks; keys and values are those of all columns."""
     if wanted is None:
         return context
     wanted = wanted.to(context.rotation.cos.device)
@@ -84,7 +84,7 @@ def for_queries(context: LayerContext, wanted: Int[Tensor, "B W"] | None) -> Lay
 
 
 def on_device(context: LayerContext, device: torch.device) -> LayerContext:
-    """Moves a context to where the next layers are."""
+    """Moves a context to the device of the next layers."""
 
     def moved(part: Any) -> Any:
         return part.to(device) if isinstance(part, Tensor) else part
@@ -117,9 +117,9 @@ def split(
 def _as_bias(
     attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"], dtype: torch.dtype, num_copies: int
 ) -> Float[Tensor, "B 1 _ K"]:
-    # Finite, not -inf: a query that sees nothing answers something finite. Half of the least
-    # number: kernels on CUDA multiply by log2(e). Once a forward: given booleans, attention would
-    # convert them in every layer.
+    # Finite, not -inf, so that a query that sees nothing has a finite result. Half of the least
+    # number, because kernels on CUDA multiply by log2(e). Once a forward, because attention would
+    # convert booleans in every layer.
     B, num_queries, K = attend.shape
     num_copies = num_copies if num_queries > 1 else 1
     size = (B, 1, num_copies * num_queries, K + -K % _ALIGNMENT)

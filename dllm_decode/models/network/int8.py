@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-# The greatest step of an activation. A scale is rounded to the dtype, which in bfloat16 adds up to
-# half a step, and 128 + 126.5 is still rounded to a number of 8 bits.
+# The most steps of an activation. Its scale is rounded to the dtype, which in bfloat16 adds up to
+# half a step; 128 + 126.5 still rounds to a number of 8 bits.
 _STEPS = 126
 _ROWS_AT_ONCE = 4096
 
@@ -23,7 +23,7 @@ def can_multiply_int8() -> bool:
 class Int8Linear(nn.Module):
     """A linear map with weights and activations in 8 bits, for forwards without gradients.
 
-    A weight has a scale for each output, an activation one for each column, so that a column's
+    A weight has a scale for each output, an activation a scale for each column, so that a column's
     result depends on no other column.
     """
 
@@ -74,10 +74,10 @@ class Int8Linear(nn.Module):
 def _in_steps(
     columns: Float[Tensor, "C I"], dtype: torch.dtype
 ) -> tuple[UInt8[Tensor, "C I"], Float[Tensor, "C 1"]]:
-    """Returns each number as 128 plus so many steps of its column, and the columns' steps."""
+    """Returns each number as 128 plus its steps, and the size of a step in each column."""
     wide = columns.float()
     scale = _nonzero(wide.abs().amax(1, keepdim=True) / _STEPS).to(dtype)
-    # To int8 and not to uint8, and the sign bit turned: torch's conversion takes a seventh so.
+    # To int8 with the sign bit flipped takes a seventh of the time of torch's cast to uint8.
     steps = (wide / scale.float()).round_().to(torch.int8).view(torch.uint8)
     return steps.bitwise_xor_(128), scale
 

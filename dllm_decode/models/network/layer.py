@@ -28,7 +28,7 @@ class Norm(nn.Module):
         self.weight_in_float32 = weight_in_float32
 
     def forward(self, hidden: Float[Tensor, "... H"]) -> Float[Tensor, "... H"]:
-        """Normalises in float32; the weight is multiplied by before rounding, or after."""
+        """Normalises in float32, and multiplies by the weight before or after rounding."""
         if self.weight_in_float32:
             return F.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
         return F.rms_norm(hidden, self.weight.shape, None, self.eps) * self.weight
@@ -43,7 +43,7 @@ class Attention(nn.Module):
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
-        # First, because new weights are drawn in this order.
+        # Before `qkv`, because new weights are drawn in this order.
         self.output = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
         self.qkv = Linear(config.hidden_size, sum(config.qkv_rows), bias=config.qkv_bias)
         self.qk_norm = config.qk_norm
@@ -88,7 +88,7 @@ class Layer(nn.Module):
     """A pre-norm decoder block."""
 
     def __init__(self, config: NetworkConfig, index: int) -> None:
-        """Builds the layer of this index: some networks mix dense layers with experts."""
+        """Builds one layer; the index decides whether its MLP is dense or a mixture of experts."""
         super().__init__()
         exact = config.norm_weight_in_float32
         self.attention_norm = Norm(config.hidden_size, config.norm_eps, weight_in_float32=exact)

@@ -18,7 +18,7 @@ from dllm_decode.models.network.operations import swiglu
 from dllm_decode.models.network.packed import Linear, Packable
 from dllm_decode.models.network.shares import equal_shares, on_threads
 
-# A thread that waits for a busy processor leaves its later shares to the other threads.
+# If a thread waits for a busy processor, the other threads compute its later shares.
 _SHARES_PER_THREAD = 4
 
 
@@ -40,11 +40,11 @@ class MLP(nn.Module):
 
 
 class Routing(NamedTuple):
-    """Where tokens go.
+    """The experts of each token, and their weights.
 
     Attributes:
-        weights: What the experts' outputs are multiplied by, in float32 at least.
-        experts: Which experts these are.
+        weights: Factors of the experts' outputs, in float32 at least.
+        experts: Numbers of the experts.
     """
 
     weights: Float[Tensor, "T A"]
@@ -62,9 +62,9 @@ class ExpertRouter(nn.Module):
             self.selection_bias = nn.Parameter(torch.zeros(config.num_experts, dtype=torch.float32))
 
     def forward(self, hidden: Float[Tensor, "T H"]) -> Routing:
-        """Chooses by the scores, of the open groups only."""
+        """Chooses the experts with the best scores in the open groups."""
         config = self.config
-        # Never in half precision: experts whose scores differ by less would tie.
+        # Never in half precision, in which experts with close scores would tie.
         wide = torch.promote_types(hidden.dtype, torch.float32)
         if config.routes_in_float32:
             logits = F.linear(hidden.to(wide), self.weight.to(wide))
@@ -96,24 +96,24 @@ class ExpertRouter(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ExpertRouter":
         bias = self.selection_bias.data if self.config.has_selection_bias else None
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
-        # Checkpoints keep it in float32, however the model is converted.
+        # The bias stays in float32, as in checkpoints, when the model is converted.
         if bias is not None and (
             self.selection_bias.dtype.itemsize < bias.dtype.itemsize <= torch.float32.itemsize
         ):
             device = self.selection_bias.device
-            kept = torch.empty_like(bias, device=device) if bias.is_meta else bias.to(device)
-            self.selection_bias.data = kept
+            converted = torch.empty_like(bias, device=device) if bias.is_meta else bias.to(device)
+            self.selection_bias.data = converted
         return self
 
 
 class Experts(Packable):
     """The routed experts of a layer, SwiGLUs whose weights are stacked.
 
-    Tokens are sorted by expert, so that each expert's tokens are neighbours. `grouped_mm` is
-    torch's own, which transformers' experts call too. On CUDA it is one product for each of the two
-    matrices: the device alone knows where an expert's tokens end, so that nothing waits and the
-    forward can be captured. On a CPU it multiplies expert by expert, and leaves the weights of
-    experts without tokens unread; so does a loop over packed weights, and in other dtypes. Such a
+    Tokens are sorted by expert, so that each expert's tokens are neighbours. `grouped_mm` of torch,
+    which transformers' experts call too, computes one product for each of the two matrices. On CUDA
+    only the device knows where an expert's tokens end, so that nothing waits and the forward can be
+    captured. On a CPU, `grouped_mm` multiplies expert by expert, and does not read the weights of
+    experts without tokens. A loop does the same for packed weights and in other dtypes. One such
     product takes less time than waking a second thread, so that each thread of torch computes some
     of the experts by itself.
     """
@@ -126,11 +126,11 @@ class Experts(Packable):
         self.down = nn.Parameter(torch.zeros(E, hidden_size, M))
 
     def forward(self, hidden: Float[Tensor, "T H"], routing: Routing) -> Float[Tensor, "T H"]:
-        """Adds up what each token's experts make of it."""
+        """Returns the weighted sum of the outputs of each token's experts."""
         weights = routing.weights
         if not (self.config.weighs_in_float32 or self.config.mixes_in_float32):
             weights = weights.to(hidden.dtype)
-        # Stable: the same batch is added up in the same order, whenever it comes.
+        # Stable, so that equal batches are added up in the same order.
         order = routing.experts.flatten().argsort(stable=True)
         numbers = torch.arange(self.config.num_experts, device=hidden.device)
         experts = routing.experts.flatten()[order]
@@ -152,8 +152,8 @@ class Experts(Packable):
             self.unpack()
         groups = self._can_group(columns)
         work = self._grouped if groups and not self.is_packed else self._one_by_one
-        # A training step has columns enough to divide each product among the threads; a compiled
-        # forward is one graph.
+        # A training step has enough columns to divide each product among the threads, and a
+        # compiled forward is one graph.
         if (
             columns.is_cuda
             or not groups
@@ -205,7 +205,7 @@ class Experts(Packable):
         name: str,
         experts: Sequence[int],
     ) -> Float[Tensor, "P O"]:
-        """Multiplies so many columns by each expert's matrix."""
+        """Multiplies `sizes` columns by the matrices of the experts."""
         parts = zip(columns.split(list(sizes)), experts, strict=True)
         return torch.cat([self.multiply(part, name, expert) for part, expert in parts])
 
@@ -213,7 +213,7 @@ class Experts(Packable):
         if columns.is_cuda:
             # In other dtypes torch would read back where each group ends, and wait for it.
             return columns.dtype == torch.bfloat16
-        # The product wants rows that begin at multiples of 16 bytes.
+        # `grouped_mm` needs rows that begin at multiples of 16 bytes.
         is_aligned = all(
             size * columns.itemsize % 16 == 0 for size in (columns.shape[1], self.down.shape[2])
         )

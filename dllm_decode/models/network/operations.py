@@ -1,6 +1,6 @@
-"""What a layer computes between its matrix products: rotation, storing, attention, SwiGLU.
+"""Operations of a layer between its matrix products: rotation, storing, attention, SwiGLU.
 
-In half precision each rounds where the authors' code does.
+In half precision, each operation rounds where the authors' code does.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from dllm_decode.core.model import KVCache
 
 
 class Rotation(NamedTuple):
-    """Angles that columns are rotated by, in the dtype that they are rotated in.
+    """Cosines and sines of the rotation of columns, in the dtype of the rotation.
 
     The first R of a head's D components turn; the others stay as they are.
 
@@ -54,8 +54,8 @@ def attend(
 
     Query heads divided by key heads share a key head, in order; for `bias` see `LayerContext`.
     """
-    # Query heads that share a key head become further queries of it: nothing causal is left that
-    # would forbid it, and neither keys nor values are repeated, on any kernel.
+    # Query heads that share a key head become further queries of that head, so that no kernel
+    # repeats keys or values. Masks are in the bias, so that no causal order forbids this.
     group = query.shape[1] // key.shape[1]
     if group > 1:
         query = rearrange(query, "b (g n) q d -> b g (n q) d", n=group)
@@ -77,12 +77,12 @@ def _attention(
     value: Float[Tensor, "B G K D"],
     bias: Float[Tensor, "B 1 _ K"] | None,
 ) -> Float[Tensor, "B G Q D"]:
-    # With weights in half precision, gradients must be those of the model that decodes, which
-    # written-out attention rounds otherwise. Autocast has weights in float32.
+    # With weights in half precision, gradients must be those of the model that decodes, but
+    # written-out attention rounds differently. Under autocast, weights are in float32.
     is_half = query.dtype.itemsize == 2 and not torch.is_autocast_enabled("cpu")
     if query.device.type != "cpu" or not query.requires_grad or is_half:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-    # The backward of torch's kernel is slow on a CPU; written out, `torch.compile` fuses this.
+    # Written out, as the backward of torch's kernel is slow on a CPU; `torch.compile` fuses this.
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
     if bias is not None:
         # Finite, so that a column of padding that sees nothing does not become NaN.
@@ -106,7 +106,7 @@ def rotate(heads: Float[Tensor, "B H Q D"], rotation: Rotation) -> Float[Tensor,
 def store(
     buffer: Float[Tensor, "N R G K D"], index: int, fresh: Float[Tensor, "B G Q D"], target: KVSlots
 ) -> Float[Tensor, "B G K D"]:
-    """Writes in place, and returns the rows of this call: a view where they are a slice."""
+    """Writes in place, and returns the buffer's rows of this call: a view if they are a slice."""
     if isinstance(target.slots, slice):
         buffer[index, target.rows, :, target.slots] = fresh
     else:
@@ -122,8 +122,8 @@ def _write_slots(
     buffer[index][row_index, :, slots] = fresh.transpose(1, 2)
 
 
-# As one operation, because Inductor would copy the whole buffer for every layer: it takes no write
-# to a view of a view as one in place. Without `custom_op`, whose Python costs 17 us a call.
+# As one operation, because Inductor does not see that a write to a view of a view is in place, and
+# would copy the whole buffer for every layer. Not by `custom_op`, whose Python costs 17 us a call.
 _LIBRARY = torch.library.Library("dllm_decode", "DEF")
 _LIBRARY.define(
     "write_slots(Tensor(a!) buffer, int index, Tensor fresh, Tensor row_index, Tensor slots) -> ()"

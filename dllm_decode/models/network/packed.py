@@ -1,7 +1,7 @@
 """Weights in the order in which oneDNN multiplies by them.
 
-Otherwise a CPU reorders a matrix for each product with it. In bfloat16, a product with a few dozen
-columns takes half to two thirds of its time then, and has the same result bit by bit.
+Without packing, a CPU reorders a matrix for each product with it. In bfloat16, packing reduces a
+product with a few dozen columns to half to two thirds of the time; results are the same bit by bit.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,9 @@ def can_pack(weight: Tensor) -> bool:
 class Packable(nn.Module):
     """A module whose matrices can be packed, for forwards without gradients.
 
-    While they are, a parameter is the same object with the same shape, but NaN everywhere: no
-    weight is held twice. Whatever needs the weights unpacks them first: a forward with gradients, a
-    move to another device or type, a state dict, a copy. Code that reads a parameter by itself
+    While its matrix is packed, a parameter is the same object with the same shape, but NaN
+    everywhere, so that no weight is held twice. A forward with gradients, a move to another device
+    or type, a state dict and a copy unpack the weights first. Other code that reads a parameter
     calls `unpack`.
     """
 
@@ -45,7 +45,7 @@ class Packable(nn.Module):
 
     @torch.inference_mode(False)
     def pack(self) -> None:
-        """Packs each matrix, or each of a stack, that can be packed and is not yet."""
+        """Packs the matrices, also those in a stack, that can be packed and are not packed yet."""
         for name, weight in self.named_parameters(recurse=False):
             if weight.ndim > 1 and name not in self._packed and can_pack(weight):
                 stack = weight.data if weight.ndim == 3 else weight.data[None]
@@ -55,7 +55,7 @@ class Packable(nn.Module):
 
     @torch.inference_mode(False)
     def unpack(self) -> None:
-        """Puts the weights back into the parameters; does nothing if they are there."""
+        """Puts the weights back into the parameters; does nothing if they are not packed."""
         while self._packed:
             name, stack = self._packed.popitem()
             dense = [matrix.to_dense() for matrix in stack]
@@ -72,10 +72,10 @@ class Packable(nn.Module):
         weight, bias = self._parameters[name], self._parameters.get("bias")
         if name in self._packed:
             matrix = self._packed[name][number]
-            found: Tensor = torch.ops.mkldnn._linear_pointwise(
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(
                 columns, matrix, bias, "none", [], ""
             )
-            return found
+            return product
         assert weight is not None
         return F.linear(columns, weight[number] if weight.ndim == 3 else weight, bias)
 

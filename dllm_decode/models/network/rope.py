@@ -23,7 +23,7 @@ class Llama3Scaling:
         factor: Divides frequencies that turn fewer than `low_turns` times in the original length.
         low_turns: `low_freq_factor` of the checkpoint.
         high_turns: `high_freq_factor`; frequencies that turn more often are kept.
-        original_length: Tokens of the texts it was first trained on.
+        original_length: Tokens of the texts in the first training.
         attention_factor: Cosines and sines are multiplied by this.
     """
 
@@ -42,8 +42,8 @@ class Llama3Scaling:
 
     def stretch(self, frequencies: Float[Tensor, " F"], theta: float) -> Float[Tensor, " F"]:
         turns = self.original_length * frequencies / (2 * pi)
-        kept = ((turns - self.low_turns) / (self.high_turns - self.low_turns)).clamp(0, 1)
-        return frequencies * (kept + (1 - kept) / self.factor)
+        kept_share = ((turns - self.low_turns) / (self.high_turns - self.low_turns)).clamp(0, 1)
+        return frequencies * (kept_share + (1 - kept_share) / self.factor)
 
     def query_scale(self, positions: Int[Tensor, "B Q"]) -> None:
         return None
@@ -51,14 +51,14 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """Divides frequencies by a factor, the lowest wholly and the highest not at all.
+    """Divides low frequencies by a factor, leaves high ones alone, and interpolates in between.
 
     Source: Peng et al. 2023, "YaRN", https://arxiv.org/abs/2309.00071, as transformers computes it.
         Scaling queries by position is Ministral 3's, `llama_4_scaling_beta` of the checkpoint.
 
     Attributes:
         factor: How much longer the texts became; below 1 it shortens, and is not clamped.
-        original_length: Tokens of the texts it was first trained on.
+        original_length: Tokens of the texts in the first training.
         fast_turns: Frequencies that turn more often in the original length are kept.
         slow_turns: Frequencies that turn less often are divided by `factor`.
         attention_factor: Cosines and sines are multiplied by this.
@@ -78,14 +78,14 @@ class YarnScaling:
     def stretch(self, frequencies: Float[Tensor, " F"], theta: float) -> Float[Tensor, " F"]:
         dim = 2 * len(frequencies)
         turns = (self.fast_turns, self.slow_turns)
-        low, high = (self._index(number, dim, theta) for number in turns)
+        low, high = (self._index(turns_at_bound, dim, theta) for turns_at_bound in turns)
         if self.truncate:
             low, high = floor(low), ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
         width = high - low if high != low else 1e-3
         index = torch.arange(len(frequencies), dtype=torch.float32, device=frequencies.device)
-        divided = ((index - low) / width).clamp(0, 1)
-        return frequencies / self.factor * divided + frequencies * (1 - divided)
+        divided_share = ((index - low) / width).clamp(0, 1)
+        return frequencies / self.factor * divided_share + frequencies * (1 - divided_share)
 
     def query_scale(self, positions: Int[Tensor, "B Q"]) -> Float[Tensor, "B Q"] | None:
         if not self.query_beta:
@@ -93,7 +93,7 @@ class YarnScaling:
         return 1 + self.query_beta * torch.log1p((positions // self.original_length).float())
 
     def _index(self, turns: float, dim: int, theta: float) -> float:
-        """Returns which frequency turns so often in the original length."""
+        """Returns the index of the frequency that turns `turns` times in the original length."""
         return dim * log(self.original_length / (turns * 2 * pi)) / (2 * log(theta))
 
 
@@ -132,22 +132,22 @@ class Rope:
         cos, sin = angles.cos(), angles.sin()
         if self.scaling is not None:
             cos, sin = (part * self.scaling.attention_factor for part in (cos, sin))
-        kept = torch.float32 if self.in_float32 else dtype
-        cos, sin = cos.to(kept), sin.to(kept)
+        table_dtype = torch.float32 if self.in_float32 else dtype
+        cos, sin = cos.to(table_dtype), sin.to(table_dtype)
         return Rotation(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
     def query_scale(
         self, positions: Int[Tensor, "B Q"], dtype: torch.dtype
     ) -> Float[Tensor, "B 1 Q 1"] | None:
-        """Returns what rotated queries are multiplied by; `None`: nothing."""
+        """Returns the factor of rotated queries; `None`: no factor."""
         scale = None if self.scaling is None else self.scaling.query_scale(positions)
         return None if scale is None else scale.to(dtype)[:, None, :, None]
 
 
 @lru_cache(maxsize=32)
 def _frequencies(rope: Rope, device: torch.device) -> Float[Tensor, " F"]:
-    # Not a buffer: building on the meta device leaves non-persistent buffers uninitialised, which
-    # loads without complaint and answers NaN. On the CPU first: `pow` differs between devices.
+    # Not a buffer: building on the meta device leaves non-persistent buffers uninitialised, so that
+    # a model loads without an error and gives NaN. On the CPU, as `pow` differs between devices.
     with torch.inference_mode(False), torch.device("cpu"):
         exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
         frequencies = 1.0 / rope.theta**exponents

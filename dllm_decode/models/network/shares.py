@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-# Reading an expert's weights takes about as long as multiplying so many tokens by them.
+# Reading an expert's weights takes about as long as multiplying this many tokens by them.
 _TOKENS_PER_READ = 32
 
 
 def equal_shares(ends: Int[Tensor, " E"], num_shares: int) -> list[slice]:
-    """Divides the experts so that all shares take about as long."""
+    """Divides the experts into shares that take about equally long."""
     counts = ends.diff(prepend=ends.new_zeros(1))
     costs = (counts + _TOKENS_PER_READ * (counts > 0)).cumsum(0)
     goals = costs[-1] * torch.arange(1, num_shares) // num_shares
@@ -25,41 +25,41 @@ def equal_shares(ends: Int[Tensor, " E"], num_shares: int) -> list[slice]:
 
 
 def on_threads(work: Callable[..., Tensor], pieces: Sequence[tuple[Any, ...]]) -> list[Tensor]:
-    """Calls work with each piece, on this thread and others; torch starts no more meanwhile."""
+    """Calls work with each piece, on this thread and others; torch itself starts none meanwhile."""
     num_threads = torch.get_num_threads()
-    found: dict[int, Tensor] = {}
-    left = iter(enumerate(pieces))
+    results: dict[int, Tensor] = {}
+    remaining = iter(enumerate(pieces))
 
     def take_pieces() -> None:
-        for number, piece in left:
-            found[number] = work(*piece)
+        for number, piece in remaining:
+            results[number] = work(*piece)
 
-    others = [_pool(num_threads).submit(take_pieces) for _ in range(num_threads - 1)]
+    futures = [_pool(num_threads).submit(take_pieces) for _ in range(num_threads - 1)]
     torch.set_num_threads(1)
     try:
         take_pieces()
-        for other in others:
-            # A thread that has yet to wake up is not waited for.
-            if not other.cancel():
-                other.result()
+        for future in futures:
+            # Do not wait for a thread that has not begun yet.
+            if not future.cancel():
+                future.result()
     finally:
         torch.set_num_threads(num_threads)
-    return [found[number] for number in range(len(pieces))]
+    return [results[number] for number in range(len(pieces))]
 
 
 @cache
 def _pool(num_threads: int) -> ThreadPoolExecutor:
-    """Returns the threads in addition to the calling one; each calls torch without others."""
+    """Returns the threads besides the calling one; torch uses one thread in each."""
     pool, all_begun = ThreadPoolExecutor(num_threads - 1, "experts", _begin), Barrier(num_threads)
     for _ in range(num_threads - 1):
         pool.submit(all_begun.wait)
     all_begun.wait()
-    # Each thread has its own number, but later threads begin with the number that was set last.
+    # Each thread has its own setting; a later thread begins with the setting made last.
     torch.set_num_threads(num_threads)
     return pool
 
 
 def _begin() -> None:
-    # Both settings are of the thread alone.
+    # Both settings are of this thread alone.
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)

@@ -87,8 +87,8 @@ class Transformer(nn.Module):
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        asked = positions if wanted is None else wanted
-        return self._run([ForwardInputs(tokens, positions, asked, attend)], [wanted])
+        wanted_or_all = positions if wanted is None else wanted
+        return self._run([ForwardInputs(tokens, positions, wanted_or_all, attend)], [wanted])
 
     def forward_groups(
         self, groups: Sequence[ForwardInputs], frequencies: Float[Tensor, " F"] | None = None
@@ -146,7 +146,7 @@ class Transformer(nn.Module):
         return self.embedding.weight.device if self.route is None else self.route["embedding"]
 
     def parts(self, *, split_qkv: bool = True) -> dict[str, Tensor]:
-        """Names every tensor a checkpoint holds; views, so that writing to one sets the model.
+        """Returns every tensor of a checkpoint by name, as views: writing to a view sets the model.
 
         Names are those of `parts_of`, as in `layers.0.gate.weight`. A tied head has no entry.
 
@@ -172,7 +172,7 @@ class Transformer(nn.Module):
             hidden = hidden.to(self.route["embedding" if self.lm_head is None else "lm_head"])
         if self.lm_head is None:
             return F.linear(hidden, self.embedding.weight)
-        # The module is called, not its weight: a hook may have to fetch that.
+        # Calls the module instead of using its weight, which a hook may have to fetch.
         logits: Tensor = self.lm_head(hidden)
         return logits
 

@@ -19,17 +19,17 @@ from dllm_decode.models.targets.trees import ancestors, tree_mask, tree_position
 if TYPE_CHECKING:
     import transformers
 
-# Columns are padded to a multiple of this: libraries keep scratch for each shape.
+# Columns are padded to a multiple of this, since libraries keep scratch memory for each shape.
 _STRIDE = 16
 
-# Most that logits of a path in a tree and alone differ by rounding, as a share of their range.
+# Greatest difference of a path's logits in a tree and alone, as a share of their range.
 _TREE_TOLERANCE = 0.05
 
 
 class Past(NamedTuple):
     """Keys and values of the tokens that a causal model has read, batch axis first everywhere.
 
-    Rows have read different numbers of tokens; each row's are the last ones of its slots.
+    Rows have read different numbers of tokens, which are in the last slots of each row.
 
     Attributes:
         lengths: Tokens read.
@@ -46,12 +46,12 @@ class Past(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a causal model made of some tokens.
+    """The result of reading some tokens.
 
     Attributes:
-        logits: Predictions of the tokens that follow, of the last tokens read.
-        past: As before the reading.
-        gaps: Slots between the past and the first token read, which hold nothing.
+        logits: Predictions of the next token, of the columns that were asked for.
+        past: The past before the reading.
+        gaps: Empty slots between the past and the first token read.
         layers: Keys and values of the past, of the gap and of everything read.
     """
 
@@ -61,31 +61,31 @@ class Reading(NamedTuple):
     layers: LayerKVs
 
     def keep(self, num_kept: Int[Tensor, " B"], columns: Int[Tensor, "B M"] | None = None) -> Past:
-        """Forgets all but some of the tokens that were read.
+        """Returns a past that keeps only some of the tokens that were read.
 
-        At most once: where rows differ, what is kept is moved together in place.
+        Call at most once: if rows differ, the kept keys and values are moved in place.
 
         Args:
             num_kept: How many tokens of each row are kept, at least 1.
-            columns: Which columns of the reading these are, in ascending order; further ones are
-                ignored. `None`: the first ones.
+            columns: The kept columns of the reading, in ascending order; columns after the first
+                `num_kept` are ignored. `None`: the first columns.
         """
         lengths = self.past.lengths + num_kept
         num_slots = int(lengths.max())
         slots = torch.arange(num_slots, device=lengths.device)
-        # The last slots of the past are followed by the gap, and that by what was read.
+        # The slots of the past come first, then the gap, then the tokens that were read.
         is_new = slots >= num_slots - num_kept[:, None]
-        held = slots + (self.past.num_slots + num_kept - num_slots)[:, None]
+        source = slots + (self.past.num_slots + num_kept - num_slots)[:, None]
         if columns is not None:
-            places = (held - self.past.num_slots).clamp(0, columns.shape[1] - 1)
-            held = torch.where(is_new, self.past.num_slots + columns.gather(1, places), held)
+            places = (source - self.past.num_slots).clamp(0, columns.shape[1] - 1)
+            source = torch.where(is_new, self.past.num_slots + columns.gather(1, places), source)
         # Slots before a row's first token are never attended to; any will do.
-        held = torch.where(is_new, held + self.gaps[:, None], held).clamp(min=0)
-        start = int(held[0, 0])
-        if (held == slots + start).all():
-            part = slice(start, start + num_slots)
-            return Past(lengths, tuple((k[:, :, part], v[:, :, part]) for k, v in self.layers))
-        index = held[:, None, :, None]
+        source = torch.where(is_new, source + self.gaps[:, None], source).clamp(min=0)
+        start = int(source[0, 0])
+        if (source == slots + start).all():
+            block = slice(start, start + num_slots)
+            return Past(lengths, tuple((k[:, :, block], v[:, :, block]) for k, v in self.layers))
+        index = source[:, None, :, None]
         return Past(lengths, tuple((_move(k, index), _move(v, index)) for k, v in self.layers))
 
 
@@ -95,7 +95,7 @@ class CausalTarget:
     Attributes:
         name: Shown in records and messages.
         vocab_size: Number of logits, V.
-        num_shared_ids: Ids below this mean the same to the mask predictor; others are never said.
+        num_shared_ids: Ids below this mean the same to the mask predictor; no others are written.
         eos_ids: Tokens that end an answer, from the generation config.
         network: What is run.
         files: Files that it was read from; () if that is not known.
@@ -109,12 +109,12 @@ class CausalTarget:
         num_shared_ids: int | None = None,
         files: tuple[Path, ...] = (),
     ) -> None:
-        """Wraps a model in evaluation mode, every layer of which attends to all tokens before.
+        """Wraps a model in evaluation mode, every layer of which attends to all earlier tokens.
 
-        `num_shared_ids` of `None` is all ids; `load_target` compares tokenizers.
+        `num_shared_ids=None` means all ids; `load_target` compares tokenizers.
 
         Raises:
-            ValueError: If some layer forgets, or no token is known to end an answer.
+            ValueError: If a layer does not attend to all earlier tokens, or there is no EOS.
         """
         self.name, self.files = name, files
         self.network: CausalNetwork = (
@@ -149,50 +149,50 @@ class CausalTarget:
         first_logits: Int[Tensor, " B"] | None = None,
         parents: Int[Tensor, "B N"] | None = None,
     ) -> Reading:
-        """Reads on; one forward.
+        """Reads further tokens in one forward.
 
-        With `parents`, the columns behind `first_logits` are the nodes of a tree: several ways in
+        With `parents`, the columns after `first_logits` are the nodes of a tree: several ways in
         which the text may go on. A node sees the past, the columns up to the root, its ancestors
         and itself, and its position is that of the root plus its depth, so that its logits are what
         they would be if its path alone had been read.
 
         Args:
             past: What was read before; not changed.
-            tokens: What follows it; a row with fewer is filled up with anything.
+            tokens: Tokens that follow the past; shorter rows are padded with any token.
             counts: Tokens of each row.
-            num_logits: Of how many consecutive columns of each row logits are returned.
-            first_logits: The first of them; `None`: the one with which the last of the Q columns is
-                the last.
-            parents: For each of the N = `num_logits` - 1 columns behind `first_logits` the number
-                of the node that it follows, counted from the first of them; -1: the root, which is
+            num_logits: Number of consecutive columns of each row whose logits are returned.
+            first_logits: The first of these columns; `None`: the last of the Q columns is the last
+                of these.
+            parents: For each of the N = `num_logits` - 1 columns after `first_logits` the number of
+                its parent, counted from the first of these columns; -1: the root, which is
                 the column at `first_logits`. `None`: each column follows the one before it.
 
         Raises:
-            ValueError: If there are parents, but the model cannot be told positions, or its logits
-                behind a path in a small tree are not those behind the path alone.
+            ValueError: If there are parents, but the model takes no positions, or its logits after
+                a path in a small tree are not those after the path alone.
         """
         if parents is not None:
             self._check_trees()
         if first_logits is None:
             first_logits = torch.full_like(counts, tokens.shape[1] - num_logits)
-        # The head computes the same columns of all rows, so rows are moved until all want the same.
-        first, behind = torch.stack([first_logits.max(), (counts - first_logits).max()]).tolist()
+        # The head computes the same columns of all rows, so rows are moved to align these columns.
+        first, after = torch.stack([first_logits.max(), (counts - first_logits).max()]).tolist()
         gaps = first - first_logits
-        width = first + max(behind, num_logits)
-        # A prompt is read as it is, as often without any attention mask.
+        width = first + max(after, num_logits)
+        # A prompt is not padded, so that it often needs no attention mask.
         width = round_up(width, _STRIDE) if past.num_slots else width
         tokens = _after_gaps(tokens, gaps, width=width)
         slots = torch.arange(past.num_slots, device=tokens.device)
         columns = torch.arange(width, device=tokens.device)
         wanted = columns[first : first + round_up(num_logits, _STRIDE)]
         columns = columns - gaps[:, None]
-        held = slots >= past.num_slots - past.lengths[:, None]
+        in_past = slots >= past.num_slots - past.lengths[:, None]
         if parents is None:
-            attend = torch.cat([held, (columns >= 0) & (columns < counts[:, None])], dim=1)
+            attend = torch.cat([in_past, (columns >= 0) & (columns < counts[:, None])], dim=1)
             positions = columns.minimum(counts[:, None] - 1).clamp(min=0)
         else:
             tree = ancestors(parents)
-            attend = tree_mask(held, columns >= 0, tree, root=first)
+            attend = tree_mask(in_past, columns >= 0, tree, root=first)
             positions = tree_positions(columns, tree, root=first)
         positions = past.lengths[:, None] + positions
         out = self.network.read(CausalInputs(tokens, positions, attend, past.layers, wanted))
@@ -228,7 +228,7 @@ class CausalTarget:
 def _after_gaps(
     tokens: Int[Tensor, "B Q"], gaps: Int[Tensor, " B"], *, width: int
 ) -> Int[Tensor, "B W"]:
-    """Moves each row to the right; what is put before and behind it is arbitrary."""
+    """Moves each row to the right; tokens before and after the row are arbitrary."""
     columns = torch.arange(width, device=tokens.device) - gaps[:, None]
     return tokens.gather(1, columns.clamp(0, tokens.shape[1] - 1))
 
@@ -236,6 +236,6 @@ def _after_gaps(
 def _move(
     part: Float[Tensor, "B H S D"], index: Int[Tensor, "B 1 N 1"]
 ) -> Float[Tensor, "B H N D"]:
-    """Moves slots to the front in place, so that one layer at a time is held twice."""
+    """Moves slots to the front in place, so that only one layer at a time is held twice."""
     moved = part.gather(2, index.expand(-1, part.shape[1], -1, part.shape[3]))
     return part[:, :, : index.shape[2]].copy_(moved)

@@ -1,4 +1,4 @@
-"""A causal model where a mask predictor is expected, for drafts that ask none."""
+"""A causal model in place of a mask predictor, for drafts that need no mask predictor."""
 
 from typing import Any, NoReturn
 
@@ -13,7 +13,7 @@ class CausalOnly:
 
     `load_model(..., family="causal")` returns one. It decodes with `ARVerify` and a drafting
     without forwards alone, such as `ARVerify(as_causal_target(model), drafting=PromptLookup())`.
-    Its `mask_id` is one id behind those of the causal model.
+    Its `mask_id` is the id after those of the causal model.
 
     Attributes:
         target: The causal model, which writes the answers.
@@ -39,11 +39,11 @@ class CausalOnly:
     def dtype(self) -> torch.dtype:
         """Precision of the causal model."""
         network: Any = self.target.network
-        found: torch.dtype = network.model.dtype
-        return found
+        dtype: torch.dtype = network.model.dtype
+        return dtype
 
     def predict(self, inputs: ForwardInputs) -> NoReturn:
-        """Raises ValueError: it predicts no masked tokens."""
+        """Raises ValueError, because a causal model predicts no masked tokens."""
         raise ValueError(
             f"{self.name} must be asked nothing, since it is a causal model, got a forward over "
             "[MASK]. Use verifier=ARVerify(as_causal_target(model), drafting=PromptLookup()) or "
@@ -51,5 +51,5 @@ class CausalOnly:
         )
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        """Raises ValueError: the target keeps its keys and values itself."""
+        """Raises ValueError, because the target keeps its keys and values itself."""
         raise ValueError(f"cache must be NoCache() with {self.name}, which is a causal model.")

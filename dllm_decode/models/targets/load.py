@@ -1,4 +1,4 @@
-"""Loading of causal targets, whose tokens have to be those of the mask predictor."""
+"""Loads causal targets, whose tokens must be those of the mask predictor."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -39,8 +39,8 @@ def load_target(
     Args:
         source: The name of an embedded model such as "mini-ar", a folder, or a hub id such as
             "Qwen/Qwen2.5-7B-Instruct"; tried in this order.
-        tokenizer: That of the mask predictor. Its ids must be those of the target.
-        device: Where the model goes. `None`: to CUDA if it is there, as by `load_model`.
+        tokenizer: The mask predictor's tokenizer. Its ids must be those of the target.
+        device: Where the model goes. `None`: CUDA if it is available, else the CPU.
         dtype: Of all parameters; `None` keeps that of the checkpoint.
         revision: Branch, tag or commit of a hub id.
         **options: Names that transformers has for `device` and `dtype`, see `LoadOptions`.
@@ -70,9 +70,9 @@ def load_target(
     read_json(folder / "config.json")
     weight_files(folder)
     with by_transformers(folder):
-        own = AutoTokenizer.from_pretrained(folder)
+        target_tokenizer = AutoTokenizer.from_pretrained(folder)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
-    num_shared_ids = count_shared_ids(own, tokenizer, name=name)
+    num_shared_ids = count_shared_ids(target_tokenizer, tokenizer, name=name)
     model = load_by_transformers(
         AutoModelForCausalLM, folder, exact=True, dtype=dtype or "auto", device_map={"": place}
     )
@@ -94,16 +94,16 @@ def count_shared_ids(
 ) -> int:
     """Compares two tokenizers id by id and returns how many ids they share, from 0.
 
-    The mask predictor's may have more, such as [MASK]; ValueError if the target's has.
+    The mask predictor may have further ids, such as [MASK]; ValueError if the target has any.
     """
-    theirs = {token: text for text, token in tokenizer.get_vocab().items()}
-    own = {token: text for text, token in target.get_vocab().items()}
-    odd = sorted(token for token, text in own.items() if theirs.get(token) != text)
-    if odd:
-        example = odd[0]
+    expected = {token: text for text, token in tokenizer.get_vocab().items()}
+    texts = {token: text for text, token in target.get_vocab().items()}
+    unlike = sorted(token for token, text in texts.items() if expected.get(token) != text)
+    if unlike:
+        example = unlike[0]
         raise ValueError(
             f"Both models have the same token at every id of the target's tokenizer, got "
-            f"{len(odd)} ids that differ: {example} is {own[example]!r} for {name} and "
-            f"{theirs.get(example)!r} for the mask predictor. Use a target with its tokenizer."
+            f"{len(unlike)} ids that differ: {example} is {texts[example]!r} for {name} and "
+            f"{expected.get(example)!r} for the mask predictor. Use a target with its tokenizer."
         )
-    return max(own) + 1
+    return max(texts) + 1

@@ -1,4 +1,4 @@
-"""What a causal target asks of a network, and how a model of transformers answers."""
+"""The interface of a causal target's network, and its implementation by transformers."""
 
 import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -20,7 +20,7 @@ class CausalInputs(NamedTuple):
     Attributes:
         tokens: Ids of the columns.
         positions: Rotary positions of the columns.
-        attend: (B, K): which keys hold a token; a column sees those before it and itself. Or
+        attend: (B, K): which keys hold a token; a column sees the keys up to its own. Or
             (B, W, K): the keys that each column sees. Keys are the slots, then the columns.
         layers: Keys and values of the slots; not changed.
         wanted: Columns whose logits are returned.
@@ -34,11 +34,11 @@ class CausalInputs(NamedTuple):
 
 
 class CausalOutput(NamedTuple):
-    """What a network makes of tokens.
+    """The result of a forward.
 
     Attributes:
         logits: Of the wanted columns; each predicts the token that follows.
-        layers: Keys and values of the slots before, then of all columns.
+        layers: Keys and values of the input slots, then of all columns.
     """
 
     logits: Float[Tensor, "B N V"]
@@ -47,13 +47,13 @@ class CausalOutput(NamedTuple):
 
 @runtime_checkable
 class CausalNetwork(Protocol):
-    """One forward of a causal language model behind stored keys and values.
+    """A causal language model that continues stored keys and values.
 
     Attributes:
         vocab_size: Number of logits, V.
         eos_ids: Tokens that end an answer.
         takes_positions: Columns may have any positions, as those of a draft tree do.
-        heeds_masks: Known to heed masks and positions; else it is tried out before the first tree.
+        heeds_masks: Known to heed masks and positions; else this is tested before the first tree.
     """
 
     vocab_size: int
@@ -70,7 +70,7 @@ class CausalNetwork(Protocol):
 
 
 class TransformersNetwork:
-    """A causal model of transformers, whose cache is grown and handed back."""
+    """A causal model of transformers, whose cache is extended and returned."""
 
     heeds_masks = False
 
@@ -106,14 +106,14 @@ class TransformersNetwork:
             position_ids=inputs.positions,
             past_key_values=cache,
             use_cache=True,
-            # Not a number: the head would be given a slice, for which the CPU's matrix product
-            # copies all its weights.
+            # Not a number: the head would then get a slice, for which the CPU's matrix product
+            # copies all weights of the head.
             logits_to_keep=inputs.wanted,
         )
         return CausalOutput(out.logits, tuple((keys, values) for keys, values, _ in cache))
 
     def _as_scores(self, attend: Bool[Tensor, "B W K"]) -> Float[Tensor, "B 1 W K"]:
-        # Not booleans: only one of the library's attention functions reads those.
+        # Not booleans, which only one of the library's attention functions can read.
         mask = torch.zeros_like(attend[:, None], dtype=self.model.dtype)
         return mask.masked_fill_(~attend[:, None], torch.finfo(mask.dtype).min)
 
@@ -121,10 +121,10 @@ class TransformersNetwork:
 def _eos_ids(model: "transformers.PreTrainedModel", name: str) -> tuple[int, ...]:
     configs = (model.generation_config, model.config)
     stated = (config.eos_token_id for config in configs if config is not None)
-    found = next((ids for ids in stated if ids is not None), None)
-    if found is None:
+    eos_ids = next((ids for ids in stated if ids is not None), None)
+    if eos_ids is None:
         raise ValueError(
             f"A target's generation config must say which tokens end an answer, got {name} without "
             "`eos_token_id`. Set it in generation_config.json."
         )
-    return tuple(found) if isinstance(found, list) else (int(found),)
+    return tuple(eos_ids) if isinstance(eos_ids, list) else (int(eos_ids),)

@@ -13,8 +13,8 @@ from dllm_decode.models.targets.network import CausalInputs, CausalOutput, Layer
 def as_causal_target(model: MaskedTransformer | CausalOnly) -> CausalTarget:
     """Makes a causal target of the weights of a model, for `ARVerify` and `Guided`.
 
-    Under a causal mask, these models continue text from left to right, as the autoregressive
-    models that they were made of. So one model drafts and verifies (self-speculation), and
+    Under a causal mask, these models continue text from left to right, like the autoregressive
+    models that they were made of. One model then drafts and verifies (self-speculation), and
     `decode(model, ..., verifier=ARVerify(as_causal_target(model)))` writes what the model writes
     causally by itself.
 
@@ -25,7 +25,7 @@ def as_causal_target(model: MaskedTransformer | CausalOnly) -> CausalTarget:
     the answer is that of the causal forward, but its quality is not known.
 
     Args:
-        model: Loaded on one device. Of a `CausalOnly` it is the causal model itself.
+        model: A model on one device. A `CausalOnly` already has a target, which is returned.
 
     Raises:
         ValueError: If the causal forward of the model means nothing, or it is spread over devices.
@@ -51,7 +51,7 @@ class MaskedNetwork:
     """The `CausalNetwork` of a mask predictor's weights."""
 
     takes_positions = True
-    # The mask is our own, and the network's tests hold it to that.
+    # This package computes the mask, and its tests check that the mask is followed.
     heeds_masks = True
 
     def __init__(self, model: MaskedTransformer) -> None:
@@ -73,12 +73,11 @@ class MaskedNetwork:
             attend = attend[:, None] & (slots <= slots[num_slots:, None])
         kv_cache = self._grown(layers, num_rows, num_slots + width)
         transformer = self.model.transformer
-        # Not through `predict`: its graphs write to buffers of their own, which live no longer than
-        # one decode of the mask predictor's.
+        # Not through `predict`, which packs the weights or runs compiled code.
         with torch.no_grad(), attention_on(self.device):
-            asked = wanted.expand(num_rows, -1)
-            fresh = slice(num_slots, num_slots + width)
-            forward = ForwardInputs(tokens, positions, asked, attend, kv_cache, fresh)
+            row_wanted = wanted.expand(num_rows, -1)
+            new_slots = slice(num_slots, num_slots + width)
+            forward = ForwardInputs(tokens, positions, row_wanted, attend, kv_cache, new_slots)
             hidden = transformer.forward_groups([forward])
             logits = transformer.head(hidden)
         num_layers = transformer.config.num_layers

@@ -12,26 +12,26 @@ def tree_mask(
     *,
     root: int,
 ) -> Bool[Tensor, "B W K"]:
-    """Says which keys each column sees: slots that are held, and columns that are present.
+    """Returns which keys each column sees: slots with a token, and columns that are present.
 
     `tree` has the ancestors of each node; the first node is the column after the root.
     """
-    width, first, behind = present.shape[1], root + 1, root + 1 + tree.shape[1]
-    own = torch.eye(width, dtype=torch.bool, device=held.device)
-    seen = torch.ones_like(own).tril()
-    # Nodes, and what fills up the columns behind them, see no other node unless the tree says.
-    seen[first:, first:] = own[first:, first:]
+    width, first, after = present.shape[1], root + 1, root + 1 + tree.shape[1]
+    diagonal = torch.eye(width, dtype=torch.bool, device=held.device)
+    seen = torch.ones_like(diagonal).tril()
+    # Nodes, and the padding after them, see no other node except those that the tree names.
+    seen[first:, first:] = diagonal[first:, first:]
     seen = seen.repeat(len(tree), 1, 1)
-    seen[:, first:behind, first:behind] = tree
-    seen = (seen & present[:, None]) | own
+    seen[:, first:after, first:after] = tree
+    seen = (seen & present[:, None]) | diagonal
     return torch.cat([held[:, None].expand(-1, width, -1), seen], -1)
 
 
 def tree_positions(
     columns: Int[Tensor, "B W"], tree: Bool[Tensor, "B N N"], *, root: int
 ) -> Int[Tensor, "B W"]:
-    """Returns the position of each column behind the past: a node's is its depth below the root."""
-    # Columns that fill up a row have the position of the root.
+    """Returns each column's position after the past; a node has the root's plus its depth."""
+    # Padding columns have the position of the root.
     positions = columns.minimum(columns[:, root : root + 1]).clamp(min=0)
     positions[:, root + 1 : root + 1 + tree.shape[1]] += tree.sum(-1)
     return positions
@@ -48,10 +48,10 @@ def ancestors(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:
             has a smaller number than its children.
     """
     num_nodes = parents.shape[1]
-    own = torch.eye(num_nodes, dtype=torch.bool, device=parents.device)
-    # The root is no node: its place, 0, is cut off.
+    diagonal = torch.eye(num_nodes, dtype=torch.bool, device=parents.device)
+    # The root is no node, so its entry, 0, is removed.
     steps = torch.nn.functional.one_hot(parents + 1, num_nodes + 1)[..., 1:]
-    seen = (own | steps.bool()).float()
+    seen = (diagonal | steps.bool()).float()
     # Each node sees `reach` generations; the product sees twice as many.
     reach = 1
     while reach < num_nodes:

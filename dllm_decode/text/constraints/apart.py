@@ -1,4 +1,4 @@
-"""Whether two JSON schemas have no value in common, as far as their shape tells."""
+"""Tells from the shape of two JSON schemas whether they have no value in common."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ _KINDS = frozenset({"null", "boolean", "integer", "fraction", "string", "array",
 def are_apart(one: Any, other: Any, *, resolve: Callable[[Any], Any]) -> bool:
     """Returns True if no value is valid for both schemas; False if that is not known.
 
-    They are apart by their types, by the values that they list, or by a property that both
+    Schemas are apart by their types, by the values that they list, or by a property that both
     require and whose schemas are apart. No schema may refer to itself; `resolve` returns the part
     that a `$ref` names.
     """
@@ -18,19 +18,19 @@ def are_apart(one: Any, other: Any, *, resolve: Callable[[Any], Any]) -> bool:
         parts = _alternatives(first)
         if parts:
             return all(are_apart(part, second, resolve=resolve) for part in parts)
-    kinds = _kinds_of(one) & _kinds_of(other)
-    values, others = _listed(one), _listed(other)
-    if values is not None and others is not None:
-        return not any(value in others for value in values)
-    if kinds == {"object"}:
+    common_kinds = _kinds_of(one) & _kinds_of(other)
+    values, other_values = _listed(one), _listed(other)
+    if values is not None and other_values is not None:
+        return not any(value in other_values for value in values)
+    if common_kinds == {"object"}:
         required = {*one.get("required", [])} & {*other.get("required", [])}
-        own, their = one.get("properties", {}), other.get("properties", {})
-        return any(are_apart(own.get(name), their.get(name), resolve=resolve) for name in required)
-    return not kinds
+        left, right = one.get("properties", {}), other.get("properties", {})
+        return any(are_apart(left.get(name), right.get(name), resolve=resolve) for name in required)
+    return not common_kinds
 
 
 def _resolved(schema: Any, resolve: Callable[[Any], Any]) -> dict[str, Any]:
-    """Returns a schema in place of a reference to it, or of a list with it alone."""
+    """Returns the schema that a `$ref`, or an `allOf` with one part, leads to."""
     while isinstance(schema, dict) and ("$ref" in schema or "allOf" in schema):
         schema = resolve(schema["$ref"]) if "$ref" in schema else schema["allOf"][0]
     return schema if isinstance(schema, dict) else {}
@@ -41,7 +41,7 @@ def _alternatives(schema: dict[str, Any]) -> list[Any]:
 
 
 def _listed(schema: dict[str, Any]) -> list[Any] | None:
-    """Returns the only values of a schema, if it lists them."""
+    """Returns the values that a schema lists; `None` if it lists none."""
     if "enum" in schema:
         return list(schema["enum"])
     return [schema["const"]] if "const" in schema else None

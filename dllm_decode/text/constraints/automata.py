@@ -16,7 +16,7 @@ from dllm_decode.text.constraints.vocabulary import Vocabulary
 MAX_STATES = 5_000
 LIMIT_S = 10.0
 
-# Entries of the largest table, of states and classes: 400 MB.
+# Most entries of a table of states by classes: 400 MB.
 _MAX_ENTRIES = 100_000_000
 
 _FAR = 2**31 - 1
@@ -24,7 +24,7 @@ _FAR = 2**31 - 1
 
 @lru_cache(maxsize=64)
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Automaton:
-    """Returns the automaton of a constraint's texts as `build_automaton`; the last 64 are kept."""
+    """Returns the automaton of a constraint's texts as `build_automaton`; caches the last 64."""
     return build_automaton(constraint, vocabulary)
 
 
@@ -41,32 +41,32 @@ def build_automaton(
     Args:
         constraint: The texts.
         vocabulary: The texts of the model's tokens.
-        max_states: Most states of the automaton, before it is read by tokens.
-        limit_s: Seconds after which the compilation of the expression ends.
-        is_wanted: The compilation of the expression ends soon after this is false.
+        max_states: Most states of the automaton over bytes.
+        limit_s: Most seconds that compiling the expression may take.
+        is_wanted: Compiling the expression ends soon after this returns False.
 
     Raises:
         ImportError: If the extra `structured` is not installed.
-        ValueError: If the constraint is not regular, too large, or cannot be written.
+        ValueError: If the constraint is not regular, too large, or not writable by the tokenizer.
     """
     owner = constraint.label
-    read = read_expression(
+    dfa = read_expression(
         constraint.pattern(), owner=owner, limit_s=limit_s, has_null=constraint.has_null,
         is_wanted=is_wanted,
     )  # fmt: skip
-    if read.dead > max_states:
+    if dfa.dead > max_states:
         raise ValueError(
-            f"{owner} must have at most {max_states} states, got {read.dead}. Write shorter "
+            f"{owner} must have at most {max_states} states, got {dfa.dead}. Write shorter "
             "repetitions, or fewer alternatives."
         )
     if constraint.texts is not None:
         _require_written(constraint, constraint.texts, vocabulary)
-    later = _fold(read, vocabulary.later, np.arange(read.dead + 1), owner)
-    first = _fold(read, vocabulary.first, np.array([read.start]), owner)
-    found = _automaton(read, later, first, vocabulary.eos_ids)
-    if found.distances[0] == _FAR:
-        _require_written(constraint, [(read.shortest_text() or b"").decode()], vocabulary)
-    return found
+    later = _fold(dfa, vocabulary.later, np.arange(dfa.dead + 1), owner)
+    first = _fold(dfa, vocabulary.first, np.array([dfa.start]), owner)
+    automaton = _automaton(dfa, later, first, vocabulary.eos_ids)
+    if automaton.distances[0] == _FAR:
+        _require_written(constraint, [(dfa.shortest_text() or b"").decode()], vocabulary)
+    return automaton
 
 
 def require_length(
@@ -77,9 +77,9 @@ def require_length(
     template: Sequence[int] = (),
     mask_id: int | None = None,
 ) -> None:
-    """Raises ValueError unless an answer of so many tokens can be one of the constraint's texts.
+    """Raises ValueError unless an answer of `gen_length` tokens can be a text of the constraint.
 
-    The template has its first tokens, `mask_id` where they are open.
+    `template` has the first tokens of the answer, `mask_id` where a token is open.
     """
     least = automaton.least_length(template, mask_id)
     if least is None:
@@ -95,11 +95,11 @@ def require_length(
 
 
 class _Folded(NamedTuple):
-    """Which states tokens lead to.
+    """The state that each token leads to, from each of some start states.
 
     Attributes:
-        functions: The function of each token; 0 leads to the dead state from everywhere.
-        table: The state to which each function leads from each of the first states.
+        functions: The function of each token; function 0 always leads to the dead state.
+        table: The state to which each function (row) leads from each start state (column).
     """
 
     functions: Numbers
@@ -107,51 +107,51 @@ class _Folded(NamedTuple):
 
 
 def _fold(
-    read: ByteAutomaton, texts: tuple[bytes | None, ...], states: Numbers, owner: str
+    dfa: ByteAutomaton, texts: tuple[bytes | None, ...], states: Numbers, owner: str
 ) -> _Folded:
-    """Reads the texts of all tokens at once, from each of some states.
+    """Reads the texts of all tokens at once, from each of the start states.
 
-    Byte by byte: tokens that lead from every state to the same states so far share a function,
-    and each pair of a function and a kind of byte is looked up once.
+    All texts are read byte by byte. Tokens that so far lead from every state to the same states
+    share a function, and each pair of a function and a kind of byte is looked up once.
     """
-    dead, begin = np.full_like(states, read.dead), states
+    dead, begin = np.full_like(states, dfa.dead), states
     rows = [dead.astype(np.int32), begin.astype(np.int32)]
     numbers = {row.tobytes(): number for number, row in enumerate(rows)}
     functions = np.array([text is not None for text in texts], dtype=np.int64)
-    # With states that are dead at once, both rows are the same.
+    # If all start states are dead, both rows are equal.
     functions *= numbers[rows[1].tobytes()]
     lengths = np.array([len(text or b"") for text in texts])
     starts = np.cumsum(lengths) - lengths
-    kinds = read.kinds[np.frombuffer(b"".join(text or b"" for text in texts), np.uint8)]
-    steps = read.table.astype(np.int32).T
+    kinds = dfa.kinds[np.frombuffer(b"".join(text or b"" for text in texts), np.uint8)]
+    steps = dfa.table.astype(np.int32).T
     for place in range(int(lengths.max(initial=0))):
-        who = np.flatnonzero((lengths > place) & (functions > 0))
-        pairs = functions[who] * len(steps) + kinds[starts[who] + place]
+        token_ids = np.flatnonzero((lengths > place) & (functions > 0))
+        pairs = functions[token_ids] * len(steps) + kinds[starts[token_ids] + place]
         pairs, inverse = np.unique(pairs, return_inverse=True)
-        found = []
+        next_functions = []
         for pair in pairs.tolist():
             function, kind = divmod(pair, len(steps))
             row = steps[kind][rows[function]]
             number = numbers.setdefault(row.tobytes(), len(rows))
             if number == len(rows):
                 rows.append(row)
-            found.append(number)
+            next_functions.append(number)
         if len(rows) * len(states) > _MAX_ENTRIES:
             raise ValueError(
                 f"{owner} must have fewer states for a vocabulary of {len(texts)} tokens, got "
                 f"{len(states)} states and {len(rows)} classes of tokens."
             )
-        functions[who] = np.array(found, dtype=np.int64)[inverse]
+        functions[token_ids] = np.array(next_functions, dtype=np.int64)[inverse]
     return _Folded(functions, np.stack(rows))
 
 
 def _automaton(
-    read: ByteAutomaton, later: _Folded, first: _Folded, eos_ids: tuple[int, ...]
+    dfa: ByteAutomaton, later: _Folded, first: _Folded, eos_ids: tuple[int, ...]
 ) -> Automaton:
-    """Joins the first state, those of later tokens, and the one after an EOS."""
-    num_bytes = read.dead
+    """Joins the first state and the states of later tokens, and adds the state after an EOS."""
+    num_bytes = dfa.dead
     start = num_bytes
-    # A class is what a token does after others, and at the beginning.
+    # Tokens of one class lead to the same states, at the beginning and after other tokens.
     pairs, classes = np.unique(
         later.functions * len(first.table) + first.functions, return_inverse=True
     )
@@ -159,11 +159,11 @@ def _automaton(
     table = np.full((num_bytes + 2, len(pairs)), -1)
     table[:num_bytes] = later.table[after][:, :num_bytes].T
     table[start] = first.table[at_start, 0]
-    table[table == read.dead] = -1
-    accepting = np.append(read.accepting[:num_bytes], [read.accepting[read.start], False])
+    table[table == dfa.dead] = -1
+    accepting = np.append(dfa.accepting[:num_bytes], [dfa.accepting[dfa.start], False])
     distances = _distances(table, accepting)
-    kept = np.flatnonzero(_reached(table, start) & (distances < _FAR))
-    order = np.concatenate([[start], kept[kept != start]])
+    useful = np.flatnonzero(_reached(table, start) & (distances < _FAR))
+    order = np.concatenate([[start], useful[useful != start]])
     number = np.full(num_bytes + 2, -1)
     number[order] = np.arange(len(order))
     table = np.where(table[order] < 0, -1, number[table[order]])
@@ -176,7 +176,7 @@ def _with_edges(
 ) -> Automaton:
     """Returns an automaton with one more state, after an EOS.
 
-    `columns` has the next state of each state and class, -1 for none; `classes` that of each token.
+    `columns` has the next state for each state and class, -1 for none; `classes` is per token.
     """
     end = len(columns)
     is_live = np.asarray((columns >= 0).any(axis=0))
@@ -184,27 +184,27 @@ def _with_edges(
     number[is_live] = np.arange(int(is_live.sum())) + EOS_CLASS + 1
     classes = number[classes]
     classes[list(eos_ids)] = EOS_CLASS
-    whole = np.full((end + 1, int(is_live.sum()) + 2), -1)
-    whole[:end, 2:] = columns[:, is_live]
-    whole[:end, EOS_CLASS] = np.where(distances == 0, end, -1)
-    whole[end, EOS_CLASS] = end
-    sources, labels = np.nonzero(whole >= 0)
-    examples = np.zeros(whole.shape[1], dtype=np.int64)
-    found, first = np.unique(classes, return_index=True)
-    examples[found] = first
-    parts = (classes, sources, labels, whole[sources, labels], np.append(distances, 0), examples)
+    full = np.full((end + 1, int(is_live.sum()) + 2), -1)
+    full[:end, 2:] = columns[:, is_live]
+    full[:end, EOS_CLASS] = np.where(distances == 0, end, -1)
+    full[end, EOS_CLASS] = end
+    sources, labels = np.nonzero(full >= 0)
+    examples = np.zeros(full.shape[1], dtype=np.int64)
+    used_classes, first_tokens = np.unique(classes, return_index=True)
+    examples[used_classes] = first_tokens
+    parts = (classes, sources, labels, full[sources, labels], np.append(distances, 0), examples)
     return Automaton(*(torch.from_numpy(part.astype(np.int64)) for part in parts))
 
 
 def _reached(table: Numbers, start: int) -> NDArray[np.bool_]:
-    """Returns the states that some tokens lead to from the first one."""
+    """Returns the states that can be reached from `start`, as a mask."""
     reached = np.zeros(len(table), dtype=bool)
     fresh = np.array([start])
     while fresh.size:
         reached[fresh] = True
-        found = np.unique(table[fresh])
-        found = found[found >= 0]
-        fresh = found[~reached[found]]
+        targets = np.unique(table[fresh])
+        targets = targets[targets >= 0]
+        fresh = targets[~reached[targets]]
     return reached
 
 
@@ -212,14 +212,14 @@ def _distances(table: Numbers, accepting: NDArray[np.bool_]) -> Numbers:
     """Returns the fewest tokens from each state to an accepting one; `_FAR` if none leads there."""
     far: Numbers = np.append(np.where(accepting, 0, _FAR), _FAR)
     while True:
-        found: Numbers = np.minimum(far[:-1], far[table].min(axis=1) + 1)
-        if (found == far[:-1]).all():
-            return found
-        far[:-1] = np.minimum(found, _FAR)
+        nearer: Numbers = np.minimum(far[:-1], far[table].min(axis=1) + 1)
+        if (nearer == far[:-1]).all():
+            return nearer
+        far[:-1] = np.minimum(nearer, _FAR)
 
 
 def _require_written(constraint: Constraint, texts: Sequence[str], vocabulary: Vocabulary) -> None:
-    """Raises ValueError if there is a text that the tokenizer cannot write."""
+    """Raises ValueError if the tokenizer cannot write one of the texts."""
     first = {text for text in vocabulary.first if text is not None}
     later = {text for text in vocabulary.later if text is not None}
     for text in texts:
@@ -234,13 +234,13 @@ def _require_written(constraint: Constraint, texts: Sequence[str], vocabulary: V
 def _written(text: bytes, first: set[bytes], later: set[bytes]) -> bytes:
     """Returns the longest beginning of a text that tokens can write."""
     longest = max(map(len, first | later), default=0)
-    # An answer without tokens writes nothing.
+    # An answer without tokens is the empty text.
     reached = {0}
-    line = [size for size in range(longest + 1) if text[:size] in first]
-    for place in line:
-        reached.add(place)
-        for stop in range(place + 1, min(place + longest, len(text)) + 1):
-            if stop not in reached and text[place:stop] in later:
+    queue = [size for size in range(longest + 1) if text[:size] in first]
+    for start in queue:
+        reached.add(start)
+        for stop in range(start + 1, min(start + longest, len(text)) + 1):
+            if stop not in reached and text[start:stop] in later:
                 reached.add(stop)
-                line.append(stop)
+                queue.append(stop)
     return text[: max(reached)]

@@ -15,7 +15,7 @@ from samplers.checks import shown
 
 _MEMORY_BYTES = 1 << 31
 
-# Seconds between two looks at whether the automaton is still wanted.
+# Seconds between two checks that the automaton is still wanted.
 _LOOK_S = 0.1
 
 # Exit status of the program if there is no automaton.
@@ -31,7 +31,7 @@ class ByteAutomaton(NamedTuple):
 
     Attributes:
         kinds: The kind of each byte.
-        table: The next state of each state and kind; `dead` if no text goes on so.
+        table: The next state for each state and kind; `dead` if no text continues in this way.
         accepting: States in which the text so far is in the set.
         start: The first state.
         dead: The state from which no text is accepted, the last one.
@@ -71,13 +71,13 @@ def read_expression(
     Args:
         pattern: A regular expression in the syntax of Rust's `regex`.
         owner: Names the expression in messages.
-        limit_s: Seconds after which building it ends.
+        limit_s: Most seconds that building the automaton may take.
         has_null: True if the expression may match a null character.
-        is_wanted: Building it ends soon after this is false.
+        is_wanted: Building the automaton ends soon after this returns False.
 
     Raises:
         ImportError: If the extra `structured` is not installed.
-        ValueError: If it is no such expression, is too large, matches no text, or is not wanted.
+        ValueError: If the pattern is invalid, too large, matches no text, or is no longer wanted.
     """
     if find_spec("outlines_core") is None:
         raise ImportError(
@@ -121,17 +121,17 @@ class _Output(NamedTuple):
     error: str
 
 
-def _output_of(command: list[str], given: bytes, goes_on: Callable[[], bool]) -> _Output:
-    """Runs a program, which is killed soon after `goes_on` is false."""
+def _output_of(command: list[str], input_bytes: bytes, goes_on: Callable[[], bool]) -> _Output:
+    """Runs a program; kills the program soon after `goes_on` returns False."""
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        text: bytes | None = given
+        unsent: bytes | None = input_bytes
         while True:
             try:
-                content, error = process.communicate(text, timeout=_LOOK_S)
+                content, error = process.communicate(unsent, timeout=_LOOK_S)
                 return _Output(process.returncode, content, error.decode().strip())
             except subprocess.TimeoutExpired:
-                # The program has it already, or is given the rest of it by the next call.
-                text = None
+                # The program has all bytes already, or the next call sends the rest.
+                unsent = None
             if not goes_on():
                 process.kill()

@@ -81,10 +81,10 @@ def _smallest(index: Index, begin: str) -> _Numbers:
 
 
 def _equal_states(table: NDArray[np.int32], accepting: NDArray[np.bool_]) -> _Numbers:
-    """Returns a number for each state, the same for those from which the same texts are accepted.
+    """Returns a number for each state, equal for states from which the same texts are accepted.
 
-    Moore's refinement: states are equal until their next states are not. Rows of next states are
-    told apart by sums with random factors, and in the end compared in full.
+    Moore's refinement: states count as equal until their next states differ. Rows of next states
+    are compared by sums with random factors, and at the end in full.
     """
     random = np.random.default_rng(0)
     groups, count = accepting.astype(np.int64), 0

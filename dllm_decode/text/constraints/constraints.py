@@ -15,7 +15,7 @@ from samplers.checks import shown
 
 
 class Constraint(ABC):
-    """A set of texts, one of which an answer must have: the part before the answer's EOS."""
+    """A set of texts; the part of an answer before its EOS must be one of them."""
 
     @abstractmethod
     def pattern(self) -> str:
@@ -112,11 +112,11 @@ class JsonSchema(Constraint):
     Objects have their properties in the schema's order, and no others. An object or array whose
     content the schema leaves open has JSON values of any shape, nested up to `depth`, since a
     regular language cannot count further. Bounds of numbers are integers, such numbers have no
-    exponents, `oneOf` has parts that no value follows both, and `allOf` has one part.
+    exponents, the parts of `oneOf` have no value in common, and `allOf` has one part.
 
     Attributes:
         schema: A JSON schema as a dict, a pydantic model or a dataclass.
-        depth: Levels of values whose shape is open: 0 for texts, numbers, booleans and null.
+        depth: Most levels of nesting where the shape is open; 0: texts, numbers, booleans, null.
         whitespace: Expression of the space that may be at each place where JSON allows any.
     """
 
@@ -130,7 +130,7 @@ class JsonSchema(Constraint):
         self.pattern()
 
     def __eq__(self, other: object) -> bool:
-        # Dicts with the same properties in another order are equal, their texts are not.
+        # Dicts with the same properties in another order are equal, but their texts are not.
         return isinstance(other, JsonSchema) and repr(self) == repr(other)
 
     def __hash__(self) -> int:
@@ -141,14 +141,14 @@ class JsonSchema(Constraint):
 
     @property
     def has_null(self) -> bool:
-        # JSON has to escape it.
+        # JSON must escape a null character.
         return "\0" in self.pattern()
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the schema as a dict.
 
         Raises:
-            ValueError: If it is none.
+            ValueError: If it cannot be written as a dict of JSON values.
         """
         schema = self.schema
         if isinstance(schema, type) and is_dataclass(schema):
@@ -161,10 +161,10 @@ class JsonSchema(Constraint):
                 f"{shown(schema)}."
             )
         try:
-            found: dict[str, Any] = json.loads(json.dumps(schema, allow_nan=False))
+            plain: dict[str, Any] = json.loads(json.dumps(schema, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise ValueError(f"JsonSchema must be given JSON values alone, got {error}.") from None
-        return found
+        return plain
 
     def pattern(self) -> str:
         return expression_of(self.as_dict(), depth=self.depth, whitespace=self.whitespace)

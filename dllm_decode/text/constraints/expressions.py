@@ -38,7 +38,7 @@ def whole_text(pattern: str, *, owner: str) -> str:
     """Returns an expression without the anchors at its ends; `owner` names it in messages.
 
     Raises:
-        ValueError: If it has parts that no automaton can have, or parentheses without a partner.
+        ValueError: If it has parts that no automaton can have, or unbalanced parentheses.
     """
     pattern = pattern.removeprefix("^")
     if re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern):
@@ -62,8 +62,8 @@ def whole_text(pattern: str, *, owner: str) -> str:
 
 
 def without_escaped(pattern: str) -> str:
-    """Returns an expression of the same texts, but those with a character that JSON escapes."""
-    found, is_in_class = [], False
+    """Returns an expression of the same texts, except those with a character that JSON escapes."""
+    texts, is_in_class = [], False
     for part in _parts(pattern):
         text = part.text
         if is_in_class:
@@ -75,8 +75,8 @@ def without_escaped(pattern: str) -> str:
             text = _KEPT
         elif text == '"' or (text.startswith("\\") and (text[1:2].isalpha() or text == r"\\")):
             text = f"[{text}&&{_KEPT}]"
-        found.append(text)
-    return "".join(found)
+        texts.append(text)
+    return "".join(texts)
 
 
 def literal(text: str) -> str:
@@ -85,13 +85,13 @@ def literal(text: str) -> str:
 
 
 def _parts(pattern: str) -> Iterator[_Part]:
-    """Yields the parts of an expression in order; the bracket of a class is outside of it."""
+    """Yields the parts of an expression in order; the brackets of a class are not in the class."""
     depth = 0
     for match in _PART.finditer(pattern):
         text = match[0]
         if text == "]" and depth:
             depth -= 1
-        # A bracket at once after the opening one is a character, as "]" is in "[]a]".
+        # A bracket directly after the opening one is a character, such as "]" in "[]a]".
         yield _Part(text, depth > 0)
         if text.startswith("["):
             depth += 1

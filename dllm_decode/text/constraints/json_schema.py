@@ -1,7 +1,7 @@
 """A JSON schema as a regular expression over the JSON texts that are valid for it.
 
-The expression matches valid texts only, though not all of them: objects are closed and in the
-schema's order, and strings that a `pattern` describes have no escapes.
+The expression matches valid texts only, but not all of them: objects have no further properties
+and keep the schema's order, and strings that a `pattern` describes have no escapes.
 """
 
 import json
@@ -36,14 +36,14 @@ _FORMATS = {
     "uri": r"https?://[a-zA-Z0-9-]+(?:\.[a-zA-Z0-9-]+)*(?::[0-9]+)?(?:/[a-zA-Z0-9._~%+=&?/-]*)?",
 }
 
-# They change no text.
+# Keywords that do not change which texts are valid.
 _NOTES = {
     "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
     "$schema", "$id", "$comment", "$defs", "definitions",
 }  # fmt: skip
 
 _MAX_BOUND = 10**18
-# An expression that long takes minutes to compile.
+# A longer expression takes minutes to compile.
 _MAX_LENGTH = 200_000
 
 Schema: TypeAlias = Any
@@ -53,7 +53,7 @@ def expression_of(schema: Schema, *, depth: int, whitespace: str) -> str:
     """Returns a regular expression, without anchors, of valid JSON texts; see `JsonSchema`.
 
     Raises:
-        ValueError: If it is no schema, or has a keyword that is not known here.
+        ValueError: If `schema` is not a JSON schema, or has an unsupported keyword.
     """
     return _Reader(schema, depth, whitespace).read(schema, "#", ())
 
@@ -63,10 +63,10 @@ class _Reader:
     """Reads the parts of one schema.
 
     Attributes:
-        root: The whole schema, for `$ref`.
-        depth: Levels of nested values of any shape.
-        space: Expression of the space between parts.
-        parts: Expressions of the parts that a `$ref` has named.
+        root: The full schema, in which `$ref` is looked up.
+        depth: Most levels of nesting where the schema leaves the shape open.
+        space: Expression of the white space that may separate parts.
+        parts: Expressions of the parts that a `$ref` has named, by that `$ref`.
     """
 
     root: Schema
@@ -75,7 +75,7 @@ class _Reader:
     parts: dict[str, str] = field(default_factory=dict)
 
     def read(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
-        """Returns the expression of a part at a JSON pointer, to which some `$ref` have led."""
+        """Returns the expression of the part at JSON pointer `path`, reached through `refs`."""
         if schema is True:
             return self._any(self.depth)
         if not isinstance(schema, dict):
@@ -87,15 +87,15 @@ class _Reader:
                 "allOf": self._all_of,
             }  # fmt: skip
             _require_keywords(schema, {keyword, *_BESIDE[keyword]}, path)
-            found = readers.get(keyword, self._listed)(schema, path, refs)
+            expression = readers.get(keyword, self._listed)(schema, path, refs)
         else:
-            found = self._typed(schema, path, refs)
-        if len(found) > _MAX_LENGTH:
+            expression = self._typed(schema, path, refs)
+        if len(expression) > _MAX_LENGTH:
             raise ValueError(
                 f"{path} of a JSON schema must have an expression of at most {_MAX_LENGTH} "
-                f"characters, got {len(found)}. Make the schema smaller."
+                f"characters, got {len(expression)}. Make the schema smaller."
             )
-        return found
+        return expression
 
     def _ref(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
         ref = schema["$ref"]
@@ -104,7 +104,7 @@ class _Reader:
                 f"{path}/$ref must not lead back to itself, got {shown(ref)}; a regular language "
                 "cannot nest without end. Write the levels out."
             )
-        # Parts that many others name are read once.
+        # A part that several `$ref` name is read once.
         if ref not in self.parts:
             self.parts[ref] = self.read(self._part(ref, path), ref, (*refs, ref))
         return self.parts[ref]
@@ -134,24 +134,24 @@ class _Reader:
         return _either(self._parts(schema, "anyOf", path, refs))
 
     def _one_of(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
-        found = self._parts(schema, "oneOf", path, refs)
-        for one, other in combinations(range(len(found)), 2):
-            parts = schema["oneOf"][one], schema["oneOf"][other]
+        expressions = self._parts(schema, "oneOf", path, refs)
+        for first, second in combinations(range(len(expressions)), 2):
+            parts = schema["oneOf"][first], schema["oneOf"][second]
             if not are_apart(*parts, resolve=lambda ref: self._part(ref, path)):
                 raise ValueError(
-                    f"{path}/oneOf must have parts that no value follows both, got {one} and "
-                    f"{other}. Tell them apart by their type, or by a required property with "
+                    f"{path}/oneOf must have parts that no value follows both, got {first} and "
+                    f"{second}. Tell them apart by their type, or by a required property with "
                     "another const in each; or use anyOf."
                 )
-        return _either(found)
+        return _either(expressions)
 
     def _all_of(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
-        found = self._parts(schema, "allOf", path, refs)
-        if len(found) > 1:
+        parts = self._parts(schema, "allOf", path, refs)
+        if len(parts) > 1:
             raise ValueError(
-                f"{path}/allOf must have one part, got {len(found)}. Write the parts as one schema."
+                f"{path}/allOf must have one part, got {len(parts)}. Write the parts as one schema."
             )
-        return found[0]
+        return parts[0]
 
     def _listed(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
         keyword = "enum" if "enum" in schema else "const"
@@ -167,21 +167,21 @@ class _Reader:
         """Returns the expression of one value."""
         if isinstance(value, dict):
             parts = [
-                f"{self._value(key)}{self._colon}{self._value(own)}" for key, own in value.items()
+                f"{self._value(key)}{self._colon}{self._value(item)}" for key, item in value.items()
             ]
             return self._within("{", parts, "}")
         if isinstance(value, list):
-            return self._within("[", [self._value(own) for own in value], "]")
+            return self._within("[", [self._value(item) for item in value], "]")
         return literal(json.dumps(value, ensure_ascii=False))
 
     def _typed(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
-        named = next((name for name, known in _KEYWORDS.items() if known & schema.keys()), None)
-        if "type" not in schema and named is None:
+        implied = next((name for name, keys in _KEYWORDS.items() if keys & schema.keys()), None)
+        if "type" not in schema and implied is None:
             _require_keywords(schema, set(), path)
             return self._any(self.depth)
-        types = _types_of(schema, path) if "type" in schema else [named or ""]
-        known = set().union(*(_KEYWORDS.get(name, set()) for name in types))
-        _require_keywords(schema, known | {"type"}, path)
+        types = _types_of(schema, path) if "type" in schema else [implied or ""]
+        allowed = set().union(*(_KEYWORDS.get(name, set()) for name in types))
+        _require_keywords(schema, allowed | {"type"}, path)
         readers = {
             "string": self._string, "array": self._array, "object": self._object,
             "integer": self._integer, "number": self._decimal,
@@ -193,8 +193,8 @@ class _Reader:
 
     def _string(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
         least, most = _bounds(schema, "minLength", "maxLength", path)
-        own = [name for name in ("pattern", "format") if name in schema]
-        if len(own) + bool(least or most is not None) > 1:
+        rules = [name for name in ("pattern", "format") if name in schema]
+        if len(rules) + bool(least or most is not None) > 1:
             raise ValueError(
                 f"{path} of a JSON schema must have one of pattern, format and bounds of its "
                 f"length, got {', '.join(schema)}. Write the length into the pattern."
@@ -256,42 +256,42 @@ class _Reader:
             return self._map(schema, path, refs)
         parts = []
         for name, part in properties.items():
-            own = self.read(part, f"{path}/properties/{_pointed(name)}", refs)
-            parts.append(f"{self._value(name)}{self._colon}{own}")
-        after, tail = [], ""
+            value = self.read(part, f"{path}/properties/{_pointed(name)}", refs)
+            parts.append(f"{self._value(name)}{self._colon}{value}")
+        suffixes, tail = [], ""
         for name, part in zip(reversed(properties), reversed(parts), strict=True):
-            after.append(f"{part}{tail}")
+            suffixes.append(f"{part}{tail}")
             next_part = f"{self._comma}{part}"
             tail = f"{next_part}{tail}" if name in required else f"(?:{next_part})?{tail}"
         # An object begins with its first required property, or with an optional one before that.
         places = [place for place, name in enumerate(properties) if name in required]
         num_first = places[0] + 1 if places else len(properties)
-        body = f"{_either(after[::-1][:num_first])}{self.space}"
+        body = f"{_either(suffixes[::-1][:num_first])}{self.space}"
         return rf"\{{{self.space}{body if places else f'(?:{body})?'}\}}"
 
     def _map(self, schema: Schema, path: str, refs: tuple[str, ...]) -> str:
-        """Returns the expression of an object whose properties have any names."""
-        own = schema.get("additionalProperties", True)
-        if own is False:
+        """Returns the expression of an object whose properties may have any names."""
+        values = schema.get("additionalProperties", True)
+        if values is False:
             return self._within("{", [], "}")
         inner = (
             self._any(max(0, self.depth - 1))
-            if own is True
-            else self.read(own, f"{path}/additionalProperties", refs)
+            if values is True
+            else self.read(values, f"{path}/additionalProperties", refs)
         )
         return self._repeated("{", f"{_TEXT}{self._colon}{inner}", "}", 0, None)
 
     def _any(self, depth: int) -> str:
-        """Returns the expression of any JSON value with so many levels of objects and arrays."""
-        found = [_NULL, _BOOLEAN, _NUMBER, _TEXT]
+        """Returns the expression of any JSON value with at most `depth` levels of nesting."""
+        alternatives = [_NULL, _BOOLEAN, _NUMBER, _TEXT]
         if depth:
             inner = self._any(depth - 1)
-            found.append(self._repeated("[", inner, "]", 0, None))
-            found.append(self._repeated("{", f"{_TEXT}{self._colon}{inner}", "}", 0, None))
-        return _either(found)
+            alternatives.append(self._repeated("[", inner, "]", 0, None))
+            alternatives.append(self._repeated("{", f"{_TEXT}{self._colon}{inner}", "}", 0, None))
+        return _either(alternatives)
 
     def _repeated(self, begin: str, part: str, end: str, least: int, most: int | None) -> str:
-        """Returns the expression of as many equal parts as the bounds allow."""
+        """Returns the expression of `part`, repeated from `least` to `most` times."""
         if most == 0:
             return self._within(begin, [], end)
         bounds = max(least - 1, 0), None if most is None else most - 1
@@ -300,7 +300,7 @@ class _Reader:
         return f"{literal(begin)}{self.space}{body}{literal(end)}"
 
     def _within(self, begin: str, parts: list[str], end: str) -> str:
-        """Returns the expression of some parts, each once."""
+        """Returns the expression of the parts in order, each once."""
         body = f"{self._comma.join(parts)}{self.space}" if parts else ""
         return f"{literal(begin)}{self.space}{body}{literal(end)}"
 
@@ -318,13 +318,13 @@ _SCALARS = {"null": _NULL, "boolean": _BOOLEAN}
 _LOWS, _HIGHS = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _RANGE = {*_LOWS, *_HIGHS}
 
-# Keywords that stand for the whole of a part, and what may stand beside them.
+# Keywords that describe a part alone, and the other keywords that may occur with each.
 _BESIDE: dict[str, set[str]] = {
     "$ref": set(), "enum": {"type"}, "const": {"type"},
     "anyOf": {"discriminator"}, "oneOf": {"discriminator"}, "allOf": set(),
 }  # fmt: skip
 
-# The keywords of each type that are understood.
+# The supported keywords of each type.
 _KEYWORDS: dict[str, set[str]] = {
     "object": {"properties", "required", "additionalProperties"},
     "array": {"items", "prefixItems", "minItems", "maxItems"},
@@ -346,10 +346,10 @@ _IS_OF: dict[str, Callable[[Any], bool]] = {
 
 def _types_of(schema: Schema, path: str) -> list[str]:
     """Returns the types that a part of a schema names."""
-    given = schema["type"]
-    types = given if isinstance(given, list) else [given]
+    declared = schema["type"]
+    types = declared if isinstance(declared, list) else [declared]
     if not types or not all(isinstance(name, str) and name in _IS_OF for name in types):
-        raise ValueError(f"{path}/type must be one of {', '.join(_IS_OF)}, got {shown(given)}.")
+        raise ValueError(f"{path}/type must be one of {', '.join(_IS_OF)}, got {shown(declared)}.")
     return list(dict.fromkeys(types))
 
 
@@ -379,43 +379,43 @@ def _pointed(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _require_keywords(schema: Schema, known: set[str], path: str) -> None:
-    """Raises ValueError if a part of a schema has a keyword that is not understood there."""
+def _require_keywords(schema: Schema, allowed: set[str], path: str) -> None:
+    """Raises ValueError if a part of a schema has a keyword that is not allowed there."""
     for name in schema:
-        if name not in known | _NOTES:
+        if name not in allowed | _NOTES:
             raise ValueError(
                 f"{path}/{_pointed(name)} of a JSON schema must be left out, because constraints "
-                f"do not know it there; they know {', '.join(sorted(known)) or 'no keyword'}."
+                f"do not know it there; they know {', '.join(sorted(allowed)) or 'no keyword'}."
             )
 
 
 def _list_of(schema: Schema, name: str, path: str) -> list[Any]:
-    found = schema[name]
-    if not isinstance(found, list) or not found:
-        raise ValueError(f"{path}/{name} must be a list that is not empty, got {shown(found)}.")
-    return found
+    values = schema[name]
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"{path}/{name} must be a list that is not empty, got {shown(values)}.")
+    return values
 
 
-def _bounds(schema: Schema, least: str, most: str, path: str) -> tuple[int, int | None]:
+def _bounds(schema: Schema, low_name: str, high_name: str, path: str) -> tuple[int, int | None]:
     """Returns the bounds of a length."""
-    for name in (least, most):
+    for name in (low_name, high_name):
         value = schema.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{path}/{name} must be an integer of at least 0, got {shown(value)}.")
-    low, high = schema.get(least, 0), schema.get(most)
+    low, high = schema.get(low_name, 0), schema.get(high_name)
     if high is not None and high < low:
-        raise ValueError(f"{path}/{most} must be at least {least}={low}, got {high}.")
+        raise ValueError(f"{path}/{high_name} must be at least {low_name}={low}, got {high}.")
     return low, high
 
 
 def _either(parts: Iterable[str]) -> str:
-    """Returns an expression that matches one of some others."""
+    """Returns an expression that matches any of the given expressions."""
     listed = list(dict.fromkeys(parts))
     return listed[0] if len(listed) == 1 else f"(?:{'|'.join(listed)})"
 
 
 def _times(least: int, most: int | None) -> str:
-    """Returns the suffix of an expression that repeats it."""
+    """Returns the suffix that makes an expression repeat."""
     if most is None:
         return f"{{{least},}}" if least else "*"
     return f"{{{least},{most}}}"

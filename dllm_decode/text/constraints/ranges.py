@@ -52,8 +52,8 @@ def _magnitudes(least: Bound, most: Bound | None) -> str:
         parts.append(rf"{first}\.0*[1-9][0-9]*")
         first += 1
     if most is None or first < most.value:
-        whole = _naturals(first, None if most is None else most.value - 1)
-        parts.append(rf"{whole}(?:\.[0-9]+)?")
+        integers = _naturals(first, None if most is None else most.value - 1)
+        parts.append(rf"{integers}(?:\.[0-9]+)?")
     if most is not None and not most.is_open:
         parts.append(rf"{most.value}(?:\.0+)?")
     return f"(?:{'|'.join(parts)})"
@@ -73,7 +73,7 @@ def _naturals(least: int, most: int | None) -> str:
 
 
 def _of_one_length(first: str, last: str) -> list[str]:
-    """Returns expressions of the numbers from one to another one of as many digits."""
+    """Returns expressions of the numbers from `first` to `last`, which have equally many digits."""
     if first == last:
         return [first]
     rest = len(first) - 1
@@ -81,7 +81,7 @@ def _of_one_length(first: str, last: str) -> list[str]:
         return [first[0] + part for part in _of_one_length(first[1:], last[1:])]
     low, high = int(first[0]), int(last[0])
     below, above = [], []
-    # The first digits whose other digits are free are one class.
+    # First digits after which all other digits are free become one class.
     if first[1:] != "0" * rest:
         below = [first[0] + part for part in _of_one_length(first[1:], "9" * rest)]
         low += 1

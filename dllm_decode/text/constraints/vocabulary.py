@@ -7,7 +7,7 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
-# The byte of each character by which byte-level tokenizers write it, as in GPT-2.
+# Byte-level tokenizers write each byte as one visible character, as GPT-2 does.
 _SHOWN = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = sorted(set(range(256)) - set(_SHOWN))
 _BYTES = {chr(byte): byte for byte in _SHOWN}
@@ -16,13 +16,13 @@ _BYTES |= {chr(256 + number): byte for number, byte in enumerate(_OTHERS)}
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The texts of tokens. An answer's text is that of its first token, then those of later ones.
+    """The texts of tokens. An answer's text is that of its first token, then those of the others.
 
     Attributes:
         first: Text of each token at the beginning of an answer; `None` if it is part of no text.
         later: Text of each token after others; `None` likewise.
         eos_ids: Tokens that end an answer.
-        digest: Of all of these.
+        digest: SHA-256 of the other fields.
     """
 
     first: tuple[bytes | None, ...]
@@ -41,10 +41,10 @@ class Vocabulary:
         first: list[bytes | None], later: list[bytes | None], eos_ids: tuple[int, ...]
     ) -> "Vocabulary":
         """Returns a vocabulary with its digest."""
-        found = sha256(repr(eos_ids).encode())
+        digest = sha256(repr(eos_ids).encode())
         for text in [*first, *later]:
-            found.update(b"-" if text is None else b"%d:%b" % (len(text), text))
-        return Vocabulary(tuple(first), tuple(later), eos_ids, found.hexdigest())
+            digest.update(b"-" if text is None else b"%d:%b" % (len(text), text))
+        return Vocabulary(tuple(first), tuple(later), eos_ids, digest.hexdigest())
 
 
 @lru_cache(maxsize=8)
@@ -60,12 +60,12 @@ def read_vocabulary(
         banned_ids: Tokens that are never proposed, [MASK] among them.
 
     Raises:
-        ValueError: If the text of an answer is not made of the texts of its tokens.
+        ValueError: If the text of an answer is not the texts of its tokens, one after the other.
     """
-    kind = _Decoder.of(tokenizer)
+    decoder = _Decoder.of(tokenizer)
     special = {*tokenizer.all_special_ids, *eos_ids, *banned_ids}
     added = tokenizer.added_tokens_decoder
-    special |= {token for token, found in added.items() if found.special}
+    special |= {token for token, added_token in added.items() if added_token.special}
     size = min(vocab_size, len(tokenizer))
     pieces = tokenizer.convert_ids_to_tokens(list(range(size)))
     first: list[bytes | None] = [None] * vocab_size
@@ -73,24 +73,24 @@ def read_vocabulary(
     for token, piece in enumerate(pieces):
         if piece is None or token in special:
             continue
-        text = kind.text_of(piece)
-        later[token] = kind.separator + text or None
-        first[token] = text.removeprefix(b" ") if kind.strips_first else text
-    found = Vocabulary.of(first, later, eos_ids)
-    _require_texts(tokenizer, found)
-    return found
+        text = decoder.text_of(piece)
+        later[token] = decoder.separator + text or None
+        first[token] = text.removeprefix(b" ") if decoder.strips_first else text
+    vocabulary = Vocabulary.of(first, later, eos_ids)
+    _require_texts(tokenizer, vocabulary)
+    return vocabulary
 
 
 @dataclass(frozen=True)
 class _Decoder:
-    """How a tokenizer makes a text of pieces.
+    """How a tokenizer joins pieces into a text.
 
     Attributes:
         is_byte_level: Each character of a piece is a byte.
-        space: The character that is a space in a text; empty: none.
+        space: The character that pieces have in place of a space; empty if there is none.
         reads_bytes: A piece such as <0x0A> is a byte.
         separator: Text between two pieces.
-        strips_first: The text loses a space at its beginning.
+        strips_first: A space at the beginning of the text is removed.
     """
 
     is_byte_level: bool = False
@@ -104,7 +104,7 @@ class _Decoder:
         """Returns the rule of a tokenizer.
 
         Raises:
-            ValueError: If it has a rule that is not known here.
+            ValueError: If the tokenizer's rule is not supported.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -113,13 +113,13 @@ class _Decoder:
         if spec is None:
             return _Decoder(separator=b" ")
         steps = spec["decoders"] if spec["type"] == "Sequence" else [spec]
-        found: dict[str, Any] = {}
+        rules: dict[str, Any] = {}
         for step in steps:
-            found |= _rule_of(step)
-        return _Decoder(**found)
+            rules |= _rule_of(step)
+        return _Decoder(**rules)
 
     def text_of(self, piece: str) -> bytes:
-        """Returns the text of a piece after others, without the separator."""
+        """Returns the text of a piece that follows another one, without the separator."""
         if self.is_byte_level and set(piece) <= _BYTES.keys():
             return bytes(_BYTES[character] for character in piece)
         if self.reads_bytes and len(piece) == 6 and piece.startswith("<0x"):
@@ -146,18 +146,18 @@ def _rule_of(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_texts(tokenizer: Any, vocabulary: Vocabulary) -> None:
-    """Raises ValueError unless the tokenizer makes the same text of some random tokens."""
+    """Raises ValueError unless the tokenizer decodes random tokens to the vocabulary's texts."""
     draw = random.Random(0)
     tokens = [token for token, text in enumerate(vocabulary.later) if text is not None]
     for _ in range(50 if tokens else 0):
-        own = draw.choices(tokens, k=draw.randint(1, 12))
-        texts = [vocabulary.first[own[0]], *(vocabulary.later[token] for token in own[1:])]
+        drawn = draw.choices(tokens, k=draw.randint(1, 12))
+        texts = [vocabulary.first[drawn[0]], *(vocabulary.later[token] for token in drawn[1:])]
         try:
             expected = b"".join(text or b"" for text in texts).decode()
         except UnicodeDecodeError:
             continue
-        if tokenizer.decode(own, skip_special_tokens=True) != expected:
-            raise _unknown(f"one that makes {tokenizer.decode(own)!r} of {expected!r}")
+        if tokenizer.decode(drawn, skip_special_tokens=True) != expected:
+            raise _unknown(f"one that makes {tokenizer.decode(drawn)!r} of {expected!r}")
 
 
 def _unknown(got: str) -> ValueError:

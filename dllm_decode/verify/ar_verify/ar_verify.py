@@ -75,9 +75,9 @@ class ARVerify(Verifier):
     `accept_tree`.
 
     The answer ends with one of the target's EOS tokens and is written from left to right; blocks do
-    not matter. The sampler is only asked by a drafting with several forwards. A drafting without
-    forwards (`PromptLookup`, `Jacobi`) asks the mask predictor nothing, which then need not be
-    loaded: `load_model(..., family="causal")` stands in for it, see `CausalOnly`. The target reads
+    not matter. Only a drafting with several forwards asks the sampler. A drafting without
+    forwards (`PromptLookup`, `Jacobi`) does not run the mask predictor, which then need not be
+    loaded: `load_model(..., family="causal")` replaces it, see `CausalOnly`. The target reads
     each token once; keys and values of rejected tokens are dropped. The mask predictor may have any
     cache, because drafts may be approximate. Each forward counts as the first one of a block, so
     that `FreeCache()` saves the columns before the drafts, `PrefixCache()` and `DualCache()` none.
@@ -141,22 +141,22 @@ class ARVerify(Verifier):
         state, judged = ask_target(decoder, state, self.target, beginning, draft, past)
         tokens, accepted, places = accept(beginning, draft, judged.logits)
         # The target's token after the last accepted one: a correction, or one more.
-        num = torch.minimum(accepted + 1, left)
-        num = torch.minimum(num, leading(~state.canvas.is_eos(tokens)) + 1)
+        num_written = torch.minimum(accepted + 1, left)
+        num_written = torch.minimum(num_written, leading(~state.canvas.is_eos(tokens)) + 1)
         state = state.with_drafts(drafted=draft.counts, accepted=accepted)
         likeliest = draft.counts
         if self.drafting.num_forwards:
             likeliest = leading(~state.canvas.is_eos(most_likely(logits)))
         else:
-            guess = _shifted(beginning.written(judged.logits), num, draft.counts)
+            guess = _shifted(beginning.written(judged.logits), num_written, draft.counts)
         after = self.draft_length.after(lengths, torch.minimum(likeliest, wanted), accepted)
-        state = state._replace(verifier=TargetState(judged.past(num, places), after, guess))
+        state = state._replace(verifier=TargetState(judged.past(num_written, places), after, guess))
         if decoder.return_logprobs or not self.drafting.num_forwards:
             seen = seen._replace(view=_with_target(seen.view, judged.logits, places))
-        return state, seen._replace(decision=written(seen.window, Draft(tokens, num)))
+        return state, seen._replace(decision=written(seen.window, Draft(tokens, num_written)))
 
     def _held(self, state: State) -> TargetState:
-        """Returns the target's past and the lengths of the next drafts, begun anew in new rows."""
+        """Returns the target's past and the next drafts' lengths, which begin anew in new rows."""
         first = self.draft_length.first(state.noise_keys)
         if state.verifier is None:
             blank = torch.zeros_like(state.noise_keys)[:, None]
@@ -170,7 +170,7 @@ class ARVerify(Verifier):
     ) -> tuple[State, Look, Float[Tensor, "B K V"]]:
         """Returns the first look, and logits of as many positions as the longest draft has."""
         longest = int(wanted.max())
-        # One position more than drafted: the target's own token goes there, and observers see it.
+        # One position more than drafted, for the target's own token, which observers see too.
         # Few widths, because libraries keep scratch memory for each.
         width = round_up(longest + 1, _STRIDE)
         if not self.drafting.num_forwards:
@@ -196,23 +196,23 @@ class ARVerify(Verifier):
             torch.zeros_like(state.canvas.unsettled), offsets < wanted[:, None], True
         )
         canvas = replace(state.canvas, unsettled=state.canvas.unsettled & inside)
-        held: Any = None
+        memory: Any = None
         for step in range(1, self.drafting.num_forwards):
             view = view_of(decoder, state, canvas, window, logits)
             view = replace(view, temperature=0.0)
-            held = decoder.sampler.init(view) if step == 1 else held
-            decision, held = decoder.sampler.step(view, held)
+            memory = decoder.sampler.init(view) if step == 1 else memory
+            decision, memory = decoder.sampler.step(view, memory)
             canvas = canvas_after(decoder, canvas, window, view, decision)
             numbers = canvas.unsettled.any(-1).nonzero().squeeze(-1).tolist()
             if not numbers:
                 break
             drafts = Branches(canvas.tokens[numbers], tuple(numbers), (0,) * len(numbers))
-            state, _, found = ask_drafter(decoder, state, self.target, window.width, drafts)
+            state, _, new_logits = ask_drafter(decoder, state, self.target, window.width, drafts)
             if self.drafting.keeps_alternatives:
                 # A position with a token keeps the logits from which the token was committed.
                 is_open = window.part(canvas.unsettled)[numbers, :, None]
-                found = torch.where(is_open, found, logits[numbers])
-            logits[numbers] = found
+                new_logits = torch.where(is_open, new_logits, logits[numbers])
+            logits[numbers] = new_logits
         if self.drafting.keeps_alternatives:
             return state, logits
         tokens = window.part(canvas.tokens)
@@ -220,10 +220,10 @@ class ARVerify(Verifier):
 
 
 def _shifted(
-    written: Int[Tensor, "B K1"], num: Int[Tensor, " B"], counts: Int[Tensor, " B"]
+    written: Int[Tensor, "B K1"], num_written: Int[Tensor, " B"], counts: Int[Tensor, " B"]
 ) -> Int[Tensor, "B K1"]:
-    """Returns the target's tokens behind the committed ones, the last one repeated."""
-    places = torch.arange(written.shape[1], device=num.device) + num[:, None]
+    """Returns the target's tokens after the committed ones; the last token is repeated."""
+    places = torch.arange(written.shape[1], device=num_written.device) + num_written[:, None]
     return written.gather(1, places.minimum(counts[:, None]))
 
 
@@ -240,7 +240,7 @@ def _with_target(
     if places is not None:
         after = torch.cat([torch.zeros_like(places[:, :1]), places + 1], 1)
         logits = logits[torch.arange(len(logits), device=logits.device)[:, None], after]
-    ours = view.logits.clone()
-    ours[:, : logits.shape[1]] = -torch.inf
-    ours[:, : logits.shape[1], : logits.shape[2]] = logits[:, : ours.shape[1]]
-    return view.with_logits(ours)
+    shown = view.logits.clone()
+    shown[:, : logits.shape[1]] = -torch.inf
+    shown[:, : logits.shape[1], : logits.shape[2]] = logits[:, : shown.shape[1]]
+    return view.with_logits(shown)

@@ -41,7 +41,7 @@ class DraftLength(CheckedFields):
 
     Attributes:
         shortest: Least tokens of a draft, at least 1.
-        longest: Most tokens of a draft, and those of the first.
+        longest: Most tokens of a draft, and the tokens of the first draft.
         growth: Tokens added after full acceptance.
         momentum: Weight of the latest round in the means, in (0, 1].
         start: Where the means start, "longest" or "zero".

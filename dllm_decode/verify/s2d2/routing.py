@@ -144,7 +144,7 @@ class ScoreThreshold(Router[Bool[Tensor, " B"]]):
 
 
 class Rewards(NamedTuple):
-    """The experience of a row with both choices, and its last round.
+    """A row's rewards of both choices so far, and the row's last round.
 
     Attributes:
         counts: Rounds for each choice, 0: not to verify, 1: to verify, and each context.
@@ -178,8 +178,8 @@ class UCB(Router[Rewards]):
     is taken in the t-th round of the answer; verification if they are equal. A choice that was
     never tried in this context comes first.
 
-    Source: as `S2D2`, policy "contextual_bandit_ucb". The defaults are those of the code; it names
-    no published setting.
+    Source: as `S2D2`, policy "contextual_bandit_ucb". The defaults are those of the code, which
+    names no published setting.
     Differs: Entropies are those at temperature 1, in the authors' code at that of the draws. The
     entropy over all masks of the block is not offered. Tokens that a sampler makes [MASK] again
     count against the reward.
@@ -200,28 +200,28 @@ class UCB(Router[Rewards]):
     entropy_bins: Annotated[int, count_from(1)] = 2
 
     def init(self, view: View) -> Rewards:
-        """Returns no experience."""
-        none = torch.zeros_like(view.tokens[:, 0])
+        """Returns counts and sums of 0."""
+        zeros = torch.zeros_like(view.tokens[:, 0])
         num_contexts = self.span_bins * self.progress_bins * self.entropy_bins
-        counts = none[:, None, None].repeat(1, 2, num_contexts)
-        sums = counts.to(widest(none.device))
-        return Rewards(counts, sums, none, none, none, none)
+        counts = zeros[:, None, None].repeat(1, 2, num_contexts)
+        sums = counts.to(widest(zeros.device))
+        return Rewards(counts, sums, zeros, zeros, zeros, zeros)
 
     def verifies(
         self, view: View, span: Bool[Tensor, "B W"], state: Rewards
     ) -> tuple[Bool[Tensor, " B"], Rewards]:
         masks = (view.eligible & view.masked).sum(-1)
         start = torch.zeros_like(masks) + view.start + view.block_start
-        # In a row's first round no block was opened before.
+        # Before a row's first round, no block was opened.
         is_same = (start == state.start) & (state.opened > 0)
         opened = torch.where(is_same, state.opened, masks)
         counts, sums = self._learned(state, torch.where(is_same, masks, 0))
         context = self._context(view, span, opened - masks)
-        where = context[:, None, None].expand(-1, 2, 1)
-        number, total = counts.gather(2, where).squeeze(-1), sums.gather(2, where).squeeze(-1)
+        index = context[:, None, None].expand(-1, 2, 1)
+        num_rounds, total = counts.gather(2, index).squeeze(-1), sums.gather(2, index).squeeze(-1)
         rounds = (counts.sum((1, 2)) + 1).to(sums)
-        bonus = self.beta * (rounds.log()[:, None] / number).sqrt()
-        score = torch.where(number > 0, total / number + bonus, torch.inf)
+        bonus = self.beta * (rounds.log()[:, None] / num_rounds).sqrt()
+        score = torch.where(num_rounds > 0, total / num_rounds + bonus, torch.inf)
         chosen = (score[:, 1] >= score[:, 0]) & (masks > 0)
         arm = context + chosen * counts.shape[2]
         return chosen, Rewards(counts, sums, arm, masks, start, opened)
@@ -229,7 +229,7 @@ class UCB(Router[Rewards]):
     def _learned(
         self, state: Rewards, masks_left: Int[Tensor, " B"]
     ) -> tuple[Int[Tensor, "B 2 C"], Float[Tensor, "B 2 C"]]:
-        """Returns counts and sums of rewards with those of the last round."""
+        """Returns the counts and sums of rewards, with the last round's reward added."""
         counts, sums = state.counts.flatten(1), state.sums.flatten(1)
         decided = state.masks > 0
         num_forwards = 1 + (state.arm >= state.counts.shape[2]).long()
@@ -244,11 +244,11 @@ class UCB(Router[Rewards]):
     ) -> Int[Tensor, " B"]:
         """Returns the number of each row's context."""
         length, width = span.sum(-1).clamp(min=1), view.block_width
-        wide, entropy = widest(span.device), torch.where(span, view.entropy, 0.0).sum(-1)
+        dtype, entropy = widest(span.device), torch.where(span, view.entropy, 0.0).sum(-1)
         context = torch.zeros_like(length)
         for share, number in (
-            ((length - 1).to(wide) / max(1, width - 1), self.span_bins),
-            (num_filled.to(wide) / width, self.progress_bins),
+            ((length - 1).to(dtype) / max(1, width - 1), self.span_bins),
+            (num_filled.to(dtype) / width, self.progress_bins),
             (entropy / length / math.log(view.vocab_size), self.entropy_bins),
         ):
             context = context * number + (share * number).long().clamp(0, number - 1)

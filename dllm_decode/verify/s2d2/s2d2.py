@@ -39,8 +39,8 @@ class _ToVerify(NamedTuple):
         tokens: Canvases with the proposals of all rows.
         rows: The rows that verify.
         longest: The most positions to verify of a row.
-        until: For each row the column before which a column sees those up to itself alone; `None`:
-            as the model attends.
+        until: A column of each row; columns before this one see only columns up to themselves.
+            `None`: columns see what the model's own attention lets them see.
     """
 
     span: Bool[Tensor, "B W"]
@@ -57,8 +57,8 @@ class Verified(NamedTuple):
         commit: Positions that get a token.
         tokens: The tokens there; arbitrary elsewhere.
         accepted: Drafted tokens that were accepted.
-        logits: Logits of the window in which verified tokens have those of their law; `None`
-            unless commits are recorded.
+        logits: Logits of the window, with those of the law p at verified tokens; `None` unless
+            commits are recorded.
     """
 
     commit: Bool[Tensor, "B W"]
@@ -76,8 +76,8 @@ class S2D2(Verifier):
     computes, for each of these positions, the law p that the model has if it sees the block only up
     to there. From the left, a proposal is accepted with probability min(1, p / q); the first one
     rejected is replaced by a draw from max(0, p - q), normalised, and ends the round. Rows that do
-    not verify take the sampler's step. In rows that do, the sampler's step is not taken, except
-    that its edits and re-masks of tokens are; its state goes on.
+    not verify take the sampler's step. In rows that do, only the edits and re-masks of the
+    sampler's step are taken; the sampler's state goes on.
 
     Not lossless with respect to the sampler alone. At a temperature above 0, a verified run of
     masks follows the law of the left-to-right mode of the same weights, given the tokens before the
@@ -87,7 +87,7 @@ class S2D2(Verifier):
         draft     a  b  c  d     sees the draft up to itself
         masks     _  _  _  _     mask i sees the draft before i and itself: p at i
 
-    On a model whose logits predict the next column the first line alone gives p.
+    On a model whose logits predict the next column, the first line alone gives p.
 
     Source: "S2D2: Fast Decoding for Block-Diffusion LLMs via Training-Free Self-Speculation", 2026,
     https://arxiv.org/abs/2603.25702; the rule is that of the authors' code,
@@ -99,7 +99,7 @@ class S2D2(Verifier):
     top-p and top-k. Noise is keyed by seed, request and position.
 
     Attributes:
-        router: Which rows verify: `ScoreThreshold()`, `MinimumSpan()` or `UCB()`.
+        router: Decides which rows verify: `ScoreThreshold()`, `MinimumSpan()` or `UCB()`.
         attend_to_text: How columns before the first unsettled one see each other, in every forward.
             "blocks": as the model was trained. "causal": each sees the columns up to itself, as in
             the left-to-right mode; the authors' AR-like caching, published for SDAR.
@@ -131,7 +131,7 @@ class S2D2(Verifier):
             )
 
     def max_steps(self, sampler: Sampler, num_masks: int) -> int:
-        # A step that verifies commits a mask at least.
+        # A step that verifies fills at least one mask.
         return num_masks + sampler.max_steps(num_masks)
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
@@ -140,9 +140,9 @@ class S2D2(Verifier):
             until = [row.unsettled for row in state.rows]
         state, seen = look(decoder, state, edit=_causal(until))
         span = first_run(seen.view.eligible & seen.view.masked)
-        held = self.router.init(seen.view) if state.verifier is None else state.verifier
-        chosen, held = self.router.verifies(seen.view, span, held)
-        state = state._replace(verifier=held)
+        memory = self.router.init(seen.view) if state.verifier is None else state.verifier
+        chosen, memory = self.router.verifies(seen.view, span, memory)
+        state = state._replace(verifier=memory)
         counts = span.sum(-1) * chosen
         # The host waits to learn which rows take part in the second forward.
         lengths = counts.tolist()
@@ -153,12 +153,12 @@ class S2D2(Verifier):
         state = with_sampler_check(decoder, state, seen, decision)
         filled_in = _filled_in(state, seen, decision)
         to_verify = _ToVerify(span, filled_in, rows, max(lengths), until)
-        state, found = _verified(decoder, state, seen, to_verify)
-        state = state.with_drafts(drafted=counts, accepted=found.accepted)
-        few = chosen & (found.commit.sum(-1) < self.min_tokens)
-        decision = _merged(seen.view, decision, found, chosen, few)
-        if found.logits is not None:
-            seen = seen._replace(view=seen.view.with_logits(found.logits))
+        state, verified = _verified(decoder, state, seen, to_verify)
+        state = state.with_drafts(drafted=counts, accepted=verified.accepted)
+        is_short = chosen & (verified.commit.sum(-1) < self.min_tokens)
+        decision = _merged(seen.view, decision, verified, chosen, is_short)
+        if verified.logits is not None:
+            seen = seen._replace(view=seen.view.with_logits(verified.logits))
         return state, seen._replace(decision=decision)
 
 
@@ -188,15 +188,15 @@ def _verified(
     offsets = first + torch.arange(to_verify.longest + 1, device=state.device)
     places = offsets[:, :-1].clamp(max=runs.shape[1] - 1)
     state, logits = _left_to_right(decoder, state, seen.window, to_verify, places)
-    number = torch.arange(len(rows), device=state.device)[:, None]
+    row_index = torch.arange(len(rows), device=state.device)[:, None]
     draft = Draft(
-        view.proposal.gather(1, places), counts, _log_law(view, view.logits[number, places])
+        view.proposal.gather(1, places), counts, _log_law(view, view.logits[row_index, places])
     )
     law = _log_law(view, logits)
     keys = position_keys(
         state.noise_keys[index], torch.zeros_like(counts), view.positions[:, :1] + offsets
     )
-    # No token is added after a run that is accepted whole: the further entry is not used.
+    # After a run that is accepted whole, no token is added: the last entry is not used.
     verdict = accept_by_ratio(draft, torch.cat([law, law[:, -1:]], 1), keys)
     offset = torch.arange(runs.shape[1], device=state.device) - first
     commit = runs & (offset <= verdict.accepted[:, None])
@@ -204,9 +204,9 @@ def _verified(
     everywhere = torch.zeros_like(seen.view.tokens)
     laws = None
     if decoder.return_logprobs:
-        own = logits[number, offset.clamp(0, logits.shape[1] - 1)]
-        own = torch.where(commit[..., None], own, view.logits)
-        laws = seen.view.logits.index_copy(0, index, own)
+        row_logits = logits[row_index, offset.clamp(0, logits.shape[1] - 1)]
+        row_logits = torch.where(commit[..., None], row_logits, view.logits)
+        laws = seen.view.logits.index_copy(0, index, row_logits)
     return state, Verified(
         torch.zeros_like(span).index_copy(0, index, commit),
         everywhere.index_copy(0, index, tokens),
@@ -222,7 +222,7 @@ def _left_to_right(
     to_verify: _ToVerify,
     places: Int[Tensor, "N S"],
 ) -> tuple[State, Float[Tensor, "N S V"]]:
-    """Returns logits of places in the window, each given the draft up to there."""
+    """Returns logits of places in the window, each given the draft up to that place."""
     rows, shift = to_verify.rows, decoder.sight.shift
     index = sent(rows, state.device)
     canvases = [to_verify.tokens[index]]
@@ -250,7 +250,7 @@ def _left_to_right(
 
 
 def _causal(until: Sequence[int] | None) -> Edit | None:
-    """Returns the edit after which columns before one of each row see those up to themselves."""
+    """Returns an edit: columns before `until` of their row see only columns up to themselves."""
     if until is None or not any(until):
         return None
 
@@ -259,8 +259,8 @@ def _causal(until: Sequence[int] | None) -> Edit | None:
         keys = torch.arange(
             inputs.tokens.shape[1] if cache is None else cache.num_slots, device=columns.device
         )
-        own = sent([until[member] for member in members], columns.device)
-        attend = (columns >= own[:, None])[..., None] | (keys <= columns[..., None])
+        limits = sent([until[member] for member in members], columns.device)
+        attend = (columns >= limits[:, None])[..., None] | (keys <= columns[..., None])
         return replace(inputs, attend=attend if inputs.attend is None else attend & inputs.attend)
 
     return edit
@@ -275,18 +275,18 @@ def _log_law(view: View, logits: Float[Tensor, "N S V"]) -> Float[Tensor, "N S V
 def _merged(
     view: View,
     decision: Decision,
-    found: Verified,
+    verified: Verified,
     chosen: Bool[Tensor, " B"],
-    few: Bool[Tensor, " B"],
+    is_short: Bool[Tensor, " B"],
 ) -> Decision:
-    """Returns the sampler's decision, in rows that verify with the verified tokens instead."""
-    is_taken = ~view.masked | ~(chosen & ~few)[:, None]
+    """Returns the sampler's decision, with the verified tokens in rows that verify."""
+    is_taken = ~view.masked | ~(chosen & ~is_short)[:, None]
     proposed = view.proposal if decision.tokens is None else decision.tokens
     # An editing sampler settles a block as a whole, once it has seen the block full.
     settle = None if decision.settle is None else decision.settle & ~chosen[:, None]
     return Decision(
-        commit=found.commit | decision.commit & is_taken,
-        tokens=torch.where(found.commit, found.tokens, proposed),
+        commit=verified.commit | decision.commit & is_taken,
+        tokens=torch.where(verified.commit, verified.tokens, proposed),
         settle=settle,
         remask=decision.remask,
     )

@@ -33,10 +33,10 @@ class Level(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Which of the evaluated states a row is in, in numbers that the host knows.
+    """The evaluated state that a row is in, as numbers that the host knows.
 
     Attributes:
-        reached: Branch of the row's present state; -1: it was not evaluated.
+        reached: Branch of the row's present state; -1: that state was not evaluated.
         start: Column at which the logits begin.
         num_open: Unsettled positions of the open block.
         committed: Positions that the last step settled; 0 if the row took none.
@@ -49,7 +49,7 @@ class Standing(NamedTuple):
 
     @property
     def expected_steps(self) -> int:
-        """Steps until the block is finished, if all settle as many positions as the last one."""
+        """Steps until the block is finished, if each step settles as many positions as the last."""
         return -(-self.num_open // max(1, self.committed))
 
 
@@ -61,7 +61,7 @@ class EvaluatedStates(NamedTuple):
         logits: For each state the logits of the columns from `starts` on.
         starts: Column of each row at which the logits begin.
         latest: The branch from which the row took its last step.
-        reached: The branch of the row's present state; -1: it was not evaluated.
+        reached: The branch of the row's present state; -1: that state was not evaluated.
         num_open: Unsettled positions of the open block before the last step.
     """
 
@@ -73,12 +73,12 @@ class EvaluatedStates(NamedTuple):
     num_open: Int[Tensor, " B"]
 
     def moved(self, canvas: Canvas) -> "EvaluatedStates":
-        """Returns the states with the branches at which the rows are now."""
+        """Returns the states with `reached` updated to the present canvas."""
         # A longer row that has joined may have widened the canvas.
-        more = (0, canvas.width - self.tokens.shape[2])
-        tokens = pad(self.tokens, more, value=canvas.eos_ids[0]) if more[1] else self.tokens
-        found = (tokens == canvas.tokens[:, None]).all(-1)
-        reached = torch.where(found.any(-1), found.long().argmax(-1), -1)
+        padding = (0, canvas.width - self.tokens.shape[2])
+        tokens = pad(self.tokens, padding, value=canvas.eos_ids[0]) if padding[1] else self.tokens
+        is_present = (tokens == canvas.tokens[:, None]).all(-1)
+        reached = torch.where(is_present.any(-1), is_present.long().argmax(-1), -1)
         return self._replace(tokens=tokens, reached=reached)
 
     def current(self) -> Int[Tensor, " B"]:
@@ -106,20 +106,20 @@ class EvaluatedStates(NamedTuple):
 
         Args:
             rows: The rows.
-            starts: First column of the window of each.
-            logit_starts: First column of the logits of each: `starts` of the states, on the host.
+            starts: First column of each row's window.
+            logit_starts: First column of each row's logits: `self.starts`, known to the host.
             width: Columns of the window.
         """
         logits = self.logits[rows, self.latest[rows]]
-        offsets = [start - at for start, at in zip(starts, logit_starts, strict=True)]
+        offsets = [start - begin for start, begin in zip(starts, logit_starts, strict=True)]
         if len(set(offsets)) == 1:
             within: Any = (slice(None), slice(offsets[0], offsets[0] + width))
         else:
             columns = sent(offsets, rows.device)[:, None]
             columns = columns + torch.arange(width, device=rows.device)
             within = (torch.arange(len(rows), device=rows.device)[:, None], columns)
-        found: Tensor = logits[within]
-        return found
+        window_logits: Tensor = logits[within]
+        return window_logits
 
 
 def placed(
@@ -134,14 +134,14 @@ def placed(
     if len(parts) == size[0] * size[1]:
         # No branch is unused, so that nothing has to be copied.
         return parts.reshape(size[1], size[0], *parts.shape[1:]).transpose(0, 1)
-    laid = parts.new_full((*size, *parts.shape[1:]), fill)
+    by_branch = parts.new_full((*size, *parts.shape[1:]), fill)
     index = sent([rows, branches], parts.device)
-    laid[index[0], index[1]] = parts
-    return laid
+    by_branch[index[0], index[1]] = parts
+    return by_branch
 
 
 def num_unsettled(canvas: Canvas, bounds: Sequence[tuple[int, int]]) -> Int[Tensor, " B"]:
-    """Counts the unsettled columns between bounds of each row's own."""
+    """Counts each row's unsettled columns within the row's bounds."""
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
     limits = sent(bounds, canvas.tokens.device)
     inside: Bool[Tensor, "B L"] = (columns >= limits[:, :1]) & (columns < limits[:, 1:])

@@ -36,18 +36,19 @@ Reach = Literal["block", "next"]
 class SelfVerify(Verifier):
     """Takes several of the sampler's steps on one forward, with the tokens of plain decoding.
 
-    The sampler drafts: it takes further steps on the logits of its last step, each time about the
+    The sampler drafts: it takes further steps on the logits of its last step, each time for the
     masks that are left. One forward then looks at the present state of the canvas and at all drafts
-    of it. From then on the sampler takes its real steps, on the logits of the state in which the
-    row really is. While that state is one of those that were looked at, no forward is needed.
+    of this state. From then on the sampler takes its real steps, on the logits of the row's real
+    state. While the forward has looked at that state, no further forward is needed.
     Tokens and their order are therefore those of plain decoding with the same cache, for every
     sampler and however good the drafts are. Only rounding may differ, because a wider forward may
     round differently (`evaluate="sequential"` does not). Noise is keyed by the state, so that this
     holds at any temperature, seed by seed.
 
-    No row takes part in more forwards than in plain decoding, but one computes up to `draft_steps`
-    times as many columns, which count as query positions. This pays if the time of a forward
-    hardly depends on its columns: on a GPU, with a cache that leaves few columns, for few rows.
+    No row takes part in more forwards than in plain decoding, but each forward computes up to
+    `draft_steps` times as many columns, which count as query positions. This pays if the time of a
+    forward hardly depends on its columns: on a GPU, with a cache that leaves few columns, for few
+    rows.
 
     With a cache, drafts need keys and values of their own. As rows of a batch, each draft has a
     copy of the whole row, so that the KV cache is `draft_steps` times as large. As branches of a
@@ -89,8 +90,8 @@ class SelfVerify(Verifier):
 
     @property
     def gives(self) -> frozenset[Fact]:
-        given = {Fact.SAMPLER_DECIDES}
-        return frozenset(given if self.draft_steps > 1 else given | {Fact.ONE_STEP_A_FORWARD})
+        facts = {Fact.SAMPLER_DECIDES}
+        return frozenset(facts if self.draft_steps > 1 else facts | {Fact.ONE_STEP_A_FORWARD})
 
     @property
     def num_branches(self) -> int:
@@ -107,32 +108,32 @@ class SelfVerify(Verifier):
             state = self._evaluate(decoder, state, levels)
             standings = [Standing(0, start) for start in _starts(state)]
             ready = list(range(len(standings)))
-        known: EvaluatedStates = state.verifier
-        state = state.with_drafts(accepted=known.num_accepted())
-        known = known._replace(latest=known.current(), num_open=_num_open(state))
-        state = state._replace(verifier=known)
+        evaluated: EvaluatedStates = state.verifier
+        state = state.with_drafts(accepted=evaluated.num_accepted())
+        evaluated = evaluated._replace(latest=evaluated.current(), num_open=_num_open(state))
+        state = state._replace(verifier=evaluated)
         return state, _shown(decoder, state, ready, standings)
 
     def after(self, decoder: Decoder, state: State) -> tuple[State, Int[Tensor, "B N"] | None]:
         if self.draft_steps == 1:
             return state, None
-        known: EvaluatedStates = state.verifier.moved(state.canvas)
+        evaluated: EvaluatedStates = state.verifier.moved(state.canvas)
         num_open = _num_open(state)
-        settled = known.num_open - num_open
-        numbers = torch.stack([known.reached, known.starts, num_open, settled], -1)
-        return state._replace(verifier=known), numbers
+        settled = evaluated.num_open - num_open
+        numbers = torch.stack([evaluated.reached, evaluated.starts, num_open, settled], -1)
+        return state._replace(verifier=evaluated), numbers
 
     def _ready(self, decoder: Decoder, state: State, standings: Sequence[Standing]) -> list[int]:
-        """Returns the rows whose present state was evaluated, with all columns of the window."""
-        most = self._width(decoder) - decoder.window_length
+        """Returns the rows whose present state was evaluated in all columns of the window."""
+        max_offset = self._width(decoder) - decoder.window_length
         return [
             number
-            for number, (own, start) in enumerate(zip(standings, _starts(state), strict=True))
-            if own.reached >= 0 and 0 <= start - own.start <= most
+            for number, (standing, start) in enumerate(zip(standings, _starts(state), strict=True))
+            if standing.reached >= 0 and 0 <= start - standing.start <= max_offset
         ]
 
     def _width(self, decoder: Decoder) -> int:
-        """Returns how many columns are predicted: a block, or the next one too."""
+        """Returns how many columns are predicted: one block, or two with the next block."""
         is_exact = decoder.model.causal_block_length or not decoder.cache.needs_kv_cache
         sees_next = (
             self.reach == "next"
@@ -144,7 +145,7 @@ class SelfVerify(Verifier):
         return decoder.window_length * (2 if sees_next else 1)
 
     def _draft(self, decoder: Decoder, state: State, standings: Sequence[Standing]) -> list[Level]:
-        """Lets the sampler go on from the present states on the logits of their last step.
+        """Lets the sampler continue from the present states, on the logits of their last step.
 
         Returns:
             The present states of all rows, then drafts of ever fewer rows. A row in its first
@@ -156,14 +157,14 @@ class SelfVerify(Verifier):
             return levels
         index = sent(rows, state.device)
         seen = _shown(decoder, state, rows, standings)
-        canvas, held, alive = state.canvas.take(index), take_state(state.sampler, index), rows
+        canvas, memory, alive = state.canvas.take(index), take_state(state.sampler, index), rows
         bounds = [state.rows[row].opening.bounds for row in rows]
         finishing = self._finishing(decoder, state)
         num_steps = max(standings[row].expected_steps for row in rows)
         while alive and len(levels) < self.draft_steps:
             drafts = []
             for _ in range(max(1, min(num_steps, self.draft_steps - len(levels)))):
-                canvas, held = _stepped(decoder, state, canvas, seen, held)
+                canvas, memory = _stepped(decoder, state, canvas, seen, memory)
                 drafts.append(canvas)
             # The host waits to learn which rows have finished; their later drafts are dropped.
             num_steps = 1
@@ -173,8 +174,8 @@ class SelfVerify(Verifier):
                 drafted = [row for row in alive if row in unfinished or row in finishing]
                 alive = [row for row in alive if row in unfinished]
                 if drafted:
-                    kept = sent([rows.index(row) for row in drafted], state.device)
-                    levels.append(Level(drafted, draft.tokens[kept]))
+                    indices = sent([rows.index(row) for row in drafted], state.device)
+                    levels.append(Level(drafted, draft.tokens[indices]))
         return levels
 
     def _finishing(self, decoder: Decoder, state: State) -> set[int]:
@@ -204,7 +205,7 @@ class SelfVerify(Verifier):
             branches = Branches(tokens, rows, depths, in_columns=self.evaluate == "tree")
             state, logits = forward(decoder, state, spec._replace(branches=branches))
         size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.noise_keys)
-        known = EvaluatedStates(
+        evaluated = EvaluatedStates(
             tokens=placed(tokens, rows, depths, size, fill=-1),
             logits=placed(logits, rows, depths, size),
             starts=sent(starts, tokens.device),
@@ -212,20 +213,20 @@ class SelfVerify(Verifier):
             reached=zeros,
             num_open=zeros,
         )
-        return state._replace(verifier=known).with_drafts(drafted=known.num_drafted())
+        return state._replace(verifier=evaluated).with_drafts(drafted=evaluated.num_drafted())
 
 
 def _in_turn(
     decoder: Decoder, state: State, spec: Pass, levels: Sequence[Level]
 ) -> tuple[State, Float[Tensor, "N _ V"]]:
     """Runs one forward for each draft of all rows."""
-    found = []
-    # The present states last, because the cache must then be as in plain decoding.
+    level_logits = []
+    # The present states come last, so that the cache ends as in plain decoding.
     for level in reversed(levels):
         branches = Branches(level.tokens, tuple(level.rows), (0,) * len(level.rows))
         state, logits = forward(decoder, state, spec._replace(branches=branches))
-        found.append(logits)
-    return state, torch.cat(found[::-1])
+        level_logits.append(logits)
+    return state, torch.cat(level_logits[::-1])
 
 
 def _num_open(state: State) -> Int[Tensor, " B"]:
@@ -240,7 +241,7 @@ def _starts(state: State) -> tuple[int, ...]:
 
 
 def _two_blocks(state: State, starts: Sequence[int], width: int) -> list[Row]:
-    """Returns the rows with two blocks for the open one, as cache policies are shown them."""
+    """Returns the rows for the cache policy, with open blocks that cover the next block too."""
     return [
         row.with_block(row.opening.block[0], max(row.opening.block[1], min(start + width, row.end)))
         for row, start in zip(state.rows, starts, strict=True)
@@ -251,11 +252,11 @@ def _shown(
     decoder: Decoder, state: State, rows: Sequence[int], standings: Sequence[Standing]
 ) -> Look:
     """Returns the sampler's view of some rows, with the logits of their latest states."""
-    known: EvaluatedStates = state.verifier
+    evaluated: EvaluatedStates = state.verifier
     index = sent(rows, state.device)
     starts = [_starts(state)[row] for row in rows]
     logit_starts = [standings[row].start for row in rows]
-    logits = known.shown(index, starts, logit_starts, decoder.window_length)
+    logits = evaluated.shown(index, starts, logit_starts, decoder.window_length)
     canvas = state.canvas if len(rows) == len(state.rows) else state.canvas.take(index)
     window = window_of(decoder, [state.rows[row] for row in rows], canvas)
     view = view_of(decoder, state, canvas, window, logits, rows=rows)
@@ -263,7 +264,7 @@ def _shown(
 
 
 def _stepped(
-    decoder: Decoder, state: State, canvas: Canvas, seen: Look, held: Any
+    decoder: Decoder, state: State, canvas: Canvas, seen: Look, memory: Any
 ) -> tuple[Canvas, Any]:
     """Returns drafts after one more step of the sampler, on logits of an earlier state."""
     rows = seen.stepping(len(state.rows))
@@ -271,6 +272,6 @@ def _stepped(
     view = view_of(decoder, state, canvas, seen.window, computed.model_logits, rows=rows)
     # All drafts share the statistics of the logits.
     view = replace(view, computed=computed)
-    decision, held = decoder.sampler.step(view, held)
+    decision, memory = decoder.sampler.step(view, memory)
     after = canvas_after(decoder, canvas, seen.window, view, decision)
-    return truncated(decoder, [state.rows[row] for row in rows], after), held
+    return truncated(decoder, [state.rows[row] for row in rows], after), memory

@@ -16,7 +16,7 @@ class Drafting(CheckedFields, ABC):
     def num_forwards(self) -> int:
         """Forwards of the mask predictor that a draft is made from.
 
-        0: the mask predictor is never asked. `draft` is then given no logits, V = 0.
+        0: the mask predictor never runs, and `draft` gets no logits, V = 0.
         """
         return 1
 
@@ -29,7 +29,7 @@ class Drafting(CheckedFields, ABC):
     def keeps_alternatives(self) -> bool:
         """True if a draft may replace a token that the sampler committed between two forwards.
 
-        Then `draft` is given the logits from which the token was committed; else logits that are
+        Then `draft` gets the logits from which the token was committed, otherwise logits that are
         certain of the token.
         """
         return False
@@ -46,6 +46,6 @@ class Drafting(CheckedFields, ABC):
         Args:
             beginning: Where the drafts begin.
             logits: Logits of the positions from each row's first unsettled one on.
-            lengths: Positions that a draft may reach, unless it ends with an EOS before; at least
-                1, at most K.
+            lengths: Positions that a draft may reach, unless the draft ends with an EOS before; at
+                least 1, at most K.
         """

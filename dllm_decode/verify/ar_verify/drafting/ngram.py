@@ -18,11 +18,11 @@ _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Proxy(CheckedFields, ABC):
-    """Estimates how likely a token follows a few others, without a forward."""
+    """Estimates how likely a token follows a few other tokens, without a forward."""
 
     @property
     def order(self) -> int:
-        """Number of tokens an estimate looks at: the next one and those before it."""
+        """Number of tokens that an estimate uses: the next token and the tokens before it."""
         return 1
 
     @abstractmethod
@@ -44,7 +44,7 @@ class Uniform(Proxy):
 
 @dataclass(frozen=True)
 class NGram(Proxy):
-    """Counts of short token sequences, smoothed by those of shorter ones.
+    """Counts of short token sequences, smoothed by the counts of shorter sequences.
 
     P(w | h) = (c(hw) + k P(w | h')) / (c(h) + k), where h' is h without its first token, down to
     the uniform distribution: add-k smoothing with the shorter context as the prior.
@@ -82,7 +82,7 @@ class NGram(Proxy):
         """Returns a model with the counts of these sequences of token ids, and no others.
 
         Raises:
-            ValueError: If a sequence holds something else than ids of the vocabulary.
+            ValueError: If a sequence holds anything but ids of the vocabulary.
         """
         rows = [self._row(sequence) for sequence in sequences]
         tables = []
@@ -98,9 +98,9 @@ class NGram(Proxy):
         probability = torch.full_like(tokens, 1.0 / self.vocab_size, dtype=widest(tokens.device))
         for length, table in enumerate(self.tables, 1):
             before = self._code(context[:, context.shape[1] - length + 1 :])
-            found = _on_device(table, tokens.device).look_up(before, tokens, self.vocab_size)
+            occurrences = _on_device(table, tokens.device).look_up(before, tokens, self.vocab_size)
             prior = self.strength * probability
-            probability = (found.counts + prior) / (found.totals + self.strength)
+            probability = (occurrences.counts + prior) / (occurrences.totals + self.strength)
         return probability.log()
 
     def _row(self, sequence: Sequence[int] | Int[Tensor, " _"]) -> Int[Tensor, " N"]:
@@ -131,7 +131,7 @@ class Counts:
 
     Attributes:
         codes: Each sequence as one number in base V.
-        counts: How often it occurred.
+        counts: How often each sequence occurred.
         contexts: Each sequence without its last token.
         totals: How often each context was followed by any token.
     """

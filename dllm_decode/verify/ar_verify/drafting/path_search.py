@@ -20,8 +20,8 @@ class _Beam(NamedTuple):
 
     Attributes:
         tokens: The prompt's last tokens, then the chosen ones; the rest is arbitrary.
-        scores: Score of each; -inf in unused places.
-        counts: Tokens chosen.
+        scores: Score of each beginning; -inf in unused places.
+        counts: Number of chosen tokens.
         ended: True if the last chosen token ends the answer.
     """
 
@@ -65,7 +65,7 @@ class PathSearch(Drafting):
         max_candidates: Candidates of a position at most.
         weight: Weight of the drafter, in [0, 1].
         proxy: Scores the order of tokens.
-        eos: When EOS is a candidate: if it is likely ("within_mass"), or "always".
+        eos: When EOS is a candidate: if EOS is likely ("within_mass"), or "always".
         length_power: Scores are divided by the length to this power at the end; 0: not at all.
         num_forwards: Forwards of the mask predictor that a draft is made from, at least 1.
 
@@ -120,14 +120,14 @@ class PathSearch(Drafting):
         scores[:, 0] = 0.0
         beam = _Beam(tokens[:, None].repeat(1, self.width, 1), scores, zeros, zeros.bool())
         ends = sent(eos_ids, logits.device)
-        found = self._candidates(logits, ends)
-        # The drafter's part of the score, of candidates alone.
-        excluded = found.logs == -torch.inf
-        gains = (self.weight * found.logs).masked_fill(excluded, -torch.inf)
-        over = torch.arange(K, device=lengths.device) >= lengths[:, None]
-        steps = zip(found.tokens.unbind(1), gains.unbind(1), over.unbind(1), strict=True)
-        for position, (choices, own, waits) in enumerate(steps):
-            beam = self._step(beam, position, choices, own, waits[:, None], ends)
+        candidates = self._candidates(logits, ends)
+        # The drafter's part of the score, for candidates only.
+        excluded = candidates.logs == -torch.inf
+        gains = (self.weight * candidates.logs).masked_fill(excluded, -torch.inf)
+        is_over = torch.arange(K, device=lengths.device) >= lengths[:, None]
+        steps = zip(candidates.tokens.unbind(1), gains.unbind(1), is_over.unbind(1), strict=True)
+        for position, (choices, drafter_gains, waits) in enumerate(steps):
+            beam = self._step(beam, position, choices, drafter_gains, waits[:, None], ends)
         ranking = beam.scores / beam.counts.clamp(min=1) ** self.length_power
         rows = torch.arange(B, device=logits.device)
         best = ranking.argmax(-1)
@@ -138,7 +138,7 @@ class PathSearch(Drafting):
         beam: _Beam,
         position: int,
         choices: Int[Tensor, "B C"],
-        own: Float[Tensor, "B C"],
+        drafter_gains: Float[Tensor, "B C"],
         waits: Bool[Tensor, "B 1"],
         ends: Int[Tensor, " E"],
     ) -> _Beam:
@@ -148,16 +148,16 @@ class PathSearch(Drafting):
             beam: The beginnings.
             position: Position of the token, from 0.
             choices: The candidates.
-            own: The drafter's part of the candidates' score.
-            waits: Rows whose drafts end before.
+            drafter_gains: The drafter's part of the candidates' score.
+            waits: Rows whose drafts end before this position.
             ends: Tokens that end an answer.
         """
         B, H, _ = beam.tokens.shape
         num, before = choices.shape[1], self.proxy.order - 1
         context = beam.tokens[:, :, position : position + before].reshape(B * H, before)
-        asked = choices.repeat_interleave(H, 0)
-        causal = self.proxy.log_probability(context, asked).view(B, H, num)
-        gains = own[:, None] + (1.0 - self.weight) * causal.float()
+        repeated = choices.repeat_interleave(H, 0)
+        causal = self.proxy.log_probability(context, repeated).view(B, H, num)
+        gains = drafter_gains[:, None] + (1.0 - self.weight) * causal.float()
         # A finished beginning is kept once, unchanged.
         finished = beam.ended | waits
         gains = gains.masked_fill(finished[..., None], -torch.inf)
@@ -173,16 +173,16 @@ class PathSearch(Drafting):
         return _Beam(tokens, scores, beam.counts.gather(1, parents) + grown, ended)
 
     def _candidates(self, logits: Float[Tensor, "B K V"], ends: Int[Tensor, " E"]) -> _Candidates:
-        """Lists the likeliest tokens of each position up to the mass; the rest is at -inf."""
+        """Lists the likeliest tokens of each position up to the mass; other tokens are at -inf."""
         top = top_k(logits, min(self.max_candidates, logits.shape[-1]))
         tokens = top.tokens
         normaliser = log_normaliser(logits, tokens[..., 0])[..., None]
-        kept = (top.logits - normaliser).float()
-        before = kept.exp().cumsum(-1) - kept.exp()
-        kept = kept.masked_fill(before >= self.mass, -torch.inf)
+        logs = (top.logits - normaliser).float()
+        before = logs.exp().cumsum(-1) - logs.exp()
+        logs = logs.masked_fill(before >= self.mass, -torch.inf)
         if self.eos == "always":
-            present = (tokens[..., None] == ends) & (kept > -torch.inf)[..., None]
+            present = (tokens[..., None] == ends) & (logs > -torch.inf)[..., None]
             extra = (widen(logits[..., ends]) - normaliser).float()
-            kept = torch.cat([kept, extra.masked_fill(present.any(-2), -torch.inf)], -1)
+            logs = torch.cat([logs, extra.masked_fill(present.any(-2), -torch.inf)], -1)
             tokens = torch.cat([tokens, ends.expand(*tokens.shape[:2], -1)], -1)
-        return _Candidates(tokens, kept)
+        return _Candidates(tokens, logs)

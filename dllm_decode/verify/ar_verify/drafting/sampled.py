@@ -33,8 +33,8 @@ class Sampled(Drafting):
     models are unsure and agree, and searching where they are sure.
 
     With `num_forwards` above 1, the sampler commits tokens to the draft between two forwards, as in
-    `PathSearch`; the others are drawn from the last forward's logits, and q of a committed token is
-    1.
+    `PathSearch`; other tokens are drawn from the last forward's logits, and q of a committed token
+    is 1.
 
     Source: Leviathan, Kalman and Matias 2023, "Fast Inference from Transformers via Speculative
     Decoding", https://arxiv.org/abs/2211.17192, algorithm 1.

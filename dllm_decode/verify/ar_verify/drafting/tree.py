@@ -28,8 +28,8 @@ class _Level(NamedTuple):
     """The best beginnings of one length, in descending order.
 
     Attributes:
-        tokens: The last token of each.
-        parents: Index of the beginning of the level above that each continues.
+        tokens: The last token of each beginning.
+        parents: Index in the level above of the beginning that each one continues.
         scores: Log-probability of the whole beginning; -inf in unused places.
         context: The tokens that a proxy looks at, the last token among them.
     """
@@ -47,9 +47,9 @@ class Tree(Drafting):
     A mask predictor gives a distribution at every position. The probability of a beginning is the
     product of its tokens' probabilities; the `budget` most probable ones are closed under leaving
     out the last token, so they are the nodes of a tree. The sum of their probabilities is the
-    number of tokens that will be accepted if the mask predictor is right, and no other tree of so
-    many nodes has a larger one. Among equal probabilities, the shorter beginning comes first, then
-    the one whose parent does, then the likelier token, then the lower id. An EOS has no children.
+    number of tokens that will be accepted if the mask predictor is right; no other tree with as
+    many nodes has a larger sum. Among equal probabilities, the shorter beginning comes first; then
+    the earlier parent, the likelier token and the lower id decide in turn. An EOS has no children.
 
     The text is the target's for any tree; see `ARVerify`. The draft's length bounds how deep a tree
     is, not how many nodes it has.
@@ -119,7 +119,7 @@ class Tree(Drafting):
             context: The tokens before, at least `proxy.order - 1`.
             eos_ids: Tokens that end an answer.
         """
-        found = self._candidates(logits)
+        candidates = self._candidates(logits)
         ends = sent(eos_ids, logits.device, torch.long)
         zeros = torch.zeros_like(lengths)[:, None]
         before = context[:, None, context.shape[1] - self.proxy.order + 1 :]
@@ -127,8 +127,8 @@ class Tree(Drafting):
         levels: list[_Level] = []
         best = above.scores[:, :0]
         for depth in range(logits.shape[1]):
-            level = self._extend(above, found, depth, ends)
-            # A beginning that is less likely than the last of the budget has no likelier child.
+            level = self._extend(above, candidates, depth, ends)
+            # A beginning less likely than the last one within the budget has no likelier child.
             best = torch.cat([best, level.scores], -1).sort(dim=-1, descending=True).values
             best = best[:, : self.budget]
             hopeless = (depth >= lengths)[:, None]
@@ -152,17 +152,17 @@ class Tree(Drafting):
         return _LikelyTokens(top.tokens.gather(-1, order), logs.gather(-1, order).clamp(max=0.0))
 
     def _extend(
-        self, above: _Level, found: _LikelyTokens, depth: int, ends: Int[Tensor, " E"]
+        self, above: _Level, candidates: _LikelyTokens, depth: int, ends: Int[Tensor, " E"]
     ) -> _Level:
         """Returns the best beginnings that are one token longer."""
-        tokens = found.tokens[:, depth]
+        tokens = candidates.tokens[:, depth]
         # Beginnings that have ended come after all others.
         ended = torch.isin(above.tokens, ends)
         scores, order = above.scores.masked_fill(ended, -torch.inf).sort(
             dim=-1, descending=True, stable=True
         )
         context = above.context.gather(1, order[..., None].expand_as(above.context))
-        gains = self._gains(context, tokens, found.logs[:, depth])
+        gains = self._gains(context, tokens, candidates.logs[:, depth])
         pairs = self._pairs(scores.shape[1], tokens.shape[1], device=tokens.device)
         parents, ranks = pairs // tokens.shape[1], pairs % tokens.shape[1]
         scores, chosen = (
@@ -176,16 +176,16 @@ class Tree(Drafting):
         return _Level(added, order.gather(1, parents), scores, longer[..., 1:])
 
     def _gains(
-        self, context: Int[Tensor, "B H C"], tokens: Int[Tensor, "B M"], own: Float[Tensor, "B M"]
+        self, context: Int[Tensor, "B H C"], tokens: Int[Tensor, "B M"], logs: Float[Tensor, "B M"]
     ) -> Float[Tensor, "B _ M"]:
         """Returns the log-probability of each candidate after each beginning."""
         if self.proxy_weight == 0.0:
-            return own[:, None]
+            return logs[:, None]
         B, H, _ = context.shape
-        asked = tokens.repeat_interleave(H, 0)
-        causal = self.proxy.log_probability(context.flatten(0, 1), asked).view(B, H, -1)
-        weighed = own[:, None] + self.proxy_weight * causal.to(own.dtype)
-        mass = own.logsumexp(-1)[:, None, None]
+        repeated = tokens.repeat_interleave(H, 0)
+        causal = self.proxy.log_probability(context.flatten(0, 1), repeated).view(B, H, -1)
+        weighed = logs[:, None] + self.proxy_weight * causal.to(logs.dtype)
+        mass = logs.logsumexp(-1)[:, None, None]
         return (weighed.log_softmax(-1) + mass).clamp(max=0.0)
 
     def _pairs(
@@ -220,7 +220,7 @@ class Tree(Drafting):
         return Draft(tokens[:, : self.budget], counts, parents=parents[:, : self.budget])
 
     def _num_worth(self, scores: Float[Tensor, "B N"]) -> Int[Tensor, " B"]:
-        """Counts the nodes that raise the tokens a round gives per unit of its cost."""
+        """Counts the nodes that raise a round's tokens per unit of cost."""
         shares = scores.exp()
         tokens = 1.0 + shares.cumsum(-1) - shares
         nodes = torch.arange(scores.shape[1], device=scores.device)

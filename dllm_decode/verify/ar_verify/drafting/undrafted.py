@@ -1,4 +1,4 @@
-"""Drafts that no mask predictor is asked for: from the text so far, or from the target itself."""
+"""Drafts without a mask predictor: from the text so far, or from the target itself."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,11 +14,11 @@ from samplers.checks import count_from
 
 @dataclass(frozen=True)
 class PromptLookup(Drafting):
-    """Copies what followed the last tokens where they stood before, in the prompt or the answer.
+    """Copies the tokens that followed an earlier occurrence of the last tokens in the text.
 
-    The last `ngram` tokens are looked for, then fewer, down to one. Where they stood several times,
-    the latest place counts. A copy that reaches the end of the text goes on with itself, so that a
-    repetition is drafted as long as wanted. Without a match nothing is drafted.
+    The last `ngram` tokens are looked for, then fewer, down to one. If they occur several times,
+    the latest place counts. A copy that reaches the end of the text continues with its own tokens,
+    so that a repetition is drafted as long as wanted. Without a match, nothing is drafted.
 
     Source: Saxena 2023, "Prompt Lookup Decoding",
     https://github.com/apoorvumang/prompt-lookup-decoding.
@@ -49,10 +49,10 @@ class PromptLookup(Drafting):
         begin = torch.full_like(first, -1)
         for size in range(min(self.ngram, tokens.shape[1] - 1), 0, -1):
             ends = torch.arange(size, tokens.shape[1] + 1, device=tokens.device)
-            same = (tokens.unfold(1, size, 1) == beginning.context(size)[:, None]).all(-1)
-            # Only a place that some token of the text follows; shorter matches fill gaps alone.
-            found = torch.where(same & (ends < first), ends, -1).amax(-1, keepdim=True)
-            begin = torch.where(begin < 0, found, begin)
+            matches = (tokens.unfold(1, size, 1) == beginning.context(size)[:, None]).all(-1)
+            # A token of the text must follow a match. Shorter matches count if no longer one does.
+            latest = torch.where(matches & (ends < first), ends, -1).amax(-1, keepdim=True)
+            begin = torch.where(begin < 0, latest, begin)
         offsets = torch.arange(logits.shape[1], device=tokens.device)
         copied = begin + offsets % (first - begin)
         counts = torch.where(begin.squeeze(1) < 0, 0, lengths.clamp(max=self.length))
@@ -61,16 +61,16 @@ class PromptLookup(Drafting):
 
 @dataclass(frozen=True)
 class Jacobi(Drafting):
-    """Lets the target iterate: its tokens behind a rejected one are the next round's draft.
+    """Lets the target iterate: its tokens after a rejected one are the next round's draft.
 
     Each forward of the target computes all tokens of the draft anew from the tokens before them in
-    the last draft. What no longer changes is accepted, and is what the target writes alone. Above
-    temperature 0 the iteration is the same, with noise keyed by position.
+    the last draft. Tokens that no longer change are accepted; the target alone writes the same.
+    Above temperature 0 the iteration is the same, with noise keyed by position.
 
     Source: Santilli et al. 2023, "Accelerating Transformer Inference for Translation via Parallel
     Decoding", https://arxiv.org/abs/2305.10427, algorithm 2 (parallel GS-Jacobi decoding).
     Differs: The window moves on with the first wrong token in place of block by block. It begins
-    with token 0 everywhere, and what enters it later is a copy of its last token.
+    with token 0 everywhere; positions that enter it later get a copy of its last token.
 
     Attributes:
         length: Tokens of a draft, at most; `DraftLength` bounds them too.
