@@ -41,7 +41,7 @@ class EoTP(Wrapper[State]):
         return "answer" if self.base.scope == "answer" else "suffix"
 
     def init(self, view: View) -> State:
-        state: State = self.base.init(view.within(self.base.scope))
+        state: State = self.base_init(view)
         return state
 
     def step(self, view: View, state: State) -> tuple[Decision, State]:

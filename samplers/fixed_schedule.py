@@ -23,7 +23,7 @@ class ScheduleState(NamedTuple):
     """How far each row is in a schedule.
 
     Attributes:
-        masks: Masks of the block when it was opened.
+        masks: Positions that the schedule commits, such as the masks of the block when it opened.
         steps: Steps taken in the block.
     """
 
@@ -100,6 +100,11 @@ class FixedSchedule(Sampler[ScheduleState]):
         ahead = torch.arange(self.steps_per_block, device=masks.device) >= steps[:, None]
         step = ((quotas > 0) & ahead).long().argmax(-1)
         return quotas.gather(-1, step[:, None]).squeeze(-1), step
+
+
+def steps_before(view: View, num_steps: int) -> Int[Tensor, " B"] | int:
+    """Returns the steps of a schedule of `num_steps` for the answer that precede the open block."""
+    return (view.start + view.block_start) * num_steps // view.gen_length
 
 
 def even_quota(

@@ -17,6 +17,7 @@ from samplers.checks import (
     require_tuple,
     require_unset,
 )
+from samplers.fixed_schedule import steps_before
 from samplers.logits.float64 import in_float64, widest
 from samplers.view import Scope, View
 from samplers.wrapper import Wrapper
@@ -24,7 +25,7 @@ from samplers.wrapper import Wrapper
 Averaged = Literal["masked", "all"]
 
 
-class Foretold(NamedTuple):
+class ProphetState(NamedTuple):
     """The steps taken in the block, and the base's state.
 
     Attributes:
@@ -37,7 +38,7 @@ class Foretold(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Prophet(Wrapper[Foretold]):
+class Prophet(Wrapper[ProphetState]):
     """Fills all masks of a row at once when its answer is already decided.
 
     At each step the gap between the two highest logits is averaged over the answer's tokens that
@@ -98,12 +99,9 @@ class Prophet(Wrapper[Foretold]):
 
     @property
     def scope(self) -> Scope:
-        # Both look at positions of finished blocks.
-        return "answer" if self.marker or self.gap == "all" else self._narrower_scope
-
-    @property
-    def _narrower_scope(self) -> Scope:
-        return "answer" if self.base.scope == "answer" else "suffix"
+        # A marker and `gap="all"` look at positions of finished blocks.
+        sees_all = self.marker or self.gap == "all" or self.base.scope == "answer"
+        return "answer" if sees_all else "suffix"
 
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         super().check(model=model, gen_length=gen_length, block_length=block_length)
@@ -114,11 +112,10 @@ class Prophet(Wrapper[Foretold]):
                 "answer_start or answer_length, or generate more."
             )
 
-    def init(self, view: View) -> Foretold:
-        steps = torch.zeros_like(view.tokens[:, 0])
-        return Foretold(steps, self.base.init(view.within(self.base.scope)))
+    def init(self, view: View) -> ProphetState:
+        return ProphetState(torch.zeros_like(view.tokens[:, 0]), self.base_init(view))
 
-    def step(self, view: View, state: Foretold) -> tuple[Decision, Foretold]:
+    def step(self, view: View, state: ProphetState) -> tuple[Decision, ProphetState]:
         steps, inner = state
         commit, tokens, inner = self.base_step(view, inner)
         decided = self._decided(view, steps) & view.eligible.any(-1)
@@ -128,7 +125,7 @@ class Prophet(Wrapper[Foretold]):
             filled = decided[:, None]
             commit = torch.where(filled, view.masked, commit)
             tokens = torch.where(filled, view.proposal, tokens)
-        return Decision(commit=commit, tokens=tokens), Foretold(steps + 1, inner)
+        return Decision(commit=commit, tokens=tokens), ProphetState(steps + 1, inner)
 
     def _decided(self, view: View, steps: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
         answer = self._answer(view)
@@ -145,7 +142,7 @@ class Prophet(Wrapper[Foretold]):
     def _threshold(self, view: View, steps: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         progress = view.progress
         if self.num_steps:
-            before = (view.start + view.block_start) * self.num_steps // view.gen_length
+            before = steps_before(view, self.num_steps)
             progress = (before + steps + 1).to(widest(steps.device)) / self.num_steps
         # One number at a time, because a tensor would be sent to the device at every step.
         threshold = torch.full_like(progress, self.thresholds[0])

@@ -1,7 +1,7 @@
 """A threshold together with a schedule (LLaDA2.0, Fast-dLLM on Dream)."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Int
@@ -9,27 +9,15 @@ from torch import Tensor
 
 from samplers.base import Decision, Sampler
 from samplers.checks import Probability, count_from
-from samplers.fixed_schedule import even_quota
+from samplers.fixed_schedule import ScheduleState, even_quota
 from samplers.logits.statistics import highest, ranks
 from samplers.view import View
 
 Quota = Literal["least", "most"]
 
 
-class QuotaState(NamedTuple):
-    """How far each row is in a schedule.
-
-    Attributes:
-        total: Positions that the schedule distributes over its steps.
-        steps: Steps taken in the block.
-    """
-
-    total: Int[Tensor, " B"]
-    steps: Int[Tensor, " B"]
-
-
 @dataclass(frozen=True)
-class QuotaThreshold(Sampler[QuotaState]):
+class QuotaThreshold(Sampler[ScheduleState]):
     """Commits confident positions, with a schedule as the least or the highest number.
 
     With quota "least", n positions are due in a step, by the even schedule of a whole block, even
@@ -60,23 +48,23 @@ class QuotaThreshold(Sampler[QuotaState]):
     steps_per_block: Annotated[int, count_from(1)] = 32
     quota: Quota = "least"
 
-    def init(self, view: View) -> QuotaState:
+    def init(self, view: View) -> ScheduleState:
         # Columns after the row's end may follow a short last block.
         is_own = view.masked | ~view.after_answer
-        total = (is_own if self.quota == "least" else view.eligible).sum(-1)
-        return QuotaState(total, torch.zeros_like(total))
+        masks = (is_own if self.quota == "least" else view.eligible).sum(-1)
+        return ScheduleState(masks, torch.zeros_like(masks))
 
-    def step(self, view: View, state: QuotaState) -> tuple[Decision, QuotaState]:
-        after = QuotaState(state.total, state.steps + 1)
+    def step(self, view: View, state: ScheduleState) -> tuple[Decision, ScheduleState]:
+        after = ScheduleState(state.masks, state.steps + 1)
         if self.quota == "most":
             return Decision(self._at_most(view, state)), after
-        due = even_quota(state.total, self.steps_per_block, state.steps).clamp(min=1)
+        due = even_quota(state.masks, self.steps_per_block, state.steps).clamp(min=1)
         confident = view.eligible & (view.confidence > self.threshold)
         best = highest(view.confidence, view.eligible, due)
         enough = confident.sum(-1) >= due
         return Decision(torch.where(enough[:, None], confident, best)), after
 
-    def _at_most(self, view: View, state: QuotaState) -> Tensor:
+    def _at_most(self, view: View, state: ScheduleState) -> Tensor:
         """Selects the confident positions within the quota, and the most confident one."""
         masks, steps = state
         left = view.eligible.sum(-1)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from samplers.base import Decision
 from samplers.checks import NonNegative, Share, count_from, non_negative, require_unset
+from samplers.fixed_schedule import steps_before
 from samplers.logits.float64 import in_float64, widest
 from samplers.view import Scope, View
 from samplers.wrapper import Wrapper
@@ -17,7 +18,7 @@ from samplers.wrapper import Wrapper
 Fall = Literal["cosine", "linear", "exponential"]
 
 
-class Foreseen(NamedTuple):
+class SchEDState(NamedTuple):
     """The steps taken in the block, the likeliest tokens of the last one, and the base's state.
 
     Attributes:
@@ -32,7 +33,7 @@ class Foreseen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SchED(Wrapper[Foreseen]):
+class SchED(Wrapper[SchEDState]):
     """Fills all masks of a row at once when its answer is stable and clear.
 
     Every mask of the row, in this block and after, takes its likeliest token if
@@ -97,11 +98,11 @@ class SchED(Wrapper[Foreseen]):
     def scope(self) -> Scope:
         return "answer" if self.base.scope == "answer" else "suffix"
 
-    def init(self, view: View) -> Foreseen:
+    def init(self, view: View) -> SchEDState:
         none = torch.zeros_like(view.tokens)
-        return Foreseen(none[:, 0], none, self.base.init(view.within(self.base.scope)))
+        return SchEDState(none[:, 0], none, self.base_init(view))
 
-    def step(self, view: View, state: Foreseen) -> tuple[Decision, Foreseen]:
+    def step(self, view: View, state: SchEDState) -> tuple[Decision, SchEDState]:
         steps, _, inner = state
         commit, tokens, inner = self.base_step(view, inner)
         top = view.top_k(2)
@@ -112,7 +113,7 @@ class SchED(Wrapper[Foreseen]):
         return Decision(
             commit=torch.where(filled, view.masked, commit),
             tokens=torch.where(filled, likeliest, tokens),
-        ), Foreseen(steps + 1, likeliest, inner)
+        ), SchEDState(steps + 1, likeliest, inner)
 
     def _is_clear(
         self, view: View, logits: Float[Tensor, "B W 2"], steps: Int[Tensor, " B"]
@@ -125,7 +126,7 @@ class SchED(Wrapper[Foreseen]):
         return (gaps.sum(-1) / counted.sum(-1) >= threshold.to(gaps)).to(steps.device)
 
     def _is_stable(
-        self, view: View, likeliest: Int[Tensor, "B W"], state: Foreseen
+        self, view: View, likeliest: Int[Tensor, "B W"], state: SchEDState
     ) -> Bool[Tensor, " B"]:
         """Returns the rows in which few likeliest tokens have changed since the last step."""
         counted = view.masked & view.in_answer
@@ -136,8 +137,7 @@ class SchED(Wrapper[Foreseen]):
     def _progress(self, view: View, steps: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         if not self.num_steps:
             return view.progress
-        before = (view.start + view.block_start) * self.num_steps // view.gen_length
-        step = (before + steps).to(widest(steps.device))
+        step = (steps_before(view, self.num_steps) + steps).to(widest(steps.device))
         return step / (self.num_steps - 1) if self.num_steps > 1 else torch.ones_like(step)
 
     def _weight(self, progress: Float[Tensor, " B"]) -> Float[Tensor, " B"]:

@@ -1,7 +1,7 @@
 """The view: the part of the canvas that a sampler sees, and statistics of its logits.
 
-Samplers read the attributes of `View` and its methods up to `with_logit_bias`; the engine and
-wrappers call those that follow. It is one class, and long, because its names are the contract.
+Samplers read the attributes of `View` and its members up to `with_logit_bias`; the engine and
+wrappers use those that follow. It is one class, and long, because its names are the contract.
 """
 
 import math
@@ -281,6 +281,12 @@ class View:
             case "random":
                 return self.uniform()
 
+    @property
+    def position_keys(self) -> Int[Tensor, "B W"]:
+        """Keys of the noise of each position."""
+        keys = torch.zeros_like(self.tokens[:, 0]) if self.noise_keys is None else self.noise_keys
+        return noise.position_keys(keys, self._num_committed, self.positions)
+
     def uniform(self) -> Float[Tensor, "B W"]:
         """Returns a number in (0, 1) a position, keyed as token noise is, for random orders."""
         return noise.uniform(self.position_keys + _ORDER_STREAM)
@@ -288,12 +294,6 @@ class View:
     def random_tokens(self) -> Int[Tensor, "B W"]:
         """Returns a token a position that depends on no logits, keyed as token noise is."""
         return noise.random_tokens(self.position_keys + _TOKEN_STREAM, self.vocab_size)
-
-    def decided(self, tokens: Int[Tensor, "B W"]) -> Int[Tensor, "B W"]:
-        """Returns tokens to write, in which constraints decide, see `proposed`."""
-        if self.proposed is None:
-            return tokens
-        return torch.where(self.proposed >= 0, self.proposed, tokens)
 
     def at_step(self, step: Int[Tensor, " B"]) -> "View":
         """Returns a view whose noise also depends on a number of each row, such as its step.
@@ -321,6 +321,12 @@ class View:
         """
         raised = self._window.with_bias(tokens, values)
         return replace(self, computed=raised.computed, logit_bias=raised.bias)
+
+    def decided(self, tokens: Int[Tensor, "B W"]) -> Int[Tensor, "B W"]:
+        """Returns tokens to write, in which constraints decide, see `proposed`."""
+        if self.proposed is None:
+            return tokens
+        return torch.where(self.proposed >= 0, self.proposed, tokens)
 
     def within(self, scope: Scope) -> "View":
         """Returns the part of the window that a sampler of some scope asks for.
@@ -421,12 +427,6 @@ class View:
             return found
         is_deferred = self.masked & is_one_of(self.proposal, self.deferred_ids)
         return torch.where(is_deferred, found * scale + raised, found)
-
-    @property
-    def position_keys(self) -> Int[Tensor, "B W"]:
-        """Keys of the noise of each position."""
-        keys = torch.zeros_like(self.tokens[:, 0]) if self.noise_keys is None else self.noise_keys
-        return noise.position_keys(keys, self._num_committed, self.positions)
 
     @property
     def _num_committed(self) -> Int[Tensor, " B"]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -64,6 +65,10 @@ class Wrapper(Sampler[State]):
 
     def max_steps(self, num_masks: int) -> int:
         return self.base.max_steps(num_masks)
+
+    def base_init(self, view: View) -> Any:
+        """Returns the state in which the base begins, given the wrapper's view."""
+        return self.base.init(view.within(self.base.scope))
 
     def base_step(
         self, view: View, state: State

@@ -63,10 +63,12 @@ def _require_plugin(part: str, text: str) -> None:
 
 def plugin_names(part: str) -> list[str]:
     """Returns the names that an expression may call: those that the plug-ins' package exports."""
-    source = (_ROOT / _PACKAGES[part] / "__init__.py").read_text(encoding="utf-8")
+    folder = _ROOT / _PACKAGES[part]
+    stub = folder / "__init__.pyi"
+    source = stub if stub.is_file() else folder / "__init__.py"
     (names,) = (
         ast.literal_eval(node.value)
-        for node in ast.parse(source).body
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     )
     return [*names, "CausalTarget"] if part == "verifier" else names

@@ -96,15 +96,13 @@ class Loaded(NamedTuple):
     revision: str = ""
 
 
-def open_model(
-    source: str, options: argparse.Namespace, revision: str = "", *, needs_tokenizer: bool = True
-) -> Loaded:
+def open_model(source: str, options: argparse.Namespace, revision: str = "") -> Loaded:
     """Sets the number of threads, and loads a model as `load` does."""
     if options.threads:
         torch.set_num_threads(options.threads)
     return load(
         source, device=options.device, dtype=options.dtype, compile=bool(options.compile),
-        revision=revision, needs_tokenizer=needs_tokenizer,
+        revision=revision,
     )  # fmt: skip
 
 

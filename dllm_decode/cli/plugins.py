@@ -6,7 +6,6 @@ are read as a constructor declares them.
 """
 
 import json
-import re
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -29,8 +28,6 @@ from samplers.expression import expression_of, is_ours, parse_plugin, parts_of
 
 _EXAMPLE = "path/to/open-dcoder?family=open_dllm&mask_id=151665"
 _READABLE = (tuple[str, ...], str, Path, bool, float, int)
-# Options of caches that are gone: the value that changed nothing, and the one that kept a bug.
-_REMOVED = (("entry", "sampler", "official"), ("freeze", "clean", "official"))
 TITLES = {"blocks": "block schedule"}
 """Names of parts of a setting in messages, where they differ from the part's own name."""
 
@@ -63,23 +60,7 @@ def parse_cache(text: str) -> CachePolicy:
         for name, kind in exported.items()
         if issubclass(kind, CachePolicy) and not isabstract(kind)
     }
-    return parse_plugin(_expression(current_cache(text), "cache"), CachePolicy, known)  # type: ignore[type-abstract]  # never constructed
-
-
-def current_cache(text: str) -> str:
-    """Returns the expression of a cache policy without options that are gone; refuses their use.
-
-    Raises:
-        ValueError: If the option reproduced a bug of official code.
-    """
-    for option, kept, bug in _REMOVED:
-        if re.search(rf"""{option}=['"]{bug}['"]|FreeCache\(['"]{bug}['"]\)""", text):
-            raise ValueError(
-                f"A cache policy must be one without {option}={bug!r}, which reproduced a bug of "
-                f"official code and was removed, got {text!r}. Leave it out."
-            )
-        text = re.sub(rf"""(, )?{option}=['"]{kept}['"]""", "", text)
-    return text
+    return parse_plugin(_expression(text, "cache"), CachePolicy, known)  # type: ignore[type-abstract]  # never constructed
 
 
 def no_target(source: str) -> CausalTarget:
@@ -96,7 +77,8 @@ def parse_verifier(text: str, target: Callable[[str], CausalTarget] = no_target)
     exported = {name: getattr(verify, name) for name in verify.__all__}
     known = {name: kind for name, kind in exported.items() if not isabstract(kind)}
     known["CausalTarget"] = target
-    return parse_plugin(_expression(text, "verifier"), Verifier, known)  # type: ignore[type-abstract]  # never constructed
+    parts = (verify.Drafting, verify.Proxy, verify.Router)
+    return parse_plugin(_expression(text, "verifier"), Verifier, known, parts=parts)  # type: ignore[type-abstract]  # never constructed
 
 
 def check_verifier(text: str) -> str:

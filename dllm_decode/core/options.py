@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
+from samplers.checks import require_bool, shown
+
 ConfidenceFrom: TypeAlias = Literal["raw", "tempered"]
 """Which distribution a confidence is read from, see `DecodeConfig.confidence_from`."""
 
@@ -121,16 +123,16 @@ class DecodeConfig:
         require_not_negative("temperature", self.temperature)
         if self.temperature and not 1e-30 <= self.temperature <= 1e30:
             raise ValueError(
-                f"temperature must be 0, or between 1e-30 and 1e30, got {_shown(self.temperature)}."
+                f"temperature must be 0, or between 1e-30 and 1e30, got {shown(self.temperature)}."
             )
         require_not_negative("top_p", self.top_p)
         if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must be in (0, 1], got {_shown(self.top_p)}.")
+            raise ValueError(f"top_p must be in (0, 1], got {shown(self.top_p)}.")
         require_integer("top_k", self.top_k, least=0, most=MAX_TOP_K)
         require_not_negative("cfg_scale", self.cfg_scale)
         if self.confidence_from not in get_args(ConfidenceFrom):
             raise ValueError(
-                f'confidence_from must be "raw" or "tempered", got {_shown(self.confidence_from)}.'
+                f'confidence_from must be "raw" or "tempered", got {shown(self.confidence_from)}.'
             )
         require_ids("banned_ids", self.banned_ids)
         require_ids("deferred_ids", self.deferred_ids)
@@ -191,24 +193,16 @@ def refusal(name: str, of: str, known: Sequence[str], hints: Mapping[str, str]) 
     return f"A keyword must be an option of {of}, such as {similar}, got {name!r}."
 
 
-def _shown(value: object) -> str:
-    """Returns a value's repr for an error message, as `samplers.checks.shown`."""
-    # The package samplers loads torch.
-    from samplers.checks import shown
-
-    return shown(value)
-
-
 def require_integer(
     name: str, value: object, *, least: int, most: int | None = None, what: str = "an integer"
 ) -> None:
     """Raises ValueError unless a value is an integer within bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be {what}, got {_shown(value)}.")
+        raise ValueError(f"{name} must be {what}, got {shown(value)}.")
     if most is None and value < least:
-        raise ValueError(f"{name} must be at least {least}, got {_shown(value)}.")
+        raise ValueError(f"{name} must be at least {least}, got {shown(value)}.")
     if most is not None and not least <= value <= most:
-        raise ValueError(f"{name} must be between {least} and {most}, got {_shown(value)}.")
+        raise ValueError(f"{name} must be between {least} and {most}, got {shown(value)}.")
 
 
 def require_not_negative(name: str, value: object) -> None:
@@ -217,26 +211,20 @@ def require_not_negative(name: str, value: object) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     number: Any = value if is_number else None
     if number is None or not abs(number) <= sys.float_info.max:
-        raise ValueError(f"{name} must be a finite number, got {_shown(value)}.")
+        raise ValueError(f"{name} must be a finite number, got {shown(value)}.")
     if number < 0.0:
-        raise ValueError(f"{name} must be at least 0, got {_shown(value)}.")
-
-
-def require_bool(name: str, value: object) -> None:
-    """Raises ValueError unless a value is True or False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {_shown(value)}.")
+        raise ValueError(f"{name} must be at least 0, got {shown(value)}.")
 
 
 def require_config(config: object) -> None:
     """Raises ValueError unless the argument is a `DecodeConfig`."""
     if not isinstance(config, DecodeConfig):
-        raise ValueError(f"config must be a DecodeConfig, got {_shown(config)}.")
+        raise ValueError(f"config must be a DecodeConfig, got {shown(config)}.")
 
 
 def require_ids(name: str, value: object) -> None:
     """Raises ValueError unless a value is a tuple of token ids."""
     if not isinstance(value, tuple):
-        raise ValueError(f"{name} must be a tuple of token ids, got {_shown(value)}.")
+        raise ValueError(f"{name} must be a tuple of token ids, got {shown(value)}.")
     for token in value:
         require_integer(name, token, least=0, what="a tuple of token ids")

@@ -22,6 +22,7 @@ CONTRACT = {
 }
 MAY_IMPORT = {
     "safetensors": ("samplers.learn2pd",),
+    "lazy_loader": ("samplers",),
     # For type checkers alone: it is not imported.
     "typing_extensions": ("samplers.state",),
 }
