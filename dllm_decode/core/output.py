@@ -48,9 +48,10 @@ class DecodeOutput:
     commits: Commits | None = None
 
     def lengths(self) -> Int[Tensor, " B"]:
-        """Counts the tokens of each of `answers`, and the EOS that ends it unless it is full."""
-        most = self.tokens.shape[1]
-        return torch.tensor([min(len(answer) + 1, most) for answer in self.answers()])
+        """Counts the tokens of each of `answers`, and the EOS that ends it if it was committed."""
+        num_settled = (~self.unsettled).sum(-1).tolist()
+        ends = zip(self.answers(), num_settled, strict=True)
+        return torch.tensor([min(len(answer) + 1, settled) for answer, settled in ends])
 
     def answers(self) -> list[list[int]]:
         """Returns each row's token ids before its first EOS.

@@ -1,9 +1,9 @@
-"""Checks of plug-ins that this package did not write, made once when a decoder is built.
+"""Wraps plug-ins that this package did not write in checks, once, when a decoder is built.
 
 A plug-in of somebody else is wrapped in a twin: an object of a subclass, with the same repr, whose
 methods check what the plug-in returns. Plug-ins of this package are not checked in a decode; the
-tests wrap all of them. Rules that a decision or logits may break are noted where they are found
-(`State.with_breach`), for every plug-in, and end their rows at the end of the round.
+tests wrap all of them. Rules that a decision or logits break are noted for every plug-in by
+`State.with_breach`; the rows in which a rule was broken end at the end of the round.
 """
 
 from collections.abc import Callable
@@ -39,19 +39,19 @@ def with_checks(decoder: Decoder) -> Decoder:
     cache, verifier = _unchecked(decoder.cache), _unchecked(decoder.verifier)
 
     def opening(row: Row, block_length: int, shift: int) -> Opening:
-        found = schedule.opening(row, block_length, shift)
-        require_opening(decoder, found, row)
-        return found
+        new_opening = schedule.opening(row, block_length, shift)
+        require_opening(decoder, new_opening, row)
+        return new_opening
 
     def recompute(query: CacheQuery) -> Columns:
-        chosen = cache.recompute(query)
-        require_columns(decoder, chosen, query.end, f"recompute of {cache!r} must return")
-        return chosen
+        columns = cache.recompute(query)
+        require_columns(decoder, columns, query.end, f"recompute of {cache!r} must return")
+        return columns
 
     def hidden(query: CacheQuery) -> Columns:
-        found = cache.hidden(query)
-        require_hidden(decoder, found, query.end)
-        return found
+        columns = cache.hidden(query)
+        require_hidden(decoder, columns, query.end)
+        return columns
 
     return replace(
         decoder,
@@ -68,20 +68,20 @@ def with_checks(decoder: Decoder) -> Decoder:
         verifier=_twin(
             verifier, Verifier, after=partial(_after, verifier),
             max_steps=partial(_max_steps, verifier),
-            look=lambda *given: require_look(verifier.look(*given), owner=verifier),
+            look=lambda *args: require_look(verifier.look(*args), owner=verifier),
         ),
     )  # fmt: skip
 
 
-def _numbers(owner: BlockSchedule | CachePolicy, canvas: Canvas, *others: Any) -> Any:
-    found = owner.numbers(canvas, *others)
-    if found is not None:
-        require_numbers(found, len(canvas), owner=owner)
-    return found
+def _numbers(owner: BlockSchedule | CachePolicy, canvas: Canvas, *args: Any) -> Any:
+    numbers = owner.numbers(canvas, *args)
+    if numbers is not None:
+        require_numbers(numbers, len(canvas), owner=owner)
+    return numbers
 
 
-def _max_steps(owner: Sampler | Verifier, *given: Any) -> int:
-    limit: int = owner.max_steps(*given)
+def _max_steps(owner: Sampler | Verifier, *args: Any) -> int:
+    limit: int = owner.max_steps(*args)
     require_max_steps(limit, owner=owner)
     return limit
 
@@ -89,29 +89,29 @@ def _max_steps(owner: Sampler | Verifier, *given: Any) -> int:
 def _after(
     verifier: Verifier, decoder: Decoder, state: State
 ) -> tuple[State, Int[Tensor, "B N"] | None]:
-    state, found = require_after(verifier.after(decoder, state), owner=verifier)
-    if found is not None:
-        require_numbers(found, len(state.rows), owner=verifier)
-    return state, found
+    state, numbers = require_after(verifier.after(decoder, state), owner=verifier)
+    if numbers is not None:
+        require_numbers(numbers, len(state.rows), owner=verifier)
+    return state, numbers
 
 
 def _twin(plugin: Kind, base: type, **methods: Callable[..., Any]) -> Kind:
-    """Returns a plug-in whose methods, as far as it overrides those of its base, are these."""
+    """Returns a twin of a foreign plug-in: `methods` replace those that its class overrides."""
     kind = type(plugin)
     if not is_foreign(plugin):
         return plugin
-    own: dict[str, Any] = {
+    checked: dict[str, Any] = {
         name: staticmethod(method)
         for name, method in methods.items()
         if getattr(kind, name) is not getattr(base, name)
     }
-    names = {
+    attributes = {
         "__module__": kind.__module__, "__qualname__": kind.__qualname__, "unchecked": plugin
     }  # fmt: skip
     twin = copy(plugin)
     # The class changes, so that repr, fields and properties stay those of the plug-in.
     object.__setattr__(
-        twin, "__class__", cast(Any, type(kind))(kind.__name__, (kind,), names | own)
+        twin, "__class__", cast(Any, type(kind))(kind.__name__, (kind,), attributes | checked)
     )
     return twin
 
@@ -122,12 +122,12 @@ def _unchecked(plugin: Kind) -> Kind:
 
 
 def is_foreign(plugin: PlugIn) -> bool:
-    """Returns whether somebody else wrote a plug-in, or one that it holds."""
+    """Returns whether somebody else wrote a plug-in, or a plug-in that it holds."""
     return not all(is_ours(type(part)) for part in parts_of(plugin) if isinstance(part, PlugIn))
 
 
 def require_opening(decoder: Decoder, opening: object, row: Row) -> None:
-    """Raises RuntimeError unless `opening` returned an `Opening` that opens something."""
+    """Raises RuntimeError unless `opening` returned a valid `Opening` of unsettled columns."""
     owner, align = decoder.schedule, decoder.align
     if not isinstance(opening, Opening):
         raise RuntimeError(
@@ -169,7 +169,7 @@ def require_max_steps(limit: object, *, owner: object) -> None:
 
 
 def require_numbers(numbers: object, num_rows: int, *, owner: object) -> None:
-    """Raises RuntimeError unless `numbers` of a plug-in returned integers, some for each row."""
+    """Raises RuntimeError unless `numbers` of a plug-in returned integers of the shape (B, N)."""
     if isinstance(numbers, Tensor):
         is_right = numbers.ndim == 2 and len(numbers) == num_rows
         if is_right and not numbers.is_floating_point():
@@ -181,33 +181,34 @@ def require_numbers(numbers: object, num_rows: int, *, owner: object) -> None:
 
 
 def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
-    """Returns what `look` of a verifier returned; raises RuntimeError if it is of another kind."""
+    """Returns the result of a verifier's `look`; raises RuntimeError if the result is invalid."""
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Look):
         raise RuntimeError(
             f"look of {owner!r} must return the pair (state, Look(view, window)), got a "
             f"{type(found).__name__}."
         )
     state, look = found
-    most = len(state.rows)
-    if look.rows is not None and (not look.rows or not set(look.rows) <= set(range(most))):
+    total = len(state.rows)
+    stepping = look.stepping(total)
+    if set(stepping) - set(range(total)) or not 0 < len(stepping) == len(set(stepping)):
         raise RuntimeError(
-            f"rows of the Look of {owner!r} must be some of the {most} rows, or None for all of "
-            f"them, got {look.rows}."
+            f"rows of the Look of {owner!r} must be some of the {total} rows, each of them once, "
+            f"or None for all of them, got {look.rows}."
         )
-    if len(look.view.tokens) != len(look.stepping(most)):
+    if len(look.view.tokens) != len(stepping):
         raise RuntimeError(
-            f"view of the Look of {owner!r} must have its {len(look.stepping(most))} rows, got "
+            f"view of the Look of {owner!r} must have its {len(stepping)} rows, got "
             f"{len(look.view.tokens)}."
         )
     if look.decision is not None:
         require_decision(f"look of {owner!r}", look.decision, look.view)
 
     def check(part: Tensor) -> Tensor:
-        if not isinstance(part, Tensor) or not part.ndim or len(part) != most:
+        if not isinstance(part, Tensor) or not part.ndim or len(part) != total:
             got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else shown(part)
             raise RuntimeError(
                 f"The state of {owner!r} must be None, a tensor, or a NamedTuple of such, each "
-                f"with an entry for {most} rows, got {got}."
+                f"with an entry for {total} rows, got {got}."
             )
         return part
 
@@ -216,7 +217,7 @@ def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
 
 
 def require_after(found: object, *, owner: Verifier) -> tuple[State, Int[Tensor, "B N"] | None]:
-    """Returns what `after` of a verifier returned; raises RuntimeError if it is no pair."""
+    """Returns the result of a verifier's `after`; raises RuntimeError if the result is no pair."""
     if isinstance(found, tuple) and len(found) == 2:
         return found
     raise RuntimeError(
@@ -225,7 +226,7 @@ def require_after(found: object, *, owner: Verifier) -> tuple[State, Int[Tensor,
 
 
 def require_columns(decoder: Decoder, chosen: object, end: int, culprit: str) -> None:
-    """Raises RuntimeError unless the columns of a row can be computed, in ascending order."""
+    """Raises RuntimeError unless a forward can compute these columns of a row."""
     if not are_columns(chosen, end):
         raise RuntimeError(
             f"{culprit} ranges of columns in ascending order, at least one and all within "
@@ -249,7 +250,7 @@ def require_hidden(decoder: Decoder, hidden: Columns, end: int) -> None:
 
 
 def require_branches(decoder: Decoder, state: State, branches: Branches) -> None:
-    """Raises RuntimeError unless branches are whole canvases, as many as the verifier says."""
+    """Raises RuntimeError unless branches are whole canvases, with numbers that are allowed."""
     if branches.causal_from is not None and not branches.in_columns:
         raise RuntimeError("causal_from of Branches must be None unless in_columns is True.")
     if branches.in_columns and not set(branches.rows) <= branches.writers:
@@ -263,9 +264,9 @@ def require_branches(decoder: Decoder, state: State, branches: Branches) -> None
             f"tokens of Branches must be whole canvases, {size[0]} of {size[1]} columns, got the "
             f"shape {tuple(branches.tokens.shape)}."
         )
-    highest, most = max(branches.numbers), decoder.verifier.num_branches
-    if not branches.in_columns and highest >= most:
+    highest, num_branches = max(branches.numbers), decoder.verifier.num_branches
+    if not branches.in_columns and highest >= num_branches:
         raise RuntimeError(
-            f"numbers of Branches must be below num_branches of the verifier, {most}, got "
+            f"numbers of Branches must be below num_branches of the verifier, {num_branches}, got "
             f"{highest}. Override num_branches, or use in_columns=True."
         )

@@ -1,4 +1,4 @@
-"""Several branches of a row in one forward: rows of the cache for them, or columns of one row.
+"""Several branches of a row in one forward, as rows of the cache or as columns of one row.
 
 Branches 0 and 1 of a row as columns of one row, each with the columns 2 and 3 to compute; `x`: the
 column on the left sees the slot above. Slots 4 and 5 are free ones, for branch 1.
@@ -10,7 +10,7 @@ column on the left sees the slot above. Slots 4 and 5 are free ones, for branch 
     branch 1, column 2     x  x              x  x
     branch 1, column 3     x  x              x  x
 
-The same with `causal_from` 2: a column of branch 1 sees itself and what branch 0 has before it.
+With `causal_from` 2, a column of branch 1 sees itself and the columns of branch 0 before it.
 
     branch 0, column 2     x  x  x
     branch 0, column 3     x  x  x  x
@@ -42,9 +42,9 @@ def with_room(decoder: Decoder, state: State, branches: Branches, layout: Layout
     if cache is None:
         return state
     if branches.in_columns:
-        more = max(branches.numbers) * max(group.columns.shape[1] for group in layout.groups)
-        if cache.num_slots < state.cache.num_slots + more:
-            cache = cache.widened(state.cache.num_slots + more)
+        num_further = max(branches.numbers) * max(group.columns.shape[1] for group in layout.groups)
+        if cache.num_slots < state.cache.num_slots + num_further:
+            cache = cache.widened(state.cache.num_slots + num_further)
         return state._replace(cache=state.cache._replace(kv_cache=cache))
     pairs = [
         (row, row + branch * state.cache.capacity)
@@ -74,7 +74,7 @@ class Packed(NamedTuple):
     depth: int
 
     def lay(self, parts: Shaped[Tensor, "N X ..."]) -> Shaped[Tensor, "B Y ..."]:
-        """Lays out values of each branch, branch after branch in its row."""
+        """Lays out the values of all branches, branch after branch in each row."""
         laid = parts.new_zeros(self.num_rows, self.depth, *parts.shape[1:])
         laid[self.rows, self.numbers] = parts
         return laid.flatten(1, 2)
@@ -83,11 +83,11 @@ class Packed(NamedTuple):
 def packed_of(
     state: State, branches: Branches, group: Group, inputs: ForwardInputs
 ) -> tuple[ForwardInputs, Packed]:
-    """Makes all branches of a row, which are rows of `inputs`, columns of one row.
+    """Turns the branches of each row, which are rows of `inputs`, into columns of one row.
 
     Branch 0 reads and writes exactly the slots that it would if it were the only one. Every other
-    branch sees its own columns instead of the row's slots of these columns, and the row's other
-    slots; its keys and values are written after the row's own. No other branch sees them.
+    branch sees its own columns in place of the row's slots of these columns, and the row's other
+    slots. Its keys and values are written after the row's slots; only this branch sees them.
     """
     device, cache, width = inputs.tokens.device, state.cache, inputs.tokens.shape[1]
     rows, numbers = branches.rows_and_numbers(group.members)
@@ -100,20 +100,20 @@ def packed_of(
     )
     has_cache = cache.kv_cache is not None
     first_free = cache.num_slots if has_cache else width
-    shared = inputs.positions if has_cache else torch.arange(width, device=device)
-    shared = shared.expand_as(inputs.tokens)
+    row_slots = inputs.positions if has_cache else torch.arange(width, device=device)
+    row_slots = row_slots.expand_as(inputs.tokens)
     causal: Tensor | None = None
     if branches.causal_from is not None:
-        listed = [branches.causal_from[member] for member in group.members]
-        causal = sent(listed, device)
-    attend = inputs.tokens.new_zeros(*shared.shape, first_free, dtype=torch.bool)
+        first_causal = [branches.causal_from[member] for member in group.members]
+        causal = sent(first_causal, device)
+    attend = inputs.tokens.new_zeros(*row_slots.shape, first_free, dtype=torch.bool)
     attend[..., : group.num_keys if has_cache else width] = (
         True if inputs.attend is None else inputs.attend
     )
-    of_cache: dict[str, Any] = {}
+    cache_inputs: dict[str, Any] = {}
     if cache.kv_cache is not None:
-        of_cache = {
-            "slots": _slots(where, shared, first_free),
+        cache_inputs = {
+            "slots": _slots(where, row_slots, first_free),
             "kv_cache": cache.kv_cache.first(first_free + (where.depth - 1) * width),
             "rows": cache_rows(state, owners, [0] * len(owners)),
         }
@@ -122,60 +122,60 @@ def packed_of(
         tokens=where.lay(inputs.tokens),
         positions=where.lay(inputs.positions),
         wanted=where.lay(inputs.wanted + width * where.numbers[:, None]),
-        attend=where.lay(_attend(where, attend, shared, causal)),
-        **of_cache,
+        attend=where.lay(_attend(where, attend, row_slots, causal)),
+        **cache_inputs,
     )
     return packed, where
 
 
-def _slots(where: Packed, shared: Int[Tensor, "N X"], first_free: int) -> Int[Tensor, "B Y"]:
-    """Returns the slots that are written: the row's by branch 0, free ones by the others."""
-    width, device = shared.shape[1], shared.device
+def _slots(where: Packed, row_slots: Int[Tensor, "N X"], first_free: int) -> Int[Tensor, "B Y"]:
+    """Returns the slots that are written: the row's by branch 0, free slots by the others."""
+    width, device = row_slots.shape[1], row_slots.device
     free = first_free + width * torch.arange(-1, where.depth - 1, device=device)
     slots = (free[:, None] + torch.arange(width, device=device)).repeat(where.num_rows, 1, 1)
-    # Rows with fewer branches than others compute columns that are never read.
+    # A row with fewer branches than another computes columns that are never read.
     is_first = (where.numbers == 0)[:, None]
-    own = torch.where(is_first, shared, slots[where.rows, where.numbers])
-    slots[where.rows, where.numbers] = own
+    written = torch.where(is_first, row_slots, slots[where.rows, where.numbers])
+    slots[where.rows, where.numbers] = written
     return slots.flatten(1, 2)
 
 
 def _attend(
     where: Packed,
     attend: Bool[Tensor, "N X K"],
-    shared: Int[Tensor, "N X"],
+    row_slots: Int[Tensor, "N X"],
     causal_from: Int[Tensor, " N"] | None,
 ) -> Bool[Tensor, "N X L"]:
     """Returns which slots each column of a branch sees, see the picture of this module.
 
     Args:
         where: Where each branch is.
-        attend: Which of the row's slots it would see alone.
-        shared: The row's slots of its columns.
+        attend: Which of the row's slots each column would see if its branch were the only one.
+        row_slots: The row's slots of the branch's columns.
         causal_from: As `Branches.causal_from`.
     """
-    there = shared[:, None].expand(-1, shared.shape[1], -1)
-    visible, is_further = attend.gather(2, there), (where.numbers > 0)[:, None, None]
-    first, own = visible & ~is_further, visible
+    key_slots = row_slots[:, None].expand(-1, row_slots.shape[1], -1)
+    visible, is_further = attend.gather(2, key_slots), (where.numbers > 0)[:, None, None]
+    sees_row, sees_own = visible & ~is_further, visible
     if causal_from is not None:
-        late, gap = shared >= causal_from[:, None], shared[:, :, None] - there
-        first = visible & torch.where(late[:, None], gap >= is_further.long(), ~is_further)
-        own = visible & (~late[:, None] | (gap == 0))
-    # A row with fewer columns than another repeats its last one. In branch 0 the copies share one
-    # slot; in other branches each has a slot, of which only the first may be visible.
-    repeated = torch.zeros_like(shared, dtype=torch.bool)
-    repeated[:, 1:] = shared[:, 1:] == shared[:, :-1]
-    own = own & ~repeated[:, None]
-    # A further branch sees its own columns, and those of no other but branch 0.
-    same = torch.eye(where.depth, dtype=torch.bool, device=shared.device)[where.numbers, 1:]
-    further = (same[:, None, :, None] & own[:, :, None]).flatten(2)
-    return torch.cat([attend.scatter(2, there, first), further], 2)
+        causal, gap = row_slots >= causal_from[:, None], row_slots[:, :, None] - key_slots
+        sees_row = visible & torch.where(causal[:, None], gap >= is_further.long(), ~is_further)
+        sees_own = visible & (~causal[:, None] | (gap == 0))
+    # A row with fewer columns than another repeats its last column. In branch 0 the copies share
+    # one slot; in other branches each copy has a slot, and only the first may be visible.
+    repeated = torch.zeros_like(row_slots, dtype=torch.bool)
+    repeated[:, 1:] = row_slots[:, 1:] == row_slots[:, :-1]
+    sees_own = sees_own & ~repeated[:, None]
+    # A further branch sees its own columns and those of branch 0, but those of no other branch.
+    one_hot = torch.eye(where.depth, dtype=torch.bool, device=row_slots.device)[where.numbers, 1:]
+    further = (one_hot[:, None, :, None] & sees_own[:, :, None]).flatten(2)
+    return torch.cat([attend.scatter(2, key_slots, sees_row), further], 2)
 
 
 def unpack(packed: Float[Tensor, "B X V"], where: Packed) -> Float[Tensor, "N W V"]:
     """Returns the logits of each branch, from the logits of a packed forward."""
     branches: Tensor = packed.unflatten(1, (where.depth, -1))
-    if len(branches) == 1:
-        # Branch by branch already, so that nothing has to be copied.
+    if len(branches) == 1 and where.depth == len(where.numbers):
+        # The columns are in the order of the branches already, so that no copy is needed.
         return branches[0]
     return branches[where.rows, where.numbers]

@@ -57,7 +57,7 @@ def require_compilable(transformer: Transformer) -> None:
         raise ValueError(
             "A model that is compiled must be on one device, with weights that are not quantised, "
             f"got quantize={transformer.quantized!r} and the devices "
-            f"{sorted({str(there) for there in (transformer.route or {}).values()})}. Load it with "
+            f"{sorted({str(device) for device in (transformer.route or {}).values()})}. Load it with "
             "compile=False."
         )
 

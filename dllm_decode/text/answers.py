@@ -99,8 +99,13 @@ class GenerateOutput:
 
     @property
     def tokens_per_forward(self) -> float:
-        """The ratio of all answers' lengths to all rows' forwards."""
-        return self.decoded.tokens_per_forward()
+        """The ratio of all answers' lengths to all rows' forwards.
+
+        A length counts the EOS that ends the answer; in a template, the tokens after an EOS too.
+        """
+        lengths = zip(self.answers, self.decoded.lengths().tolist(), strict=True)
+        num_tokens: int = sum(max(length, len(answer.token_ids)) for answer, length in lengths)
+        return num_tokens / max(1, int(self.decoded.nfe.sum()))
 
     @property
     def num_tokens(self) -> int:

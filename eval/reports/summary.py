@@ -96,7 +96,10 @@ def _row(pool: Pool) -> Row:
         "fronts": [],
     }
     if finished:
-        row |= {"speed": _speed(finished), "order": _order(finished), "timing": _timing(finished)}
+        row |= {"order": _order(finished), "timing": _timing(finished)}
+        # An answer that a template gives whole takes no forward.
+        decoded = [record for record in finished if record["nfe"] or record["target_nfe"]]
+        row |= {"speed": _speed(decoded)} if decoded else {}
         if pool.settings.verifier != "NoVerifier()":
             row["verified"] = _verified(finished)
     return row

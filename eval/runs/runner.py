@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from dllm_decode import decode
 from dllm_decode.cli.models import ALONE, Place
 from eval.runs.answers import answer, said_of
 from eval.runs.folder import Folder, Skipped
@@ -110,8 +109,6 @@ class Worker:
             config = replace(self._settings.decoding, seed=seed)
             answers = answer(self._run, examples, config, [self._reporter])
         except FAILURES as error:
-            if isinstance(error, ValueError):
-                self._refuse_misfit()
             if len(examples) > 1:
                 return [
                     record
@@ -125,15 +122,6 @@ class Worker:
             self._record(example, one, warm_up=warm_up)
             for example, one in zip(examples, answers, strict=True)
         ]
-
-    def _refuse_misfit(self) -> None:
-        """Raises the ValueError that these settings give whatever the prompt."""
-        run = self._run
-        decode(
-            run.model, [[run.model.eos_ids[0]]], run.sampler, cache=run.cache,
-            verifier=run.verifier, blocks=run.blocks, config=self._settings.decoding,
-            constraint=run.automaton(),
-        )  # fmt: skip
 
     def _record(self, example: Example, found: ScoredExample, *, warm_up: bool) -> Record:
         return {

@@ -1,4 +1,4 @@
-"""Settings: one that is run, and what is written of it."""
+"""Settings: a `Run`, which can be decoded, and its `RunSettings`, which are stored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -36,12 +36,12 @@ class RunSettings:
     Plug-ins are expressions, as `samplers.expression.expression_of` writes them.
 
     Attributes:
-        dtype: Of the parameters.
+        dtype: Data type of the parameters.
         task: Canonical address.
         examples: Digest of the examples' ids, prompts and targets.
-        sampler: Empty if the verifier asks none.
+        sampler: Empty if the verifier asks no sampler.
         decoding: All other options of the decode, with the block length that was used.
-        batch_size: Rows decoded together: which rows share a batch moves floating-point rounding.
+        batch_size: Rows decoded together: which rows share a batch changes floating-point rounding.
         prompts: "chat" or "plain".
         constraint: Texts that answers must be among, as JSON; empty: any text.
     """
@@ -64,7 +64,7 @@ class RunSettings:
 
     @property
     def parts(self) -> list[str]:
-        """Sampler, cache, verifier and block schedule, as far as they are not the usual ones."""
+        """Sampler, cache, verifier and block schedule, without those that change nothing."""
         return named_parts(self.sampler, self.cache, self.verifier, self.blocks)
 
     def key(self, example_id: str) -> str:
@@ -76,7 +76,7 @@ class RunSettings:
         return canonical(self.identity())
 
     def identity(self) -> dict[str, Any]:
-        """Returns what keys are made of: `written`, as it was before there were constraints."""
+        """Returns `written` for keys, without an empty constraint, because old keys have none."""
         return {name: v for name, v in self.written().items() if v or name != "constraint"}
 
     def with_seed(self, seed: int) -> "RunSettings":
@@ -85,23 +85,23 @@ class RunSettings:
 
     def written(self) -> dict[str, Any]:
         """Returns the settings for JSON, the options of the decode among the others."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "decoding"}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "decoding"}
         options = asdict(self.decoding)
-        # JSON has no tuples: what is written and what is read are the same.
-        return own | {n: list(v) if isinstance(v, tuple) else v for n, v in options.items()}
+        # JSON has no tuples; with lists, the settings that are read equal those that were written.
+        return values | {n: list(v) if isinstance(v, tuple) else v for n, v in options.items()}
 
     @staticmethod
     def of(written: Mapping[str, Any], where: str = "Settings") -> "RunSettings":
-        """Reads what `written` gave.
+        """Reads the settings that `written` returned.
 
         Raises ValueError if a field is missing, unknown, of the wrong type or out of its range.
         """
-        found = msgspec.structs.asdict(converted(written, _WrittenSettings, where, NEW_FOLDER))
+        values = msgspec.structs.asdict(converted(written, _WrittenSettings, where, NEW_FOLDER))
         try:
-            decoding = DecodeConfig(**{name: found.pop(name) for name in OPTIONS})
+            decoding = DecodeConfig(**{name: values.pop(name) for name in OPTIONS})
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-        return RunSettings(decoding=decoding, **found)
+        return RunSettings(decoding=decoding, **values)
 
 
 _WrittenSettings = msgspec.defstruct(
@@ -120,19 +120,19 @@ _WrittenSettings = msgspec.defstruct(
 
 
 def named_parts(*parts: str) -> list[str]:
-    """Returns those of the expressions that name a setting: not those that change nothing."""
+    """Returns the expressions that name a setting, without those that change nothing."""
     return [text for text in parts if text not in _NOTHING]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One setting: a model on some examples with a sampler and what goes with it.
+    """One setting: a model, some examples, a sampler, and the other plug-ins and options.
 
     Attributes:
         decoding: All other options of the decode.
         prompts: "chat" or "plain"; None: the task's default.
-        model_source: As `load_model` was given it, like `revision`; None is the model's name.
-        dtype: Of the parameters.
+        model_source: Argument of `load_model`, like `revision`; None is the model's name.
+        dtype: Data type of the parameters.
         files: The model's files, as `MaskedTransformer.files`; () if they are not known.
         constraint: Texts that answers must be among, as JSON that `constraint_of` reads; empty:
             the task's.
@@ -159,16 +159,16 @@ class Run:
     @property
     def constrained(self) -> str:
         """The constraint that holds, as JSON: the run's, else the task's; empty: none."""
-        own = self.selection.task.constraint
-        return self.constraint or (canonical(own) if own else "")
+        task_constraint = self.selection.task.constraint
+        return self.constraint or (canonical(task_constraint) if task_constraint else "")
 
     @property
     def name(self) -> str:
         """The setting in words, for messages."""
         parts = (self.sampler, self.cache, self.verifier, self.blocks)
-        shown = named_parts(*map(expression_of, parts))
+        names = named_parts(*map(expression_of, parts))
         within = f" within {self.constrained}" if self.constrained else ""
-        return f"{self.model.name} on {self.selection.address} with {' + '.join(shown)}{within}"
+        return f"{self.model.name} on {self.selection.address} with {' + '.join(names)}{within}"
 
     def check(self, examples: Sequence[Example]) -> None:
         """Raises ValueError, before anything is decoded, if these settings fail for every prompt.
@@ -176,9 +176,10 @@ class Run:
         Model, sampler, cache, verifier, block schedule and lengths must fit together, answers be
         scorable, and prompts that need a chat template have it.
         """
-        decoder, automaton = self._decoder(), self.automaton()
-        if automaton is not None:
-            decoder.request([self.model.eos_ids[0]], 0, constraint=automaton)
+        self._decoder().request([self.model.eos_ids[0]], 0, constraint=self.automaton())
+        if self.cache.needs_kv_cache:
+            # A model without keys and values refuses.
+            self.model.new_kv_cache(1, 1)
         self.selection.task.require_scorable()
         has_turns = any(not isinstance(example.prompt, str) for example in examples)
         if has_turns or (self.prompts or self.selection.task.prompts) == "chat":
@@ -186,9 +187,9 @@ class Run:
         templates_of(self.tokenizer, self.model, examples, self.decoding.gen_length)
 
     def automaton(self) -> Automaton | None:
-        """Returns the constraint as the model's tokens spell it; None without one.
+        """Returns the constraint as an automaton over the model's tokens; None without constraint.
 
-        Raises ValueError if there is no such constraint, or the tokens cannot spell it.
+        Raises ValueError if the constraint is not valid, or the tokens cannot spell it.
         """
         if not self.constrained:
             return None
@@ -202,7 +203,7 @@ class Run:
         )  # fmt: skip
 
     def settings(self, examples: Sequence[Example]) -> RunSettings:
-        """Returns what decides the answers to these examples."""
+        """Returns the settings that decide the answers to these examples."""
         parts = (self.sampler, self.cache, self.verifier, self.blocks, self.decoding)
         block_length = Decoder(self.model, *parts).block_length
         return RunSettings(
@@ -238,7 +239,7 @@ class Parts:
 def run_of(loaded: Loaded, selection: Selection, parts: Parts, options: Mapping[str, Any]) -> Run:
     """Returns the run of a setting on some examples, with the given options of the decode.
 
-    Raises ValueError if a part or an option is none.
+    Raises ValueError if a part or an option is not valid.
     """
     plugins = built(vars(parts), loaded.target)
     return Run(
@@ -263,9 +264,9 @@ def decoding_of(
     Raises ValueError if an option is out of its range.
     """
     task = selection.task
-    given = {"gen_length": task.gen_length, **options}
+    values = {"gen_length": task.gen_length, **options}
     if task.block_length is not None and blocks.block_length is None:
         # A published block length may be more than the answer length that was asked for.
-        own = min(task.block_length, given["gen_length"])
-        given = {"block_length": own, **given}
-    return DecodeConfig(**given)
+        block_length = min(task.block_length, values["gen_length"])
+        values = {"block_length": block_length, **values}
+    return DecodeConfig(**values)

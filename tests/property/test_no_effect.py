@@ -7,18 +7,19 @@ or a field of a plug-in. Changes of the same kind, beside the same verifier, are
 import random
 import warnings
 from collections import defaultdict
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import pytest
 from fuzzed import COSTS
 from fuzzed_cases import Case, case_of
 
-from dllm_decode import DualCache, NoCache, PrefixCache, Sequential
+from dllm_decode import DualCache, NoCache, NoVerifier, PrefixCache, Sequential
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import new_decoder, raise_errors, run
-from samplers import Factor, FixedSchedule
+from samplers import ConfidenceThreshold, Factor, FixedSchedule
 
 _LEAST = 12
 """Cases that a kind of change must have had before it is called without effect."""
@@ -103,12 +104,12 @@ def changes(case: Case, rng: random.Random) -> list[Change]:
     return [change for change in found if repr(change.parts) != repr(parts)]
 
 
-def silent(seeds: range) -> dict[str, list[int]]:
+def silent(seeds: range, draw: Callable[[int], Case | str] = case_of) -> dict[str, list[int]]:
     """Returns the kinds of change that changed nothing in any case, without a word."""
     quiet: defaultdict[str, list[int]] = defaultdict(list)
     heard: set[str] = set()
     for seed in seeds:
-        case, rng = case_of(seed), random.Random(seed)
+        case, rng = draw(seed), random.Random(seed)
         if isinstance(case, str):
             continue
         before = outcome(case.decoder, case)
@@ -126,8 +127,21 @@ def silent(seeds: range) -> dict[str, list[int]]:
     }
 
 
-def test_a_setting_changes_a_decode_or_is_refused_or_warned_of() -> None:
-    assert silent(range(120)) == {}
+@dataclass(frozen=True)
+class Idle(ConfidenceThreshold):
+    """Has a field that nothing reads."""
+
+    nothing: bool = False
+
+
+def test_a_setting_without_effect_is_found() -> None:
+    def planted(seed: int) -> Case | str:
+        case = case_of(seed)
+        if isinstance(case, str) or not isinstance(case.decoder.verifier, NoVerifier):
+            return "no case"
+        return case._replace(decoder=replace(case.decoder, sampler=Idle(0.4)))
+
+    assert list(silent(range(120), planted)) == ["Idle.nothing with NoVerifier"]
 
 
 @pytest.mark.slow

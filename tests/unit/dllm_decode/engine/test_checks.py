@@ -197,6 +197,7 @@ VERIFIERS: list[tuple[Any, str]] = [
     (looking(lambda old, new, seen: seen), r"look of Own\(\) must return the pair"),
     (looking(lambda old, new, seen: (old, seen)), "no forward is counted"),
     (looking(lambda old, new, seen: (new, seen._replace(rows=()))), "rows of the Look"),
+    (looking(lambda old, new, seen: (new, seen._replace(rows=(0, 0)))), "each of them once"),
     (looking(lambda old, new, seen: (new, seen._replace(rows=(0,)))),
      "view of the Look of .* must have its 1 rows, got 2"),
     (looking(lambda old, new, seen: (new._replace(verifier=torch.zeros(7)), seen)),

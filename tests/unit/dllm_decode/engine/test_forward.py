@@ -14,6 +14,7 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.join import blank, join
 from dllm_decode.engine.loop import new_decoder
+from dllm_decode.engine.packing import Packed, unpack
 from dllm_decode.engine.round import open_blocks
 from samplers import ConfidenceThreshold
 
@@ -67,3 +68,11 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     decoder, state = begun()
     with pytest.raises(RuntimeError, match=r"columns of Pass must be None with NoCache\(\)"):
         forward(decoder, state, Pass(window, columns=columns))
+
+
+def test_a_row_may_leave_out_numbers_of_its_branches() -> None:
+    """Alone in its forward, such a row had the logits of the branches that it left out."""
+    logits = torch.arange(6.0)[None, :, None]
+    numbers = torch.tensor([0, 2])
+    found = unpack(logits, Packed(torch.zeros(2).long(), numbers, num_rows=1, depth=3))
+    assert found.squeeze(-1).tolist() == [[0.0, 1.0], [4.0, 5.0]]

@@ -418,6 +418,8 @@ def test_templates_are_filled_between_given_words() -> None:
         alone = ask(question, templates=template)
         assert alone[0] == answer
         assert answer.finish_reason == "length"
+    # A template that is shorter than another counted an EOS.
+    assert out.decoded.lengths().tolist() == [len(answer.token_ids) for answer in out]
     without = ask(templates="emma has [MASK] apples .")
     assert re.fullmatch(r"emma has \S+ apples \.", without.texts[0])
 
@@ -425,8 +427,11 @@ def test_templates_are_filled_between_given_words() -> None:
 def test_an_end_of_text_in_a_blank_leaves_its_position_empty() -> None:
     """The rest of the text was lost."""
     given = f"emma has 5 {TOKENIZER.eos_token} apples [MASK]"
-    (answer,) = ask(OTHER, templates=given)
+    out = ask(OTHER, templates=given)
+    (answer,) = out
     assert answer.text.startswith("emma has 5 apples")
+    # The tokens after the EOS did not count.
+    assert out.tokens_per_forward == len(answer.token_ids) / int(out.decoded.nfe.sum())
 
 
 def test_a_streamer_of_drafts_gets_what_follows_an_eos_in_a_blank() -> None:

@@ -95,6 +95,17 @@ def test_examples_count_alike_however_many_seeds_they_have(tmp_path: Path) -> No
     assert list(row["pass_at"]) == ["1"]
 
 
+def test_an_answer_that_took_no_forward_has_no_speed(tmp_path: Path) -> None:
+    """The whole report failed."""
+    records = [record(SETTINGS, "a", 1, nfe=0), record(SETTINGS, "b", 0, nfe=4)]
+    (row,) = measured(folder_of(tmp_path / "some", [SETTINGS], records)).summary["rows"]
+    assert (row["accuracy"]["value"], row["speed"]["nfe"]) == (0.5, 4.0)
+    without = measured(folder_of(tmp_path / "all", [SETTINGS], records[:1]))
+    assert "speed" not in without.summary["rows"][0]
+    assert table(without.summary["rows"], COSTS["forwards"])
+    write_report(without)
+
+
 def test_settings_with_different_seeds_are_told_apart(tmp_path: Path) -> None:
     runs = [SETTINGS, *seeds_of(replace(SETTINGS, sampler="Factor(1.0)"), (0, 1))]
     records = [record(run, e, 1) for run in runs for e in "abc"]
