@@ -31,7 +31,7 @@ class Known:
 
     def __call__(self, event: StepEvent) -> None:
         after = event.after
-        settled = after.tokens[0][after.answer[0] & ~after.unsettled[0]]
+        settled = after.tokens[0][after.in_answer[0] & ~after.unsettled[0]]
         self.tokens = before_end(settled.tolist(), after.eos_ids)
 
 

@@ -32,7 +32,7 @@ from samplers.view import is_one_of
 
 # The fields of a canvas with one entry a row.
 _TENSORS = (
-    "tokens", "unsettled", "answer", "given", "prompt_lengths", "firsts", "ends", "gen_lengths"
+    "tokens", "unsettled", "in_answer", "given", "prompt_lengths", "firsts", "ends", "gen_lengths"
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ class Canvas:
     Attributes:
         tokens: Prompt and answer from column 0 on; an EOS in columns after the row's end.
         unsettled: Columns of the answer whose token is not decided yet.
-        answer: Columns of the row's own answer. On a block-causal model they include the columns
+        in_answer: Columns of the row's own answer. On a block-causal model they include the columns
             that fill up the last block.
         given: Columns of the prompt and of the template's tokens, which never change.
         prompt_lengths: Column of each row's answer position 0.
@@ -56,7 +56,7 @@ class Canvas:
 
     tokens: Int[Tensor, "B L"]
     unsettled: Bool[Tensor, "B L"]
-    answer: Bool[Tensor, "B L"]
+    in_answer: Bool[Tensor, "B L"]
     given: Bool[Tensor, "B L"]
     prompt_lengths: Int[Tensor, " B"]
     firsts: Int[Tensor, " B"]
@@ -94,12 +94,12 @@ class Canvas:
         prompts, lengths, firsts, ends = numbers.unbind(-1)
         columns = torch.arange(width, device=device)
         inside = columns < ends[:, None]
-        answer = inside & (columns >= prompts[:, None])
-        unsettled = answer & (tokens == mask_id)
+        in_answer = inside & (columns >= prompts[:, None])
+        unsettled = in_answer & (tokens == mask_id)
         return Canvas(
             tokens=tokens,
             unsettled=unsettled,
-            answer=answer,
+            in_answer=in_answer,
             given=inside & ~unsettled,
             prompt_lengths=prompts,
             firsts=firsts,
@@ -135,7 +135,7 @@ class Canvas:
     @property
     def eos(self) -> Bool[Tensor, "B L"]:
         """Columns of the answer that hold an EOS."""
-        return self.is_eos(self.tokens) & self.answer
+        return self.is_eos(self.tokens) & self.in_answer
 
     def answers(self) -> Int[Tensor, "B G"]:
         """Returns each row's answer, filled up with EOS to the length of the longest."""
@@ -167,7 +167,7 @@ class Canvas:
             self,
             tokens=pad(self.tokens, padding, value=self.eos_ids[0]),
             unsettled=pad(self.unsettled, padding),
-            answer=pad(self.answer, padding),
+            in_answer=pad(self.in_answer, padding),
             given=pad(self.given, padding),
         )
 
@@ -181,7 +181,7 @@ class Canvas:
             keeps_tokens: True if tokens other than [MASK] stay, as for a sampler that edits them.
         """
         eos = self.eos
-        after = (eos.cumsum(-1) > eos.long()) & self.answer & ~self.given
+        after = (eos.cumsum(-1) > eos.long()) & self.in_answer & ~self.given
         after = after & self.masked if keeps_tokens else after
         return self.filled(after if where is None else after & where[:, None])
 

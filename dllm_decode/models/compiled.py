@@ -57,8 +57,8 @@ def require_compilable(transformer: Transformer) -> None:
         raise ValueError(
             "A model that is compiled must be on one device, with weights that are not quantised, "
             f"got quantize={transformer.quantized!r} and the devices "
-            f"{sorted({str(device) for device in (transformer.route or {}).values()})}. Load it with "
-            "compile=False."
+            f"{sorted({str(device) for device in (transformer.route or {}).values()})}. Load it "
+            "with compile=False."
         )
 
 
@@ -69,7 +69,7 @@ def _logits(
 
 
 def plain_inputs(inputs: ForwardInputs) -> ForwardInputs:
-    """Returns inputs with a tensor of slots, and with a slice of rows replaced by a cache of these.
+    """Returns inputs with slots as a tensor, and a cache of their rows alone instead of a slice.
 
     Otherwise the numbers of the slices would be compiled into the code.
     """

@@ -183,7 +183,7 @@ class RolloutRecorder:
         before, after, filled = event.before, event.after, event.filled
         # No forward sees an EOS that fills up an answer which has ended.
         is_rest = filled & event.ended[:, None] & (before.tokens == before.mask_id)
-        changed = (before.tokens != after.tokens) & before.answer & ~is_rest
+        changed = (before.tokens != after.tokens) & before.in_answer & ~is_rest
         rows, columns = changed.nonzero().unbind(-1)
         tokens = after.tokens[rows, columns]
         laws = log_probabilities(event.view, after.tokens.gather(1, event.columns))

@@ -212,7 +212,7 @@ def test_a_cache_that_is_never_in_doubt_computes_the_masks_of_the_block_and_new_
 ) -> None:
     def numbers(self: Any, canvas: Canvas, history: History, shift: int) -> torch.Tensor:
         is_mask = canvas.tokens == canvas.mask_id
-        return is_mask + 2 * (history.pending(canvas) & ~is_mask & canvas.answer)
+        return is_mask + 2 * (history.pending(canvas) & ~is_mask & canvas.in_answer)
 
     plain = plugin(CachePolicy, numbers=numbers, recompute=masks_and_new)
     expected = answer(tiny(family), FEW[0], plain)

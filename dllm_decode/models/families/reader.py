@@ -147,7 +147,7 @@ class ConfigReader:
 
 def is_integer(value: object, least: int, most: int) -> bool:
     """Says whether a value is an integer of a range; true and 1.0 are none."""
-    # In Python, true is an integer, and 1.0 equals one.
+    # In Python, True is an integer, and 1.0 equals 1.
     return type(value) is int and least <= value <= most
 
 
