@@ -29,7 +29,7 @@ def run_main(main: Callable[[], object], *, stopped: str = "Stopped.") -> None:
 
     Args:
         main: Reads the command line itself.
-        stopped: The line to print, such as that the same command goes on.
+        stopped: The line that Ctrl-C prints, such as a hint that the same command goes on.
     """
     try:
         main()

@@ -6,12 +6,12 @@ from pathlib import Path
 
 def require_own(name: str) -> None:
     """Raises ImportError with an explanation if Python finds another module of that name first."""
-    found = importlib.util.find_spec(name)
-    if found is None:
+    spec = importlib.util.find_spec(name)
+    if spec is None:
         return
-    places = [found.origin] if found.origin else list(found.submodule_search_locations or ())
-    own = (Path(__file__).parents[1] / name).resolve()
-    if not any(Path(place).resolve() in (own, own / "__init__.py") for place in places):
+    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    expected = (Path(__file__).parents[1] / name).resolve()
+    if not any(Path(place).resolve() in (expected, expected / "__init__.py") for place in places):
         raise ImportError(
             f"dllm_decode needs its own package {name}, got {', '.join(places)}, which Python "
             f"finds first. Rename it, or run from another folder and without it in PYTHONPATH."

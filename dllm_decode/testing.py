@@ -1,8 +1,8 @@
-"""For authors of cache policies, block schedules and verifiers: the laws of a decode, and a row.
+"""Checks for authors of cache policies, block schedules and verifiers: the laws of a decode.
 
 `check_laws(MyCache())` decodes with small random models, and raises AssertionError with the law
-that is broken; `row_of` makes a row by hand. `samplers.testing` has the laws of samplers, with
-which `check_laws` here begins.
+that is broken; `row_of` makes a row by hand. `samplers.testing` has the laws of samplers, which
+`check_laws` here also checks.
 """
 
 import copy
@@ -53,7 +53,7 @@ class _Case:
 
     Attributes:
         model: The model.
-        plugins: By the name of the argument of `decode`.
+        plugins: The plug-ins, by the names of the arguments of `decode`.
         config: The options.
     """
 
@@ -103,23 +103,24 @@ def check_laws(
     models: Sequence[MaskPredictor] = (),
     **plugins: PlugIn,
 ) -> None:
-    """Puts a cache policy, a block schedule, a verifier or a sampler through the laws of a decode.
+    """Checks that a cache policy, block schedule, verifier or sampler obeys the laws of a decode.
 
     A row has the same tokens, forwards and computed columns alone, in a batch, in a place that
-    another row has left, and a second time. If a cache gives `Fact.EXACT_REPLAY`, it has the same
-    tokens under `SelfVerify`. Combinations that are refused are left out. What a decode checks
-    itself in every step, such as which columns were computed, ends it with a RuntimeError.
+    another row has left, and a second time. A row has the same tokens under `SelfVerify` if the
+    cache gives `Fact.EXACT_REPLAY`. Combinations that are refused are left out. Every decode also
+    checks its own steps, such as which columns were computed, and raises RuntimeError.
 
     Args:
         plugin: An instance.
-        same_as: Another plug-in of its kind, which must have the same tokens, such as
+        same_as: Another plug-in of the same kind that must give the same tokens, such as
             `NoVerifier()` for a verifier that is lossless.
-        models: In float64 on a CPU, because the laws hold up to rounding; none: `random_models`.
-        plugins: Others that it must have, by their names in `decode`, such as `sampler=`.
+        models: Models in float64 on a CPU, because the laws hold up to rounding; empty:
+            `random_models`.
+        plugins: Other plug-ins to decode with, by their names in `decode`, such as `sampler=`.
 
     Raises:
         AssertionError: If a law is broken; its text says which one, and in which decode.
-        ValueError: If it is no plug-in, or no plug-in has one of the names.
+        ValueError: If `plugin` is no plug-in, or a keyword is not the name of one.
     """
     kind = _kind_of(plugin)
     if unknown := plugins.keys() - _KINDS.keys():
@@ -133,14 +134,14 @@ def check_laws(
         testing.check_laws(plugin)
     cases = _cases(kind, plugin, models or tuple(random_models()), plugins)
     with warnings.catch_warnings():
-        # In some combinations an option does nothing.
+        # Some combinations warn that an option has no effect.
         warnings.simplefilter("ignore", UserWarning)
         refusals = [_check_case(case, kind, same_as) for case in cases]
     assert None in refusals, f"{plugin!r} must fit a model and a sampler. {refusals[0]}"
 
 
 def row_of(prompt_length: int, gen_length: int, **fields: Any) -> Row:
-    """Returns a row before its first round, to ask a cache policy or a block schedule by hand.
+    """Returns a row before its first round, to call a cache policy or block schedule by hand.
 
     Args:
         prompt_length: Tokens of the prompt; the answer begins at this column.
@@ -154,8 +155,8 @@ def row_of(prompt_length: int, gen_length: int, **fields: Any) -> Row:
 def random_models(seed: int = 0) -> Iterator[MaskedTransformer]:
     """Yields a small random model of each kind, in float64, with confidences from low to high.
 
-    In the first every column sees every other and predicts itself, as in LLaDA; in the second it
-    predicts the next one, as in Dream; in the third it sees no later block, as in SDAR.
+    In the first model a column sees all columns and predicts itself, as in LLaDA; in the second a
+    column predicts the next one, as in Dream; in the third it sees no later block, as in SDAR.
     """
     kinds: Mapping[str, Mapping[str, Any]] = {
         "a model such as LLaDA": {},
@@ -189,13 +190,13 @@ def _cases(
 ) -> Iterator[_Case]:
     for model in models:
         for sampler, config in _DECODES:
-            given: dict[str, Any] = {
+            parts: dict[str, Any] = {
                 "sampler": sampler, "cache": NoCache(), "verifier": NoVerifier(),
                 "blocks": Sequential(), **plugins, kind: plugin,
             }  # fmt: skip
-            # A schedule may say the length of its blocks itself.
-            length = None if given["blocks"].block_length else _BLOCK_LENGTH
-            yield _Case(model, given, replace(config, block_length=length))
+            # A schedule may set the length of its blocks itself.
+            length = None if parts["blocks"].block_length else _BLOCK_LENGTH
+            yield _Case(model, parts, replace(config, block_length=length))
 
 
 def _check_case(case: _Case, kind: str, same_as: PlugIn | None) -> str | None:
@@ -222,10 +223,10 @@ def _check_rows(case: _Case) -> None:
         "alone": alone, "in a place that another row has left": case.answers(num_rows=2),
         "a second time": case.answers(),
     }  # fmt: skip
-    for words, found in elsewhere.items():
-        for row, one in together.items():
+    for words, again in elsewhere.items():
+        for row, ref in together.items():
             for name in ("tokens", "nfe", "query_positions"):
-                got, wanted = getattr(found[row], name)[0].tolist(), getattr(one, name)[0].tolist()
+                got, wanted = getattr(again[row], name)[0].tolist(), getattr(ref, name)[0].tolist()
                 assert got == wanted, (
                     f"A row must have the same {name} {words} as in a batch, {wanted}, got {got} "
                     f"from {case}."

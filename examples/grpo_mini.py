@@ -5,7 +5,7 @@
 
 Each round draws 8 word problems and 8 answers to each. A right answer has reward 1, less the price
 of its forwards. The advantage of an answer's tokens is its reward relative to the other answers to
-the same problem. The same command goes on from the last test.
+the same problem. Run the same command again to go on from the last test.
 
 Source: Shao et al. 2024, "DeepSeekMath", https://arxiv.org/abs/2402.03300, GRPO. Differs: no KL
 term; one update a round, so that no ratio needs to be clipped.
@@ -90,10 +90,10 @@ def learn(options: argparse.Namespace) -> None:
         seed = options.seed * 100_000 + number
         groups = list(roll_out(model, tokenizer, prompts, SAMPLER, seed=seed, **DRAWN))
         for index, rollouts, answers in groups:
-            own = [is_right(examples[index], a) - options.price * a.forwards for a in answers]
-            rewards += own
-            if len(set(own)) > 1:
-                (loss_of(model, rollouts, torch.tensor(own)) / len(groups)).backward()
+            earned = [is_right(examples[index], a) - options.price * a.forwards for a in answers]
+            rewards += earned
+            if len(set(earned)) > 1:
+                (loss_of(model, rollouts, torch.tensor(earned)) / len(groups)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
@@ -125,9 +125,9 @@ def is_right(example: Example, answer: Answer) -> int:
 def figures(first: Any, test: Any, rewards: Sequence[float]) -> dict[str, float]:
     """Returns the figures of a test, with the paired 95 per cent interval of the rise."""
     (before, _), (right, forwards) = zip(*first, strict=True), zip(*test, strict=True)
-    found = {"accuracy": fmean(right), "rise": fmean(right) - fmean(before)}
+    scores = {"accuracy": fmean(right), "rise": fmean(right) - fmean(before)}
     bounds = paired_score_interval(before, right)._asdict()
-    return found | bounds | {"forwards": fmean(forwards), "reward": fmean(rewards or [0.0])}
+    return scores | bounds | {"forwards": fmean(forwards), "reward": fmean(rewards or [0.0])}
 
 
 def plot(path: Path, folders: Sequence[Path]) -> None:

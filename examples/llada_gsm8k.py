@@ -45,7 +45,7 @@ class Problems(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What one sampler did on all examples: scores, outputs, and seconds for all of them."""
+    """The result of one sampler: a score and an output per example, and seconds for all."""
 
     scores: list[float]
     outputs: list[DecodeOutput]
@@ -119,7 +119,7 @@ def run(
     problems: Problems, sampler: Sampler, options: argparse.Namespace, console: Console, *,
     num_shown: int,
 ) -> Result:  # fmt: skip
-    """Decodes all examples and scores them; prints the first answers as soon as they are there."""
+    """Decodes all examples and scores them; prints the first answers as soon as they have ended."""
     model, tokenizer, verifier, task, examples = problems
     chat = task.prompts == "chat"
     prompts = [encode_prompt(tokenizer, example, chat=chat) for example in examples]
@@ -154,7 +154,7 @@ def table_of(
     samplers: Sequence[Sampler], verifier: Verifier, results: Sequence[Result],
     options: argparse.Namespace,
 ) -> Table:  # fmt: skip
-    """Lays out one row a sampler."""
+    """Returns a table with one row for each sampler."""
     num_examples = len(results[0].scores)
     table = Table(title=f"{options.model} on {num_examples} examples of {options.task}")
     table.add_column("sampler")

@@ -52,14 +52,14 @@ PLAIN, ALONE, SAMPLED = "one token a forward", "the target alone", "ARVerify, sa
 
 
 class SpeculativeResult(NamedTuple):
-    """What one way of decoding gave; counts and seconds are sums over all examples.
+    """The result of one way of decoding; counts and seconds are sums over all examples.
 
     Attributes:
         answers: Token ids, one answer an example.
-        forwards: Of the mask predictor.
-        target_forwards: Of the causal target.
+        forwards: Forwards of the mask predictor.
+        target_forwards: Forwards of the causal target.
         wall_s: Seconds.
-        yields: How often one forward (of the target, where there is one) gave so many tokens.
+        yields: Number of forwards (of the target, if any) by the number of tokens each gave.
         num_right: Answers that are right.
     """
 
@@ -123,9 +123,9 @@ def make_parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> dict[str, SpeculativeResult]:
     """Decodes all examples in every way."""
     for name in ("batch_size", "gen_length", "block_length"):
-        given = getattr(options, name)
-        if given is not None and given < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {given}.")
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
     place: dict[str, Any] = {"device": options.device, "dtype": getattr(torch, options.dtype)}
     model, tokenizer = load_model(options.model, **place)
     target = load_target(options.target, tokenizer, **place)
@@ -143,10 +143,10 @@ def run(options: argparse.Namespace) -> dict[str, SpeculativeResult]:
     ways = ways_of(target, proxy, options)
     results = {}
     for name, way in ways.items():
-        found = measure(model, prompts, options, way) if way else alone(options, prompts)
-        texts = [tokenizer.decode(answer) for answer in found.answers]
+        result = measure(model, prompts, options, way) if way else alone(options, prompts)
+        texts = [tokenizer.decode(answer) for answer in result.answers]
         scores = [task.score(*pair)[task.primary] for pair in zip(examples, texts, strict=True)]
-        results[name] = found._replace(num_right=scores.count(1))
+        results[name] = result._replace(num_right=scores.count(1))
     return results
 
 
@@ -182,8 +182,8 @@ def measure(
     lengths = {"gen_length": options.gen_length, "block_length": options.block_length}
     for start in range(0, len(prompts), options.batch_size):
         batch, gains = prompts[start : start + options.batch_size], Gains()
-        given = {"sampler": FixedSchedule(options.block_length), **lengths, **way}
-        out = decode(model, batch, **given, seed=start, observers=[gains])
+        decode_options = {"sampler": FixedSchedule(options.block_length), **lengths, **way}
+        out = decode(model, batch, **decode_options, seed=start, observers=[gains])
         answers += out.answers()
         forwards += int(out.nfe.sum())
         target_forwards += int(out.target_nfe.sum())
@@ -207,12 +207,12 @@ def alone(options: argparse.Namespace, prompts: Sequence[list[int]]) -> Speculat
     answers, forwards, started = [], 0, time.perf_counter()
     for prompt in prompts:
         ids = torch.tensor([prompt], device=options.device)
-        found = model.generate(
+        generated = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings
         )
-        written = found[0, len(prompt) :].tolist()
-        forwards += len(written)
-        answers.append(written[:-1] if written[-1] in ends else written)
+        new_ids = generated[0, len(prompt) :].tolist()
+        forwards += len(new_ids)
+        answers.append(new_ids[:-1] if new_ids[-1] in ends else new_ids)
     wall_s = time.perf_counter() - started
     return SpeculativeResult(answers, 0, forwards, wall_s, Counter({1: forwards}))
 
@@ -227,7 +227,7 @@ def show_histogram(console: Console, name: str, yields: Counter[int]) -> None:
 
 
 def table_of(results: dict[str, SpeculativeResult], options: argparse.Namespace) -> Table:
-    """Lays out one row a way of decoding."""
+    """Returns a table with one row for each way of decoding."""
     table = Table(title=f"{options.task}, {options.model} and {options.target}")
     for column in ("decoding", "forwards", "target forwards", "tokens", "seconds", "accuracy"):
         table.add_column(column, justify="left" if column == "decoding" else "right")
@@ -235,7 +235,7 @@ def table_of(results: dict[str, SpeculativeResult], options: argparse.Namespace)
     for name, result in results.items():
         tokens = sum(num * count for num, count in result.yields.items())
         sums = (result.forwards, result.target_forwards, tokens, result.wall_s, result.num_right)
-        table.add_row(name, *(f"{found / num_examples:.2f}" for found in sums))
+        table.add_row(name, *(f"{total / num_examples:.2f}" for total in sums))
     table.caption = f"means of {num_examples} examples"
     return table
 

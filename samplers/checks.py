@@ -34,7 +34,7 @@ def shown(value: object) -> str:
 
 def require_unset(plugin: object, name: str, where: str) -> None:
     """Raises ValueError if a field of a dataclass that nothing reads `where` has been set."""
-    (field,) = (one for one in fields(plugin) if one.name == name)  # type: ignore[arg-type]
+    (field,) = (field for field in fields(plugin) if field.name == name)  # type: ignore[arg-type]
     value = getattr(plugin, name)
     if value != field.default:
         raise ValueError(f"{name} must be left out {where}, where nothing reads it, got {value!r}.")
@@ -128,7 +128,7 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def require_plugin(name: str, value: object, kind: type, example: str) -> None:
-    """Raises ValueError unless a value is an instance of a class; names an example."""
+    """Raises ValueError, with an example, unless a value is an instance of a class."""
     if not isinstance(value, kind):
         got = f"the class {value.__name__}" if isinstance(value, type) else shown(value)
         raise ValueError(f"{name} must be a {kind.__name__} such as {example}, got {got}.")
@@ -155,20 +155,20 @@ def count_from(least: int, unit: str = "") -> Check:
 
 
 def non_negative(unit: str) -> Check:
-    """Returns the range of numbers from 0 on; the unit is such as "an entropy in nats"."""
+    """Returns the range of numbers from 0 on, of a unit such as "an entropy in nats"."""
     return partial(require_non_negative, unit=unit)
 
 
 def positive(unit: str = "a number") -> Check:
-    """Returns the range of finite numbers above 0; the unit is such as "a temperature"."""
+    """Returns the range of finite numbers above 0, of a unit such as "a temperature"."""
     return partial(require_positive, unit=unit)
 
 
 class CheckedFields:
     """A dataclass whose fields must hold what their annotations declare.
 
-    Checked are ranges in `Annotated`, `Literal`, `bool`, and classes derived from `CheckedFields`.
-    A class with rules over several fields begins its own `__post_init__` with that of `super()`.
+    It checks ranges in `Annotated`, `Literal`, `bool`, and classes derived from `CheckedFields`.
+    A class with rules over several fields calls `super().__post_init__()` first in its own.
     """
 
     def __post_init__(self) -> None:
@@ -181,15 +181,15 @@ class CheckedFields:
 
 @cache
 def _checks_of(kind: type) -> list[tuple[str, Check, bool]]:
-    """Returns names of fields, what checks them, and whether they may be `None`."""
+    """Returns the name of each field, its check, and whether it may be `None`."""
     hints = get_type_hints(kind, include_extras=True)
-    found = []
+    checks = []
     for field in fields(kind):
         hint = hints[field.name]
         optional = NoneType in get_args(hint)
         for check in _declared(get_args(hint)[0] if optional else hint, field.default_factory):
-            found.append((field.name, check, optional))
-    return found
+            checks.append((field.name, check, optional))
+    return checks
 
 
 def _declared(hint: Any, default: Any) -> Sequence[Check]:
@@ -209,6 +209,5 @@ def _declared(hint: Any, default: Any) -> Sequence[Check]:
 def _is_number(value: object) -> bool:
     if not isinstance(value, Real) or isinstance(value, bool) or value != value:
         return False
-    # An integer that is too large for a float cannot be compared with a float, nor be turned into
-    # one.
+    # An integer that is too large for a float can be neither compared with nor turned into a float.
     return not isinstance(value, Integral) or abs(int(value)) <= _MOST

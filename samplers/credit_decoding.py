@@ -22,7 +22,7 @@ class Credit(NamedTuple):
     """The credit of each position, as pairs of token and credit, and the base's state.
 
     Attributes:
-        tokens: Each at most once a position; -1 is a free slot.
+        tokens: Token ids, each at most once per position; -1 marks a free slot.
         values: The credit of these tokens, 0 in free slots.
         base: The state of the wrapped sampler.
     """
@@ -41,19 +41,19 @@ class CreditDecoding(Wrapper[Credit]):
     (1 + C)^alpha and normalised: its proposals, confidences, margins and entropies all follow.
 
     Credit starts at 0 in each block and is dropped where a token is committed. A position
-    has credit only for tokens that were most likely in one of its steps. It keeps as many of them
-    as the block has positions, and at least 32; a further one replaces the one of least credit.
+    has credit only for tokens that were most likely in one of its steps. It keeps as many tokens
+    as the block has positions, and at least 32; a further token replaces that of least credit.
 
     Source: Wang et al. 2025, "CreditDecoding", https://arxiv.org/abs/2510.06133, Eq. 6-7: the
     credit is updated first, then fused with the same step's logits.
 
-    Differs: The base decides, the paper's is a threshold; hence a row commits at least one token.
+    Differs: The base decides, not a threshold as in the paper; so a row commits at least one token.
     Constants are those of the final paper; the authors' dInfer has alpha 0.7, beta 0.8, and also
     commits positions within 1e-5 of the best. The variant with adaptive constants is not offered.
     At a temperature above 0 tokens are drawn from the fused distribution.
 
     Attributes:
-        base: The sampler that decides; one that gives `Fact.FINAL_TOKENS`.
+        base: The sampler that decides; it must give `Fact.FINAL_TOKENS`.
         alpha: Weight of the credit in the logits, at least 0; 0 is the base alone.
         beta: Share of the credit that survives a step, in [0, 1].
         gamma: Exponent of the probability that is credited, at least 0.
@@ -75,14 +75,14 @@ class CreditDecoding(Wrapper[Credit]):
         num_slots = max(_MIN_SLOTS, view.block_width)
         tokens = view.tokens.new_full((*view.tokens.shape, num_slots), -1)
         credit = torch.zeros_like(tokens, dtype=view.dtype)
-        # As in every step, so that the state of the base keeps its dtype.
+        # With a bias, as in every step, so that the state of the base keeps its dtype.
         fused = view.with_logit_bias(view.most_likely[..., None], credit[..., :1])
         return Credit(tokens, credit, self.base.init(fused))
 
     def step(self, view: View, state: Credit) -> tuple[Decision, Credit]:
         tokens, credit, inner = state
         best = view.most_likely[..., None]
-        # The token's own slot if it has one, else the first free one, else that of least credit.
+        # The token's slot if it has one, else the first free slot, else the slot of least credit.
         worth = credit.masked_fill(tokens < 0, -1.0).masked_fill(tokens == best, -2.0)
         slot = worth.argmin(-1, keepdim=True)
         updated = tokens.scatter(-1, slot, best)

@@ -14,20 +14,20 @@ from samplers.wrapper import Wrapper
 class EoTP(Wrapper[State]):
     """Commits an EOS as soon as the model proposes one anywhere in the rest of the answer.
 
-    In each step that commits no EOS otherwise, the most confident EOS that is proposed is committed
-    too, if its confidence is at least `threshold`, also in a later block. Decode with
+    If a step commits no other EOS, it also commits the most confident of the proposed EOS, in this
+    block or a later one, if its confidence is at least `threshold`. Decode with
     `truncate_at_eos=True`, so that everything after that EOS is over at once; masks before the EOS
     are still decoded, and a later step may find an earlier EOS.
 
     Source: Bao et al. 2025, "Learning to Parallel: Accelerating Diffusion Large Language Models via
     Learnable Parallel Decoding", https://arxiv.org/abs/2509.25188, end-of-text prediction; the
     rule is that of the authors' code, `generate_l2p_eot`.
-    Differs: The authors' code has no threshold, and cuts an answer short where the model proposes
-    an EOS at a place of which it knows next to nothing: `threshold=0.0` is that rule. A threshold
-    does not suffice on a block-causal model, which is sure of an EOS in blocks far ahead.
+    Differs: The authors' code has no threshold (here `threshold=0.0`), and cuts an answer short
+    wherever the model proposes an EOS, even with next to no confidence. A threshold does not
+    suffice on a block-causal model, which is sure of an EOS in blocks far ahead.
 
     Attributes:
-        base: The sampler that decides otherwise; one that gives `Fact.FINAL_TOKENS`.
+        base: The sampler that decides otherwise; it must give `Fact.FINAL_TOKENS`.
         threshold: Least confidence of an EOS, a probability.
 
     Raises:

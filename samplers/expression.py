@@ -1,7 +1,7 @@
 """Reads `LocalLeap(radius=6)` from text: parsed from the syntax tree, never evaluated.
 
-A plug-in of one's own is named by its module, `my_package.my_module:MarginThreshold(0.8)`. That
-imports the module, as `import` would, and nothing else.
+A user's own plug-in is named with its module, `my_package.my_module:MarginThreshold(0.8)`. Reading
+it imports the module, as `import` would, and nothing else.
 """
 
 import ast
@@ -54,17 +54,17 @@ def parse_plugin(
         imported[name] = import_class(match["module"], match["name"], (base, *parts))
         return name
 
-    found = parse_expression(_IMPORTED.sub(note, text), {**known, **imported})
-    if not isinstance(found, base):
-        raise ValueError(f"{shown(text)} must describe a {base.__name__}, got a {_kind(found)}.")
-    return found
+    plugin = parse_expression(_IMPORTED.sub(note, text), {**known, **imported})
+    if not isinstance(plugin, base):
+        raise ValueError(f"{shown(text)} must describe a {base.__name__}, got a {_kind(plugin)}.")
+    return plugin
 
 
 def expression_of(plugin: object) -> str:
     """Returns the expression that `parse_plugin` reads as this plug-in: its repr, for our own.
 
     A class of the user's own is written with its module, also where it is an argument or in a tuple
-    of arguments, so that classes of one name in two modules differ. A class that is defined within
+    of arguments, so that equal names in two modules differ. A class that is defined within
     another, or within a function, is written in the same way, but cannot be read again.
     """
     if type(plugin) is tuple:
@@ -78,17 +78,17 @@ def expression_of(plugin: object) -> str:
         for field in fields(plugin)
         if field.repr
     )
-    own = "" if is_ours(kind) else f"{kind.__module__}:"
-    return f"{own}{kind.__qualname__}({', '.join(written)})"
+    prefix = "" if is_ours(kind) else f"{kind.__module__}:"
+    return f"{prefix}{kind.__qualname__}({', '.join(written)})"
 
 
 def parts_of(plugin: object) -> Iterator[object]:
     """Yields a plug-in and all that it holds, as arguments or in tuples of them."""
     yield plugin
-    held: Iterable[object] = plugin if isinstance(plugin, tuple) else ()
+    parts: Iterable[object] = plugin if isinstance(plugin, tuple) else ()
     if is_dataclass(plugin):
-        held = (getattr(plugin, field.name) for field in fields(plugin))
-    for part in held:
+        parts = (getattr(plugin, field.name) for field in fields(plugin))
+    for part in parts:
         yield from parts_of(part)
 
 
@@ -108,24 +108,24 @@ def import_class(module: str, name: str, bases: tuple[type, ...]) -> Callable[..
     Raises:
         ValueError: If there is no such module or class, or the class is of another kind.
     """
-    given = f"{module}:{name}"
+    address = f"{module}:{name}"
     try:
         loaded = importlib.import_module(module)
     except ImportError as error:
         raise ValueError(
-            f"The module of {shown(given)} must be importable, got {error}. Install its package, "
+            f"The module of {shown(address)} must be importable, got {error}. Install its package, "
             "or run in the folder that holds it."
         ) from error
-    found = vars(loaded).get(name)
+    cls = vars(loaded).get(name)
     kinds = " or ".join(base.__name__ for base in bases)
-    if not isinstance(found, type) or not issubclass(found, bases):
-        got = "nothing of this name" if found is None else f"a {_kind(found)}"
-        raise ValueError(f"{shown(given)} must be a class derived from {kinds}, got {got}.")
-    return found
+    if not isinstance(cls, type) or not issubclass(cls, bases):
+        got = "nothing of this name" if cls is None else f"a {_kind(cls)}"
+        raise ValueError(f"{shown(address)} must be a class derived from {kinds}, got {got}.")
+    return cls
 
 
-def _kind(found: object) -> str:
-    return f"class {found.__name__}" if isinstance(found, type) else type(found).__name__
+def _kind(value: object) -> str:
+    return f"class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def parse_expression(text: str, constructors: Constructors) -> Any:
@@ -153,7 +153,7 @@ def parse_expression(text: str, constructors: Constructors) -> Any:
 def _built(text: str, constructors: Constructors) -> Any:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    # The last two are for text that is nested too deeply or holds a NUL, depending on the version.
+    # Text that is nested too deeply or holds a NUL raises one of the last two in some versions.
     except (SyntaxError, ValueError, MemoryError):
         raise ValueError(
             f"Expected an expression such as {_example(constructors)}, got {shown(text)}."

@@ -37,7 +37,7 @@ class FixedSchedule(Sampler[ScheduleState]):
 
     With m masks in the block and S steps, step r = 0, 1, ... of the even schedule commits
     floor(m / S) tokens, and one more while r < m mod S: the remainder goes to the first steps.
-    More steps than masks is one token a step. The last step commits all masks that are left,
+    With more steps than masks, each step commits one token. The last step commits all masks left,
     because an earlier step may have committed less than its share. The positions committed are
     the first in `order`: highest confidence, highest margin (most likely less second most
     likely), lowest entropy, or random.
@@ -51,7 +51,7 @@ class FixedSchedule(Sampler[ScheduleState]):
     generation code.
 
     Differs: Steps whose quota is zero are skipped, not run: they cost a forward and change nothing.
-    Confidence is a float32 softmax, the authors' bfloat16, which ties near 1. Dream's quota counts
+    Confidence is a softmax in float32; theirs in bfloat16 has ties near 1. Dream's quota counts
     each row's own masks, not the mean over the batch. Margin and entropy describe the distribution
     at temperature 1, Dream's the tempered and truncated one. Dream's `origin`, whose steps draw how
     many positions to commit, is not offered.
@@ -82,7 +82,7 @@ class FixedSchedule(Sampler[ScheduleState]):
             quota = torch.where(is_last, view.eligible.sum(-1), quota)
         else:
             quota, steps = self._dream_quota(view.eligible.sum(-1), steps)
-        # A verifier may have committed more than the plan: never fall to zero while masks remain.
+        # A verifier may have committed more than planned: commit at least one while masks remain.
         commit = highest(view.scores(self.order), view.eligible, quota.clamp(min=1))
         return Decision(commit=commit), ScheduleState(masks, steps + 1)
 

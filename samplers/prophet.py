@@ -49,20 +49,20 @@ class Prophet(Wrapper[ProphetState]):
     on. Progress is the share of the answer committed so far or, with `num_steps`, t / num_steps
     at step t = 1, 2, ... of a fixed schedule.
 
-    Where the answer is: `answer_length` tokens from `answer_start`, or after the first place where
-    the committed tokens of the generation spell `marker` (until it appears nothing is filled);
-    without either, the whole generation. Columns that are not the row's generation never count.
+    The answer is `answer_length` tokens from `answer_start`, or after the first place where the
+    committed tokens of the generation spell `marker` (nothing is filled before the marker appears),
+    or else the whole generation. Columns outside of the row's generation never count.
 
     Source: Li et al. 2025, "Diffusion Language Models Know the Answer Before Decoding",
     https://arxiv.org/abs/2508.19982, and the authors' generate_earlyexit.py.
 
-    Differs: Rows are decided one by one, the authors' code looks at the first. The gap is averaged
-    over masked positions; `gap="all"` averages committed ones too, as theirs does. Progress by
+    Differs: Each row is decided by itself; the authors' code looks at the first. The gap averages
+    masked positions; with `gap="all"` committed positions too, as in the authors' code. Progress by
     share of tokens is ours, for bases without a fixed number of steps, and so are `marker` and the
     whole generation. A fixed text before the answer is a template of `decode`.
 
     Attributes:
-        base: The sampler that decides until then; one that gives `Fact.FINAL_TOKENS`.
+        base: The sampler that decides until then; it must give `Fact.FINAL_TOKENS`.
         thresholds: Least mean gap of each phase, in logits, at least 0.
         edges: Progress, in [0, 1] and ascending, at which the next phase begins.
         answer_start: First position of the answer in the generation; `None`: see above.
@@ -119,8 +119,8 @@ class Prophet(Wrapper[ProphetState]):
         steps, inner = state
         commit, tokens, inner = self.base_step(view, inner)
         decided = self._decided(view, steps) & view.eligible.any(-1)
-        # The proposals of later columns cost a pass that nearly every step can do without. On an
-        # accelerator, reading `decided` costs more, unless tokens would have to be drawn.
+        # Nearly every step can save the time for the proposals of later columns. On an accelerator,
+        # reading `decided` takes longer than those proposals, unless tokens have to be drawn.
         if (decided.device.type != "cpu" and view.is_greedy) or decided.any():
             filled = decided[:, None]
             commit = torch.where(filled, view.masked, commit)
@@ -144,7 +144,7 @@ class Prophet(Wrapper[ProphetState]):
         if self.num_steps:
             before = steps_before(view, self.num_steps)
             progress = (before + steps + 1).to(widest(steps.device)) / self.num_steps
-        # One number at a time, because a tensor would be sent to the device at every step.
+        # A loop over numbers, because a tensor of them would be sent to the device at every step.
         threshold = torch.full_like(progress, self.thresholds[0])
         for edge, later in zip(self.edges, self.thresholds[1:], strict=True):
             threshold = torch.where(progress >= edge, later, threshold)
@@ -173,8 +173,8 @@ class Prophet(Wrapper[ProphetState]):
         committed = view.tokens.masked_fill(view.masked | ~view.in_answer, -1)
         length = len(self.marker)
         spans = functional.pad(committed, (0, length - 1)).unfold(1, length, 1).unbind(-1)
-        same = [span == token for span, token in zip(spans, self.marker, strict=True)]
-        return torch.stack(same).all(0)
+        matches = [span == token for span, token in zip(spans, self.marker, strict=True)]
+        return torch.stack(matches).all(0)
 
 
 class _Answer(NamedTuple):
@@ -182,8 +182,8 @@ class _Answer(NamedTuple):
 
     Attributes:
         columns: Columns of the window.
-        in_view: True where a column is a position of the answer; the others fill up the tensor.
-        exists: Rows that have an answer.
+        in_view: True where a column is a position of the answer; other columns are padding.
+        exists: True in rows that have an answer.
     """
 
     columns: Int[Tensor, "B A"]

@@ -24,16 +24,16 @@ class QuotaThreshold(Sampler[ScheduleState]):
     if some of its tokens are given. If at least n confidences exceed the threshold, exactly those
     positions are committed, else the n most confident.
 
-    With quota "most", a block has after each step at most as many commits as by the even schedule
-    of its masks, so that later steps may use the quota that a step has left. Among the most
-    confident positions that the quota allows, those whose confidence reaches the threshold are
-    committed, and always the first. Steps after the schedule's last may commit all masks left.
+    With quota "most", no step leaves a block with more commits than the even schedule of its masks,
+    so that later steps may use the quota that a step has left. Among the most confident positions
+    that the quota allows, those whose confidence reaches the threshold are committed, and always
+    the first. Steps after the schedule's last may commit all masks left.
 
     Source: "least": Bie et al. 2025, "LLaDA2.0: Scaling Up Diffusion Language Models to 100B",
     https://arxiv.org/abs/2512.15745, `generate` of the authors' model code. "most": Wu et al. 2025,
     "Fast-dLLM", https://arxiv.org/abs/2505.22618, `confidence_threshold` of the authors' Dream code
     (`generation_utils.py`).
-    Differs: "most" serves any number of masks, the authors' a multiple of the number of steps.
+    Differs: "most" takes any number of masks, the authors' only multiples of the number of steps.
 
     Attributes:
         threshold: Probability, in [0, 1], of a confident proposal.
@@ -50,8 +50,8 @@ class QuotaThreshold(Sampler[ScheduleState]):
 
     def init(self, view: View) -> ScheduleState:
         # Columns after the row's end may follow a short last block.
-        is_own = view.masked | ~view.after_answer
-        masks = (is_own if self.quota == "least" else view.eligible).sum(-1)
+        is_planned = view.masked | ~view.after_answer
+        masks = (is_planned if self.quota == "least" else view.eligible).sum(-1)
         return ScheduleState(masks, torch.zeros_like(masks))
 
     def step(self, view: View, state: ScheduleState) -> tuple[Decision, ScheduleState]:
@@ -77,6 +77,6 @@ class QuotaThreshold(Sampler[ScheduleState]):
 def _planned(
     masks: Int[Tensor, " B"], steps_per_block: int, steps: Int[Tensor, " B"]
 ) -> Int[Tensor, " B"]:
-    """Returns how many masks the even schedule has committed after so many steps."""
+    """Returns how many masks the even schedule has committed after `steps` steps."""
     planned = steps * (masks // steps_per_block) + torch.minimum(steps, masks % steps_per_block)
     return torch.minimum(planned, masks)

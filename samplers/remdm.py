@@ -21,7 +21,7 @@ class Walk(NamedTuple):
 
     Attributes:
         step: Steps of the block that are over.
-        confidence: Of each token when it was committed.
+        confidence: Probability of each token when it was committed.
     """
 
     step: Int[Tensor, " B"]
@@ -32,8 +32,8 @@ class Chances(NamedTuple):
     """Probabilities that each step changes a position.
 
     Attributes:
-        unmask: That a mask gets a token.
-        remask: That a token becomes [MASK].
+        unmask: Probability that a mask gets a token.
+        remask: Probability that a token becomes [MASK].
     """
 
     unmask: Float[Tensor, "... S"]
@@ -46,8 +46,8 @@ class ReMDM(RevisingSampler[Walk]):
 
     Step k = 0, ..., S - 1 of a block leads from the share of tokens a = k / S to b = (k + 1) / S. A
     token becomes [MASK] with the probability r, and a mask gets its proposal with the probability
-    (b - (1 - r) a) / (1 - a), so that about b of the block are tokens afterwards, whatever r is. At
-    most r_max = min(1, (1 - b) / a) is possible. The last step fills all masks and settles the
+    (b - (1 - r) a) / (1 - a), so that about b of the block are tokens afterwards, for every r. The
+    largest possible r is r_max = min(1, (1 - b) / a). The last step fills all masks and settles the
     block.
 
     | `strategy` | r |
@@ -63,10 +63,10 @@ class ReMDM(RevisingSampler[Walk]):
     https://arxiv.org/abs/2503.00307, section 4, and the authors' code,
     github.com/kuleshov-group/remdm at f830d65, diffusion.py. The defaults of eta are theirs for
     "cap"; they use 0.015 for "rescale".
-    Differs: Block by block. Time ends at 0, in the authors' code at 1e-5, after which another
-    forward fills what is left. With "confidence" a mask is filled with the r of a mask, which is 0,
-    as in the authors' code. The proposals are those of `temperature`; the authors draw at 1, with
-    `top_p=0.9`. The strategy "loop" of their code is `ReMDMLoop`, without its drawn steps.
+    Differs: Blocks are decoded in turn. Time ends at 0; in the authors' code it ends at 1e-5, and
+    another forward fills the masks left. With "confidence" a mask is filled with the r of a mask,
+    which is 0, as in the authors' code. Proposals follow `temperature`; the authors draw at
+    1, with `top_p=0.9`. The strategy "loop" of their code is `ReMDMLoop`, without its drawn steps.
 
     Attributes:
         steps_per_block: Steps of a block, S, at least 1.
@@ -85,11 +85,11 @@ class ReMDM(RevisingSampler[Walk]):
         return self.steps_per_block
 
     def init(self, view: View) -> Walk:
-        none = torch.zeros_like(view.tokens)
-        return Walk(none[:, 0], none.to(view.dtype))
+        zeros = torch.zeros_like(view.tokens)
+        return Walk(zeros[:, 0], zeros.to(view.dtype))
 
     def step(self, view: View, state: Walk) -> tuple[Decision, Walk]:
-        # A position that is [MASK] again is drawn anew, by another noise.
+        # A position that is [MASK] again is drawn anew, with other noise.
         view = view.at_step(state.step)
         empty, filled = view.eligible & view.masked, view.eligible & ~view.masked
         steps = torch.arange(self.steps_per_block, device=view.tokens.device)
@@ -118,12 +118,12 @@ class ReMDM(RevisingSampler[Walk]):
         steps = torch.arange(self.steps_per_block + 1, device=doubt.device)
         shares = steps.to(widest(doubt.device)) / self.steps_per_block
         before, after = shares[:-1], shares[1:]
-        most = ((1.0 - after) / before.clamp(min=1e-9)).clamp(max=1.0)
+        highest = ((1.0 - after) / before.clamp(min=1e-9)).clamp(max=1.0)
         match self.strategy:
             case "cap":
-                remask = most.clamp(max=self.eta)
+                remask = highest.clamp(max=self.eta)
             case "rescale":
-                remask = self.eta * most
+                remask = self.eta * highest
             case "confidence":
-                return Chances((after - before) / (1.0 - before), doubt[..., None] * most)
+                return Chances((after - before) / (1.0 - before), doubt[..., None] * highest)
         return Chances((after - (1.0 - remask) * before) / (1.0 - before), remask)

@@ -40,7 +40,7 @@ class SchED(Wrapper[SchEDState]):
 
     - the gap between the two highest logits, averaged over the masks of the answer, reaches a
       threshold that falls from `high` to `low`, and
-    - of these positions at most the share `max_changed` has another likeliest token than in the
+    - at most the share `max_changed` of these positions has another likeliest token than in the
       step before.
 
     Otherwise the base decides. At progress t in [0, 1], the threshold is low + (high - low) w(t):
@@ -59,14 +59,14 @@ class SchED(Wrapper[SchEDState]):
     github.com/amr-mohamedd/SchED, dream_sampling/sched.py. The defaults are those of the code;
     the authors also use `low=0` and, for "exponential", a `rate` of 2, 8 or 16.
 
-    Differs: Rows are decided one by one, the authors' code averages over the batch. Progress by
-    share of tokens is ours, for bases without a fixed number of steps. The second condition is the
-    code's, which the paper does not name: `max_changed=1` is the paper. In its first step of each
-    block no row fulfils it; the authors' code has no blocks. Medians, quantiles, patience and a
-    span for the answer are not offered.
+    Differs: Each row is decided by itself; the authors' code averages over the batch. Progress by
+    share of tokens is ours, for bases without a fixed number of steps. The second condition is in
+    the code but not in the paper: `max_changed=1` is the paper's rule. With less than 1, no row
+    fulfils it in the first step of a block; the authors' code has no blocks. Medians, quantiles,
+    patience and a span for the answer are not offered.
 
     Attributes:
-        base: The sampler that decides until then; one that gives `Fact.FINAL_TOKENS`.
+        base: The sampler that decides until then; it must give `Fact.FINAL_TOKENS`.
         fall: How the threshold falls.
         high: Threshold at progress 0, in logits, at least `low`.
         low: Threshold at progress 1, in logits, at least 0.
@@ -99,8 +99,8 @@ class SchED(Wrapper[SchEDState]):
         return "answer" if self.base.scope == "answer" else "suffix"
 
     def init(self, view: View) -> SchEDState:
-        none = torch.zeros_like(view.tokens)
-        return SchEDState(none[:, 0], none, self.base_init(view))
+        zeros = torch.zeros_like(view.tokens)
+        return SchEDState(zeros[:, 0], zeros, self.base_init(view))
 
     def step(self, view: View, state: SchEDState) -> tuple[Decision, SchEDState]:
         steps, _, inner = state
@@ -141,7 +141,7 @@ class SchED(Wrapper[SchEDState]):
         return step / (self.num_steps - 1) if self.num_steps > 1 else torch.ones_like(step)
 
     def _weight(self, progress: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """Returns w: 1 at progress 0."""
+        """Returns w, which is 1 at progress 0."""
         progress = progress.clamp(max=1.0)
         match self.fall:
             case "cosine":

@@ -52,16 +52,16 @@ class View:
     `scope` asks for it. Read the statistics rather than `logits`: they are computed once, on first
     use, in float32 or better, without a copy of the logits.
 
-    Rows may be at different places of their answers and have options of their own. `start`,
+    Rows may be at different places of their answers and have different options. `start`,
     `gen_length`, `temperature` and `block_start` are numbers where all rows agree, and tensors with
-    one number a row where they differ. `positions` and `in_answer` serve both.
+    one number a row where they differ. `positions` and `in_answer` work in both cases.
 
     `confidence`, `margin` and `entropy` describe the distribution at temperature 1. A committed
     token is certain (confidence 1, entropy 0), unless the sampler needs `Fact.LOGITS_OF_COMMITTED`:
     then the statistics at committed tokens are the model's. A masked position whose proposal is one
     of `deferred_ids` comes after all others: its confidence and margin are scaled by 2^-100, which
-    leaves next to nothing and keeps the order among them, and its entropy is raised by ln V.
-    Logits, probabilities, draws and the other positions do not change.
+    keeps the order among such positions, and its entropy is raised by ln V. Logits, probabilities,
+    draws and the other positions do not change.
 
     `num_left` counts the answer tokens that each row has yet to commit, in and outside the window;
     `progress` is the share that is committed; `in_answer` says which columns are the row's own,
@@ -102,7 +102,7 @@ class View:
             of the other proposals too, and at a temperature above 0 it forgets one of the ids.
         eos_ids: Tokens that end an answer, see `is_eos`.
         proposed: The token that is written where a position is committed, whatever the sampler
-            decides, because the row's answer must be in a set of texts; -1 where it is free.
+            decides, because the row's answer must be in a set of texts; -1 if any will do.
             `None`: no row has such a constraint.
     """
 
@@ -130,8 +130,8 @@ class View:
 
         [MASK] and ids that must never be written are at -inf. These are the logits that the
         statistics describe: with `logit_bias`, and where a committed token is certain, 0 for that
-        token and -inf for all others. That may be a copy of the computed logits: a rule that can do
-        with the statistics is faster.
+        token and -inf for all others. This may be a copy of the computed logits: a rule that needs
+        only the statistics is faster.
         """
         return self._window.all
 
@@ -142,7 +142,7 @@ class View:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of the statistics: float32, or float64 for such logits."""
+        """Precision of the statistics: float32, or float64 for logits in float64."""
         return torch.promote_types(self.computed.logits.dtype, torch.float32)
 
     @property
@@ -159,7 +159,7 @@ class View:
     def proposal(self) -> Int[Tensor, "B W"]:
         """The token each position would commit: the argmax, or a draw at a temperature above 0.
 
-        In rows with a constraint it is that of a path, see `proposed`.
+        In rows with a constraint it is the token in `proposed`, unless that is -1.
         """
         return self.decided(self._own_proposal)
 
@@ -188,12 +188,12 @@ class View:
         """
         if self.is_greedy and self.proposed is None:
             return self._defer(self._highest_probability, scale=_DEFERRED)
-        found = self.probability(self.proposal)
+        probability = self.probability(self.proposal)
         if isinstance(self.temperature, Tensor):
-            is_own = self.temperature[:, None] > 0.0
-            is_own = is_own if self.proposed is None else is_own | (self.proposed >= 0)
-            found = torch.where(is_own, found, self._highest_probability)
-        return self._defer(found, scale=_DEFERRED)
+            may_differ = self.temperature[:, None] > 0.0
+            may_differ = may_differ if self.proposed is None else may_differ | (self.proposed >= 0)
+            probability = torch.where(may_differ, probability, self._highest_probability)
+        return self._defer(probability, scale=_DEFERRED)
 
     @cached_property
     def margin(self) -> Float[Tensor, "B W"]:
@@ -236,7 +236,7 @@ class View:
         """Columns after the end of the row's own answer.
 
         They are after the row's end, or fill up the last block of a block-causal model. When a
-        block opens, the masked ones fill up the block, the others are after the row's end.
+        block opens, the masked columns fill up the block; the others are after the row's end.
         """
         return self.positions >= by_row(self.gen_length)
 
@@ -288,17 +288,17 @@ class View:
         return noise.position_keys(keys, self._num_committed, self.positions)
 
     def uniform(self) -> Float[Tensor, "B W"]:
-        """Returns a number in (0, 1) a position, keyed as token noise is, for random orders."""
+        """Returns a number in (0, 1) for each position, for random orders; keyed as token noise."""
         return noise.uniform(self.position_keys + _ORDER_STREAM)
 
     def random_tokens(self) -> Int[Tensor, "B W"]:
-        """Returns a token a position that depends on no logits, keyed as token noise is."""
+        """Returns a random token for each position, independent of logits; keyed as token noise."""
         return noise.random_tokens(self.position_keys + _TOKEN_STREAM, self.vocab_size)
 
     def at_step(self, step: Int[Tensor, " B"]) -> "View":
         """Returns a view whose noise also depends on a number of each row, such as its step.
 
-        Without it, the noise of a position stays the same until the row commits a token.
+        Otherwise the noise of a position stays the same until the row commits a token.
         """
         keys = torch.zeros_like(step) if self.noise_keys is None else self.noise_keys
         return replace(self, noise_keys=noise.step_keys(keys, step))
@@ -315,15 +315,15 @@ class View:
         No copy of the logits is made, unless the view has such a bias already.
 
         Args:
-            tokens: Each at most once a position, the most likely one among them; -1 is an unused
-                slot.
-            values: Numbers to add to their logits, at least 0; 0 in unused slots.
+            tokens: Token ids, each at most once per position and the most likely one among them;
+                -1 marks an unused slot.
+            values: Numbers to add to the logits of these tokens, at least 0; 0 in unused slots.
         """
         raised = self._window.with_bias(tokens, values)
         return replace(self, computed=raised.computed, logit_bias=raised.bias)
 
     def decided(self, tokens: Int[Tensor, "B W"]) -> Int[Tensor, "B W"]:
-        """Returns tokens to write, in which constraints decide, see `proposed`."""
+        """Returns the tokens to write: that in `proposed` if there is one, else the given one."""
         if self.proposed is None:
             return tokens
         return torch.where(self.proposed >= 0, self.proposed, tokens)
@@ -390,7 +390,7 @@ class View:
         return (ahead + by_row(start)).expand(len(self.tokens), -1)
 
     def _part(self, columns: slice | Int[Tensor, "B n"]) -> "View":
-        """Returns the view of some columns; values of whole rows stay."""
+        """Returns the view of some columns; values of whole rows do not change."""
         if self.computed.columns is not None:
             return self.with_logits(self.logits)._part(columns)
         rows: Tensor | slice = slice(None)
@@ -420,13 +420,13 @@ class View:
         return (1.0 + self._window.odds_against).reciprocal()
 
     def _defer(
-        self, found: Float[Tensor, "B W"], *, scale: float = 1.0, raised: float = 0.0
+        self, values: Float[Tensor, "B W"], *, scale: float = 1.0, raised: float = 0.0
     ) -> Float[Tensor, "B W"]:
         """Scales and raises values of masked positions whose proposal is to come last."""
         if not self.deferred_ids:
-            return found
+            return values
         is_deferred = self.masked & is_one_of(self.proposal, self.deferred_ids)
-        return torch.where(is_deferred, found * scale + raised, found)
+        return torch.where(is_deferred, values * scale + raised, values)
 
     @property
     def _num_committed(self) -> Int[Tensor, " B"]:
@@ -434,15 +434,15 @@ class View:
 
 
 def by_row(number: Int[Tensor, " B"] | int) -> Int[Tensor, "B 1"] | int:
-    """Returns a tensor of rows' numbers as (B, 1), and one number of all rows as it is."""
+    """Returns a tensor of one number per row as (B, 1), and one number for all rows as it is."""
     return number[:, None] if isinstance(number, Tensor) else number
 
 
 def is_one_of(tokens: Int[Tensor, "*shape"], wanted: Sequence[int]) -> Bool[Tensor, "*shape"]:
     """Returns which tokens are among those that are wanted."""
-    # One comparison each, because a tensor of them would be sent to the device at every step.
-    found = [tokens == token for token in wanted]
-    return reduce(or_, found) if found else torch.zeros_like(tokens, dtype=torch.bool)
+    # One comparison per id, because a tensor of ids would be sent to the device at every step.
+    matches = [tokens == token for token in wanted]
+    return reduce(or_, matches) if matches else torch.zeros_like(tokens, dtype=torch.bool)
 
 
 def _taken(part: Any, rows: Int[Tensor, " N"]) -> Any:

@@ -16,15 +16,15 @@ from samplers.view import Scope, View
 
 @dataclass(frozen=True)
 class Wrapper(Sampler[State]):
-    """Has the properties and checks of the sampler that it wraps.
+    """Changes how another sampler decides, and has the properties and checks of that sampler.
 
-    A wrapper writes `init` and `step`, and overrides properties that differ. It needs its own facts
-    and all facts that the base needs.
+    A subclass defines `init` and `step`, and overrides properties that differ. A wrapper needs its
+    own facts and all facts that the base needs.
 
-    A base that re-masks or edits is refused, because it would change tokens of the wrapper.
+    A base that re-masks or edits is refused, because it would change tokens that the wrapper wrote.
 
     Attributes:
-        base: The sampler that is wrapped; one that gives `Fact.FINAL_TOKENS`.
+        base: The sampler that is wrapped; it must give `Fact.FINAL_TOKENS`.
 
     Raises:
         ValueError: If the base cannot be wrapped.
@@ -88,6 +88,6 @@ class Wrapper(Sampler[State]):
         """
         scope = self.base.scope
         part = view.within(scope)
-        decision, after = next_step(self.base, part, state)
+        decision, next_state = next_step(self.base, part, state)
         tokens = part.proposal if decision.tokens is None else decision.tokens
-        return view.widened(decision.commit, scope), view.widened(tokens, scope), after
+        return view.widened(decision.commit, scope), view.widened(tokens, scope), next_state

@@ -1,4 +1,4 @@
-"""The commands `generate` and `read`; what they refuse is refused before torch is loaded."""
+"""The commands `generate` and `read`; wrong options are refused before torch is loaded."""
 
 import json
 import sys
@@ -39,30 +39,30 @@ def generate_once(options: Namespace) -> int:
 
 
 def named_constraint(options: Namespace) -> Mapping[str, Any] | None:
-    """Returns the constraint that options name, as `constraint_of` reads it; `None`: none.
+    """Returns the constraint that options name, as `constraint_of` reads it, or `None`.
 
-    Raises ValueError if there are several, or one for a file of prompts.
+    Raises ValueError if options name several constraints, or one for a file of prompts.
     """
     named = {"regex": options.regex, "json": options.json_schema, "choice": options.choice}
-    given = {name: value for name, value in named.items() if value}
-    if not given:
+    constraint = {name: value for name, value in named.items() if value}
+    if not constraint:
         return None
-    if len(given) > 1:
+    if len(constraint) > 1:
         raise ValueError("One of --regex, --json-schema and --choice must be given, got several.")
     if options.input:
         raise ValueError(
             "--regex, --json-schema and --choice must be left out with --input, whose lines have "
             'their own: "constraint": {"regex": "[0-9]+"}.'
         )
-    if "json" in given:
+    if "json" in constraint:
         file = require_there("--json-schema", options.json_schema, "JSON")
         try:
-            given["json"] = json.loads(file.read_text(encoding="utf-8"))
+            constraint["json"] = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(
                 f"--json-schema must be a file of JSON, got {options.json_schema}: {error}."
             ) from None
-    return given
+    return constraint
 
 
 def _check_generate(options: Namespace) -> None:
@@ -93,7 +93,7 @@ def read_once(options: Namespace) -> int:
     from dllm_decode.cli.models import open_model
 
     loaded = open_model(options.model, options, options.revision)
-    # Its own type is wider than `Loaded` says.
+    # Declared as in `Loaded`.
     tokenizer: Any = loaded.tokenizer
     for choice in read(loaded.model, tokenizer, options.text, options.question):
         width = max(len(answer.text) for answer in choice.answers)

@@ -8,7 +8,7 @@ from msgspec import Meta
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=2**16 - 1)]
-# OpenMP ends the process where memory lacks for more threads.
+# OpenMP ends the process if there is too little memory for its threads.
 Threads: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
 Expression: TypeAlias = Annotated[str, "EXPR"]
 File: TypeAlias = Annotated[str, "FILE"]
@@ -23,7 +23,7 @@ class ModelOptions:
 
     Attributes:
         model: Embedded name, folder or hub id; options follow a question mark, as in
-            'FOLDER?family=my_module:MY_FAMILY&mask_id=5', also block_length, adapter, quantize.
+            'FOLDER?family=my_module:MY_FAMILY&mask_id=5'; also block_length, adapter, quantize.
         revision: Branch, tag or commit of a hub id.
     """
 
@@ -33,13 +33,13 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """Where the model is decoded.
+    """Where and how the model runs.
 
     Attributes:
-        device: Where the model runs: cpu, cuda, cuda:1, or auto, which spreads it over all devices;
-            of several processes, each has its own 'cuda'.
+        device: Device of the model: cpu, cuda, cuda:1, or auto, which spreads the model over all
+            devices; with several processes, 'cuda' is another device for each.
         dtype: Precision of the parameters. `None`: the checkpoint's.
-        compile: Run forwards through torch.compile: the first ones take long.
+        compile: Run forwards through torch.compile; the first forwards then take long.
         threads: Processor threads. `None`: torch's choice.
     """
 
@@ -57,7 +57,7 @@ class Plugins:
         sampler: Which positions to commit. `None`: ConfidenceThreshold(0.9), on a uniform-state
             model AcceptAndRenoise().
         cache: Which columns to recompute.
-        verifier: How a round's forwards are run, and who decides.
+        verifier: How to run the forwards of a round, and who decides.
         blocks: Block schedule: which positions are open.
     """
 
@@ -76,11 +76,11 @@ class Question:
         template: The answer with blanks to fill: [MASK:12] is twelve tokens, [MASK] one.
         regex: Regular expression that the answer must match.
         json_schema: JSON schema that the answer must follow.
-        choice: A text that the answer may be; repeated, one of several.
-        input: Prompts, a JSON object a line: text or messages, template, constraint, id,
+        choice: A text that the answer may be; repeat the option to allow several texts.
+        input: Prompts, one JSON object per line: text or messages, template, constraint, id,
             gen_length, temperature and so on.
-        output: Answers to --input, a line each; those that are there are not decoded again.
-        num_rows: Prompts of --input that are decoded together; 8 unless stated.
+        output: Answers to --input, one per line; prompts that have an answer are not decoded again.
+        num_rows: Prompts of --input that are decoded together; 8 by default.
         live: Show the answer while it is decoded.
         plain: Take the text as it is, without the chat template.
     """
@@ -115,7 +115,7 @@ class Named:
     """Options of `models`.
 
     Attributes:
-        model: Embedded name, folder or hub id, of which config.json is read.
+        model: Embedded name, folder or hub id, whose config.json is read.
         revision: Branch, tag or commit of a hub id.
     """
 
@@ -129,7 +129,7 @@ class Export:
 
     Attributes:
         model: Embedded name, folder or hub id; 'FOLDER?adapter=FOLDER' merges an adapter.
-        folder: Where the model is written; weights in it are replaced.
+        folder: Folder for the model; weights that are already in it are replaced.
         dtype: Precision of the weights on disk. `None`: the checkpoint's.
         revision: Branch, tag or commit of a hub id.
     """
@@ -146,12 +146,12 @@ class Server:
 
     Attributes:
         served_name: Name of the model for clients. `None`: the last part of its address.
-        host: Where the server listens; 0.0.0.0 lets other machines in.
-        port: Where the server listens; 0 is any free port.
-        api_key: Key that clients must send. `None`: nothing.
-        allow_sampler: A further sampler, which requests may name; each has a batch of its own.
-        weights_root: Clients may replace the weights by those of folders below this one, with
-            the key of --api-key. `None`: nobody may.
+        host: Address on which the server listens; 0.0.0.0 lets other machines connect.
+        port: Port on which the server listens; 0 takes any free port.
+        api_key: Key that clients must send. `None`: no key.
+        allow_sampler: A further sampler that requests may name; each sampler has its own batch.
+        weights_root: Clients with the key of --api-key may replace the weights by those of
+            folders below this folder. `None`: nobody may.
         quiet: Log neither requests nor the throughput.
     """
 

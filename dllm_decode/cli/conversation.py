@@ -54,22 +54,22 @@ class Conversation:
         An answer that Ctrl-C stops is kept as far as it was decoded.
         """
         turns = [*self.turns, {"role": "user", "content": text}]
-        known = Known()
+        observer = Known()
         try:
-            out = self.speaker.answer(turns, live=self.is_live, observers=[known])
+            out = self.speaker.answer(turns, live=self.is_live, observers=[observer])
         except KeyboardInterrupt:
-            answer = self.speaker.tokenizer.decode(known.tokens, skip_special_tokens=True)
+            answer = self.speaker.tokenizer.decode(observer.tokens, skip_special_tokens=True)
             if not answer:
                 return "Stopped before the first word; the question is forgotten."
-            told = "Stopped; the question and the text so far are kept, /undo forgets both."
+            message = "Stopped; the question and the text so far are kept, /undo forgets both."
         else:
-            answer, told = out.texts[0], out.cost
+            answer, message = out.texts[0], out.cost
             if not answer.strip():
-                told = f"The answer is empty: the model ended it at once. {told}"
+                message = f"The answer is empty: the model ended it at once. {message}"
         if answer and not self.is_live:
             sys.stdout.write(f"{answer}\n")
         self.turns = [*turns, {"role": "assistant", "content": answer}]
-        return told
+        return message
 
     def help(self, _: str) -> str:
         """Returns the list of commands."""
@@ -93,38 +93,38 @@ class Conversation:
         return f"The conversation begins anew, {'with' if text else 'without'} a system text."
 
     def sampler(self, text: str) -> str:
-        """Names the sampler, after taking another one if there is a text."""
+        """Returns the name of the sampler; a text first replaces the sampler."""
         if text:
             self.speaker = self.speaker._replace(sampler=parse_sampler(text))
         return f"The sampler is {self.speaker.sampler}."
 
     def length(self, text: str) -> str:
-        """Names the length of answers, after taking another one if there is a text."""
+        """Returns the greatest length of answers; a text first replaces it."""
         return self._option("gen_length", text, "Answers have at most {} tokens.")
 
     def temperature(self, text: str) -> str:
-        """Names the temperature, after taking another one if there is a text."""
+        """Returns the temperature; a text first replaces it."""
         return self._option("temperature", text, "The temperature is {:g}.")
 
-    def _option(self, name: str, text: str, told: str) -> str:
+    def _option(self, name: str, text: str, message: str) -> str:
         config = self.speaker.config
         if text:
             config = replace(config, **{name: read(name, text, OPTIONS[name])})
             # Refuses a length that does not fit the blocks.
             self.speaker.decoder(self.speaker.sampler, config)
             self.speaker = self.speaker._replace(config=config)
-        return told.format(getattr(config, name))
+        return message.format(getattr(config, name))
 
     def save(self, text: str) -> str:
-        """Writes the conversation as JSON, as `generate` takes it."""
+        """Writes the conversation as JSON that `generate` takes."""
         if not text:
             return "A file must be named: /save FILE"
-        written = json.dumps(self.turns, ensure_ascii=False, indent=2)
-        Path(text).write_text(f"{written}\n", encoding="utf-8")
+        content = json.dumps(self.turns, ensure_ascii=False, indent=2)
+        Path(text).write_text(f"{content}\n", encoding="utf-8")
         return f"{len(self.turns)} turns are in {text}."
 
     def respond(self, text: str) -> str:
-        """Obeys a command or answers a question, and returns a message for the user."""
+        """Runs a command or answers a question, and returns a message for the user."""
         name, _, rest = text.partition(" ")
         act = _ACTIONS.get(name)
         if act is None and name.startswith("/"):
@@ -172,9 +172,9 @@ def chat(options: Namespace) -> int:
             f"A chat needs a chat template, got none in the tokenizer of {options.model}. "
             "Use dllm-decode generate --plain."
         )
-    # Refuses what does not fit together before a question is typed.
+    # Plug-ins and options that do not fit together are refused before a question is typed.
     speaker.decoder(speaker.sampler, speaker.config)
-    # Words that a model does not know are named at every question.
+    # Warn of words that the model does not know at every question, not only at the first one.
     warnings.simplefilter("always")
     conversation = Conversation(speaker, is_live=sys.stdout.isatty())
     is_typed = sys.stdin.isatty()
@@ -186,36 +186,36 @@ def chat(options: Namespace) -> int:
             console.print(example, markup=False)
             text = example
         if text:
-            told = conversation.respond(text)
-            console.print(told, style="dim", markup=False, soft_wrap=not console.is_terminal)
+            message = conversation.respond(text)
+            console.print(message, style="dim", markup=False, soft_wrap=not console.is_terminal)
     return 0
 
 
 def _begin(console: Console, model: str) -> str:
-    """Says how to talk with a model, and returns a question to begin with, if one is known."""
-    # Lines can then be edited and called back; not every system has it.
+    """Prints how to talk with a model, and returns an example question; "" if none is known."""
+    # With readline, typed lines can be edited and recalled; not every system has the module.
     with suppress(ImportError):
         importlib.import_module("readline")
-    known = SAID["chats"].get(model, {"said": "Ask a question.", "example": ""})
-    console.print(f"{known['said']} /help lists the commands.", style="dim")
-    if known["example"]:
-        console.print("Press Enter to ask this one:", known["example"], style="dim", markup=False)
-    return str(known["example"])
+    intro = SAID["chats"].get(model, {"said": "Ask a question.", "example": ""})
+    console.print(f"{intro['said']} /help lists the commands.", style="dim")
+    if intro["example"]:
+        console.print("Press Enter to ask this one:", intro["example"], style="dim", markup=False)
+    return str(intro["example"])
 
 
 def _lines(console: Console, *, is_typed: bool) -> Iterator[str]:
-    """Yields lines until the input ends; on a terminal the first Ctrl-C at the prompt asks."""
-    ask, is_asked = partial(input, "> " if is_typed else ""), False
+    """Yields lines until the input ends; on a terminal, only a second Ctrl-C in a row raises."""
+    ask, is_warned = partial(input, "> " if is_typed else ""), False
     while True:
         try:
             text = read_input(ask).strip()
         except EOFError:
             return
         except KeyboardInterrupt:
-            if is_asked or not is_typed:
+            if is_warned or not is_typed:
                 raise
-            is_asked = True
+            is_warned = True
             console.print("\nCtrl-C again, or /exit, ends the chat.", style="dim")
             continue
-        is_asked = False
+        is_warned = False
         yield text

@@ -1,4 +1,4 @@
-"""Reads and writes files of JSON, and digests of files and values.
+"""Reads and writes JSON files, and computes digests of files and values.
 
 A file appears under its name only when it is complete.
 """
@@ -30,7 +30,7 @@ def read_object(file: Path, kind: Any = dict[str, Any], *, remedy: str = ANEW) -
 
 
 def decoded(content: bytes, kind: type[Value] | GenericAlias, where: str, remedy: str) -> Value:
-    """Reads JSON of a declared type: NaN, unknown fields of a Struct and half texts are refused.
+    """Reads JSON of a declared type: NaN, unknown fields of a Struct and cut-off texts are refused.
 
     Raises ValueError if the contents are anything else; the message names the place `where`, such
     as a file and its line, the field, and the remedy.
@@ -46,7 +46,7 @@ def converted(value: object, kind: type[Value] | GenericAlias, where: str, remed
 
 
 def is_of(value: object, kind: Any) -> bool:
-    """Says whether a value that was read from JSON or TOML is of a type: True is no number."""
+    """Returns whether a value from JSON or TOML is of a type; True is not a number."""
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
@@ -66,27 +66,27 @@ def _refused(where: str, remedy: str, kind: Any) -> Iterator[None]:
 
 
 def _wanted(error: msgspec.ValidationError, kind: Any) -> str:
-    said, _, path = str(error).partition(" - at `$")
-    said, path = said.replace("`", ""), path.strip("`.")
+    problem, _, path = str(error).partition(" - at `$")
+    problem, path = problem.replace("`", ""), path.strip("`.")
     missing, unknown = "Object missing required field ", "Object contains unknown field "
-    if said.startswith(missing):
+    if problem.startswith(missing):
         inside = f" in {path!r}" if path else ""
-        return f"have a field {said.removeprefix(missing)!r}{inside}, got none"
-    if said.startswith(unknown):
+        return f"have a field {problem.removeprefix(missing)!r}{inside}, got none"
+    if problem.startswith(unknown):
         is_listed = not path and isinstance(kind, type) and issubclass(kind, msgspec.Struct)
         names = ", ".join(kind.__struct_fields__) if is_listed else "of this version"
-        return f"have the fields {names}, got {said.removeprefix(unknown)!r} besides"
-    said = said[:1].lower() + said[1:]
+        return f"have the fields {names}, got {problem.removeprefix(unknown)!r} besides"
+    problem = problem[:1].lower() + problem[1:]
     # The values of an object without declared fields have no name.
     place = "be" if path.startswith("[") or not path else f"have {path!r}"
-    return f"{place} in its official form: {said}"
+    return f"{place} in its official form: {problem}"
 
 
 def read_input(read: Callable[[], str]) -> str:
     """Reads text from standard input; raises ValueError if it is not in UTF-8."""
     try:
         text = read()
-        # Some locales read other bytes as halves of surrogate pairs.
+        # In some locales, bytes that are not UTF-8 are read as lone surrogates.
         text.encode()
     except UnicodeError as error:
         raise ValueError(f"Standard input must be text in UTF-8, got {error}.") from None
@@ -99,7 +99,7 @@ def write_json(file: Path, content: object) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Writes a file and makes its folder, so that no other process reads half of the file."""
+    """Makes the folder of a file and writes the file; other processes never see half of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
@@ -107,9 +107,9 @@ def write_text(file: Path, text: str) -> None:
 
 
 def require_file(option: str, path: str) -> Path:
-    """Returns where a file will be written; refuses it before the contents are computed.
+    """Returns the path of a file to write, checked before the contents are computed.
 
-    Raises ValueError if its folder is not there, or it is a folder.
+    Raises ValueError if the path is a folder, or its folder does not exist.
     """
     file = Path(path)
     if file.is_dir() or not file.parent.is_dir():
@@ -118,7 +118,7 @@ def require_file(option: str, path: str) -> Path:
 
 
 def require_there(option: str, path: str, what: str) -> Path:
-    """Returns a file that will be read; ValueError if it is not there."""
+    """Returns the path of a file to read; raises ValueError if there is no such file."""
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"{option} must be a file of {what}, got {path!r}.")
@@ -126,17 +126,17 @@ def require_there(option: str, path: str, what: str) -> Path:
 
 
 def require_folder(path: Path) -> None:
-    """Raises ValueError if a file is where a folder will be made."""
-    nearest = next(one for one in (path, *path.parents) if one.exists())
+    """Raises ValueError if a folder cannot be made because a file is in its place."""
+    nearest = next(place for place in (path, *path.parents) if place.exists())
     if not nearest.is_dir():
         raise ValueError(f"{path} must be a folder, or be new, got the file {nearest}.")
 
 
 @contextmanager
 def only_writer(file: Path, refusal: str) -> Iterator[None]:
-    """Holds a lock file, which ends with its process; its folder must be there.
+    """Holds the lock of a lock file, whose folder must exist; the lock ends with the process.
 
-    Raises ValueError with the text `refusal` if another process holds it.
+    Raises ValueError with the text `refusal` if another process holds the lock.
     """
     try:
         with FileLock(file).acquire(timeout=0):
@@ -146,31 +146,31 @@ def only_writer(file: Path, refusal: str) -> Iterator[None]:
 
 
 def cut_torn_line(path: Path) -> None:
-    """Removes what a process that was killed left of its last line."""
-    written = path.read_bytes()
-    whole = written.rfind(b"\n") + 1
-    if whole < len(written):
+    """Removes an incomplete last line, which a killed process has left."""
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
         with path.open("r+b") as file:
-            file.truncate(whole)
+            file.truncate(end)
 
 
 def digest_of(file: Path) -> str:
-    """Returns a digest of a file's size and contents; when it was written does not count.
+    """Returns a digest of a file's size and contents; the time of writing does not count.
 
-    Up to 16 MiB are read whole. A larger file, such as 16 GB of weights, is known by 1024 pieces of
-    16 KiB, evenly from its first byte to its last: training changes weights nearly everywhere. A
-    change that misses every piece, such as that of a single norm in a large file, is not noticed.
+    A file of up to 16 MiB is read completely. In a larger file, such as 16 GB of weights, only 1024
+    pieces of 16 KiB are read, evenly spaced, because training changes weights nearly everywhere. A
+    change outside of all pieces, such as in one norm of a large file, is not noticed.
     """
     size = file.stat().st_size
-    found = blake2b(str(size).encode(), digest_size=12)
+    hasher = blake2b(str(size).encode(), digest_size=12)
     starts: Iterable[int] = range(0, size, _PIECE_BYTES)
     if size > _NUM_PIECES * _PIECE_BYTES:
         starts = (i * (size - _PIECE_BYTES) // (_NUM_PIECES - 1) for i in range(_NUM_PIECES))
     with file.open("rb", buffering=0) as opened:
         for start in starts:
             opened.seek(start)
-            found.update(opened.read(_PIECE_BYTES))
-    return found.hexdigest()
+            hasher.update(opened.read(_PIECE_BYTES))
+    return hasher.hexdigest()
 
 
 def digest(value: object) -> str:
@@ -179,7 +179,7 @@ def digest(value: object) -> str:
 
 
 def canonical(value: object) -> str:
-    """Returns a value as JSON, the same text for equal values."""
+    """Returns a value as JSON; equal values give equal texts."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 

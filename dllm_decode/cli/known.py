@@ -1,6 +1,6 @@
-"""Refuses names that nobody knows before torch is loaded, which takes seconds.
+"""Refuses unknown names before torch is loaded, because loading torch takes seconds.
 
-All else about an expression or a model is checked where it is built.
+Everything else about an expression or a model is checked where it is built.
 """
 
 import ast
@@ -41,8 +41,8 @@ def require_known(options: Namespace) -> None:
 
 
 def _texts(options: Namespace, name: str) -> Iterator[str]:
-    given = vars(options).get(name)
-    yield from (one for one in (given if isinstance(given, list) else [given]) if one)
+    value = vars(options).get(name)
+    yield from (text for text in (value if isinstance(value, list) else [value]) if text)
 
 
 def _require_plugin(part: str, text: str) -> None:
@@ -50,10 +50,10 @@ def _require_plugin(part: str, text: str) -> None:
         if not Path(text[1:]).is_file():
             raise ValueError(f"--{part} @FILE must name a card that is there, got {text[1:]!r}.")
         return
-    known = plugin_names(part)
+    names = plugin_names(part)
     for name in _CALLED.findall(_QUOTED.sub("", text)):
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
+        if name not in names:
+            close = get_close_matches(name, names, n=1)
             raise ValueError(
                 f"{name!r} is not known here; {f'did you mean {close[0]!r}? ' if close else ''}"
                 f"dllm-decode {_LISTS[part]} lists what is. A class of your own is written "

@@ -19,13 +19,13 @@ SAID = tomllib.loads((Path(__file__).parent / "help/lists.toml").read_text(encod
 
 
 def show(options: argparse.Namespace) -> int:
-    """Shows all plug-ins or models, each with a line, and how to name one."""
+    """Prints all plug-ins of a kind or all models, one per line, and how to name one."""
     print_table(entries(options.name), SAID["ends"][options.name])
     return 0
 
 
 def print_table(lines: Mapping[str, str], end: str) -> None:
-    """Prints names with their lines, and `end`: how to name one."""
+    """Prints names with their descriptions, then `end`, which says how to name one."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     for name, line in lines.items():
@@ -36,11 +36,11 @@ def print_table(lines: Mapping[str, str], end: str) -> None:
 
 
 def entries(kind: str) -> Mapping[str, str]:
-    """Returns each name of a kind with its line."""
+    """Returns the names of a kind with their descriptions of one line."""
     if kind == "models":
-        families = {n: f"Family {one.name}: {one.architecture}." for n, one in FAMILIES.items()}
+        families = {n: f"Family {fam.name}: {fam.architecture}." for n, fam in FAMILIES.items()}
         return {**SAID["embedded"], **families}
-    found = {
+    classes = {
         "samplers": ALL_SAMPLERS,
         "schedules": blocks.ALL_SCHEDULES,
         "caches": [vars(caches)[name] for name in caches.__all__],
@@ -48,7 +48,7 @@ def entries(kind: str) -> Mapping[str, str]:
     }[kind]
     bases = {"caches": CachePolicy, "verifiers": Verifier}
     base = bases.get(kind, object)
-    return {one.__name__: line_of(one) for one in found if issubclass(one, base) and one != base}
+    return {cls.__name__: line_of(cls) for cls in classes if issubclass(cls, base) and cls != base}
 
 
 def line_of(documented: object) -> str:

@@ -1,8 +1,8 @@
 """The command `dllm-decode`: answer a question, chat, read probabilities, serve; and list plug-ins.
 
-Other packages add commands of theirs by the entry points `dllm_decode.commands`, as `eval` does.
-The module of a command is imported once the command line is read, so that help and typing mistakes
-are answered at once.
+Other packages add their own commands by the entry points `dllm_decode.commands`, as `eval` does.
+A command's module is imported only after the command line is read, so that help and the refusal of
+typing mistakes do not wait for imports.
 """
 
 import dllm_decode.launch
@@ -41,10 +41,10 @@ class Command(NamedTuple):
     """A command: its line in the help, and its options.
 
     Attributes:
-        action: Module and function that do it, joined by a colon.
-        stopped: The message when it is interrupted.
-        takes_words: The action is given the words after the command's name, and reads them itself.
-        below: Names of the commands that these words begin with.
+        action: Module and function that run the command, joined by a colon.
+        stopped: The message when the command is interrupted.
+        takes_words: True if the action itself reads the words after the command's name.
+        below: Names of its subcommands, with which these words begin.
     """
 
     help: str
@@ -96,7 +96,7 @@ LISTS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 2 if something was refused."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Last, so that no file there replaces a package: modules of the user's own plug-ins.
+    # For modules of the user's plug-ins; last, so that no file there replaces a package.
     sys.path.append(os.getcwd())
     try:
         parser = make_parser()
@@ -112,11 +112,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def commands() -> dict[str, Command]:
     """Returns our commands and those that packages register, by name.
 
-    Raises ImportError if one of the latter cannot be imported.
+    Raises ImportError if a registered command cannot be imported.
     """
-    found = {one.name: one for one in (*entry_points(group=GROUP), *_of_checkout())}
-    others = sorted(found.keys() - COMMANDS.keys() - LISTS.keys())
-    return {**COMMANDS, **{name: _command_of(found[name]) for name in others}, **LISTS}
+    entries = {entry.name: entry for entry in (*entry_points(group=GROUP), *_of_checkout())}
+    added = sorted(entries.keys() - COMMANDS.keys() - LISTS.keys())
+    return {**COMMANDS, **{name: _command_of(entries[name]) for name in added}, **LISTS}
 
 
 def _of_checkout() -> Iterator[EntryPoint]:

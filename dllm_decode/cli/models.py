@@ -1,4 +1,4 @@
-"""Models of the command line, and one that answers with the plug-ins of its options."""
+"""Loads the model of a command line, and the plug-ins with which the model answers."""
 
 import argparse
 import os
@@ -48,7 +48,7 @@ _LAUNCH_VARIABLES = {
 
 @dataclass(frozen=True)
 class Place:
-    """Which of several processes this is; `local_rank` is among those of its machine."""
+    """The rank of this process; `local_rank` counts only the processes of its machine."""
 
     rank: int = 0
     world_size: int = 1
@@ -56,16 +56,16 @@ class Place:
 
     @staticmethod
     def of_launch() -> "Place":
-        """Reads what `accelerate launch`, `torchrun` or `mpirun` tells each of its processes.
+        """Reads the ranks that `accelerate launch`, `torchrun` or `mpirun` gives each process.
 
         Raises ValueError if the rank is not below the number of processes.
         """
-        found = {}
+        ranks = {}
         for field_name, variables in _LAUNCH_VARIABLES.items():
-            told = [os.environ[name] for name in variables if name in os.environ]
-            if told:
-                found[field_name] = int(told[0])
-        place = Place(**found)
+            values = [os.environ[name] for name in variables if name in os.environ]
+            if values:
+                ranks[field_name] = int(values[0])
+        place = Place(**ranks)
         if not 0 <= place.rank < place.world_size:
             raise ValueError(
                 "The environment must give the rank of a process below the number of processes, "
@@ -81,10 +81,10 @@ class Loaded(NamedTuple):
     """A model that is ready to answer.
 
     Attributes:
-        dtype: Of its parameters.
+        dtype: Name of the dtype of the parameters.
         target: Loads a verifier's causal model.
         files: Files that the model was read from.
-        source: Its name in the settings.
+        source: The model's name in the settings.
     """
 
     model: MaskPredictor
@@ -110,25 +110,25 @@ def load(
     source: str, *, device: str | None = "cpu", dtype: str | None = None, compile: bool = False,
     revision: str = "", needs_tokenizer: bool = True,
 ) -> Loaded:  # fmt: skip
-    """Loads the model of an address as `load_model` does; each process has its own "cuda"."""
-    own = f"cuda:{Place.of_launch().local_rank}" if device == "cuda" else device
-    found: tuple[LoadedModel, Any] = load_model(
-        **asdict(parse_model(source)), device=own, dtype=dtype, compile=compile,
+    """Loads the model of an address, as `load_model` does; "cuda" is the process's own GPU."""
+    own_device = f"cuda:{Place.of_launch().local_rank}" if device == "cuda" else device
+    loaded: tuple[LoadedModel, Any] = load_model(
+        **asdict(parse_model(source)), device=own_device, dtype=dtype, compile=compile,
         revision=revision or None,
         tokenizer="required" if needs_tokenizer else "optional",
     )  # fmt: skip
-    model, tokenizer = found
-    wanted: torch.dtype | None = getattr(torch, dtype) if dtype else None
+    model, tokenizer = loaded
+    target_dtype: torch.dtype | None = getattr(torch, dtype) if dtype else None
     return Loaded(
         model=model,
         tokenizer=tokenizer,
         dtype=str(model.dtype).removeprefix("torch."),
-        # Once for all runs that name the same target; not on `device`, which may be "auto".
+        # All runs with the same target share it; its device is not `device`, which may be "auto".
         target=lru_cache(
             lambda name: (
                 model.target
                 if isinstance(model, CausalOnly) and name == model.name
-                else load_target(name, tokenizer, device=model.device, dtype=wanted)
+                else load_target(name, tokenizer, device=model.device, dtype=target_dtype)
             )
         ),
         files=model.files,
@@ -138,7 +138,7 @@ def load(
 
 
 class Speaker(NamedTuple):
-    """A model with its address, dtype and files, and what it answers with."""
+    """A model with its address, dtype and files, and the plug-ins and options of its answers."""
 
     model: MaskPredictor
     tokenizer: Any
@@ -165,8 +165,8 @@ class Speaker(NamedTuple):
 
         With `live` the answer is shown on the terminal while it is decoded.
         """
-        shown = stream_to_terminal(self.tokenizer) if live else nullcontext()
-        with shown as watch:
+        stream = stream_to_terminal(self.tokenizer) if live else nullcontext()
+        with stream as watch:
             return generate(
                 self.model,
                 self.tokenizer,
@@ -193,8 +193,8 @@ class Speaker(NamedTuple):
 def load_speaker(options: argparse.Namespace, **given: Unpack[DecodeOptions]) -> Speaker:
     """Loads the model of a command line and the plug-ins that answer with it.
 
-    `given` takes the place of options of the decode. Raises OSError if the model cannot be read,
-    ValueError if something is mistyped or does not fit.
+    `given` overrides options of the decode. Raises OSError if the model cannot be read, ValueError
+    if an option is mistyped or does not fit the others.
     """
     # Mistyped plug-ins are refused before a model is loaded.
     for name, check in CHECKS.items():

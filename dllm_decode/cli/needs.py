@@ -26,15 +26,15 @@ _BLOCK = 32
 
 
 def run(options: argparse.Namespace) -> int:
-    """Lists all models, or says what one needs."""
+    """Lists all models, or prints what a model needs."""
     if options.model is None:
         return show(options)
     address = parse_model(options.model)
     folder = find_config(address.source, Hub(options.revision or None))
-    given = asdict(address)
-    named = {name: given[name] for name in ("family", "mask_id", "block_length")}
+    parts = asdict(address)
+    named = {name: parts[name] for name in ("family", "mask_id", "block_length")}
     needs = needs_of(folder, **named)
-    key = next((name for name, one in FAMILIES.items() if one is needs.family), "")
+    key = next((name for name, family in FAMILIES.items() if family is needs.family), "")
     for line in (
         *_facts(options.model, needs, key, folder),
         "",
@@ -80,15 +80,15 @@ def _memory(needs: ModelNeeds) -> Iterator[str]:
 
 
 def _fits(needs: ModelNeeds) -> Iterator[str]:
-    """Says of each kind of device here in which dtypes the weights fit."""
+    """Yields for each kind of device here the dtypes in which the weights fit."""
     kinds = ["cuda"] if torch.cuda.is_available() else []
     for kind in [*kinds, "cpu"]:
         free = free_bytes(torch.device(kind))
         if free is None:
             continue
-        fitting = [_name(one) for one in _DTYPES if needs.weight_bytes(one) < free]
-        said = f"the weights fit in {' or '.join(fitting)}" if fitting else "the weights do not fit"
-        yield f"  {kind} has {_size(free)} free: {said}."
+        fitting = [_name(dtype) for dtype in _DTYPES if needs.weight_bytes(dtype) < free]
+        fits = f"the weights fit in {' or '.join(fitting)}" if fitting else "the weights do not fit"
+        yield f"  {kind} has {_size(free)} free: {fits}."
 
 
 def _command(model: str, needs: ModelNeeds, key: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Options as text: fields of dataclasses on command lines, those of `DecodeConfig` elsewhere too.
+"""Makes fields of dataclasses options of command lines, and reads their values from text.
 
 Nothing heavy is imported, so that help is shown at once.
 """
@@ -45,36 +45,36 @@ _BOUNDS = {">=": "at least", "<=": "at most", ">": "above"}
 def value_of(written: object, kind: Any) -> Any:
     """Reads a text as a declared type, such as `int | None`; commas separate the entries of tuples.
 
-    Raises ArgumentTypeError, which says what must be, if it is not of the type.
+    Raises ArgumentTypeError, which names what is valid, if the text is not of the type.
     """
-    kinds, given = [bare(one) for one in kinds_of(kind)], written
+    kinds, value = [bare(member) for member in kinds_of(kind)], written
     if NoneType in kinds and written == "None" and str not in kinds:
         return None
     if isinstance(written, str) and tuple[int, ...] in kinds:
-        given = [part.strip() for part in written.strip("()[]").split(",") if part.strip()]
+        value = [part.strip() for part in written.strip("()[]").split(",") if part.strip()]
     elif isinstance(written, str) and tuple[str, ...] in kinds:
-        given = written.split(",")
+        value = written.split(",")
     elif isinstance(written, str) and float in kinds:
-        # JSON has neither .5 nor 1.
+        # Python writes numbers as .5 or 1. too, which JSON does not allow.
         with suppress(ValueError):
-            given = float(written)
-    # Without None, which is written as null there.
-    own: Any = reduce(or_, (one for one in kinds_of(kind) if one is not NoneType))
+            value = float(written)
+    # None is left out, because msgspec would read it from the text "null".
+    target: Any = reduce(or_, (member for member in kinds_of(kind) if member is not NoneType))
     try:
-        return msgspec.convert(given, own, strict=False, dec_hook=lambda kind, text: kind(text))
+        return msgspec.convert(value, target, strict=False, dec_hook=lambda kind, text: kind(text))
     except msgspec.ValidationError as error:
         bound = re.search(r"(>=|<=|>) (\S+)$", str(error))
         if bound:
             limit = f"{_BOUNDS[bound[1]]} {bound[2].removesuffix('.0')}"
             raise ArgumentTypeError(f"must be {limit}, got {written}") from None
-        texts = [str(text) for one in kinds for text in get_args(one) if get_origin(one) is Literal]
-        wanted = [_WORDS[one] for one in kinds if one in _WORDS]
-        wanted += [f"one of {', '.join(texts)}"] if texts else []
-        raise ArgumentTypeError(f"must be {' or '.join(wanted)}, got {written!r}") from None
+        texts = [str(text) for t in kinds for text in get_args(t) if get_origin(t) is Literal]
+        expected = [_WORDS[member] for member in kinds if member in _WORDS]
+        expected += [f"one of {', '.join(texts)}"] if texts else []
+        raise ArgumentTypeError(f"must be {' or '.join(expected)}, got {written!r}") from None
 
 
 def kinds_of(kind: Any) -> tuple[Any, ...]:
-    """Returns the types of a union; another type is returned alone."""
+    """Returns the types of a union, or the type alone if it is no union."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
@@ -87,15 +87,16 @@ class OptionsOf(NamedTuple):
     """Options of a command: fields of a dataclass, whose documentation is their help.
 
     `Annotated` adds limits or a metavar to the type of a field. Metadata of a field are further
-    keywords of `ArgumentParser.add_argument`, or other "names". A list without "nargs" is given one
-    value each time. A field without a default is positional, unless it is "required".
+    keywords of `ArgumentParser.add_argument`, or other "names". Each use of an option
+    adds one value to a list without "nargs". A field without a default is positional, unless it is
+    "required".
 
     Attributes:
         title: Title in the help; empty: among the first options.
         names: Fields that are options; empty: all.
         repeat: Options may be repeated to compare several values.
-        unset: An option that is not given is None, whatever the default of its field.
-        defaults: In words, the defaults that differ from those of the fields.
+        unset: An option that is not given is None, even if its field has another default.
+        defaults: Defaults in words, where they differ from the defaults of the fields.
     """
 
     kind: type[Any]
@@ -124,11 +125,11 @@ class OptionParser(ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            known = list(self._option_string_actions)
+            valid = list(self._option_string_actions)
             names = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-            close = [one for name in names for one in get_close_matches(name, known, n=1)]
+            close = [match for name in names for match in get_close_matches(name, valid, n=1)]
             hint = f"; did you mean {' and '.join(close)}?" if close else ""
-            # After a mistyped option its value is taken for the question, and the question is left.
+            # A mistyped option's value was taken for the question, so the question is unknown too.
             self.error(f"unrecognized arguments: {' '.join(names or unknown)}{hint}")
         return options, unknown
 
@@ -136,46 +137,46 @@ class OptionParser(ArgumentParser):
 def add_options(parser: ArgumentParser, groups: Iterable[OptionsOf]) -> None:
     """Adds options: first those that most users need, then group by group.
 
-    The first of two options with one name is added.
+    If two options have the same name, only the first is added.
     """
-    found: dict[str, tuple[OptionsOf, Field[Any]]] = {}
+    chosen: dict[str, tuple[OptionsOf, Field[Any]]] = {}
     for group in groups:
         for option in fields(group.kind):
             if not group.names or option.name in group.names:
-                found.setdefault(option.name, (group, option))
-    first = [name for name in FIRST if name in found]
-    sections, given = {"": parser.add_argument}, []
-    for name in dict.fromkeys([*first, *found]):
-        group, option = found[name]
+                chosen.setdefault(option.name, (group, option))
+    first = [name for name in FIRST if name in chosen]
+    sections, usage = {"": parser.add_argument}, []
+    for name in dict.fromkeys([*first, *chosen]):
+        group, option = chosen[name]
         names, keywords = _argument(group, option)
         title = "" if name in first or names == [name] else group.title
         if names == [name]:
-            given.append(f"[{name}]" if "nargs" in keywords else name)
+            usage.append(f"[{name}]" if "nargs" in keywords else name)
         elif "required" in keywords:
-            given.append(f"{names[0]} {keywords['metavar']}")
+            usage.append(f"{names[0]} {keywords['metavar']}")
         if title not in sections:
             sections[title] = parser.add_argument_group(title).add_argument
         sections[title](*names, **keywords)
-    parser.usage = " ".join(["%(prog)s", *given, "[options]"])
+    parser.usage = " ".join(["%(prog)s", *usage, "[options]"])
 
 
 def _argument(group: OptionsOf, option: Field[Any]) -> tuple[list[str], dict[str, Any]]:
     """Returns the names and the keywords of an argument of argparse."""
-    own, make = dict(option.metadata), option.default_factory
+    keywords, make = dict(option.metadata), option.default_factory
     default = option.default if make is MISSING else make()
-    names = [*own.pop("names", [f"--{option.name.replace('_', '-')}"])]
-    is_given = own.get("nargs") == "?" and "const" not in own
-    if is_given or (default is MISSING and "required" not in own):
+    names = [*keywords.pop("names", [f"--{option.name.replace('_', '-')}"])]
+    is_positional = keywords.get("nargs") == "?" and "const" not in keywords
+    if is_positional or (default is MISSING and "required" not in keywords):
         names = [option.name]
     else:
-        own["dest"] = option.name
-    own["default"] = None if group.repeat or group.unset or default is MISSING else default
-    own["help"] = _help(group, option, default)
-    return names, {**_reading(group, option), **own}
+        keywords["dest"] = option.name
+    keywords["default"] = None if group.repeat or group.unset or default is MISSING else default
+    keywords["help"] = _help(group, option, default)
+    return names, {**_reading(group, option), **keywords}
 
 
 def _reading(group: OptionsOf, option: Field[Any]) -> dict[str, Any]:
-    """Returns how the text of an option becomes its value."""
+    """Returns the keywords by which argparse reads the value of an option from text."""
     kind: Any = option.type
     repeats = group.repeat
     if get_origin(kinds_of(kind)[0]) is list:
@@ -187,43 +188,43 @@ def _reading(group: OptionsOf, option: Field[Any]) -> dict[str, Any]:
         return {"action": BooleanOptionalAction if group.unset else "store_true"}
     if get_origin(first) is Literal:
         return {"choices": get_args(first), **repeated}
-    annotated = (one for one in kinds_of(kind) if get_origin(one) is Annotated)
-    added = (text for one in annotated for text in get_args(one)[1:] if isinstance(text, str))
-    metavar = next(added, _METAVARS.get(first))
+    annotated = (hint for hint in kinds_of(kind) if get_origin(hint) is Annotated)
+    metavars = (text for hint in annotated for text in get_args(hint)[1:] if isinstance(text, str))
+    metavar = next(metavars, _METAVARS.get(first))
     return {"type": partial(value_of, kind=kind), "metavar": metavar, **repeated}
 
 
 def _help(group: OptionsOf, option: Field[Any], default: Any) -> str:
-    """Returns the first sentence of the documentation, and the default."""
+    """Returns the first sentence of an option's documentation, and its default."""
     text = documented(group.kind).get(option.name, "")
     words = re.search(r"(?:`None`|Empty): (.*?)\.(?: |$)", text)
     if option.name in group.defaults:
-        shown = group.defaults[option.name]
+        default_text = group.defaults[option.name]
     elif words:
-        shown = words[1]
+        default_text = words[1]
     elif isinstance(default, bool):
-        shown = ("no", "yes")[default] if group.unset else ""
+        default_text = ("no", "yes")[default] if group.unset else ""
     elif default in (MISSING, None, "", (), []):
-        shown = ""
+        default_text = ""
     else:
         values = default if isinstance(default, list) else [default]
-        shown = " ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)
-    said = first_sentence(text)
-    said += ", repeat to compare" * (group.repeat and option.name in FIRST)
-    said += f" (default: {shown})" if shown else ""
-    return said.replace("`", "").replace("%", "%%")
+        default_text = " ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values)
+    sentence = first_sentence(text)
+    sentence += ", repeat to compare" * (group.repeat and option.name in FIRST)
+    sentence += f" (default: {default_text})" if default_text else ""
+    return sentence.replace("`", "").replace("%", "%%")
 
 
 def first_sentence(text: str) -> str:
     """Returns the first sentence of a documentation as help: without capital and full stop."""
-    said = re.split(r"\.(?: |$)", text)[0]
-    return said if said[1:2].isupper() else said[:1].lower() + said[1:]
+    sentence = re.split(r"\.(?: |$)", text)[0]
+    return sentence if sentence[1:2].isupper() else sentence[:1].lower() + sentence[1:]
 
 
 def documented(kind: type[Any]) -> Mapping[str, str]:
-    """Returns by field of a dataclass its documentation, from "Attributes:" in the docstring."""
-    written = cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
-    _, *parts = re.split(r"^ {4}(\w+): ", written, flags=re.MULTILINE)
+    """Returns the documentation of a dataclass's fields, from "Attributes:" in its docstring."""
+    entries = cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    _, *parts = re.split(r"^ {4}(\w+): ", entries, flags=re.MULTILINE)
     return {
         name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)
     }
@@ -231,10 +232,10 @@ def documented(kind: type[Any]) -> Mapping[str, str]:
 
 def axes_of(options: Namespace) -> dict[str, tuple[Any, ...]]:
     """Returns the values of the options of the decode that were given, for a sweep."""
-    given = given_of(options).items()
-    return {name: tuple(v) if isinstance(v, list) else (v,) for name, v in given}
+    items = given_of(options).items()
+    return {name: tuple(v) if isinstance(v, list) else (v,) for name, v in items}
 
 
 def given_of(options: Namespace, names: Iterable[str] = OPTIONS) -> dict[str, Any]:
-    """Returns those of the named options of the decode that were given."""
+    """Returns the named options of the decode that were given, with their values."""
     return {name: v for name in names if (v := getattr(options, name)) is not None}

@@ -1,7 +1,7 @@
-"""Plug-ins and models by text, as the command line, sweep files and records name them.
+"""Builds plug-ins and models from text, as command lines, sweep files and records name them.
 
-A plug-in is an expression such as "LocalLeap(radius=6)", or "@card.json": the part of a card of
-`calibrate`. A model, and a task of `eval`, is an address such as "name?option=value", whose options
+A plug-in is an expression such as "LocalLeap(radius=6)", or "@card.json" for the plug-in in a card
+of `calibrate`. A model, or a task of `eval`, is an address such as "name?option=value"; its options
 are read as a constructor declares them.
 """
 
@@ -33,13 +33,13 @@ TITLES = {"blocks": "block schedule"}
 
 
 def _expression(text: str, part: str) -> str:
-    """Returns an expression; that of a card if the text is "@" and its file."""
+    """Returns the text, or the expression in a card if the text is "@" and the card's file."""
     if not text.startswith("@"):
         return text
     try:
-        written = json.loads(Path(text[1:]).read_text(encoding="utf-8"))
+        card = json.loads(Path(text[1:]).read_text(encoding="utf-8"))
         # Cards of format 1 name no schedule.
-        return str({"blocks": "Sequential()", **written["expressions"]}[part])
+        return str({"blocks": "Sequential()", **card["expressions"]}[part])
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
             f"A {TITLES.get(part, part)} after @ must be named by a card that calibrate wrote, "
@@ -55,12 +55,12 @@ def parse_sampler(text: str) -> Sampler:
 def parse_cache(text: str) -> CachePolicy:
     """Builds a cache policy from its repr, or raises ValueError."""
     exported = {name: getattr(caches, name) for name in caches.__all__}
-    known = {
+    policies = {
         name: kind
         for name, kind in exported.items()
         if issubclass(kind, CachePolicy) and not isabstract(kind)
     }
-    return parse_plugin(_expression(text, "cache"), CachePolicy, known)  # type: ignore[type-abstract]  # never constructed
+    return parse_plugin(_expression(text, "cache"), CachePolicy, policies)  # type: ignore[type-abstract]  # never constructed
 
 
 def no_target(source: str) -> CausalTarget:
@@ -75,10 +75,10 @@ def parse_verifier(text: str, target: Callable[[str], CausalTarget] = no_target)
     verifier.
     """
     exported = {name: getattr(verify, name) for name in verify.__all__}
-    known = {name: kind for name, kind in exported.items() if not isabstract(kind)}
-    known["CausalTarget"] = target
+    constructors = {name: kind for name, kind in exported.items() if not isabstract(kind)}
+    constructors["CausalTarget"] = target
     parts = (verify.Drafting, verify.Proxy, verify.Router)
-    return parse_plugin(_expression(text, "verifier"), Verifier, known, parts=parts)  # type: ignore[type-abstract]  # never constructed
+    return parse_plugin(_expression(text, "verifier"), Verifier, constructors, parts=parts)  # type: ignore[type-abstract]  # never constructed
 
 
 def check_verifier(text: str) -> str:
@@ -120,17 +120,17 @@ def built(
 ) -> dict[str, Any]:
     """Builds sampler, cache, verifier and blocks from their expressions; returns them by name.
 
-    Raises ValueError if one is none. `target` loads a verifier's causal model.
+    Raises ValueError if one cannot be built. `target` loads a verifier's causal model.
     """
-    others = {name: parse(parts[name]) for name, parse in CHECKS.items() if name != "verifier"}
-    return {**others, "verifier": parse_verifier(parts["verifier"], target)}
+    plugins = {name: parse(parts[name]) for name, parse in CHECKS.items() if name != "verifier"}
+    return {**plugins, "verifier": parse_verifier(parts["verifier"], target)}
 
 
 @dataclass(frozen=True)
 class ModelAddress:
-    """A model, and what its files do not say.
+    """A model, and the facts that its files do not state.
 
-    `source` is an embedded name, folder or hub id; the others are as in `load_model`.
+    `source` is an embedded name, folder or hub id; the other fields are as in `load_model`.
     """
 
     source: str
@@ -150,8 +150,8 @@ def parse_model(address: str) -> ModelAddress:
     if "?" not in address or Path(address).is_dir():
         return ModelAddress(address)
     source, options = split_address(address, _EXAMPLE)
-    found: ModelAddress = construct("A model", partial(ModelAddress, source), options)
-    return found
+    parsed: ModelAddress = construct("A model", partial(ModelAddress, source), options)
+    return parsed
 
 
 def split_address(address: str, example: str) -> tuple[str, dict[str, str]]:
@@ -160,13 +160,13 @@ def split_address(address: str, example: str) -> tuple[str, dict[str, str]]:
     Raises ValueError, with an example, if an option is not written as name=value, or comes twice.
     """
     name, _, query = address.strip().partition("?")
-    pairs = [one.partition("=") for one in query.split("&") if one]
+    pairs = [pair.partition("=") for pair in query.split("&") if pair]
     if any(not equals for _, equals, _ in pairs):
         raise ValueError(
             f"Options must be written name=value and joined by &, got {shown(address)}; "
             f"an address is such as {example!r}."
         )
-    # %26 is read as an ampersand, as in a URL. A plus sign stays one: paths have it.
+    # %26 is read as an ampersand, as in a URL. A plus sign stays, because paths have it.
     options = dict(sorted((key, unquote(text)) for key, _, text in pairs))
     if len(options) < len(pairs):
         raise ValueError(f"An address must give each option once, got {shown(address)}.")
@@ -181,30 +181,30 @@ def construct(
     others: Collection[str] = (),
     never: tuple[type, ...] = (),
 ) -> Any:
-    """Calls a constructor with options that were written as text, and are read as it declares them.
+    """Calls a constructor with options, which are read from text by the types that it declares.
 
-    Messages name the thing that is made, and `others`, options that are read elsewhere. Raises
-    ValueError if there is no such option, one lacks, a text is not of the declared type, or an
-    option is declared as a type that no text can give.
+    Messages contain `name`, the thing that is made, and `others`, options that are read elsewhere.
+    Raises ValueError if an option is unknown or missing, a text is not of the declared type, or an
+    option has a type that cannot be read from text.
     """
-    # An address must not allow programs to run: the user does, by an option of the command.
-    known = {
+    # An address must not allow programs to run; only an option of the command may do so.
+    declared = {
         key: option
         for key, option in signature(make, eval_str=True).parameters.items()
         if option.annotation not in never
     }
     for key in options:
-        if key not in known:
-            listed = ", ".join([*others, *known])
-            raise ValueError(f"{name} has the options {listed}, got {shown(key)}.")
-    for key, option in known.items():
+        if key not in declared:
+            names = ", ".join([*others, *declared])
+            raise ValueError(f"{name} has the options {names}, got {shown(key)}.")
+    for key, option in declared.items():
         _require_readable(name, key, option.annotation)
         if option.default is Parameter.empty and key not in options:
             raise ValueError(
                 f"{name} must be given the option {key}, got {', '.join(options) or 'none'}; "
                 f"write {name}?{key}=..."
             )
-    return make(**{key: read(key, text, known[key].annotation) for key, text in options.items()})
+    return make(**{key: read(key, text, declared[key].annotation) for key, text in options.items()})
 
 
 def read(name: str, text: object, kind: Any) -> Any:
@@ -229,12 +229,12 @@ def _require_readable(name: str, key: str, annotation: Any) -> None:
 def sources_of(plugins: Iterable[object], model: str) -> dict[str, str]:
     """Returns, by module, digests of the files that define the user's own classes.
 
-    Own classes are looked for among plug-ins, the task, and the model family that an address names.
-    The imports of their files do not count, nor does a class that no file defines.
+    Such classes are looked for in plug-ins, the task, and the model family that an address names.
+    Files that their files import do not count, nor do classes that no file defines.
     """
     modules = {module for plugin in plugins for module in own_modules(plugin)}
-    family, is_own, _ = (parse_model(model).family or "").partition(":")
-    modules |= {family} if is_own else set()
+    family, colon, _ = (parse_model(model).family or "").partition(":")
+    modules |= {family} if colon else set()
     files = {module: getattr(sys.modules.get(module), "__file__", None) for module in modules}
     return {
         module: blake2b(Path(file).read_bytes(), digest_size=12).hexdigest()
@@ -244,7 +244,7 @@ def sources_of(plugins: Iterable[object], model: str) -> dict[str, str]:
 
 
 def own_modules(plugin: object) -> Iterator[str]:
-    """Yields the modules of the user's own classes, of a plug-in and of all that it holds."""
+    """Yields the modules of the user's own classes in a plug-in and in all parts that it holds."""
     for part in parts_of(plugin):
         for kind in type(part).__mro__:
             if not is_ours(kind) and any(is_ours(base) for base in kind.__mro__):

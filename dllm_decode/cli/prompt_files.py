@@ -1,4 +1,4 @@
-"""`dllm-decode generate --input FILE --output FILE`: a prompt a line, an answer a line."""
+"""Runs `dllm-decode generate --input FILE --output FILE`: one prompt or answer per line."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -38,9 +38,8 @@ _REMEDY = "mend or remove the line"
 class InputLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A line of the input, a text or a chat; both may be left out with a template.
 
-    The answer's blanks and the options of its decode are as in `generate`; `constraint` is as
-    `constraint_of` reads it; `id` is copied to the
-    answer, which `stop_strings` end.
+    Blanks, stop strings and options of the decode are as in `generate`, `constraint` is as
+    `constraint_of` reads it, and `id` is copied to the answer.
     """
 
     text: str | None = None
@@ -59,16 +58,16 @@ class InputLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
 
     def options(self) -> RequestOptions:
         """Returns the options of the decode that the line names."""
-        given = msgspec.structs.asdict(self)
-        found = {name: given[name] for name in RequestOptions.__annotations__}
-        return cast(RequestOptions, {name: v for name, v in found.items() if v is not None})
+        values = msgspec.structs.asdict(self)
+        options = {name: values[name] for name in RequestOptions.__annotations__}
+        return cast(RequestOptions, {name: v for name, v in options.items() if v is not None})
 
 
 class OutputLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A line of the output, with the fields of an `Answer`.
 
     Attributes:
-        line: Number of its line in the input, from 1.
+        line: Number of the prompt's line in the input, from 1.
         key: Digest of the line of the input and of all settings.
     """
 
@@ -95,34 +94,34 @@ class Prompted(NamedTuple):
 def answer_file(
     speaker: Speaker, source: str, target: str, *, num_rows: int, chat: UseTemplate, progress: bool
 ) -> str:
-    """Answers the prompts of a file that are not answered yet, and returns what was done.
+    """Answers the prompts of a file that have no answer yet, and returns a summary of the work.
 
     Each answer is appended to `target` as soon as it has ended; at most `num_rows` prompts are
     decoded together. Raises ValueError, before anything is decoded, if a line cannot be answered,
-    or the output is of another input or of other settings.
+    or the output belongs to another input or to other settings.
     """
     file = require_file("--output", target)
     with only_writer(Path(f"{file}.lock"), f"Another process writes {file}; wait until it ends."):
         lines = read_prompts(Path(source))
         templates = {
-            number: _template(speaker, one.template, _place(source, number))
-            for number, one in lines.items()
-            if one.template is not None
+            number: _template(speaker, line.template, _place(source, number))
+            for number, line in lines.items()
+            if line.template is not None
         }
-        lengths = [one.gen_length or 0 for one in lines.values()]
+        lengths = [line.gen_length or 0 for line in lines.values()]
         longest = max(speaker.config.gen_length, *lengths, *map(len, templates.values()))
         decoder = speaker.decoder(speaker.sampler, speaker.config.updated(gen_length=longest))
         settings = _settings(speaker, chat)
         prompted = [
             Prompted(
-                asked,
-                _request(speaker, decoder, number, asked, templates.get(number, ()), source, chat),
-                digest([*settings, number, msgspec.to_builtins(asked)]),
+                line,
+                _request(speaker, decoder, number, line, templates.get(number, ()), source, chat),
+                digest([*settings, number, msgspec.to_builtins(line)]),
             )
-            for number, asked in lines.items()
+            for number, line in lines.items()
         ]
-        done = _done(file, {one.request.index: one.key for one in prompted}, source)
-        left = {one.request.index: one for one in prompted if one.request.index not in done}
+        done = _done(file, {p.request.index: p.key for p in prompted}, source)
+        left = {p.request.index: p for p in prompted if p.request.index not in done}
         _decode(decoder, speaker.tokenizer, left, file, num_rows=num_rows, progress=progress)
     before = f"; {len(done)} were there before" if done else ""
     return f"{len(left)} answers written to {file}{before}."
@@ -131,23 +130,23 @@ def answer_file(
 def read_prompts(file: Path) -> dict[int, InputLine]:
     """Returns the prompts of a file of JSON lines, by number of the line, from 0.
 
-    Raises ValueError if there is none, or a line is no prompt; names it.
+    Raises ValueError if there is no prompt, or if a line, which it names, is no prompt.
     """
-    found = {}
+    prompts = {}
     for number, line in enumerate(file.read_bytes().split(b"\n")):
         if not line.strip():
             continue
         where = _place(file, number)
-        asked = decoded(line, InputLine, where, _REMEDY)
-        num_given = (asked.text is not None) + (asked.messages is not None)
-        if num_given > 1 or (not num_given and asked.template is None):
+        prompt = decoded(line, InputLine, where, _REMEDY)
+        num_given = (prompt.text is not None) + (prompt.messages is not None)
+        if num_given > 1 or (not num_given and prompt.template is None):
             raise ValueError(
                 f"{where} must have either 'text' or 'messages', or a 'template'; {_REMEDY}."
             )
-        found[number] = asked
-    if not found:
+        prompts[number] = prompt
+    if not prompts:
         raise ValueError(f"--input must hold one JSON object a line, got none in {str(file)!r}.")
-    return found
+    return prompts
 
 
 def _template(speaker: Speaker, text: str, where: str) -> list[int]:
@@ -165,24 +164,24 @@ def _request(
     speaker: Speaker,
     decoder: Decoder,
     number: int,
-    asked: InputLine,
+    line: InputLine,
     template: Sequence[int],
     source: str,
     chat: UseTemplate,
 ) -> Request:
     tokenizer = speaker.tokenizer
     try:
-        given = asked.messages if asked.text is None else asked.text
+        inputs = line.messages if line.text is None else line.text
         prompts: list[Prompt] = (
-            [start_ids(tokenizer)] if given is None else prompt_ids(tokenizer, given, chat=chat)
+            [start_ids(tokenizer)] if inputs is None else prompt_ids(tokenizer, inputs, chat=chat)
         )
         stop: StopRule = NeverStop()
-        if asked.stop_strings:
-            stop = StopStrings(tokenizer, asked.stop_strings)
-        options: RequestOptions = {"gen_length": speaker.config.gen_length, **asked.options()}
+        if line.stop_strings:
+            stop = StopStrings(tokenizer, line.stop_strings)
+        options: RequestOptions = {"gen_length": speaker.config.gen_length, **line.options()}
         if template:
-            options = filling_options(template, asked.options())
-        constraint = None if asked.constraint is None else constraint_of(asked.constraint)
+            options = filling_options(template, line.options())
+        constraint = None if line.constraint is None else constraint_of(line.constraint)
         return decoder.request(
             prompts[0], number, template=template, stop=stop,
             constraint=compiled(decoder, tokenizer, constraint), **options,
@@ -192,7 +191,7 @@ def _request(
 
 
 def _settings(speaker: Speaker, chat: UseTemplate) -> list[object]:
-    """Returns what decides all answers: options, files of the model and of plug-ins, and code."""
+    """Returns all that answers depend on: options, files of the model and of plug-ins, and code."""
     plugins = (speaker.sampler, speaker.cache, speaker.verifier, speaker.blocks)
     files = (*speaker.files, *speaker.sampler.files, *speaker.verifier.files)
     return [
@@ -203,11 +202,11 @@ def _settings(speaker: Speaker, chat: UseTemplate) -> list[object]:
 
 
 def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:
-    """Returns the numbers of the prompts that are answered; cuts off half of a last line."""
+    """Returns the numbers of the answered prompts; removes an incomplete last line."""
     if not file.exists():
         return set()
     *lines, _ = file.read_bytes().split(b"\n")
-    found = set()
+    done = set()
     for number, line in enumerate(lines):
         where = _place(file, number)
         answered = decoded(line, OutputLine, where, "choose another --output")
@@ -216,9 +215,9 @@ def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:
                 f"{where} must answer line {answered.line} of {source} with the settings of this "
                 "command, but prompt or settings differ; choose another --output."
             )
-        found.add(answered.line - 1)
+        done.add(answered.line - 1)
     cut_torn_line(file)
-    return found
+    return done
 
 
 def _decode(
@@ -230,12 +229,12 @@ def _decode(
     num_rows: int,
     progress: bool,
 ) -> None:
-    queue = RequestQueue(one.request for one in left.values())
-    counted = AnswerProgress(len(left)) if progress else nullcontext()
-    with file.open("ab") as out, counted as bar:
+    queue = RequestQueue(prompt.request for prompt in left.values())
+    display = AnswerProgress(len(left)) if progress else nullcontext()
+    with file.open("ab") as out, display as bar:
         for ended in raise_errors(run(decoder, queue, num_rows, [] if bar is None else [bar])):
-            asked, request, key = left[ended.request]
-            answer = answer_of(tokenizer, request, ended.output, 0, asked.stop_strings)
-            line = OutputLine(line=request.index + 1, id=asked.id, key=key, **answer.to_dict())
+            prompt, request, key = left[ended.request]
+            answer = answer_of(tokenizer, request, ended.output, 0, prompt.stop_strings)
+            line = OutputLine(line=request.index + 1, id=prompt.id, key=key, **answer.to_dict())
             out.write(msgspec.json.encode(line) + b"\n")
             out.flush()

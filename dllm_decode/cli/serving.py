@@ -22,12 +22,12 @@ def run(options: Namespace) -> int:
         raise ValueError(
             f"serve needs {', '.join(missing)}, which are not installed: pip install '.[serve]'."
         )
-    # They need the extra, and load torch.
+    # These modules need the extra `serve`, and load torch.
     from dllm_decode.serve.api import require_key
     from dllm_decode.serve.server import LOCAL, bind, serve
     from dllm_decode.serve.service import Service
 
-    limits = Limits(**{one.name: getattr(options, one.name) for one in fields(Limits)})
+    limits = Limits(**{field.name: getattr(options, field.name) for field in fields(Limits)})
     others = _other_samplers(options)
     root = None if options.weights_root is None else Path(options.weights_root)
     if root is not None:
@@ -42,7 +42,9 @@ def run(options: Namespace) -> int:
                 f"{', '.join(others)} and {options.verifier}."
             )
         samplers = {"default": speaker.sampler, **others}
-        decoders = {name: speaker.decoder(one, speaker.config) for name, one in samplers.items()}
+        decoders = {
+            name: speaker.decoder(sampler, speaker.config) for name, sampler in samplers.items()
+        }
         name = options.served_name or Path(parse_model(options.model).source).name
         service = Service.start(name, speaker.tokenizer, decoders, limits)
         deciding = [speaker.sampler] if speaker.verifier.asks_sampler else []
@@ -65,15 +67,15 @@ def run(options: Namespace) -> int:
 
 def _other_samplers(options: Namespace) -> dict[str, Sampler]:
     """Returns the samplers that requests may name besides "default"."""
-    found: dict[str, Sampler] = {}
-    for written in options.allow_sampler:
-        name, sign, expression = written.partition("=")
-        if not sign or not name.isidentifier() or name in {"default", *found}:
+    samplers: dict[str, Sampler] = {}
+    for text in options.allow_sampler:
+        name, sign, expression = text.partition("=")
+        if not sign or not name.isidentifier() or name in {"default", *samplers}:
             raise ValueError(
-                f"--allow-sampler must be NAME=EXPR, with a name of its own, got {written!r}."
+                f"--allow-sampler must be NAME=EXPR, with a name of its own, got {text!r}."
             )
-        found[name] = parse_sampler(expression)
-    return found
+        samplers[name] = parse_sampler(expression)
+    return samplers
 
 
 def _say(text: str) -> None:

@@ -77,11 +77,11 @@ class DecodeConfig:
         block_length: Tokens per block. `None`: the model's own, else 32, never more than
             `gen_length`. Equal to `gen_length`: no block order at all. A block-causal model needs
             a multiple of its own block length.
-        temperature: Temperature of the proposals (Gumbel-max); 0 is greedy. Others are between
-            1e-30 and 1e30, so that quotients of logits are finite.
+        temperature: Temperature of the proposals (Gumbel-max); 0 is greedy. Other values must be
+            between 1e-30 and 1e30, so that quotients of logits are finite.
         top_p: Proposals come from the smallest set of tokens with this much probability; 1: all.
-        top_k: Proposals come from this many most likely tokens; 0, or as many as the vocabulary
-            has: all.
+        top_k: Proposals come from this many most likely tokens; 0, or the size of the vocabulary:
+            all.
         cfg_scale: Strength s of classifier-free guidance; 0: none. Each canvas takes a second
             forward, with [MASK] for the prompt and given tokens, and the logits are
             second + (1 + s) (first - second).
@@ -91,8 +91,8 @@ class DecodeConfig:
         banned_ids: Token ids that are never proposed, in addition to the model's own.
         deferred_ids: Token ids whose proposals have next to no confidence, so that other positions
             come first. LLaDA's `confidence_eos_eot_inf` names the EOS and the end of the turn.
-        seed: Seed of the noise, in signed 64 bits. A row's noise depends on the seed, the index of
-            its prompt and its own tokens alone.
+        seed: Seed of the noise, in signed 64 bits. A row's noise depends only on the seed, the
+            index of the row's prompt and the row's tokens.
         stop_at_eos: Stop a row once an EOS is committed with no mask before it.
         truncate_at_eos: Write EOS over all tokens after an EOS as soon as it is committed. This
             happens even while masks before it are left; given tokens stay. It saves forwards, but
@@ -177,16 +177,16 @@ class DecodeConfig:
             TypeError: If a keyword is not a field.
             ValueError: If a field is outside its range.
         """
-        known = [option.name for option in fields(self)]
+        names = [option.name for option in fields(self)]
         for name in options:
-            if name not in known:
-                raise TypeError(refusal(name, "a decode", [*known, *_PLUGINS], HINTS))
-        given: Any = {name: value for name, value in options.items() if value is not None}
-        return replace(self, **given)
+            if name not in names:
+                raise TypeError(refusal(name, "a decode", [*names, *_PLUGINS], HINTS))
+        changes: Any = {name: value for name, value in options.items() if value is not None}
+        return replace(self, **changes)
 
 
 def refusal(name: str, of: str, known: Sequence[str], hints: Mapping[str, str]) -> str:
-    """Returns what is said of a keyword that is no option, by a hint or by names like it."""
+    """Returns the message for a keyword that is no option: a hint, or similar names."""
     if hint := hints.get(name):
         return f"{name} is no option of {of}: {hint}"
     similar = ", ".join(get_close_matches(name, known) or known)

@@ -18,17 +18,17 @@ class DecodeOutput:
     Attributes:
         tokens: The answers, `gen_length` tokens a row. Positions that were still masked when the
             row stopped hold an EOS.
-        unsettled: Those positions. A row that a stop rule has ended may have settled tokens after
-            them.
-        nfe: Forwards each row took part in.
+        unsettled: True at positions that were still masked. A row that a stop rule has ended may
+            have settled tokens after them.
+        nfe: Forwards that each row took part in.
         query_positions: Columns computed for each row, summed over its forwards.
         forwards: Calls of the model for the whole batch.
-        target_nfe: Forwards of a verifier's causal target each row took part in.
+        target_nfe: Forwards of a verifier's causal target that each row took part in.
         target_forwards: Calls of that target for the whole batch.
         drafted: Tokens that a verifier had drafted for each row.
         accepted: Drafted tokens that were verified and kept; a forward commits further tokens that
             the sampler or the target itself decided.
-        wall_s: Seconds that the decode took; of one row of `decode_many`, since the row joined.
+        wall_s: Seconds that the decode took; for a row of `decode_many`, since the row joined.
         eos_ids: Tokens that end an answer.
         commits: At which step each token was committed, and how likely it was; `None` unless
             `return_logprobs` was set.
@@ -67,14 +67,14 @@ class DecodeOutput:
 
 
 def before_end(tokens: Iterable[int], eos_ids: Collection[int]) -> list[int]:
-    """Returns the tokens before the first that ends an answer."""
+    """Returns the tokens before the first token that ends an answer."""
     return list(takewhile(lambda token: token not in eos_ids, tokens))
 
 
 def together(
     outputs: Sequence[DecodeOutput], *, forwards: int, target_forwards: int, wall_s: float
 ) -> DecodeOutput:
-    """Returns the outputs of rows that were decoded together as one.
+    """Joins the outputs of rows that were decoded together into one output.
 
     Args:
         outputs: Outputs of one row each, with answers of one length.

@@ -1,4 +1,4 @@
-"""Requests, and the rows in which they are decoded, in numbers that the host knows."""
+"""Requests, and the rows in which they are decoded, as numbers on the host."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -51,13 +51,13 @@ class RequestQueue:
     """
 
     def __init__(self, requests: Iterable[Request] = ()) -> None:
-        """Begins with requests, maybe of a generator; each is taken when a row is free."""
+        """Begins with requests, perhaps of a generator; each is taken when a row is free."""
         self._later = iter(requests)
         self._waiting: deque[Request] = deque()
         self._cancelled: set[int] = set()
 
     def put(self, request: Request) -> None:
-        """Adds a request: after those added before, ahead of those still to be produced."""
+        """Adds a request after earlier additions, ahead of requests yet to be produced."""
         self._cancelled.discard(request.index)
         self._waiting.append(request)
 
@@ -66,7 +66,7 @@ class RequestQueue:
         self._cancelled.add(index)
 
     def take(self, most: int) -> list[Request]:
-        """Returns the next requests, at most so many; an empty list if none is left or wanted."""
+        """Returns the next requests, at most `most`; an empty list if no request is left."""
         taken: list[Request] = []
         while len(taken) < most:
             request = self._waiting.popleft() if self._waiting else next(self._later, None)
@@ -79,12 +79,12 @@ class RequestQueue:
         return taken
 
     def take_cancelled(self, indices: Sequence[int]) -> list[int]:
-        """Returns those of some requests that were cancelled, and forgets that they were."""
+        """Returns the indices of cancelled requests, and forgets that they were cancelled."""
         if not self._cancelled:
             return []
-        found = [index for index in indices if index in self._cancelled]
-        self._cancelled.difference_update(found)
-        return found
+        cancelled = [index for index in indices if index in self._cancelled]
+        self._cancelled.difference_update(cancelled)
+        return cancelled
 
 
 class Opening(NamedTuple):
@@ -154,9 +154,9 @@ class Row(NamedTuple):
 
     Attributes:
         request: The prompt and its options.
-        first: Column at which the row's first block begins: that of the answer, or, on a
-            block-causal model, the beginning of the model's block in which the answer begins.
-        end: First column that is not the row's.
+        first: First column of the row's first block: the first column of the answer or, on a
+            block-causal model, of the model's block in which the answer begins.
+        end: First column after the row.
         unsettled: First unsettled column.
         started_s: When the row joined, by `time.perf_counter`.
         opening: The open columns; `CLOSED` before the first round.
@@ -167,9 +167,9 @@ class Row(NamedTuple):
         steps: Steps of the sampler since its state began.
         limit: Steps within which the sampler promised to finish.
         nfe: Forwards of the row.
-        query_positions: Columns computed for it, over all forwards.
+        query_positions: Columns computed for the row, summed over its forwards.
         target_nfe: Forwards of a verifier's target.
-        numbers: Those read after the last round.
+        numbers: The numbers that were read after the last round.
         error: The rule that was broken in this row, which ends it; empty: none.
     """
 
@@ -197,7 +197,7 @@ class Row(NamedTuple):
 
         Args:
             request: The request.
-            align: Blocks begin at multiples of so many columns, and the last one is filled up.
+            align: Blocks begin at multiples of this number of columns; the last is filled up.
             mask_id: The [MASK] token.
             started_s: When the row joins.
         """
@@ -222,5 +222,5 @@ class Row(NamedTuple):
         return self.prompt_length + self.request.config.gen_length
 
     def with_block(self, start: int, stop: int) -> "Row":
-        """Returns the row with other columns that cache policies take for the open block."""
+        """Returns the row with other columns for cache policies to take for the open block."""
         return self._replace(opening=self.opening._replace(block=(start, stop)))

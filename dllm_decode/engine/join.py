@@ -20,7 +20,7 @@ from samplers.state import pad_state, take_state
 
 
 def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
-    """Returns the state with further rows, before their first round. The others do not change."""
+    """Returns the state with new rows, before their first round; other rows do not change."""
     if not requests:
         return state
     mask_id, now = decoder.model.mask_id, time.perf_counter()
@@ -28,26 +28,28 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     canvas = blank(decoder, new)
     numbers = decoder.schedule.numbers(canvas, decoder.block_length, None)
     if numbers is not None:
-        own = [Numbers(schedule=tuple(listed)) for listed in numbers.tolist()]
-        new = [row._replace(numbers=found) for row, found in zip(new, own, strict=True)]
-    device, more = state.device, len(new)
+        read = [Numbers(schedule=tuple(values)) for values in numbers.tolist()]
+        new = [
+            row._replace(numbers=row_numbers) for row, row_numbers in zip(new, read, strict=True)
+        ]
+    device, num_new = state.device, len(new)
     noise = [(request.config.seed, request.noise_index) for request in requests]
     seeds, indices = sent(noise, device).unbind(-1)
-    cost, zeros = state.cost, torch.zeros(more, dtype=torch.long, device=device)
-    whole = state.canvas.joined(canvas) if state.rows else canvas
+    cost, zeros = state.cost, torch.zeros(num_new, dtype=torch.long, device=device)
+    joined = state.canvas.joined(canvas) if state.rows else canvas
     commits = None
     if decoder.return_logprobs:
-        commits = CommitState.joined(state.commits, more, whole.tokens)
+        commits = CommitState.joined(state.commits, num_new, joined.tokens)
     return state._replace(
         rows=(*state.rows, *new),
-        canvas=whole,
+        canvas=joined,
         noise_keys=torch.cat([state.noise_keys, row_keys(seeds, indices)]),
         cost=cost._replace(
             drafted=torch.cat([cost.drafted, zeros]), accepted=torch.cat([cost.accepted, zeros])
         ),
-        sampler=pad_state(state.sampler, more),
-        schedule=pad_state(state.schedule, more),
-        verifier=pad_state(state.verifier, more),
+        sampler=pad_state(state.sampler, num_new),
+        schedule=pad_state(state.schedule, num_new),
+        verifier=pad_state(state.verifier, num_new),
         commits=commits,
         constraints=Constraints.of((*state.rows, *new), device),
         cache=_cache_with(decoder, state, new, canvas),
@@ -80,8 +82,8 @@ def _cache_with(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canv
             kv_cache = kv_cache.first(0)
         if kv_cache is None:
             num_rows = cache.capacity * decoder.verifier.num_branches
-            most = max(num_slots, cache.reserve)
-            kv_cache = decoder.model.new_kv_cache(num_rows, most).first(num_slots)
+            allocated = max(num_slots, cache.reserve)
+            kv_cache = decoder.model.new_kv_cache(num_rows, allocated).first(num_slots)
         elif kv_cache.num_slots < num_slots:
             kv_cache = kv_cache.widened(num_slots)
         cache = cache._replace(kv_cache=kv_cache, num_slots=num_slots)
@@ -97,7 +99,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
     if not rows:
         return state
     for row in rows:
-        # NaN would reach the row that takes the place: a hidden slot counts 0 times its value.
+        # A hidden slot adds 0 times its value, so NaN would reach the row that takes this place.
         for buffer in state.cache.buffers if state.rows[row].error else ():
             buffer[:, row] = 0.0
     order = list(range(len(state.rows)))
@@ -105,8 +107,8 @@ def leave(state: State, rows: Sequence[int]) -> State:
         order[row] = order[-1]
         order.pop()
     if not order:
-        none = state.canvas.take(state.noise_keys[:0])
-        empty = State.empty(state.cache.capacity, none, state.decode)
+        no_rows = state.canvas.take(state.noise_keys[:0])
+        empty = State.empty(state.cache.capacity, no_rows, state.decode)
         cost = state.cost._replace(drafted=empty.noise_keys, accepted=empty.noise_keys)
         cache = state.cache._replace(history=None)
         return empty._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)
@@ -114,9 +116,9 @@ def leave(state: State, rows: Sequence[int]) -> State:
     for place, row in enumerate(order):
         for buffer in state.cache.buffers if place != row else ():
             buffer[:, place] = buffer[:, row]
-    cost, kept = state.cost, tuple(state.rows[row] for row in order)
+    cost, rows_left = state.cost, tuple(state.rows[row] for row in order)
     return state._replace(
-        rows=kept,
+        rows=rows_left,
         canvas=state.canvas.take(index),
         noise_keys=state.noise_keys[index],
         cost=cost._replace(drafted=cost.drafted[index], accepted=cost.accepted[index]),
@@ -124,7 +126,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
         schedule=take_state(state.schedule, index),
         verifier=take_state(state.verifier, index),
         commits=take_state(state.commits, index),
-        constraints=Constraints.of(kept, state.device),
+        constraints=Constraints.of(rows_left, state.device),
         cache=state.cache._replace(history=take_state(state.cache.history, index)),
         window=None,
         layout=None,
@@ -150,20 +152,20 @@ class Ended(NamedTuple):
 
 
 def ended_at_once(state: State, num_joined: int) -> list[int]:
-    """Returns which of the rows that have joined last are answered by their template.
+    """Returns those of the last `num_joined` rows that are answered by their template.
 
-    It leaves nothing open, or has an EOS before its first open position.
+    Such a template leaves nothing open, or has an EOS before its first open position.
     """
-    found = []
+    ended = []
     for number in range(len(state.rows) - num_joined, len(state.rows)):
         row = state.rows[number]
         request = row.request
-        given = request.template[: row.unsettled - row.prompt_length]
-        is_over = any(token in state.canvas.eos_ids for token in given)
+        given_tokens = request.template[: row.unsettled - row.prompt_length]
+        is_over = any(token in state.canvas.eos_ids for token in given_tokens)
         has_ended = request.config.stop_at_eos and is_over
         if has_ended or row.unsettled >= row.answer_end:
-            found.append(number)
-    return found
+            ended.append(number)
+    return ended
 
 
 def outputs_of(state: State, rows: Sequence[int]) -> list[Ended]:

@@ -79,8 +79,8 @@ def decode(
         blocks: Which positions are open: one block after another, or several blocks at once.
         templates: Answers with some tokens given: per row, token ids with the model's `mask_id` at
             the open positions. Given tokens are never changed.
-        constraint: Texts of which the answers must be one, as `compile_constraint` returns them:
-            those of all prompts, or a list with those of each, `None` for any text.
+        constraint: The texts that an answer may be, as `compile_constraint` returns them: for all
+            prompts, or a list with one entry for each prompt, `None` for any text.
         observers: Called after each round with a `StepEvent`; for traces, streaming, progress bars.
         stop: Ends answers early, in addition to an EOS.
         return_logprobs: Fill `DecodeOutput.commits`.
@@ -101,13 +101,13 @@ def decode(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
         config=config.updated(**options), return_logprobs=return_logprobs,
     )  # fmt: skip
-    listed = token_lists(prompts, attention_mask)
-    if not listed:
+    prompt_ids = token_lists(prompts, attention_mask)
+    if not prompt_ids:
         raise ValueError("decode needs at least one prompt, got none.")
-    check_one_template_each(len(templates), len(listed))
-    require_constraints(constraint, len(listed))
-    requests = requests_of(decoder, listed, templates, stop, constraint=constraint)
-    return gathered(raise_errors(run(decoder, RequestQueue(requests), len(listed), observers)))
+    check_one_template_each(len(templates), len(prompt_ids))
+    require_constraints(constraint, len(prompt_ids))
+    requests = requests_of(decoder, prompt_ids, templates, stop, constraint=constraint)
+    return gathered(raise_errors(run(decoder, RequestQueue(requests), len(prompt_ids), observers)))
 
 
 def decode_many(  # noqa: D417 - arguments that are not listed are described in `decode`
@@ -130,17 +130,17 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
 ) -> Iterator[DecodeOutput]:
     """Decodes any number of prompts, at most `num_rows` of them at a time.
 
-    A prompt that waits takes the place of a row whose answer has ended in the very next round, so
-    that forwards stay full where answers differ in length. Its tokens are those of `decode` on all
-    prompts at once, apart from rounding; draws at a temperature above 0 included.
+    A waiting prompt takes the place of a row whose answer has ended, in the very next round, so
+    that forwards stay full if answers differ in length. The tokens of each prompt are those of
+    `decode` on all prompts at once, apart from rounding, also at a temperature above 0.
 
     Args:
         model: As in `decode`, like all arguments that are not listed here.
         prompts: Token ids, any iterable; taken as rows become free.
         sampler: As in `decode`.
         num_rows: Rows of a forward, at most.
-        templates: As in `decode`; any iterable, taken together with the prompts. Empty, as by
-            default: no token is given.
+        templates: As in `decode`; any iterable, taken together with the prompts. If it is
+            empty, the default, no token is given.
 
     Returns:
         An iterator over one output of one row for each prompt, in the order of the prompts. Its
@@ -219,7 +219,7 @@ def rounds(
     *,
     reserve: int = 0,
 ) -> Iterator[list[Ended]]:
-    """Answers requests, at most `num_rows` at a time, and yields after each round what has ended.
+    """Answers requests, at most `num_rows` at a time; yields after each round the ended answers.
 
     Requests may be put into the queue or cancelled between two rounds. The iterator ends when no
     request is left. A request in whose row a decision or the logits broke a rule, as by NaN, ends
@@ -231,8 +231,8 @@ def rounds(
         queue: The requests.
         num_rows: Rows of a forward, at most.
         observers: Called after each round.
-        reserve: Tokens of the longest row that is to come, with its prompt: keys and values are
-            allocated for so many at once. With 0 they are copied whenever a longer row joins.
+        reserve: Length of the longest row to come, prompt included: keys and values are allocated
+            for this many tokens at once. With 0 they are copied whenever a longer row joins.
     """
     require_integer("num_rows", num_rows, least=1)
     require_observers(observers)
@@ -241,11 +241,11 @@ def rounds(
     while True:
         indices = [row.request.index for row in state.rows]
         cancelled = queue.take_cancelled(indices)
-        gone = [number for number, index in enumerate(indices) if index in cancelled]
-        taken = queue.take(num_rows - len(state.rows) + len(gone))
+        cancelled_rows = [number for number, index in enumerate(indices) if index in cancelled]
+        taken = queue.take(num_rows - len(state.rows) + len(cancelled_rows))
         # Not around the yield: the caller's code must not run in inference mode.
         with torch.inference_mode():
-            state = leave(state, gone)
+            state = leave(state, cancelled_rows)
             state = join(decoder, state, taken)
             state, answers = _ended(state, ended_at_once(state, len(taken)))
             if not state.rows and not taken:
@@ -285,7 +285,7 @@ def raise_errors(answers: Iterator[Ended]) -> Iterator[Ended]:
     """Yields answers as they come.
 
     Raises:
-        RuntimeError: As soon as one has ended with an error.
+        RuntimeError: As soon as an answer has ended with an error.
     """
     for answer in answers:
         if answer.error:
@@ -296,10 +296,10 @@ def raise_errors(answers: Iterator[Ended]) -> Iterator[Ended]:
 def gathered(answers: Iterator[Ended]) -> DecodeOutput:
     """Returns all answers as one output, in the order of the requests."""
     started = time.perf_counter()
-    listed = sorted(answers, key=lambda answer: answer.request)
+    ordered = sorted(answers, key=lambda answer: answer.request)
     return together(
-        [answer.output for answer in listed],
-        forwards=max(answer.forwards for answer in listed),
-        target_forwards=max(answer.target_forwards for answer in listed),
+        [answer.output for answer in ordered],
+        forwards=max(answer.forwards for answer in ordered),
+        target_forwards=max(answer.target_forwards for answer in ordered),
         wall_s=time.perf_counter() - started,
     )

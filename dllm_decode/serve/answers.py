@@ -23,12 +23,12 @@ DONE = "data: [DONE]\n\n"
 
 
 def event(body: Json) -> str:
-    """Returns a server-sent event. It ends with two line feeds: clients split events there."""
+    """Returns a server-sent event; it ends with two line feeds, at which clients split events."""
     return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
 def usage_of(num_prompt_tokens: int, num_tokens: int) -> Json:
-    """Returns numbers of tokens."""
+    """Returns the numbers of tokens of a response."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
@@ -42,12 +42,12 @@ class Exchange:
 
     Attributes:
         service: The model.
-        asked: The request, of which `asked.stream` is true if it is sent in chunks.
+        asked: The request; `asked.stream` is true if the response is sent in chunks.
         channel: The jobs' events.
         choices: The answers.
         num_prompt_tokens: Tokens of the prompts, each counted once.
         created: When the request came, in seconds since 1970.
-        id: Its name.
+        id: Name of the request.
     """
 
     service: Service
@@ -62,9 +62,9 @@ class Exchange:
         """Waits for all answers and returns the response."""
         bodies: dict[int, Json] = {}
         while len(bodies) < len(self.choices):
-            number, told = await self.channel.next()
-            assert isinstance(told, Finished)
-            bodies[number] = self._finished(self.choices[number], told.output)
+            number, update = await self.channel.next()
+            assert isinstance(update, Finished)
+            bodies[number] = self._finished(self.choices[number], update.output)
         self._observe(self.service.metrics.request_s)
         return self._body([bodies[choice.number] for choice in self.choices], self._usage())
 
@@ -74,16 +74,16 @@ class Exchange:
         options = self.asked.stream_options or StreamOptions()
         try:
             while num_open:
-                number, told = await self.channel.next()
-                num_open -= isinstance(told, Finished)
-                body = self._piece(self.choices[number], told)
+                number, update = await self.channel.next()
+                num_open -= isinstance(update, Finished)
+                body = self._piece(self.choices[number], update)
                 if body is None:
                     continue
                 if is_first:
                     is_first = False
                     self._observe(self.service.metrics.first_chunk_s)
                 # A draft sends no tokens of the answer.
-                has_usage = options.continuous_usage_stats and not isinstance(told, Drafted)
+                has_usage = options.continuous_usage_stats and not isinstance(update, Drafted)
                 yield event(self._body([body], self._usage() if has_usage else None))
             if options.include_usage:
                 yield event(self._body([], self._usage()))
@@ -116,30 +116,30 @@ class Exchange:
         }
         return head if usage is None else {**head, "usage": usage}
 
-    def _piece(self, choice: ResponseChoice, told: Told) -> Json | None:
-        """Returns a choice with what an event tells; `None` if no text can be sent yet."""
-        if isinstance(told, Drafted):
-            return self._drafted(choice, told)
-        if isinstance(told, Finished):
-            return self._finished(choice, told.output)
-        text = choice.prose.more(told.tokens)
-        if not text or not (written := self._written(choice, text)):
+    def _piece(self, choice: ResponseChoice, update: Told) -> Json | None:
+        """Returns the choice to send after an event; `None` if no text can be sent yet."""
+        if isinstance(update, Drafted):
+            return self._drafted(choice, update)
+        if isinstance(update, Finished):
+            return self._finished(choice, update.output)
+        text = choice.prose.more(update.tokens)
+        if not text or not (part := self._written(choice, text)):
             return None
-        return self._choice(choice, written, choice.prose.kept(told.tokens))
+        return self._choice(choice, part, choice.prose.kept(update.tokens))
 
-    def _drafted(self, choice: ResponseChoice, told: Drafted) -> Json:
+    def _drafted(self, choice: ResponseChoice, draft: Drafted) -> Json:
         """Returns a choice with the answer as it is after a round, open positions as null."""
         decode = self.service.tokenizer.decode
-        pieces = [None if token is None else decode([token]) for token in told.tokens]
+        pieces = [None if token is None else decode([token]) for token in draft.tokens]
         empty = {"delta": {"content": ""}} if self.asked.is_chat else {"text": ""}
-        canvas = {"round": told.round, "tokens": pieces, "forced": told.forced}
+        canvas = {"round": draft.round, "tokens": pieces, "forced": draft.forced}
         return {"index": choice.number, **empty, "canvas": canvas, "finish_reason": None}
 
     def _finished(self, choice: ResponseChoice, output: DecodeOutput) -> Json:
         """Returns a choice with the text that was not sent yet and its end; counts the answer."""
         tokens, reason = choice.end(output)
-        written = self._written(choice, choice.prose.rest(tokens))
-        body = self._choice(choice, written or {"content": ""}, tokens)
+        part = self._written(choice, choice.prose.rest(tokens))
+        body = self._choice(choice, part or {"content": ""}, tokens)
         body["finish_reason"] = reason
         if choice.recorder is not None and self.asked.return_trace:
             steps, prompt = choice.recorder.steps, choice.job.request.prompt
@@ -147,7 +147,7 @@ class Exchange:
             unknown = unknown_words(self.service.tokenizer, [question], [prompt])
             body["trace"] = {
                 "forwards": int(output.nfe[0]),
-                # Of the tokens that are sent: without an EOS, or what follows a stop string.
+                # Counts the tokens that are sent: no EOS, and no tokens after a stop string.
                 "tokens_per_forward": len(tokens) / max(1, int(output.nfe[0])),
                 "seconds": output.wall_s,
                 "steps": [steps.get(at, -1) for at in range(len(tokens))],
@@ -158,7 +158,7 @@ class Exchange:
         return body
 
     def _written(self, choice: ResponseChoice, text: str) -> Json | None:
-        """Returns new text as a part of a message; `None` if it is of a call, and is held back."""
+        """Returns new text as part of a message; `None` if the text is held back in a call."""
         if choice.call is None:
             return {"content": text}
         call = choice.call.more(text)
@@ -169,14 +169,14 @@ class Exchange:
             call.pop("index")
         return {"content": None, "tool_calls": [call]}
 
-    def _choice(self, choice: ResponseChoice, written: Json, tokens: list[int]) -> Json:
+    def _choice(self, choice: ResponseChoice, part: Json, tokens: list[int]) -> Json:
         """Returns a choice with new text, and notes that the answer's tokens so far are sent."""
         body: Json = {"index": choice.number}
         if self.asked.is_chat:
             name = "delta" if self.asked.stream else "message"
-            body[name] = {"role": "assistant", **written}
+            body[name] = {"role": "assistant", **part}
         else:
-            body["text"] = written["content"]
+            body["text"] = part["content"]
         recorder, body["logprobs"] = choice.recorder, None
         if recorder is not None and recorder.num_top is not None:
             body["logprobs"] = self._logprobs(choice, tokens, recorder.scores)
@@ -187,19 +187,19 @@ class Exchange:
         self, choice: ResponseChoice, tokens: list[int], scores: dict[int, Scored]
     ) -> Json:
         positions = range(choice.num_sent, len(tokens))
-        # Given tokens are certain, and have no score.
-        found = [(tokens[at], scores.get(at, Scored(0.0, [(tokens[at], 0.0)]))) for at in positions]
+        # Given tokens have no score: their probability is 1.
+        pairs = [(tokens[at], scores.get(at, Scored(0.0, [(tokens[at], 0.0)]))) for at in positions]
         if self.asked.is_chat:
             content = []
-            for token, (logprob, top) in found:
-                others = [self._scored(*pair) for pair in top]
-                content.append({**self._scored(token, logprob), "top_logprobs": others})
+            for token, (logprob, top) in pairs:
+                likely = [self._scored(*pair) for pair in top]
+                content.append({**self._scored(token, logprob), "top_logprobs": likely})
             return {"content": content}
         return {
-            "tokens": [self._text(token) for token, _ in found],
-            "token_logprobs": [scored.logprob for _, scored in found],
+            "tokens": [self._text(token) for token, _ in pairs],
+            "token_logprobs": [scored.logprob for _, scored in pairs],
             "top_logprobs": [
-                {self._text(token): logprob for token, logprob in scored.top} for _, scored in found
+                {self._text(token): logprob for token, logprob in scored.top} for _, scored in pairs
             ],
             "text_offset": [len(choice.prose.whole(tokens[:at])) for at in positions],
         }

@@ -37,13 +37,13 @@ class Answer:
     """The answer to one input.
 
     Attributes:
-        text: The answer before its EOS and before the first stop string. Of a template: the whole
+        text: The answer before its EOS and before the first stop string. With a template: the whole
             text with its blanks filled.
-        token_ids: Its tokens before the EOS; a stop string and what follows it are among them.
+        token_ids: The answer's tokens before the EOS, including a stop string and later tokens.
             Positions that were still masked when the row stopped are left out.
-        finish_reason: "stop" if an EOS or a stop string has ended it, "length" if it is full.
-        forwards: Forwards of the model that its row took part in.
-        commits: For each of the tokens when it was committed, and how likely it was; `None` unless
+        finish_reason: "stop" if an EOS or a stop string has ended the answer, else "length".
+        forwards: Forwards of the model that the answer's row took part in.
+        commits: When each of the tokens was committed, and how likely the token was; `None` unless
             `return_logprobs` was set.
     """
 
@@ -54,20 +54,20 @@ class Answer:
     commits: list[TokenCommit] | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what JSON can hold: the fields, without `commits` if it is `None`."""
-        own = asdict(self)
+        """Returns the fields as values for JSON, without `commits` if it is `None`."""
+        content = asdict(self)
         if self.commits is None:
-            del own["commits"]
+            del content["commits"]
         else:
-            own["commits"] = [commit._asdict() for commit in self.commits]
-        return own
+            content["commits"] = [commit._asdict() for commit in self.commits]
+        return content
 
 
 @dataclass(frozen=True, repr=False)
 class GenerateOutput:
     """One answer per input, and the decode that gave them.
 
-    It has a length, an index and an iteration: those of `answers`.
+    Length, index and iteration are those of `answers`.
 
     Attributes:
         answers: The answers, in the order of the inputs.
@@ -127,7 +127,7 @@ class GenerateOutput:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what JSON can hold: the answers and their cost."""
+        """Returns the answers and their cost as values for JSON."""
         return {
             "answers": [answer.to_dict() for answer in self.answers],
             "forwards": self.decoded.forwards,
@@ -138,8 +138,8 @@ class GenerateOutput:
 
     def save(self, path: str | Path) -> None:
         """Writes `to_dict()` to a JSON file."""
-        written = json.dumps(self.to_dict(), ensure_ascii=False, indent=2)
-        Path(path).write_text(f"{written}\n", encoding="utf-8")
+        text = json.dumps(self.to_dict(), ensure_ascii=False, indent=2)
+        Path(path).write_text(f"{text}\n", encoding="utf-8")
 
 
 def answer_of(
@@ -149,35 +149,35 @@ def answer_of(
     row: int,
     stop_strings: Sequence[str],
 ) -> Answer:
-    """Returns the answer to a request in one row of a decode, which may be longer.
+    """Returns the answer to a request, from one row of a decode that may be longer.
 
     With a template, an EOS leaves its position empty, and the text goes on after it.
     """
     tokens = decoded.tokens[row, : request.config.gen_length]
-    at = (~decoded.unsettled[row, : request.config.gen_length]).nonzero().flatten()
+    positions = (~decoded.unsettled[row, : request.config.gen_length]).nonzero().flatten()
     if request.template:
-        at = at[~torch.isin(tokens[at], torch.tensor(decoded.eos_ids))]
-        token_ids = tokens[at].tolist()
+        positions = positions[~torch.isin(tokens[positions], torch.tensor(decoded.eos_ids))]
+        token_ids = tokens[positions].tolist()
         has_ended = int(tokens[-1]) in decoded.eos_ids
     else:
-        token_ids = before_end(tokens[at].tolist(), decoded.eos_ids)
-        at = at[: len(token_ids)]
+        token_ids = before_end(tokens[positions].tolist(), decoded.eos_ids)
+        positions = positions[: len(token_ids)]
         has_ended = len(token_ids) < len(tokens)
     text = tokenizer.decode(token_ids, skip_special_tokens=True)
     if stop_strings:
         # A stop string may be a special token, which the text of an answer does not show.
-        kept = token_ids[: num_before(tokenizer, token_ids, stop_strings)]
-        shown = cut_at(tokenizer.decode(kept, skip_special_tokens=True), stop_strings)
-        has_ended = has_ended or len(kept) < len(token_ids) or shown != text
+        before_stop = token_ids[: num_before(tokenizer, token_ids, stop_strings)]
+        shown = cut_at(tokenizer.decode(before_stop, skip_special_tokens=True), stop_strings)
+        has_ended = has_ended or len(before_stop) < len(token_ids) or shown != text
         text = shown
     forwards = int(decoded.nfe[row])
-    commits = None if decoded.commits is None else _token_commits(decoded.commits, row, at)
+    commits = None if decoded.commits is None else _token_commits(decoded.commits, row, positions)
     return Answer(text, token_ids, "stop" if has_ended else "length", forwards, commits)
 
 
-def _token_commits(commits: Commits, row: int, at: Int[Tensor, " N"]) -> list[TokenCommit]:
+def _token_commits(commits: Commits, row: int, positions: Int[Tensor, " N"]) -> list[TokenCommit]:
     """Returns the commits at some positions of a row."""
-    steps, *logprobs = (part[row, at].tolist() for part in commits)
+    steps, *logprobs = (part[row, positions].tolist() for part in commits)
     return [
         TokenCommit(step, *((None, None) if step < 0 else pair))
         for step, *pair in zip(steps, *logprobs, strict=True)

@@ -90,9 +90,9 @@ def generate(
         sampler: Which positions to commit, and with which token. `None`:
             `ConfidenceThreshold(0.9)`, on a uniform-state model `AcceptAndRenoise()`.
         chat: How texts are read. "auto": as one user turn of the chat template if the tokenizer
-            has a template. True: so always. False: as they are, with a warning if there is a
-            template. A text that begins with a special token is taken for one that has been through
-            a template already: with "auto" and False its tokens are read, and nothing is added.
+            has a template. True: always as such a turn. False: as they are, with a warning if there
+            is a template. A text that begins with a special token counts as already templated: with
+            "auto" and False its tokens are read, and nothing is added.
         templates: For each input, the answer with blanks: `[MASK:12]` is twelve open tokens,
             `[MASK]`, or the tokenizer's own mask token, is one. The answer is as long as the
             template. An EOS in a blank leaves that position empty, so that a blank is filled with
@@ -105,16 +105,16 @@ def generate(
         observers: Called after each round with a `StepEvent`.
         streamer: A streamer of transformers, for a single input. One with `put_draft`, such as
             `TextDiffusionStreamer`, is shown the whole answer after each round; any other, such as
-            `TextStreamer`, the committed tokens that no mask precedes. Both are given the prompt
-            first, as transformers does; `skip_prompt=True` hides it.
-        constraint: Texts of which the answer must be one: `Regex`, `JsonSchema` or `OneOf`; for all
+            `TextStreamer`, is shown the committed tokens that no mask precedes. Both are given the
+            prompt first, as transformers does; `skip_prompt=True` hides the prompt.
+        constraint: The texts that the answer may be: `Regex`, `JsonSchema` or `OneOf`; for all
             inputs, or a list with one for each, `None` for any text. See docs/structured.md.
         stop_strings: Texts that end an answer; they and the text after them are not returned.
         num_return_sequences: Answers to each input, one after the other in the output; their noise
-            differs, and is that of so many equal inputs. At temperature 0 the answers are equal
-            unless the rule draws its order.
+            differs as that of equal inputs does. At temperature 0 the answers are equal unless the
+            sampler draws its order.
         return_logprobs: Fill `Answer.commits` and `decoded.commits`: for each token the step that
-            committed it, and its log-probability as drawn and in the model.
+            committed the token, and its log-probability as drawn and in the model.
         num_rows: Inputs that are decoded together, at most.
         progress: Show on standard error how many answers and tokens are done.
         **options: Fields of `DecodeConfig`, which override `config`; also by the names that
@@ -128,7 +128,7 @@ def generate(
         ValueError: If the arguments do not fit together; the message names those that do not.
         RuntimeError: If a plug-in or the model breaks its contract.
     """
-    inputs, strings, given = by_our_names(inputs, stop_strings, config, options)
+    inputs, strings, overrides = by_our_names(inputs, stop_strings, config, options)
     require_tokenizer(tokenizer)
     require_integer("num_return_sequences", num_return_sequences, least=1)
     require_model(model)
@@ -136,10 +136,10 @@ def generate(
     require_templates(templates)
     texts = [templates] if isinstance(templates, str) else templates
     blanks = [template_ids(tokenizer, text, model) for text in texts]
-    config = config.updated(**given)
+    config = config.updated(**overrides)
     if blanks:
         check_config(model, config, blanks)
-        config = as_long_as(blanks, config, given)
+        config = as_long_as(blanks, config, overrides)
     sampler = default_sampler(model) if sampler is None else sampler
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config,
@@ -173,7 +173,7 @@ def compiled(decoder: Decoder, tokenizer: Any, constraint: object) -> Automaton 
 
     Raises:
         ImportError: If the extra `structured` is not installed.
-        ValueError: If it is no constraint, or the tokens cannot spell it.
+        ValueError: If the argument is no constraint, or the tokens cannot spell it.
     """
     if constraint is None:
         return None
@@ -202,7 +202,7 @@ def requests_of_texts(
     automata: list[Automaton | None]
     if isinstance(constraint, list | tuple):
         require_constraints(constraint, len(prompts))
-        automata = [compiled(decoder, tokenizer, of_prompt) for of_prompt in constraint]
+        automata = [compiled(decoder, tokenizer, entry) for entry in constraint]
     else:
         automata = [compiled(decoder, tokenizer, constraint)] * len(prompts)
     stop: StopRule = StopStrings(tokenizer, stop_strings) if stop_strings else NeverStop()
@@ -214,9 +214,9 @@ def requests_of_texts(
     )  # fmt: skip
 
 
-def _repeated(listed: Sequence[T], copies: int) -> list[T]:
+def _repeated(values: Sequence[T], copies: int) -> list[T]:
     """Returns each value `copies` times, one after the other."""
-    return [value for value in listed for _ in range(copies)]
+    return [value for value in values for _ in range(copies)]
 
 
 def as_long_as(

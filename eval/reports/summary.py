@@ -1,4 +1,4 @@
-"""From records to numbers, which `docs/metrics.md` defines: one row for each setting."""
+"""Computes a row of numbers for each setting from its records; see `docs/metrics.md`."""
 
 import math
 from collections import Counter, defaultdict
@@ -46,22 +46,22 @@ class MeasuredFolder(NamedTuple):
 
 
 def measured(folder: Folder) -> MeasuredFolder:
-    """Reads a results folder and works out its numbers.
+    """Reads a results folder and computes its numbers.
 
-    Settings that differ by their seed only are one row, in which each example counts once, with the
+    Settings that differ only in the seed share a row, in which each example counts once, with the
     mean over its seeds. The first row of each model and set of examples is the reference; another
-    version of a task has one of its own. An example that raised counts as wrong, and not at all for
-    speed; one whose score is undefined counts for speed only. Raises ValueError if the folder is
-    damaged or holds no records.
+    version of a task has its own reference. An example that raised counts as wrong, and is left out
+    of the speed; an example without a defined score counts for speed only. Raises ValueError if the
+    folder is damaged or holds no records.
     """
     results = folder.results()
-    found = pools(results)
-    records = [record for pool in found for record in pool.records]
+    pooled = pools(results)
+    records = [record for pool in pooled for record in pool.records]
     if not records:
         raise ValueError(f"{folder.path} holds no records yet; start its run again.")
     references: dict[RowGroup, Pool] = {}
     rows = []
-    for pool in found:
+    for pool in pooled:
         row = _row(pool)
         reference = references.setdefault(group_of(row["settings"]), pool)
         if reference is not pool:
@@ -71,11 +71,11 @@ def measured(folder: Folder) -> MeasuredFolder:
     used = {record["machine"] for record in records}
     machines = [machine for name, machine in folder.machines().items() if name in used]
     dates = sorted(record["date"] for record in records if record["date"])
-    return MeasuredFolder(folder, results, found, {
+    return MeasuredFolder(folder, results, pooled, {
         "rows": rows, "methods": methods(rows), "parallel_bench": parallel_bench(rows),
         "git": _commits(records),
         "machines": machines, "dates": [*dates[:1], *dates[-1:]],
-        "skipped": [structs.asdict(one) for one in folder.skipped()],
+        "skipped": [structs.asdict(skipped) for skipped in folder.skipped()],
     })  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def _row(pool: Pool) -> Row:
     }
     if finished:
         row |= {"order": _order(finished), "timing": _timing(finished)}
-        # An answer that a template gives whole takes no forward.
+        # An answer that its template gives completely takes no forward.
         decoded = [record for record in finished if record["nfe"] or record["target_nfe"]]
         row |= {"speed": _speed(decoded)} if decoded else {}
         if pool.settings.verifier != "NoVerifier()":
@@ -106,53 +106,53 @@ def _row(pool: Pool) -> Row:
 
 
 def _accuracy(pool: Pool) -> Row | None:
-    """Averages the primary score, with an interval over examples that is never a point.
+    """Averages the primary score, with an interval over examples that always has a width.
 
-    Wilson's interval where every score is 0 or 1. With several seeds it takes each example's mean
-    over them as that many right answers: a mean of values in [0, 1] varies at most as a share
-    does, so that the interval is rather too wide. Other scores have the bootstrap's.
+    The interval is Wilson's if every score is 0 or 1. With several seeds, each example's mean then
+    counts as that many right answers: a mean of values in [0, 1] varies at most as much as a share,
+    so that the interval is too wide rather than too narrow. Other scores have the bootstrap's.
     """
     values = list(primary_scores(pool).values())
     if not values:
         return None
-    counts = all(score_of(record) in (0, 1, None) for record in pool.finished)
-    interval, bounds = _interval(values, is_wilson=counts)
+    is_binary = all(score_of(record) in (0, 1, None) for record in pool.finished)
+    interval, bounds = _interval(values, is_wilson=is_binary)
     return {"value": mean(values), **bounds._asdict(), "interval": interval,
             "standard_error": standard_error(values), "num_examples": len(values)}  # fmt: skip
 
 
 def _interval(values: Sequence[float], *, is_wilson: bool) -> tuple[str, Bounds]:
-    """Returns Wilson's interval or the bootstrap's, which would have no width if all are equal."""
+    """Returns the bootstrap's interval; Wilson's if wanted, or if the bootstrap's has no width."""
     if is_wilson or len(set(values)) == 1:
         return "wilson", wilson(math.fsum(values), len(values))
     return "bootstrap", bootstrap(values)
 
 
 def _pass_at(pool: Pool) -> Row:
-    """Estimates by k the probability that one of k answers is right, with the bootstrap's interval.
+    """Estimates for several k the probability that one of k answers is right, with an interval.
 
-    The answers to an example are those of the seeds. k doubles from 1 up to the number of answers
-    that every example has. Empty with one seed, or where a score is neither 0 nor 1.
+    Each seed gives one answer to each example. k doubles from 1 up to the number of answers that
+    every example has. The result is empty with one seed, or if any score is neither 0 nor 1.
     """
     by_example: dict[str, list[float]] = defaultdict(list)
     for record in pool.records:
         score = score_of(record)
         if score is not None:
             by_example[record["example"]].append(score)
-    answers = list(by_example.values())
-    if len(pool.seeds) == 1 or any(score not in (0, 1) for own in answers for score in own):
+    groups = list(by_example.values())
+    if len(pool.seeds) == 1 or any(score not in (0, 1) for group in groups for score in group):
         return {}
-    found, k = {}, 1
-    while k <= min(map(len, answers), default=0):
-        values = [pass_at(k, len(own), int(sum(own))) for own in answers]
+    estimates, k = {}, 1
+    while k <= min(map(len, groups), default=0):
+        values = [pass_at(k, len(group), int(sum(group))) for group in groups]
         _, bounds = _interval(values, is_wilson=False)
-        found[str(k)] = {"value": mean(values), **bounds._asdict()}
+        estimates[str(k)] = {"value": mean(values), **bounds._asdict()}
         k *= 2
-    return found
+    return estimates
 
 
 def _scores(finished: Sequence[Record]) -> Row:
-    """Averages every score over the examples where it is defined; None where it never is."""
+    """Averages every score over the examples that define it; None if no example does."""
     names = sorted({name for record in finished for name in record["scores"]})
     return {
         name: _mean_over_examples((r["example"], r["scores"].get(name)) for r in finished)
@@ -166,31 +166,31 @@ def _mean_over_examples(values: Iterable[tuple[str, float | None]]) -> float | N
 
 
 def _speed(finished: Sequence[Record]) -> Row:
-    own = {
+    means = {
         name: list(field(finished, name).values())
         for name in ("length", "nfe", "target_nfe", "committed", "query_positions")
     }
 
     def ratio_to(costs: Sequence[float]) -> Row:
-        return ratio_of_sums(own["length"], costs)._asdict()
+        return ratio_of_sums(means["length"], costs)._asdict()
 
-    # Where drafts ask no mask predictor, the target's forwards are all there are.
-    nfe = own["nfe"] if any(own["nfe"]) else own["target_nfe"]
+    # If drafts need no mask predictor, the target's forwards are the only ones.
+    nfe = means["nfe"] if any(means["nfe"]) else means["target_nfe"]
     per_forward = ratio_to(nfe)
     per_any, per_columns = per_forward, None
-    if any(own["target_nfe"]):
-        per_any = ratio_to([a + b for a, b in zip(own["nfe"], own["target_nfe"], strict=True)])
+    if any(means["target_nfe"]):
+        per_any = ratio_to([a + b for a, b in zip(means["nfe"], means["target_nfe"], strict=True)])
     else:
-        per_columns = ratio_to([columns / 1000 for columns in own["query_positions"]])
+        per_columns = ratio_to([columns / 1000 for columns in means["query_positions"]])
     return {
         "tokens_per_forward": per_forward,
         "tokens_per_any_forward": per_any,
         "tokens_per_thousand_columns": per_columns,
         "mean_of_ratios": mean(
-            [length / forwards for length, forwards in zip(own["length"], nfe, strict=True)]
+            [length / forwards for length, forwards in zip(means["length"], nfe, strict=True)]
         ),
-        "committed_per_forward": sum(own["committed"]) / sum(nfe),
-        **{name: mean(values) for name, values in own.items()},
+        "committed_per_forward": sum(means["committed"]) / sum(nfe),
+        **{name: mean(values) for name, values in means.items()},
         "forwards_share": mean(list(_shares(finished, "batch_forwards").values())),
         "target_forwards_share": mean(list(_shares(finished, "batch_target_forwards").values())),
     }
@@ -213,22 +213,22 @@ def _verified(finished: Sequence[Record]) -> Row:
 
 
 def _order(finished: Sequence[Record]) -> Row:
-    """Describes in which order positions up to EOS were committed; empty without traces."""
+    """Describes the order in which positions up to EOS were committed; None without traces."""
     steps = [
         (r["example"], [step for step in r["trace"]["steps"][: r["length"]] if step >= 0])
         for r in finished
         if r["trace"] is not None
     ]
-    widths = sum((Counter(commits_per_step(own)) for _, own in steps), Counter[int]())
+    widths = sum((Counter(commits_per_step(seq)) for _, seq in steps), Counter[int]())
     return {
-        "order_correlation": _mean_over_examples((e, order_correlation(own)) for e, own in steps),
-        "leftmost_share": _mean_over_examples((e, leftmost_share(own)) for e, own in steps),
+        "order_correlation": _mean_over_examples((e, order_correlation(seq)) for e, seq in steps),
+        "leftmost_share": _mean_over_examples((e, leftmost_share(seq)) for e, seq in steps),
         "commits_per_step": dict(sorted(widths.items())),
     }
 
 
 def _timed(finished: Sequence[Record]) -> Sequence[Record]:
-    """Leaves the warm-up out; if nothing else is there it must do."""
+    """Returns the records that are no warm-up, or all records if there are no others."""
     return [record for record in finished if not record["warm_up"]] or finished
 
 
@@ -247,7 +247,7 @@ def _timing(finished: Sequence[Record]) -> Row:
 
 
 def _shares(records: Iterable[Record], name: str) -> dict[str, float]:
-    """Divides a number of the batch among its rows."""
+    """Divides a number of each batch equally among its rows; returns the shares by example."""
     numbers: Iterable[Mapping[str, Any]] = records
     return per_example((r["example"], r[name] / r["batch_length"]) for r in numbers)
 
@@ -259,20 +259,20 @@ _SPEEDUPS = {
 }
 
 
-def _comparison(reference: Pool, own: Pool) -> Row:
+def _comparison(reference: Pool, pool: Pool) -> Row:
     """Compares two settings on the examples that both have."""
-    scores = paired(primary_scores(reference), primary_scores(own))
-    found: Row = {"num_shared": len(scores[0])} | difference(*scores)
-    before, after = reference.finished, own.finished
+    scores = paired(primary_scores(reference), primary_scores(pool))
+    comparison: Row = {"num_shared": len(scores[0])} | difference(*scores)
+    before, after = reference.finished, pool.finished
     for name, numbers in _SPEEDUPS.items():
         pairs = [paired(field(before, number), field(after, number)) for number in numbers]
         total = sum(sum(b) for _, b in pairs)
         if pairs[0][0] and total:
-            found[name] = sum(sum(a) for a, _ in pairs) / total
+            comparison[name] = sum(sum(a) for a, _ in pairs) / total
     seconds_s = paired(_shares(_timed(before), "batch_s"), _shares(_timed(after), "batch_s"))
     if seconds_s[0]:
-        found["timing"] = {"wall_speedup": wall_speedup(*seconds_s)}
-    return found
+        comparison["timing"] = {"wall_speedup": wall_speedup(*seconds_s)}
+    return comparison
 
 
 def _commits(records: Iterable[Record]) -> list[str]:

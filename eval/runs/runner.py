@@ -1,4 +1,4 @@
-"""Runs settings over examples into a results folder; can be killed and started again."""
+"""Decodes examples under each setting into a results folder; a killed run can be resumed."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +23,8 @@ from samplers.logits.noise import wrapped
 _BATCH_STRIDE = 1 << 32
 _ROW_STRIDE = 1 << 20
 
-# Examples that a process decodes first in each run do not count for its timings: kernels are
-# chosen and memory is reserved then. d3LLM's number.
+# The first examples of a process in each run do not count for its timings, because kernels are
+# chosen and memory is reserved then. The number is d3LLM's.
 _NUM_WARM_UP = 10
 
 
@@ -39,8 +39,8 @@ class Checked(NamedTuple):
 class RecordPart(NamedTuple):
     """The file of this process in a results folder.
 
-    `machine` is the name of the folder's note on the process; `done` has records by key, those of
-    earlier runs and those that `Worker.finished` adds.
+    `machine` is the name of the folder's note on the process; `done` maps keys to records:
+    records of earlier runs, and records that `Worker.finished` adds.
     """
 
     path: Path
@@ -51,8 +51,8 @@ class RecordPart(NamedTuple):
 class Worker:
     """Decodes the batches of one run that belong to this process.
 
-    `settings_key` names the setting in records; `keys` are those of this process's examples, in the
-    order in which they are decoded.
+    `settings_key` names the setting in records; `keys` are the keys of this process's examples, in
+    the order of decoding.
     """
 
     def __init__(
@@ -65,32 +65,32 @@ class Worker:
         self._part, self._reporter = part, reporter
         self._num_begun = 0
         self.settings_key = self._settings.key("")
-        self.keys = [self._key(one) for index in self._mine for one in self._batches[index]]
+        self.keys = [self._key(example) for index in self._mine for example in self._batches[index]]
 
     def finished(self, first: int = 0) -> Iterator[list[Record]]:
-        """Yields the records of each batch from the example `first` on; decodes missing ones."""
+        """Yields records batch by batch from the example `first` on; decodes missing examples."""
         self._begin()
         done = self._part.done
         for number in self._mine:
-            rows = self._batches[number]
-            missing = {example.id for example in rows if self._key(example) not in done}
-            asked = rows[max(0, first - number * self._run.batch_size) :]
-            if asked and missing:
-                found = self._decoded(number)
-                records = [record for record in found if record["example"] in missing]
+            batch = self._batches[number]
+            missing = {example.id for example in batch if self._key(example) not in done}
+            requested = batch[max(0, first - number * self._run.batch_size) :]
+            if requested and missing:
+                decoded = self._decoded(number)
+                records = [record for record in decoded if record["example"] in missing]
                 append(self._part.path, records)
                 self._reporter.add(records)
                 done.update((record["key"], record) for record in records)
-            if asked:
-                yield [done[self._key(example)] for example in asked]
+            if requested:
+                yield [done[self._key(example)] for example in requested]
 
     def _decoded(self, number: int) -> list[Record]:
         """Decodes a batch."""
-        rows = self._batches[number]
+        batch = self._batches[number]
         warm_up = self._num_begun < _NUM_WARM_UP
-        self._num_begun += len(rows)
+        self._num_begun += len(batch)
         seed = wrapped(self._settings.decoding.seed + _BATCH_STRIDE * number)
-        return self._decode(rows, seed, warm_up=warm_up)
+        return self._decode(batch, seed, warm_up=warm_up)
 
     def _begin(self) -> None:
         """Starts the display of the run."""
@@ -119,11 +119,11 @@ class Worker:
                 ]
             answers = [{"error": said_of(error)}]
         return [
-            self._record(example, one, warm_up=warm_up)
-            for example, one in zip(examples, answers, strict=True)
+            self._record(example, scored, warm_up=warm_up)
+            for example, scored in zip(examples, answers, strict=True)
         ]
 
-    def _record(self, example: Example, found: ScoredExample, *, warm_up: bool) -> Record:
+    def _record(self, example: Example, scored: ScoredExample, *, warm_up: bool) -> Record:
         return {
             "key": self._key(example),
             "settings": self.settings_key,
@@ -139,12 +139,12 @@ class Worker:
             "prompt": example.turns()[-1]["content"],
             "target": example.target,
             "warm_up": warm_up,
-            **found,
+            **scored,
         }
 
 
 class RunPlan(NamedTuple):
-    """Which runs can be decoded and which cannot, known before the first forward."""
+    """The runs that can be decoded and those that cannot, known before the first forward."""
 
     runs: list[Checked]
     skipped: list[Skipped]
@@ -161,34 +161,34 @@ def execute(
     drop_others: bool = False,
     on_plan: Callable[[RunPlan, list[RunSettings]], None] = lambda plan, others: None,
 ) -> Folder:
-    """Decodes and scores what the folder lacks; the first run is the reference of the report.
+    """Decodes and scores the examples that a folder lacks; the first run is the reference.
 
-    Every run is checked before the first forward. Batches are the same whatever was done before
-    and however many processes share them, so that a run that was killed and started again has the
-    records of one that was not.
+    Every run is checked before the first forward. The batches depend neither on earlier commands
+    nor on the number of processes, so that a run that was killed and started again has the same
+    records as an uninterrupted run.
 
     Args:
         runs: The runs.
         folder: Folder of the records; made if need be.
-        place: Which batches are this process's: every `world_size`-th.
+        place: Rank of this process, which decodes every `world_size`-th batch.
         reporter: Follows the progress.
         retry_errors: Decode examples anew whose record is an error.
         skip_impossible: Leave out runs whose parts do not fit together, and note why.
         drop_others: Show these runs only, see `Folder.claim`.
-        on_plan: Told, before the first forward, the plan and the other runs of the folder.
+        on_plan: Called before the first forward with the plan and the folder's other runs.
 
     Raises:
         ValueError: If a run is impossible, all of them are, two are the same, another process
-            writes the folder, or the code of a plug-in or a file of weights changed since its
-            records.
+            writes the folder, or the code of a plug-in or a file of weights has changed since the
+            records were made.
     """
     plan = plan_of(runs, skip_impossible=skip_impossible)
-    settings = [one.settings for one in plan.runs]
+    settings = [checked.settings for checked in plan.runs]
     results = Folder(folder)
     with part_of(results, plan.runs, place, retry_errors=retry_errors) as part:
         others = results.claim(settings, skipped=plan.skipped, alone=drop_others)
         on_plan(plan, others)
-        workers = [Worker(one, part, reporter, place) for one in plan.runs]
+        workers = [Worker(checked, part, reporter, place) for checked in plan.runs]
         missing = [key for worker in workers for key in worker.keys if key not in part.done]
         with reporter:
             reporter.expect(len(workers), len(missing))
@@ -201,18 +201,18 @@ def execute(
 def part_of(
     folder: Folder, runs: Sequence[Checked], place: Place = ALONE, *, retry_errors: bool
 ) -> Iterator[RecordPart]:
-    """Gives a part of a folder to this process alone, with the records that are not decoded anew.
+    """Locks this process's part of a folder; yields it with the records that are not decoded anew.
 
-    The first of several processes notes what the records are made of. With `retry_errors`, examples
-    that raised are left out. Raises ValueError if another process writes the part, or the code of a
-    plug-in or a file that was read changed since.
+    The process of rank 0 notes the code and the files that the records depend on. With
+    `retry_errors`, examples that raised are decoded anew. Raises ValueError if another process
+    writes the part, or the code of a plug-in or a file that was read has changed since.
     """
     with folder.writing(place.rank) as path:
         records = folder.records()
-        done = {one["key"]: one for one in records if one["error"] is None or not retry_errors}
-        by_setting = {one.settings.key(""): one.run for one in runs}
-        kept = {record["settings"] for record in done.values()}
-        notes = require_unchanged(folder.path, by_setting, kept)
+        done = {r["key"]: r for r in records if r["error"] is None or not retry_errors}
+        by_setting = {checked.settings.key(""): checked.run for checked in runs}
+        done_settings = {record["settings"] for record in done.values()}
+        notes = require_unchanged(folder.path, by_setting, done_settings)
         if place.rank == 0:
             write_notes(folder.path, notes)
         machine = folder.note_machine(machine_of(runs[0].run.model.device))
@@ -230,18 +230,18 @@ def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> RunPlan:
     for run in runs:
         if run.selection not in examples:
             examples[run.selection] = run.selection.examples()
-        own = examples[run.selection]
+        run_examples = examples[run.selection]
         try:
-            run.check(own)
-            plan.runs.append(Checked(run, own, run.settings(own)))
+            run.check(run_examples)
+            plan.runs.append(Checked(run, run_examples, run.settings(run_examples)))
         except ValueError as error:
             reasons.append(str(error))
             plan.skipped.append(Skipped(run.name, str(error)))
     if plan.skipped and (not skip_impossible or not plan.runs):
         raise ValueError(_refusal(plan, len(runs)))
-    settings = [one.settings for one in plan.runs]
-    for index, one in enumerate(settings):
-        if one in settings[:index]:
+    settings = [checked.settings for checked in plan.runs]
+    for index, setting in enumerate(settings):
+        if setting in settings[:index]:
             raise ValueError(
                 f"Each setting must be named once, got {plan.runs[index].run.name} twice: "
                 "it would count as two."
@@ -251,8 +251,8 @@ def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> RunPlan:
 
 def _refusal(plan: RunPlan, num_runs: int) -> str:
     by_reason: dict[str, list[str]] = {}
-    for one in plan.skipped:
-        by_reason.setdefault(one.reason, []).append(one.setting)
+    for skipped in plan.skipped:
+        by_reason.setdefault(skipped.reason, []).append(skipped.setting)
     if len(plan.skipped) == num_runs == 1:
         return plan.skipped[0].reason
     lines = [f"- {reason} ({'; '.join(names)})" for reason, names in by_reason.items()]
