@@ -27,7 +27,7 @@ def test_the_table_of_what_fits_together_is_the_one_that_its_script_prints() -> 
     concrete = {type(plugin) for plugin in made["PLUGINS"]}
     packages = ((samplers, Sampler), (caches, CachePolicy), (blocks, BlockSchedule))
     for package, kind in packages:
-        exported = {vars(package)[name] for name in package.__all__}
+        exported = {getattr(package, name) for name in package.__all__}
         kinds = {one for one in exported if isinstance(one, type) and issubclass(one, kind)}
         assert kinds - concrete <= {Sampler, RevisingSampler, Wrapper, CachePolicy, BlockSchedule}
 
