@@ -2,5 +2,5 @@
 
 from beartype import BeartypeConf, beartype
 
-# A whole number serves where a float is wanted, as in static checks.
+# An int is accepted where a float is declared, as in static checks.
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))

@@ -1,7 +1,7 @@
 """Settings that every test runs under.
 
 Import nothing of `samplers`, `dllm_decode` or `eval` at the top of this file: it is read before the
-import hook that checks tensor shapes is in place, and what is imported by then stays unchecked.
+import hook that checks tensor shapes is in place, and modules imported earlier stay unchecked.
 """
 
 import importlib
@@ -29,10 +29,10 @@ torch = importlib.import_module("torch")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# Toy tensors are too small to share out: with one thread the suite is many times faster.
+# Toy tensors are too small for several threads: one thread makes the suite many times faster.
 torch.set_num_threads(1)
 
-# Shared machines stall, and a test that fails must fail again.
+# No deadline, because shared machines stall; no chance, so that a failing test fails again.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
@@ -47,14 +47,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Models go to a GPU by default, and the tests that are not about one compare with a CPU.
+    # Models go to a GPU by default; tests that are not about a GPU need models on the CPU.
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(autouse=True)
 def _checked_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks what our plug-ins return too, which a decode leaves out."""
+    """Checks the results of our own plug-ins too, which a decode leaves unchecked."""
     checks = sys.modules.get("dllm_decode.engine.checks")
     if checks is not None:
         monkeypatch.setattr(checks, "is_foreign", lambda plugin: True)
@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _thin_out(items: list[pytest.Item]) -> None:
-    """Leaves few cases of exhaustive tests to the default run, before -m selects."""
+    """Marks all but a few cases of each exhaustive test as slow, before -m selects."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("exhaustive"):
@@ -85,7 +85,7 @@ def _thin_out(items: list[pytest.Item]) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    # A machine that runs the tests for GPUs need not have what others import.
+    # A machine that runs the GPU tests need not have the packages that other tests import.
     if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
         return None
     return "pytest.mark.gpu" not in collection_path.read_text(encoding="utf-8") or None
@@ -93,7 +93,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(autouse=True)
 def fresh_accelerate() -> Iterator[None]:
-    """Accelerate keeps one precision a process, also that of a test that ran before."""
+    """Resets the precision after a test, because Accelerate keeps it for the whole process."""
     yield
     if "accelerate.state" in sys.modules:
         state = sys.modules["accelerate.state"].AcceleratorState
@@ -102,7 +102,7 @@ def fresh_accelerate() -> Iterator[None]:
 
 @pytest.fixture
 def no_checks_of_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switches off the checks of types, which users do not have and which would refuse first."""
+    """Switches off the checks of types, which users do not have and which would raise first."""
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
 
 

@@ -56,12 +56,12 @@ def record(settings: RunSettings, example: str, score: float | None, **own: Any)
 
 def failed(settings: RunSettings, example: str) -> Record:
     """Returns the record of an example that raised."""
-    whole = record(settings, example, None, error="RuntimeError: no")
-    return {name: whole[name] for name in Record.__required_keys__}
+    full_record = record(settings, example, None, error="RuntimeError: no")
+    return {name: full_record[name] for name in Record.__required_keys__}
 
 
 def folder_of(path: Path, settings: Iterable[RunSettings], records: Iterable[Record]) -> Folder:
-    """Makes a results folder of records, or adds them to it."""
+    """Writes records into a results folder, which need not be empty, and returns the folder."""
     folder = Folder(path)
     folder.claim(settings)
     append(folder.part(0), records)
@@ -78,7 +78,7 @@ def write_lines(path: Path, *rows: object) -> str:
 def write_model(folder: Path, scale: float = 20.0) -> Path:
     """Writes a tiny random model with the embedded models' tokenizer.
 
-    Its matrices are scaled: fresh ones answer one token everywhere.
+    The matrices are scaled, because a fresh model answers one token everywhere.
     """
     torch.manual_seed(0)
     model = new_llada(
@@ -142,7 +142,7 @@ class CountedModel(HashModel):
 
 @dataclass(frozen=True)
 class Fussy(Sampler):
-    """Fails wherever a row shows a token."""
+    """Raises an error if any position proposes a certain token."""
 
     token: int
 
@@ -233,9 +233,9 @@ def write_tasks(folder: Path, num_docs: int = 7) -> Path:
         )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     file = write_lines(folder / "problems.jsonl", *lines)
-    for kind, rest in (("generate", _GENERATE), ("choose", _CHOOSE), ("score", _SCORE)):
+    for kind, body in (("generate", _GENERATE), ("choose", _CHOOSE), ("score", _SCORE)):
         head = _HEAD.format(name=f"words_{kind}", file=file, cache=folder / "cache")
-        (folder / f"words_{kind}.yaml").write_text(head + rest)
+        (folder / f"words_{kind}.yaml").write_text(head + body)
     return folder
 
 

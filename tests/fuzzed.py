@@ -31,7 +31,7 @@ RARE = (
 
 
 class Found(NamedTuple):
-    """An answer, the canvas of the row after each step, and what the decode cost."""
+    """An answer, the canvas of the row after each step, and the costs of the decode."""
 
     tokens: list[int]
     steps: list[tuple[list[int], list[bool]]]
@@ -54,8 +54,8 @@ class Watch:
         fresh = set(indices) - set(self.steps)
         parts = (indices, event.after.tokens.tolist(), event.after.unsettled.tolist(), rows)
         for index, tokens, unsettled, row in zip(*parts, strict=True):
-            own = slice(row.prompt_length, row.prompt_length + row.config.gen_length)
-            self.steps.setdefault(index, []).append((tokens[own], unsettled[own]))
+            answer = slice(row.prompt_length, row.prompt_length + row.config.gen_length)
+            self.steps.setdefault(index, []).append((tokens[answer], unsettled[answer]))
             is_inside = index not in fresh and row.steps > 1 and row.unsettled < row.opening.stop
             self.note("a row joined inside another row's block", is_inside and bool(fresh))
         self.note("rows at different blocks", len({r.opening.start - r.first for r in rows}) > 1)
@@ -82,37 +82,37 @@ class Watch:
 
 
 def check(case: Case, events: Counter[str]) -> list[str]:
-    """Decodes a case in all ways; returns what differs."""
-    whole = _together(case)
-    faults = _faults(case, whole)
-    for index, other in _with_few_rows(case, events).items():
-        faults += _differences(case, f"row {index} with few rows", other, whole[index])
+    """Decodes a case in all ways, and returns the differences."""
+    together = _together(case)
+    faults = _faults(case, together)
+    for index, answer in _with_few_rows(case, events).items():
+        faults += _differences(case, f"row {index} with few rows", answer, together[index])
     plain = _plainly(case)
     for request in case.requests:
         index = request.index
-        faults += _differences(case, f"row {index} alone", _alone(case, request), whole[index])
-        faults += _as_the_target(case, request, whole[index], events)
+        faults += _differences(case, f"row {index} alone", _alone(case, request), together[index])
+        faults += _as_the_target(case, request, together[index], events)
         if plain:
-            faults += _as_plainly(case, whole[index], plain[index], f"row {index} verified")
-    note_case(case, whole, events)
+            faults += _as_plainly(case, together[index], plain[index], f"row {index} verified")
+    note_case(case, together, events)
     return faults
 
 
 def _together(case: Case) -> dict[int, Found]:
-    """Decodes all rows at once, and compares the calls of the model with the count."""
+    """Decodes all rows at once, and compares the calls of the model with the forwards."""
     watch, model = Watch(case), case.decoder.model
     calls = model.num_calls
     if case.is_uniform:
         out = _public(case, watch)
         forwards = out.forwards
-        found = {row: _found(out, row, watch.steps.get(row)) for row in range(len(case.requests))}
+        results = {row: _found(out, row, watch.steps.get(row)) for row in range(len(case.requests))}
     else:
         answers = list(run(case.decoder, RequestQueue(iter(case.requests)), len(case.requests),
                            [watch]))  # fmt: skip
         forwards = max(answer.forwards for answer in answers)
-        found = answered(answers, watch)
+        results = answered(answers, watch)
     assert model.num_calls - calls == forwards, "calls of the model are miscounted"
-    return found
+    return results
 
 
 def _public(case: Case, watch: Watch, way: Callable[..., Any] = decode, **options: Any) -> Any:
@@ -146,16 +146,16 @@ def _with_few_rows(case: Case, events: Counter[str]) -> dict[int, Found]:
     grouped = decoder.model.num_grouped
     if case.is_uniform:
         outs = _public(case, watch, decode_many, num_rows=case.num_rows)
-        found = {row: _found(out, 0, watch.steps.get(row)) for row, out in enumerate(outs)}
+        results = {row: _found(out, 0, watch.steps.get(row)) for row, out in enumerate(outs)}
     else:
-        found = answered(_joining(case, watch), watch)
-        for index in {request.index for request in case.requests} - set(found):
+        results = answered(_joining(case, watch), watch)
+        for index in {request.index for request in case.requests} - set(results):
             assert index in case.cancels, f"row {index} has no answer"
             is_decoded = index in watch.steps
             events["cancelled while decoded"] += is_decoded
             events["cancelled while waiting"] += not is_decoded
     events["several groups in one forward"] += decoder.model.num_grouped > grouped
-    return found
+    return results
 
 
 def _joining(case: Case, watch: Watch) -> Iterator[Ended]:
@@ -175,9 +175,9 @@ def _joining(case: Case, watch: Watch) -> Iterator[Ended]:
 
 
 def _alone(case: Case, request: Request) -> Found:
-    """Decodes one request, at times by the public function."""
+    """Decodes one request, in some cases by the public function."""
     watch = Watch(case)
-    # There it would be request 0, whose noise is another request's.
+    # `decode` numbers its only request 0, and the noise depends on this number.
     if case.seed % 2 and case.is_uniform and not request.index:
         return _found(_public(case._replace(requests=[request]), watch), 0, watch.steps.get(0))
     answers = run(case.decoder, RequestQueue(iter([request])), 1, [watch])
@@ -185,7 +185,7 @@ def _alone(case: Case, request: Request) -> Found:
 
 
 def _plainly(case: Case) -> dict[int, Found]:
-    """Decodes without a verifier that changes no token; nothing if the case has none."""
+    """Decodes without `SelfVerify`, which changes no token; returns {} without this verifier."""
     if not isinstance(case.decoder.verifier, SelfVerify):
         return {}
     decoder = replace(case.decoder, verifier=NoVerifier())
@@ -203,15 +203,15 @@ def _as_plainly(case: Case, found: Found, plain: Found, way: str) -> Iterator[st
 def _as_the_target(
     case: Case, request: Request, found: Found, events: Counter[str]
 ) -> Iterator[str]:
-    """Compares an answer with that of the target alone, one token and one whole forward a time."""
-    own = written_by_target(case.decoder, request)
-    if own is None:
+    """Compares an answer with the target's own, written with one forward for each token."""
+    target_tokens = written_by_target(case.decoder, request)
+    if target_tokens is None:
         return
     events["compared with the target alone"] += 1
     events["compared with the target's own sample"] += request.config.temperature > 0.0
     events["a draft of many tokens accepted"] += found.costs["accepted"] > 4
-    if found.tokens != own:
-        yield f"row {request.index}: {found.tokens}, the target alone {own}"
+    if found.tokens != target_tokens:
+        yield f"row {request.index}: {found.tokens}, the target alone {target_tokens}"
     elif _asks(case.decoder) and found.costs["target_nfe"] > found.costs["nfe"]:
         yield f"row {request.index}: more forwards of the target than in all"
 
@@ -223,7 +223,7 @@ def _differences(
         yield f"{way}: tokens {found.tokens}, expected {expected.tokens}"
     elif found.steps != expected.steps:
         yield f"{way}: other steps, {len(found.steps)} and {len(expected.steps)}"
-    # What SelfVerify drafts depends on the rows that a row waits for.
+    # The drafts of SelfVerify depend on the rows that a row waits for.
     if with_costs and not _waits(case.decoder) and found.costs != expected.costs:
         yield f"{way}: costs {found.costs}, expected {expected.costs}"
 
@@ -237,27 +237,27 @@ def _waits(decoder: Decoder) -> bool:
     return isinstance(decoder.verifier, SelfVerify) and decoder.verifier.draft_steps > 1
 
 
-def _faults(case: Case, whole: dict[int, Found]) -> list[str]:
-    """Returns what is wrong with answers by themselves."""
+def _faults(case: Case, answers: dict[int, Found]) -> list[str]:
+    """Returns the faults that answers show without a comparison."""
     model, faults = case.decoder.model, []
     banned = {MASK, *model.banned_ids, *case.decoder.config.banned_ids}
     ends = case.decoder.verifier.eos_ids(model)
     for request in case.requests:
-        tokens = whole[request.index].tokens
-        given = [*request.template, *[MASK] * (len(tokens) - len(request.template))]
-        pairs = list(zip(tokens, given, strict=True))
+        tokens = answers[request.index].tokens
+        template = [*request.template, *[MASK] * (len(tokens) - len(request.template))]
+        pairs = list(zip(tokens, template, strict=True))
         if any(token == MASK for token in tokens):
             faults.append(f"row {request.index}: [MASK] in the answer {tokens}")
         cut = any(token in ends for token in tokens)
-        if any(want not in (MASK, token) for token, want in pairs) and not cut:
-            faults.append(f"row {request.index}: lost given tokens, {tokens} of {given}")
-        if any(token in banned - {ends[0]} for token, want in pairs if want == MASK):
+        if any(given not in (MASK, token) for token, given in pairs) and not cut:
+            faults.append(f"row {request.index}: lost given tokens, {tokens} of {template}")
+        if any(token in banned - {ends[0]} for token, given in pairs if given == MASK):
             faults.append(f"row {request.index}: a banned token in {tokens}")
     return faults
 
 
 def note_case(case: Case, whole: dict[int, Found], events: Counter[str]) -> None:
-    """Counts the parts of a case, and what its rows have met."""
+    """Counts the plug-ins of a case, and the rare events of its rows."""
     events.update(kinds(case))
     decoder, size = case.decoder, case.decoder.block_length
     config, ends, longest = decoder.config, decoder.verifier.eos_ids(decoder.model), 0
@@ -266,23 +266,23 @@ def note_case(case: Case, whole: dict[int, Found], events: Counter[str]) -> None
     events["deferred ids"] += bool(config.deferred_ids)
     events["banned ids"] += bool(config.banned_ids)
     for number, request in enumerate(case.requests):
-        length, template, found = request.config.gen_length, request.template, whole[request.index]
-        given = [token != MASK for token in template]
-        blocks = [given[at : at + size] for at in range(0, len(given), size)]
+        length, template, answer = request.config.gen_length, request.template, whole[request.index]
+        is_given = [token != MASK for token in template]
+        blocks = [is_given[at : at + size] for at in range(0, len(is_given), size)]
         width = len(request.prompt) + length
         is_longer = case.num_rows <= number and width > longest and decoder.cache.needs_kv_cache
         longest = max(longest, width)
-        saved = found.costs["accepted"] > 0
+        saved = answer.costs["accepted"] > 0
         events["a prompt shorter than a model's block"] += len(request.prompt) < decoder.align
         events["an answer of no whole number of blocks"] += length % size > 0
         events["a given EOS"] += any(token in ends for token in template)
         events["a given block"] += any(len(block) == size and all(block) for block in blocks)
-        events["a given answer"] += len(given) == length and all(given)
+        events["a given answer"] += len(is_given) == length and all(is_given)
         events["a row longer than all before it"] += is_longer
         events["drafts accepted by itself"] += saved and isinstance(decoder.verifier, SelfVerify)
         events["drafts accepted by a target"] += saved and isinstance(decoder.verifier, ARVerify)
         events["a window shorter than the canvas"] += _hides(decoder, length)
-        _note_changes(case, found, events)
+        _note_changes(case, answer, events)
 
 
 def _hides(decoder: Decoder, length: int) -> bool:
@@ -310,7 +310,7 @@ def kinds(case: Case) -> Iterator[str]:
 
 
 def checked(seed: int, events: Counter[str]) -> list[str]:
-    """Checks the case of a seed; returns what is wrong, and counts what it met."""
+    """Checks the case of a seed; returns its faults, and counts its rare events."""
     case = case_of(seed)
     if isinstance(case, str):
         events["refused"] += 1
@@ -324,7 +324,7 @@ def checked(seed: int, events: Counter[str]) -> list[str]:
 
 
 def described(seed: int) -> str:
-    """Returns what a case consists of, and the command that repeats it."""
+    """Returns the parts of a case, and the command that repeats it."""
     case = case_of(seed)
     if isinstance(case, str):
         return case

@@ -62,7 +62,7 @@ class Counted(MaskedTransformer):
         return super().predict_groups(groups)
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        """Returns a cache full of noise: a slot that is read before it is written shows."""
+        """Returns a cache full of noise, so that reading a slot before it is written is noticed."""
         kv_cache = super().new_kv_cache(num_rows, num_slots)
         for buffer in kv_cache.buffers:
             buffer.normal_(0.0, 3.0)
@@ -102,7 +102,7 @@ class CountedToy(Knowing):
 
 @dataclass(frozen=True)
 class StopAt(StopRule):
-    """Stops a row that holds one of some tokens."""
+    """Stops a row that holds any of the given tokens."""
 
     tokens: frozenset[int]
 
@@ -124,19 +124,19 @@ def network(family: str, number: int, peak: float) -> Transformer:
         shape, vocab_size=VOCAB_SIZE, mlp_hidden_size=24, moe=moe, rotary_dim=rotary_dim, **HIDDEN
     )
     torch.manual_seed(number)
-    made = Transformer(small).double().eval().requires_grad_(False)
-    for name, parameter in made.named_parameters():
+    transformer = Transformer(small).double().eval().requires_grad_(False)
+    for name, parameter in transformer.named_parameters():
         if parameter.dim() > 1:
             wide = "embedding" in name or "head" in name
             parameter.normal_(0.0, peak * 0.25 if wide else 2.0 * parameter.shape[-1] ** -0.5)
-    return made
+    return transformer
 
 
 @cached
 def model_of(
     family: str, number: int, peak: float, align: int, ends: tuple[int, ...]
 ) -> Counted | OneByOne | CountedToy:
-    """Returns a tiny model; the ends are all but one of its EOS. Number 3 computes no groups."""
+    """Returns a tiny model with the EOS ids `EOS` and `ends`. Number 3 computes no groups."""
     if family == "toy":
         return CountedToy(
             VOCAB_SIZE, MASK, (EOS, *ends), logit_shift=number % 2, causal_block_length=align,
@@ -154,12 +154,12 @@ class Case(NamedTuple):
 
     Attributes:
         seed: The number that the case was drawn from.
-        decoder: All but the requests.
+        decoder: All parts but the requests.
         requests: In the order in which they are put into the queue.
-        options: What each request says besides the decode's options.
+        options: The options that each request has of its own.
         num_rows: Rows of the decode in which not all requests fit.
-        joins: Round before which each request is put into the queue there.
-        cancels: The round after which a request is cancelled there.
+        joins: Round before which each request joins the queue of that decode.
+        cancels: Round after which that decode cancels a request, by its index.
     """
 
     seed: int
@@ -296,45 +296,45 @@ def with_requests(rng: random.Random, seed: int, decoder: Decoder) -> Case:
     has_own = rng.random() < 0.6
     stop = StopAt(frozenset(rng.sample(WORDS, 2))) if rng.random() < 0.1 else NeverStop()
     has_templates = rng.random() < 0.5
-    requests, options = [], []
+    requests, all_options = [], []
     for index in range(number):
-        own = _own_options(rng, decoder) if has_own else {}
-        length = own.get("gen_length", decoder.config.gen_length)
+        options = _own_options(rng, decoder) if has_own else {}
+        length = options.get("gen_length", decoder.config.gen_length)
         template = _template(rng, decoder, length) if has_templates else []
         prompt = rng.choices(WORDS, k=rng.choice((1, 2, rng.randint(1, 12))))
-        requests.append(decoder.request(prompt, index, template=template, stop=stop, **own))
-        options.append(own)
+        requests.append(decoder.request(prompt, index, template=template, stop=stop, **options))
+        all_options.append(options)
     joins = [rng.randint(0, 10) if index else 0 for index in range(number)]
     joins = joins if rng.random() < 0.5 else [0] * number
     cancels = {rng.randrange(number): rng.randint(1, 6)} if rng.random() < 0.12 else {}
     num_rows = rng.randint(max(1, number - 4), number - 1)
-    return Case(seed, decoder, requests, options, num_rows, joins, cancels)
+    return Case(seed, decoder, requests, all_options, num_rows, joins, cancels)
 
 
 def written_by_target(decoder: Decoder, request: Request) -> list[int] | None:
     """Returns the answer of the target alone; `None` where something else decides too."""
-    verifier, own, given = decoder.verifier, request.config, list(request.template)
-    if not isinstance(verifier, verify.ARVerify) or request.stop.reads_tokens or MASK in given:
+    verifier, config, template = decoder.verifier, request.config, list(request.template)
+    if not isinstance(verifier, verify.ARVerify) or request.stop.reads_tokens or MASK in template:
         return None
     model, ends = decoder.model, verifier.target.eos_ids
-    stops, is_noisy = own.stop_at_eos or own.truncate_at_eos, own.temperature > 0.0
+    stops, is_noisy = config.stop_at_eos or config.truncate_at_eos, config.temperature > 0.0
     # Drawn drafts follow the target's law, but not its sample.
-    if any(token in ends for token in given) or (is_noisy and verifier.drafting.is_drawn):
+    if any(token in ends for token in template) or (is_noisy and verifier.drafting.is_drawn):
         return None
-    keys = row_keys(own.seed, torch.tensor([request.noise_index])) if is_noisy else None
+    keys = row_keys(config.seed, torch.tensor([request.noise_index])) if is_noisy else None
     return written_alone(
-        verifier.target.network.model, list(request.prompt), given, gen_length=own.gen_length,
+        verifier.target.network.model, list(request.prompt), template, gen_length=config.gen_length,
         stops=ends, banned=(MASK, *model.banned_ids, *decoder.config.banned_ids),
-        temperature=own.temperature, key=keys, ends=stops,
+        temperature=config.temperature, key=keys, ends=stops,
     )  # fmt: skip
 
 
 def _knowing(case: Case) -> Case:
-    """Tells a toy most of what the target will write, so that long drafts are accepted."""
+    """Gives a toy most tokens of the target's answers, so that long drafts are accepted."""
     decoder = case.decoder
     if not isinstance(decoder.model, CountedToy):
         return case
-    written = {(*one.prompt,): written_by_target(decoder, one) for one in case.requests}
+    written = {(*request.prompt,): written_by_target(decoder, request) for request in case.requests}
     answers = {prompt: answer for prompt, answer in written.items() if answer}
     model = replace(decoder.model, answers=answers, wrong_every=1 + case.seed % 5)
     return case._replace(decoder=replace(decoder, model=model))
@@ -343,20 +343,20 @@ def _knowing(case: Case) -> Case:
 def _own_options(rng: random.Random, decoder: Decoder) -> dict[str, Any]:
     decides = Fact.SAMPLER_DECIDES in decoder.verifier.gives
     draws = isinstance(decoder.verifier, verify.ARVerify) and decoder.verifier.drafting.is_drawn
-    own: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if rng.random() < 0.5:
-        own["gen_length"] = rng.randint(1, decoder.config.gen_length)
+        options["gen_length"] = rng.randint(1, decoder.config.gen_length)
     if rng.random() < 0.5:
-        own["seed"] = rng.randint(0, 5)
+        options["seed"] = rng.randint(0, 5)
     if rng.random() < 0.4 and not draws:
-        own["temperature"] = rng.choice((0.0, 0.5, 1.5))
+        options["temperature"] = rng.choice((0.0, 0.5, 1.5))
     if rng.random() < 0.15 and decides:
-        own |= rng.choice(({"top_k": 2}, {"top_p": 0.6}))
+        options |= rng.choice(({"top_k": 2}, {"top_p": 0.6}))
     if rng.random() < 0.3:
-        own["stop_at_eos"] = rng.random() < 0.5
+        options["stop_at_eos"] = rng.random() < 0.5
     if rng.random() < 0.3:
-        own["truncate_at_eos"] = rng.random() < 0.5
-    return own
+        options["truncate_at_eos"] = rng.random() < 0.5
+    return options
 
 
 def _template(rng: random.Random, decoder: Decoder, gen_length: int) -> list[int]:
@@ -369,7 +369,7 @@ def _template(rng: random.Random, decoder: Decoder, gen_length: int) -> list[int
         return words
     if kind < 0.5:
         size = decoder.block_length
-        kept = {number for number in range(gen_length) if rng.random() < 0.5}
-        return [word if at // size in kept else MASK for at, word in enumerate(words)]
+        given_blocks = {number for number in range(gen_length) if rng.random() < 0.5}
+        return [word if at // size in given_blocks else MASK for at, word in enumerate(words)]
     share = rng.random()
     return [word if rng.random() < share else MASK for word in words]

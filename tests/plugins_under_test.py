@@ -56,16 +56,16 @@ CACHES: tuple[caches.CachePolicy, ...] = (
 def one_of_each_kind(plugins: Iterable[Any]) -> list[Any]:
     """Leaves the first plug-in of each class to the default run, and the others to the slow run."""
     seen: set[type] = set()
-    found = []
+    parameters = []
     for plugin in plugins:
         marks = pytest.mark.slow if type(plugin) in seen else ()
         seen.add(type(plugin))
-        found.append(pytest.param(plugin, id=repr(plugin), marks=marks))
-    return found
+        parameters.append(pytest.param(plugin, id=repr(plugin), marks=marks))
+    return parameters
 
 
 def plugin(base: type, **members: Any) -> Any:
-    """Returns a plug-in of a new class `Own`, of which some members are given."""
+    """Returns an instance of a new class `Own`, which has these members."""
     return dataclass(frozen=True)(type("Own", (base,), members))()
 
 
@@ -74,10 +74,10 @@ OF_NOISE: tuple[Sampler, ...] = (
 )  # fmt: skip
 """Samplers for uniform-state models, which have laws of their own."""
 
-# For laws that decode many times with each: one that plans ahead, one that follows confidence.
+# For laws that decode many times: one sampler plans ahead, the other follows confidence.
 FEW: tuple[Sampler, ...] = (parse("ConfidenceThreshold(0.6)"), parse("FixedSchedule(3)"))
 
-# Their filters read blocks of one length, by that length; their own tests hold these laws.
+# Samplers whose filter reads blocks of one length, with this length.
 OF_ONE_BLOCK_LENGTH: dict[Sampler, int] = {Learn2PD(): 32}
 
 
@@ -85,7 +85,7 @@ _FILLERS = 40
 
 
 def view_of(probabilities: Tensor, eligible: Tensor | None = None, **options: Any) -> View:
-    """Makes a view of masks whose softmax is the given one; ineligible positions hold token 0.
+    """Makes a view of masks with these probabilities; ineligible positions hold token 0.
 
     One more token, [MASK], is appended; it is banned.
     """
@@ -97,16 +97,16 @@ def view_of(probabilities: Tensor, eligible: Tensor | None = None, **options: An
 
 
 def with_confidences(*rows: Sequence[float], committed: Sequence[int] = ()) -> View:
-    """Token 0 has the given probability, forty others share the rest, at least 1/41 each."""
+    """Gives token 0 these probabilities, each at least 1/41; forty other tokens share the rest."""
     first = torch.tensor(rows, dtype=torch.float64)[..., None]
-    others = ((1.0 - first) / _FILLERS).expand(-1, -1, _FILLERS)
+    fillers = ((1.0 - first) / _FILLERS).expand(-1, -1, _FILLERS)
     eligible = torch.ones(first.shape[:2], dtype=torch.bool)
     eligible[:, list(committed)] = False
-    return view_of(torch.cat([first, others], -1), eligible)
+    return view_of(torch.cat([first, fillers], -1), eligible)
 
 
 def with_entropies(*rows: Sequence[float]) -> View:
-    """Two tokens, whose entropy is given in nats."""
+    """Makes a view of two tokens with the given entropies, in nats."""
     first = torch.tensor([[_binary(entropy) for entropy in row] for row in rows]).double()
     return view_of(torch.stack([first, 1.0 - first], -1))
 
@@ -120,7 +120,7 @@ def with_gaps(
     committed: int | None = None,
     **options: Any,
 ) -> View:
-    """One row in which token i leads by its gap in column i; of twelve tokens 11 is [MASK]."""
+    """Makes one row: in column i token i leads by its gap. Of the twelve tokens, 11 is [MASK]."""
     row, columns = torch.tensor([tokens]), torch.arange(len(tokens))
     logits = torch.zeros(1, len(tokens), 12, dtype=torch.float64)
     logits[0, columns, columns] = torch.tensor(gaps, dtype=torch.float64)
@@ -144,7 +144,7 @@ def _binary(entropy: float) -> float:
 
 
 def pinned(view: View, **statistics: Sequence[Sequence[float]]) -> View:
-    """Sets some statistics of a view to exactly these values, free of a softmax' rounding."""
+    """Sets some statistics of a view to exactly these values, without the rounding of a softmax."""
     for name, values in statistics.items():
         # A cached property keeps its value here.
         view.__dict__[name] = torch.tensor(values, dtype=torch.float64)
@@ -152,7 +152,7 @@ def pinned(view: View, **statistics: Sequence[Sequence[float]]) -> View:
 
 
 def raised(view: View) -> View:
-    """The view with the most likely token of each mask made likelier."""
+    """Returns the view with the most likely token of each mask made likelier."""
     tokens = torch.stack([view.most_likely, torch.full_like(view.tokens, -1)], -1)
     values = torch.zeros(tokens.shape)
     values[..., 0] = 0.7 * view.masked

@@ -1,10 +1,10 @@
 """A pretended accelerator: tensors that say they are on CUDA, and whose contents are the CPU's.
 
-Under `Accelerator`, whatever is made on "cuda" or moved there is such a tensor. Every operation is
-computed on the CPU, and refused where CUDA would refuse it: tensors of two devices do not meet,
-scalars and indices apart. What the host would wait for is counted: reading a value, a shape that
-depends on values, and copies between host and device.
-Not pretended are kernels, streams, memory, speed and rounding.
+Under `Accelerator`, every tensor made on "cuda" or moved there is such a tensor. Operations are
+computed on the CPU, and refused where CUDA would refuse them: on tensors of two devices, except
+scalars and indices. Each wait of the host is counted: for reading a value, for a shape that depends
+on values, and for copies between host and device.
+Kernels, streams, memory, speed and rounding are not pretended.
 """
 
 import sys
@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# No machine has as many: what is kept by device never meets a real one.
+# No machine has as many devices, so a value cached for this device never meets a real one's.
 DEVICE = torch.device("cuda", 63)
 MPS = torch.device("mps", 63)
 _ROOT = Path(__file__).parent.parent
 _CODE = tuple(f"{_ROOT / part}/" for part in ("dllm_decode", "samplers", "eval", "examples"))
 
-# Members that the tensor answers itself; all others are asked of its contents.
+# Members that the tensor answers itself; all others are computed on its contents.
 _OWN = frozenset(
     [getattr(Tensor, name).__get__ for name in
      ("device", "dtype", "is_cpu", "is_cuda", "is_meta", "is_mps", "is_xpu", "ndim", "shape")]
@@ -48,29 +48,29 @@ class DeviceMixUpError(RuntimeError):
 
 
 class NoFloat64Error(TypeError):
-    """A tensor of float64 would be made where there are none."""
+    """A float64 tensor would be made on a device without float64."""
 
 
 class HostWaitError(RuntimeError):
-    """The host would wait where it must not."""
+    """The host would wait where waiting is forbidden."""
 
 
 class Pretended(Tensor):
     """A tensor that says it is on an accelerator.
 
     Attributes:
-        held: Its contents; views of it hold views of them.
+        held: The CPU tensor with its contents; a view of the pretended one holds a view of it.
     """
 
     held: Tensor
 
     @staticmethod
     def __new__(cls, held: Tensor) -> "Pretended":
-        made = Tensor._make_wrapper_subclass(
+        wrapper = Tensor._make_wrapper_subclass(
             cls, held.shape, strides=held.stride(), dtype=held.dtype, device=_device()
         )
-        made.held = held
-        return made
+        wrapper.held = held
+        return wrapper
 
     @classmethod
     def __torch_function__(
@@ -89,8 +89,8 @@ class Accelerator(TorchFunctionMode):
     """Makes "cuda" a device, or "mps", and counts how often the host waits for it.
 
     Attributes:
-        device: Of all its tensors. Apple's knows no float64: one that would be made is refused.
-        waits: How often, by reason and place, such as "tolist in decode.finish_block".
+        device: Device of all its tensors. Making a float64 tensor on Apple's is refused.
+        waits: Number of waits by reason and place, such as "tolist in decode.finish_block".
     """
 
     active: "list[Accelerator]" = []  # noqa: RUF012 - of the process, as torch's own modes are
@@ -125,7 +125,7 @@ class Accelerator(TorchFunctionMode):
 
 
 def contents(value: Any) -> Any:
-    """Replaces pretended tensors, also in containers, by what they hold."""
+    """Replaces pretended tensors, also in containers, by their contents."""
     return _mapped(lambda part: part.held if isinstance(part, Pretended) else part, value)
 
 
@@ -139,22 +139,22 @@ def _call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if name == "__iter__":
         return iter(args[0].unbind(0))
     tensors = _tensors((args, kwargs))
-    here = [part for part in tensors if isinstance(part, Pretended)]
-    named = kwargs.get("device")
-    is_there = bool(here) if named is None else _is_there(named)
-    if named is not None and is_there:
+    pretended = [part for part in tensors if isinstance(part, Pretended)]
+    device = kwargs.get("device")
+    is_there = bool(pretended) if device is None else _is_there(device)
+    if device is not None and is_there:
         kwargs = kwargs | {"device": "cpu"}
-    if here:
-        if name == "_has_compatible_shallow_copy_type" and len(here) < len(tensors):
+    if pretended:
+        if name == "_has_compatible_shallow_copy_type" and len(pretended) < len(tensors):
             return False
         _check(name, args, tensors)
         _count(name, args, kwargs)
-    found = func(*contents(args), **contents(kwargs))
-    if name in _MAKING and found.numel() and (is_there != bool(here) or name == "new_tensor"):
+    result = func(*contents(args), **contents(kwargs))
+    if name in _MAKING and result.numel() and (is_there != bool(pretended) or name == "new_tensor"):
         _wait(name)
     # An operation in place returns its argument.
-    known = {id(contents(part)): part for part in tensors}
-    return _mapped(lambda part: known.get(id(part), _made(part, is_there)), found)
+    by_id = {id(contents(part)): part for part in tensors}
+    return _mapped(lambda part: by_id.get(id(part), _made(part, is_there)), result)
 
 
 def _made(tensor: Tensor, is_there: bool) -> Tensor:
@@ -170,12 +170,12 @@ def _device() -> torch.device:
 
 
 def _move(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Copies between host and device, or converts where it is."""
+    """Copies a tensor between host and device, or converts it on its device."""
     tensor, *rest = args
     was_there = isinstance(tensor, Pretended)
     if name == "to":
-        named = [kwargs.get("device"), kwargs.get("other"), *rest[:1]]
-        places = [_is_there(place) for place in named if _is_place(place)]
+        candidates = [kwargs.get("device"), kwargs.get("other"), *rest[:1]]
+        places = [_is_there(place) for place in candidates if _is_place(place)]
         is_there = places[0] if places else was_there
         rest = ["cpu" if _is_place(part) else part for part in rest]
         kwargs = {key: "cpu" if key == "device" else part for key, part in kwargs.items()}
@@ -201,11 +201,11 @@ def _is_there(place: Any) -> bool:
 
 def _check(name: str, args: tuple[Any, ...], tensors: list[Tensor]) -> None:
     """Refuses tensors of two devices, as CUDA does."""
-    others = [part for part in tensors if not isinstance(part, Pretended) and part.dim() > 0]
-    if not others or name == "copy_":
+    cpu_tensors = [part for part in tensors if not isinstance(part, Pretended) and part.dim() > 0]
+    if not cpu_tensors or name == "copy_":
         return
     if name in _INDEXING and isinstance(args[0], Pretended):
-        # Indices may be the CPU's, and so may what is copied into a slice.
+        # Indices may be on the CPU, and so may a tensor that is copied into a slice.
         if not isinstance(args[-1], Tensor) or args[-1].dim() == 0 or name == "__getitem__":
             return
         if isinstance(args[2], Pretended) or not _tensors(args[1]):
@@ -223,10 +223,10 @@ def _count(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _wait(name)
 
 
-# When these wait.
+# Functions that wait in some cases, and when they do.
 _AT_TIMES: dict[str, Callable[[tuple[Any, ...], dict[str, Any]], bool]] = {
     "copy_": lambda args, kwargs: isinstance(args[0], Pretended) != isinstance(args[1], Pretended),
-    # Beyond this, CUDA sorts and looks for unique ones.
+    # With more test elements, CUDA sorts them and looks for unique ones.
     "isin": lambda args, kwargs: (
         isinstance(args[1], Tensor) and args[1].numel() >= 10 * args[0].numel() ** 0.145
     ),
@@ -273,7 +273,7 @@ def _wait(reason: str) -> None:
 
 
 def _caller() -> str:
-    """Names the function of the project, or else of whatever package, that runs."""
+    """Names the innermost running function of the project, or else "a test"."""
     frame = sys._getframe(1)
     outer = frame
     while outer is not None:
@@ -285,14 +285,14 @@ def _caller() -> str:
 
 def _name(func: Any) -> str:
     name: str = func.__name__
-    # The accessor of a property has the property's name.
+    # The accessor of a property is named like the property.
     return func.__self__.__name__ if name in ("__get__", "__set__") else name
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    _mapped(found.append, value)
-    return found
+    tensors: list[Tensor] = []
+    _mapped(tensors.append, value)
+    return tensors
 
 
 def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
@@ -309,9 +309,9 @@ def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
 
 
 class Operations(TorchDispatchMode):
-    """Tells a function of each operation, what it got and what it made.
+    """Calls a function with each operation, its arguments and its result.
 
-    Operations of `left_out` work are not told.
+    Operations of `left_out` work are not reported.
     """
 
     def __init__(self, tell: Callable[[Any, Any, Any], object]) -> None:
@@ -319,10 +319,10 @@ class Operations(TorchDispatchMode):
         self.tell, self._is_left_out = tell, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if not self._is_left_out:
-            self.tell(func, (args, kwargs), made)
-        return made
+            self.tell(func, (args, kwargs), result)
+        return result
 
     def left_out(self, work: Callable[..., Any]) -> Callable[..., Any]:
         def untold(*arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Processes of their own, two as torchrun starts them."""
+"""Runs commands in two processes, as torchrun starts them."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def in_two_processes(*words: str, timeout_s: float = 120.0) -> list[tuple[int, str]]:
-    """Returns exit codes and standard errors; "{rank}" among the words is the process' number."""
+    """Returns exit codes and standard errors; "{rank}" in a word becomes the process's number."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -32,8 +32,8 @@ def in_two_processes(*words: str, timeout_s: float = 120.0) -> list[tuple[int, s
             env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         ))  # fmt: skip
     try:
-        said = [child.communicate(timeout=timeout_s)[1] for child in children]
+        errors = [child.communicate(timeout=timeout_s)[1] for child in children]
     finally:
         for child in children:
             child.kill()
-    return [(child.returncode, text) for child, text in zip(children, said, strict=True)]
+    return [(child.returncode, text) for child, text in zip(children, errors, strict=True)]

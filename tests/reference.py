@@ -1,7 +1,7 @@
 """Decoding as papers and documentation describe it, sharing nothing with the engine.
 
-One row at a time, one column after the other, in Python's own numbers: slow and obvious. Of the
-package it uses only a model with its `ForwardInputs`, and the names of options in `DecodeConfig`.
+One row at a time, one column after the other, in Python's own numbers: slow and obvious. It uses
+only two parts of the package: a model with its `ForwardInputs`, and the options of `DecodeConfig`.
 """
 
 import math
@@ -15,7 +15,7 @@ from dllm_decode import DecodeConfig, ForwardInputs
 
 
 class Reference(NamedTuple):
-    """An answer, and what it was after each forward."""
+    """An answer, and its tokens after each forward."""
 
     tokens: list[int]
     steps: list[list[int]]
@@ -40,14 +40,14 @@ class Block:
         masks: Columns that hold [MASK].
         filled: Columns that the rule has filled since the block was opened.
         canvas: The tokens.
-        token: What the model would write at a column.
+        token: The token that the model would write at a column.
         confidence: Probability of this token.
-        entropy: In nats.
-        margin: Probability of the likeliest token less that of the second.
+        entropy: Entropy of the model's distribution, in nats.
+        margin: Difference between the probabilities of the two likeliest tokens.
         random: A number in (0, 1).
         alone: Probability of the token in place, from a model that does not see it.
         step: Steps taken in this block.
-        memory: The rule's own, empty when the block is opened.
+        memory: State of the rule, empty when the block is opened.
     """
 
     masks: list[int]
@@ -78,12 +78,12 @@ Rule = Callable[[Block], Choice]
 
 
 def most_confident(confidence: dict[int, float], columns: list[int], count: int) -> list[int]:
-    """Returns the columns of the highest numbers; of equal ones the leftmost."""
+    """Returns the columns of the highest numbers; among equal numbers the leftmost."""
     return sorted(columns, key=lambda column: (-confidence[column], column))[:count]
 
 
 def threshold_rule(threshold: float) -> Rule:
-    """Fast-dLLM: all that are confident, or else the best one."""
+    """Fast-dLLM: commits all confident tokens, or else the most confident one."""
 
     def choose(block: Block) -> Choice:
         chosen = [column for column in block.masks if block.confidence[column] >= threshold]
@@ -127,7 +127,7 @@ def entropy_bound_rule(bound: float) -> Rule:
 
 
 def joint_rule(threshold: float, edit_threshold: float, max_edit_steps: int) -> Rule:
-    """LLaDA 2.1: commits what is confident, and edits what the model has come to see otherwise."""
+    """LLaDA 2.1: commits confident tokens, and edits tokens if the model now prefers another."""
 
     def choose(block: Block) -> Choice:
         commit = [column for column in block.masks if block.confidence[column] > threshold]
@@ -150,7 +150,7 @@ def joint_rule(threshold: float, edit_threshold: float, max_edit_steps: int) -> 
 
 
 def wino_rule(low: float, high: float, share: float, least: int, most: int) -> Rule:
-    """WINO: commits generously, and re-masks tokens that the model would not have put there."""
+    """WINO: commits generously, and re-masks tokens improbable to a model that sees all others."""
 
     def choose(block: Block) -> Choice:
         limit = min(max(int(share * len(block.masks)), least), most)
@@ -183,7 +183,7 @@ class _Decode:
         self.banned = {model.mask_id, *model.banned_ids, *row.config.banned_ids}
         self.start = len(row.prompt)
         self.stop = self.start + row.config.gen_length
-        # On a block-causal model, blocks begin and end where those of the model do.
+        # On a block-causal model, blocks begin and end where the model's blocks do.
         self.first = self.start - self.start % align
         self.end = self.first + -(-(self.stop - self.first) // align) * align
         self.canvas = [*row.prompt, *row.template]
@@ -201,10 +201,10 @@ class _Decode:
 
     def _finish(self, block: range) -> None:
         """Decodes the open block, unless the answer ends inside it."""
-        known = {n for n in block if self.canvas[n] != self.mask_id}
+        filled_before = {n for n in block if self.canvas[n] != self.mask_id}
         step, memory = 0, dict[str, Any]()
         while self.open & set(block) and not (step and self._has_ended()):
-            seen = self._seen(block, known, step)
+            seen = self._seen(block, filled_before, step)
             seen.memory = memory
             self._apply(seen, self.rule(seen), block)
             if self.config.truncate_at_eos:
@@ -212,30 +212,32 @@ class _Decode:
             self._note()
             step += 1
 
-    def _seen(self, block: range, known: set[int], step: int) -> Block:
+    def _seen(self, block: range, filled_before: set[int], step: int) -> Block:
         mask = self.mask_id
-        held = [n for n in block if self.canvas[n] != mask and n not in known]
+        filled = [n for n in block if self.canvas[n] != mask and n not in filled_before]
         # A truncated token is no longer edited, but may be re-masked.
-        held = [n for n in held if n in self.open] if self.edits else held
-        seen = Block([n for n in block if self.canvas[n] == mask], held, self.canvas, step=step)
+        filled = [n for n in filled if n in self.open] if self.edits else filled
+        seen = Block([n for n in block if self.canvas[n] == mask], filled, self.canvas, step=step)
         logits = self.looks(self.canvas, block, step)
         num_held = sum(token != mask for token in self.canvas[self.start :])
         num_held = min(num_held, self.config.gen_length)
         for column in seen.masks + seen.filled:
-            found = logits[column]
-            assert found is not None
+            column_logits = logits[column]
+            assert column_logits is not None
             key = _position_key(
                 self.row, min(num_held, self.config.gen_length), column - self.start
             )
-            self._judge(seen, column, found, key)
+            self._judge(seen, column, column_logits, key)
         if self.leaves_out:
-            for column, found in zip(block, self.looks.alone(self.canvas, block), strict=True):
-                shares = _softmax(self._tempered(self._allowed(found)))
+            for column, column_logits in zip(
+                block, self.looks.alone(self.canvas, block), strict=True
+            ):
+                shares = _softmax(self._tempered(self._allowed(column_logits)))
                 seen.alone[column] = shares[self.canvas[column]]
         return seen
 
     def _judge(self, seen: Block, column: int, logits: list[float], key: int) -> None:
-        """Notes what the model says of one column."""
+        """Writes the token and the statistics of one column into the block."""
         config, logits = self.config, self._tempered(self._allowed(logits))
         temperature = 1.0 if self._is_cut and config.temperature else config.temperature
         shares = _softmax(logits)
@@ -255,25 +257,25 @@ class _Decode:
 
     @property
     def _is_cut(self) -> bool:
-        """True if confidences are those of the distribution that is drawn from."""
+        """True if confidences come from the distribution that tokens are drawn from."""
         config = self.config
         return config.confidence_from == "tempered" or config.top_p < 1.0 or config.top_k > 0
 
     def _tempered(self, logits: list[float]) -> list[float]:
         """Divides by the temperature and cuts to the likeliest tokens, if the row asks for it."""
-        row = self.config
+        config = self.config
         if not self._is_cut:
             return logits
-        logits = [value / (row.temperature or 1.0) for value in logits]
+        logits = [value / (config.temperature or 1.0) for value in logits]
         order = sorted(range(len(logits)), key=lambda token: -logits[token])
-        shares, kept, mass = _softmax(logits), set[int](), 0.0
+        shares, nucleus, mass = _softmax(logits), set[int](), 0.0
         for token in order:
-            if row.top_p == 1.0 or mass <= row.top_p:
-                kept.add(token)
+            if config.top_p == 1.0 or mass <= config.top_p:
+                nucleus.add(token)
             mass += shares[token]
-        logits = [value if token in kept else -math.inf for token, value in enumerate(logits)]
-        if 0 < row.top_k < len(logits):
-            least = sorted(logits, reverse=True)[row.top_k - 1]
+        logits = [value if token in nucleus else -math.inf for token, value in enumerate(logits)]
+        if 0 < config.top_k < len(logits):
+            least = sorted(logits, reverse=True)[config.top_k - 1]
             logits = [value if value >= least else -math.inf for value in logits]
         return logits
 
@@ -289,7 +291,7 @@ class _Decode:
             self.open.add(column)
 
     def _truncate(self) -> None:
-        """Writes EOS over all that follows an EOS, but for given tokens."""
+        """Writes EOS after an EOS over all but given tokens; if the rule edits, over masks only."""
         ends = [n for n in range(self.start, self.end) if self.canvas[n] in self.eos_ids]
         for column in range(ends[0] + 1, self.end) if ends else ():
             stays = self.edits and self.canvas[column] != self.mask_id
@@ -324,8 +326,8 @@ def _mix(value: int) -> int:
 
 
 def _position_key(row: Row, num_held: int, position: int) -> int:
-    own = _mix(_mix(row.config.seed & _BITS) ^ row.index)
-    return _mix(_mix(own ^ num_held) ^ _mix(position & _BITS))
+    request_key = _mix(_mix(row.config.seed & _BITS) ^ row.index)
+    return _mix(_mix(request_key ^ num_held) ^ _mix(position & _BITS))
 
 
 def _uniform(key: int) -> float:
@@ -349,7 +351,7 @@ def _softmax(logits: list[float]) -> list[float]:
 
 @dataclass
 class Looks:
-    """Looks at a model: all columns, or with a cache those that its paper computes.
+    """Runs a model on all columns, or with a cache on the columns that its paper computes.
 
     Attributes:
         model: Anything with `predict`, and with `new_kv_cache` if there is a cache.
@@ -370,14 +372,14 @@ class Looks:
             stop = end if self.cache == "prefix" else block.stop
             columns = range(max(0, block.start - shift), stop)
         logits = self._predicted(canvas, columns, end)
-        found: list[list[float] | None] = [None] * len(canvas)
+        by_column: list[list[float] | None] = [None] * len(canvas)
         for place, column in enumerate(columns):
             if column + shift < len(canvas):
-                found[column + shift] = logits[place]
+                by_column[column + shift] = logits[place]
         if shift and columns.start == 0:
             # Nothing predicts column 0.
-            found[0] = None
-        return found
+            by_column[0] = None
+        return by_column
 
     def _predicted(self, canvas: list[int], columns: range, end: int) -> list[list[float]]:
         align = self.model.causal_block_length
@@ -392,7 +394,7 @@ class Looks:
     def alone(self, canvas: list[int], block: range) -> list[list[float]]:
         """Adds a [MASK] for each column of the block, which sees all but this column.
 
-        As in WINO's code, these see each other too, and no other column sees them.
+        As in WINO's code, these masks see each other too, and no other column sees them.
         """
         columns = [*range(len(canvas)), *block]
         tokens = [*canvas, *[self.model.mask_id] * len(block)]
@@ -412,5 +414,5 @@ def _asked(
         attend=torch.tensor([sees]),
         **options,
     )
-    found: list[list[float]] = model.predict(inputs)[0].double().tolist()
-    return found
+    logits: list[list[float]] = model.predict(inputs)[0].double().tolist()
+    return logits

@@ -49,7 +49,7 @@ def at_once(work: Any, *arguments: Any) -> None:
 
 
 class Told:
-    """A job and the events that it was told."""
+    """A job and the events that it was sent."""
 
     def __init__(self, decoder: Decoder, prompt: list[int], **options: Any) -> None:
         shown, client = options.pop("shown", "nothing"), options.pop("client", "")
@@ -70,7 +70,7 @@ class Told:
 
 @contextmanager
 def engine_of(*decoders: Decoder, limits: Limits) -> Iterator[tuple[Engine, list[Lane]]]:
-    """Yields an engine and its lanes, one a decoder."""
+    """Yields an engine and its lanes, one for each decoder."""
     engine = Engine({str(n): decoder for n, decoder in enumerate(decoders)}, limits)
     try:
         yield engine, list(engine.lanes.values())
@@ -149,17 +149,17 @@ class Browser:
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
         self._number += 1
-        asked = {"id": self._number, "method": method, "params": params, **self._session}
-        self._told.write(json.dumps(asked).encode() + b"\0")
+        request = {"id": self._number, "method": method, "params": params, **self._session}
+        self._told.write(json.dumps(request).encode() + b"\0")
         while True:
             message = bytearray()
             while (byte := self._said.read(1)) != b"\0":
                 assert byte, "the browser is gone"
                 message += byte
-            found = json.loads(message)
-            if found.get("id") == self._number:
-                assert "error" not in found, found
-                return dict(found["result"])
+            reply = json.loads(message)
+            if reply.get("id") == self._number:
+                assert "error" not in reply, reply
+                return dict(reply["result"])
 
     def open(
         self, url: str, *, width: int = 1280, height: int = 800, is_dark: bool = False
@@ -173,9 +173,9 @@ class Browser:
         self.ask("Page.navigate", url=url)
 
     def value(self, expression: str) -> Any:
-        found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        reply = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     def wait_for(self, expression: str, timeout_s: float = 20.0) -> None:
         until = time.monotonic() + timeout_s
@@ -189,7 +189,7 @@ class Browser:
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
-    """Yields a browser that ends with the block."""
+    """Yields a browser, and ends it after the `with` block."""
     assert CHROMIUM is not None
     (its_in, our_out), (our_in, its_out) = os.pipe(), os.pipe()
     command = [
@@ -204,9 +204,9 @@ def browser(profile: Path) -> Iterator[Browser]:
     )
     os.close(its_in)
     os.close(its_out)
-    with os.fdopen(our_out, "wb", buffering=0) as told, os.fdopen(our_in, "rb") as said:
+    with os.fdopen(our_out, "wb", buffering=0) as commands, os.fdopen(our_in, "rb") as replies:
         try:
-            yield Browser(told, said)
+            yield Browser(commands, replies)
         finally:
             process.terminate()
             process.wait(20.0)

@@ -26,8 +26,8 @@ def vocabulary_of(model: MaskPredictor) -> tuple[list[str | None], Vocabulary]:
             texts.append(letters.pop())
         else:
             texts.append("".join(draw.choices('ab,c0123-{}":yesnotruefalm', k=draw.randint(1, 3))))
-    written = [None if text is None else text.encode() for text in texts]
-    return texts, Vocabulary.of(written, written, model.eos_ids)
+    encoded = [None if text is None else text.encode() for text in texts]
+    return texts, Vocabulary.of(encoded, encoded, model.eos_ids)
 
 
 def automaton_of(model: MaskPredictor, pattern: str) -> Automaton:
@@ -36,14 +36,14 @@ def automaton_of(model: MaskPredictor, pattern: str) -> Automaton:
 
 def text_of(model: MaskPredictor, tokens: Sequence[int]) -> str:
     texts, _ = vocabulary_of(model)
-    found = []
+    parts = []
     for token in tokens:
         if token in model.eos_ids:
             break
         text = texts[token]
         assert text is not None
-        found.append(text)
-    return "".join(found)
+        parts.append(text)
+    return "".join(parts)
 
 
 def check(model: MaskPredictor, patterns: Sequence[str | None], tokens: torch.Tensor) -> None:

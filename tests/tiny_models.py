@@ -66,9 +66,9 @@ def load_tiny(key: str, /, **options: Any) -> MaskedTransformer:
 
 def shape_of(key: str) -> NetworkConfig:
     """Reads the sizes and switches of the tiny checkpoint of a family."""
-    told = {name: value for name, value in OPTIONS.get(key, {}).items() if name != "family"}
+    options = {name: value for name, value in OPTIONS.get(key, {}).items() if name != "family"}
     config = json.loads((MODELS / key / "config.json").read_text())
-    return REGISTERED[key].read(config, **told).shape
+    return REGISTERED[key].read(config, **options).shape
 
 
 def _one_of_each_kind() -> tuple[str, ...]:
@@ -154,7 +154,7 @@ class Spied:
 
     @property
     def held(self) -> Tensor:
-        """The token that each slot of the last cache was computed from; -1: none yet."""
+        """The token that each slot of the last cache was computed from; -1 if there is none yet."""
         tokens, _ = notes_of(self.memories[-1])
         return tokens.long() - 1
 
@@ -221,7 +221,7 @@ TINY_PROMPTS = [
 
 
 class Counted(Spied):
-    """Keeps its calls, without a ledger of slots, which would have to follow the rows."""
+    """Keeps its calls without notes on slots, which would have to follow the rows."""
 
     def predict(self, inputs: ForwardInputs) -> torch.Tensor:
         self.calls.append(inputs)
@@ -229,14 +229,14 @@ class Counted(Spied):
 
 
 def ending(family: str) -> Counted:
-    """A model that ends an answer with any of many tokens, so that answers end early."""
+    """Returns a model with many EOS ids, so that answers end early."""
     model = Counted(tiny(family))
     model.eos_ids = (model.eos_ids[0], *range(0, 500, 12))
     return model
 
 
 def templates_for(mask_id: int, eos_id: int) -> list[list[int]]:
-    """Answers, one for each of the prompts, of which something is given: see the comments."""
+    """Returns a template for each of the prompts; comments describe some of them."""
     return [
         [mask_id, 33, mask_id, mask_id, 35],
         [],
@@ -245,7 +245,7 @@ def templates_for(mask_id: int, eos_id: int) -> list[list[int]]:
         # An answer that has ended before anything is decoded.
         [91, 92, 93, eos_id],
         [mask_id] * 13 + [55, 56],
-        # An end with masks before it.
+        # An EOS with masks before it.
         [mask_id] * 6 + [eos_id],
         [44],
     ]

@@ -80,7 +80,7 @@ class DriftingModel(HashModel):
 
 @dataclass
 class Knowing(DriftingModel):
-    """Tells the next tokens of known answers, except at one position in `wrong_every`."""
+    """Predicts the tokens of known answers, except at one position in `wrong_every`."""
 
     answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
     wrong_every: int = 4
@@ -91,7 +91,7 @@ class Knowing(DriftingModel):
             positions = inputs.positions[row].tolist()
             first = max(column for column, place in enumerate(positions) if place == 0)
             prompt = next(
-                (known for known in self.answers if (*tokens[first:],)[: len(known)] == known), None
+                (key for key in self.answers if (*tokens[first:],)[: len(key)] == key), None
             )
             if prompt is None:
                 continue
@@ -133,7 +133,7 @@ def tiny_target(vocab_size: int = 24, seed: int = 0, scale: float = 4.0) -> Caus
 
 
 def logits_of(model: PreTrainedModel, tokens: list[int]) -> Tensor:
-    """Predicts the token after each of some tokens, without a cache."""
+    """Returns logits of the token after each of the given tokens, computed without a cache."""
     logits: Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
     return logits
 
@@ -152,8 +152,8 @@ def written_alone(
 ) -> list[int]:
     """Writes a target's answer after given tokens, one token and one whole forward at a time.
 
-    The first of `stops` fills up the rest of an answer, which they end only if `ends`. Tokens are
-    drawn by `key`, the row's noise; without a key they are the likeliest.
+    The first of `stops` fills up the rest of an answer; with `ends`, any of them ends an answer.
+    Tokens are drawn by `key`, the row's noise; without a key the likeliest tokens are taken.
     """
     answer = list(given)
     while len(answer) < gen_length and not (ends and answer and answer[-1] in stops):
@@ -163,8 +163,8 @@ def written_alone(
             answer.append(int(logits.argmax()))
         else:
             zero, place = torch.zeros(1, dtype=torch.long), torch.tensor([[len(answer)]])
-            here = position_keys(key, zero, place)
-            answer.append(int(draw(logits[None, None], temperature, here)))
+            position_key = position_keys(key, zero, place)
+            answer.append(int(draw(logits[None, None], temperature, position_key)))
     return answer + [stops[0]] * (gen_length - len(answer))
 
 
@@ -181,7 +181,7 @@ def answers_of(
 
 
 def misfit(drawn: Tensor, law: Tensor) -> float:
-    """Computes chi-square of numbers that follow a law; rare numbers are left out."""
+    """Computes chi-square of drawn numbers against a law; rare numbers are left out."""
     expected = len(drawn) * law
     counts = drawn.bincount(minlength=len(law))
     return float(((counts - expected) ** 2 / expected)[expected >= 1.0].sum())

@@ -34,16 +34,18 @@ def test_records_and_reports_name_the_schedule_that_decoded_them(tmp_path: Path)
     )
     assert main(["sweep", str(sweep), str(compared)]) == 0
     records = Folder(compared).records()
-    usual, several = ([r for r in records if r["blocks"] == name] for name in (USUAL, SEVERAL))
+    usual, several = (
+        [record for record in records if record["blocks"] == name] for name in (USUAL, SEVERAL)
+    )
     assert len(usual) == len(several) == 3
-    assert sum(r["nfe"] for r in several) < sum(r["nfe"] for r in usual)
-    found = json.loads((compared / "summary.json").read_text())
-    assert [row["settings"]["blocks"] for row in found["rows"]] == [USUAL, SEVERAL]
+    assert sum(record["nfe"] for record in several) < sum(record["nfe"] for record in usual)
+    summary = json.loads((compared / "summary.json").read_text())
+    assert [row["settings"]["blocks"] for row in summary["rows"]] == [USUAL, SEVERAL]
     methods = ["ConfidenceThreshold", "ConfidenceThreshold + MultiBlock"]
-    assert [method["method"] for method in found["methods"]] == methods
+    assert [method["method"] for method in summary["methods"]] == methods
     report = (compared / "report.md").read_text()
     labelled = [line for line in report.splitlines() if line.startswith("| ") and "Confid" in line]
-    # In the table of accuracies, and in that of the other scores.
+    # In the table of accuracies, and in the table of the other scores.
     assert sum("MultiBlock(" in line for line in labelled) >= 2
     assert not any("Sequential" in line for line in labelled)
     assert f"- blocks: {USUAL}, {SEVERAL}" in report
@@ -67,9 +69,9 @@ def test_a_rung_may_be_a_block_schedule_and_its_card_names_it(tmp_path: Path) ->
     assert card.reference["blocks"] == USUAL
     assert parse_blocks(f"@{path}") == card.settings()["blocks"] == MultiBlock(8)
     assert f"ConfidenceThreshold(threshold=0.9) + {SEVERAL}" in card.text()
-    (own,) = (one for one in Folder(tmp_path).settings() if one.blocks == SEVERAL)
-    assert card.misfits(replace(own, examples="others")) == []
-    (misfit,) = card.misfits(replace(own, examples="others", blocks=USUAL))
+    (setting,) = (setting for setting in Folder(tmp_path).settings() if setting.blocks == SEVERAL)
+    assert card.misfits(replace(setting, examples="others")) == []
+    (misfit,) = card.misfits(replace(setting, examples="others", blocks=USUAL))
     assert misfit == f"blocks is {USUAL}, the card's is {SEVERAL}"
     _check_older_card(path)
 
@@ -91,17 +93,17 @@ def _check_older_card(path: Path) -> None:
     assert card.setting["blocks"] == card.reference["blocks"] == USUAL
 
 
-# Some of what the tiny model writes.
+# Some tokens that the tiny model writes.
 WRITTEN = (19, 30, 63, 99, 145, 264, 305, 391, 430, 443)
 
 
 @pytest.mark.parametrize("blocks", [MultiBlock(4), AdaptiveBlocks(WRITTEN, 0.05, 4)])
 def test_cache_error_decodes_as_the_schedule_says(blocks: MultiBlock | AdaptiveBlocks) -> None:
-    """Without a cache nothing is wrong; and the steps are those of a decode without the tally."""
+    """Without a cache the error is 0, and the steps are those of a decode without the tally."""
     config = DecodeConfig(gen_length=16)
     model, prompts, sampler = tiny("llada"), [[5, 6, 7], [9, 10, 11, 12]], ConfidenceThreshold(0.7)
-    asked = Selection("ids", TokenPrompts(((5, 6, 7), (9, 10, 11, 12))))
-    error = error_of(Run(model, TokenIds(), asked, sampler, blocks=blocks, decoding=config))
+    selection = Selection("ids", TokenPrompts(((5, 6, 7), (9, 10, 11, 12))))
+    error = error_of(Run(model, TokenIds(), selection, sampler, blocks=blocks, decoding=config))
     assert error.divergence == pytest.approx(0.0, abs=1e-12)
     assert error.changed == 0.0
     plain = decode(model, prompts, sampler, blocks=blocks, config=config)

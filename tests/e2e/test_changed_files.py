@@ -1,4 +1,4 @@
-"""Weights, filters and targets that changed since are not given the old ones' answers."""
+"""Answers of old weights, filters and targets are not taken for those of changed ones."""
 
 import json
 import os
@@ -30,12 +30,12 @@ def run(model: Path, out: Path) -> int:
 def test_overwritten_weights_are_not_given_their_old_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Once the old records were shown again, without a word: a model was known by its name."""
+    """The old records were shown again without a word: only the name told models apart."""
     model, out = write_model(tmp_path / "model"), tmp_path / "out"
     assert run(model, out) == 0
     note = out / FILES_NOTE
     noted = json.loads(note.read_text())
-    (names,) = [list(own) for own in noted.values()]
+    (names,) = [list(digests) for digests in noted.values()]
     assert {"model/config.json", "model/tokenizer.json", "model/model.safetensors"} <= set(names)
     assert not (out / CODE_NOTE).exists()
     # Equal files that were written at another time are the same model.
@@ -51,11 +51,11 @@ def test_overwritten_weights_are_not_given_their_old_answers(
     write_model(model, 10.0)
     capsys.readouterr()
     assert run(model, out) == 2
-    said = capsys.readouterr().err
-    assert f"{model / 'model.safetensors'} must be as it was when the records in {out}" in said
-    assert "it was changed since: old answers would be taken for new ones." in said
-    assert "Choose another folder." in said
-    # Undone, the old answers are those of the weights again.
+    error = capsys.readouterr().err
+    assert f"{model / 'model.safetensors'} must be as it was when the records in {out}" in error
+    assert "it was changed since: old answers would be taken for new ones." in error
+    assert "Choose another folder." in error
+    # With the old weights back, the old answers are right again.
     write_model(model)
     assert run(model, out) == 0
     (model / "generation_config.json").unlink(missing_ok=True)
@@ -65,9 +65,9 @@ def test_overwritten_weights_are_not_given_their_old_answers(
 
 
 def test_a_run_that_names_no_files_goes_on_in_a_folder_that_knows_them(tmp_path: Path) -> None:
-    (one,) = eval_runs.runs(samplers=(Learn2PD("mini", 0.5),))
+    (filtered,) = eval_runs.runs(samplers=(Learn2PD("mini", 0.5),))
     (tmp_path / "config.json").write_text("{}")
-    named = replace(one, files=(tmp_path / "config.json",))
+    named = replace(filtered, files=(tmp_path / "config.json",))
     assert list(files_of(named)) == ["model/config.json", "sampler/learn2pd-mini.safetensors"]
     (plain,) = eval_runs.runs()[:1]
     out = tmp_path / "out"
@@ -75,11 +75,11 @@ def test_a_run_that_names_no_files_goes_on_in_a_folder_that_knows_them(tmp_path:
     assert execute([plain], out).records() == records
     # The note was kept.
     (tmp_path / "config.json").write_text("{1}")
-    other = execute(eval_runs.runs()[1:], out)
+    both = execute(eval_runs.runs()[1:], out)
     with pytest.raises(ValueError, match=r"config\.json must be as it was .*another folder\."):
         execute([replace(plain, files=named.files)], out, drop_others=True)
-    # The refused command left the other setting out.
-    assert [len(own) for own in other.results().values()] == [len(records)] * 2
+    # The refused command dropped no setting.
+    assert [len(run_records) for run_records in both.results().values()] == [len(records)] * 2
 
 
 def test_models_targets_and_wrapped_filters_say_what_they_were_read_from() -> None:

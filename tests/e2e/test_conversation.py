@@ -56,7 +56,7 @@ def test_a_mistyped_verifier_is_refused_before_a_model_is_loaded(
 def test_the_first_example_of_the_help_is_answered_right(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It was of a kind that `mini` does not know, and the answer was nonsense."""
+    """The question was of a kind that `mini` does not know, and the answer was nonsense."""
     shown = re.sub(r"\\\n\s*", "", make_parser().format_help())
     command = next(line for line in shown.splitlines() if "dllm-decode generate" in line)
     assert main(shlex.split(command)[1:]) == 0
@@ -67,7 +67,7 @@ def test_the_first_example_of_the_help_is_answered_right(
 def test_an_argument_that_is_no_text_is_refused(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bytes of another encoding: they ended in a traceback of the tokenizer."""
+    """Bytes of another encoding ended in a traceback of the tokenizer."""
     with pytest.raises(SystemExit, match=r"^2$"):
         main(words)
     assert "every argument must be text in UTF-8, got '\\udcff" in capsys.readouterr().err
@@ -81,8 +81,8 @@ def test_an_input_that_is_no_text_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """In the locale C such bytes are read as halves of surrogate pairs."""
-    given = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8", errors=errors)
-    monkeypatch.setattr(sys, "stdin", given)
+    stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr(sys, "stdin", stdin)
     assert main(command) == 2
     assert "Standard input must be text in UTF-8, got " in capsys.readouterr().err
 
@@ -100,11 +100,11 @@ def test_commands_change_a_chat_and_an_empty_line_does_not_end_it(
         f"/save {tmp_path / 'none' / 'a'}", "/save", "/length 48", "/length x", "/temperature .5",
         "/temperature -1", "/exit", QUESTION,
     ]  # fmt: skip
-    given = io.TextIOWrapper(io.BytesIO("\n".join(lines).encode()), encoding="utf-8")
-    monkeypatch.setattr(sys, "stdin", given)
+    stdin = io.TextIOWrapper(io.BytesIO("\n".join(lines).encode()), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", stdin)
     assert main(["chat", "--gen-length", "64"]) == 0
-    said = capsys.readouterr()
-    first, again, answer, _ = said.out.splitlines()
+    shown = capsys.readouterr()
+    first, again, answer, _ = shown.out.splitlines()
     assert first == again
     turns = json.loads(saved.read_text())
     assert [turn["role"] for turn in turns] == ["system", "user", "assistant"]
@@ -117,11 +117,11 @@ def test_commands_change_a_chat_and_an_empty_line_does_not_end_it(
         "Answers have at most 48 tokens.", "gen_length must be a whole number, got 'x'.",
         "The temperature is 0.5.", "temperature must be at least 0",
     ):  # fmt: skip
-        assert sentence in said.err
+        assert sentence in shown.err
 
 
 def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """It named a path of our sources, and showed the line."""
+    """The warning named a path of our sources, and showed the line."""
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         assert main(["generate", "--plain", QUESTION, "--gen-length", "32"]) == 0
@@ -168,9 +168,9 @@ def test_enter_asks_a_question_that_the_model_can_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert chat_on_terminal(monkeypatch, "", "", "/reset", "") == 0
-    said = capsys.readouterr()
-    assert "answers word problems of twelve kinds, one at a time" in said.err.replace("\n", " ")
-    assert [line.split()[-1] for line in said.out.splitlines()] == ["15", "15"]
+    shown = capsys.readouterr()
+    assert "answers word problems of twelve kinds, one at a time" in shown.err.replace("\n", " ")
+    assert [line.split()[-1] for line in shown.out.splitlines()] == ["15", "15"]
 
 
 @pytest.mark.parametrize(
@@ -182,15 +182,15 @@ def test_an_interrupt_at_the_prompt_asks_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     assert chat_on_terminal(monkeypatch, *lines) == status
-    said = capsys.readouterr()
-    assert said.err.count("Ctrl-C again, or /exit, ends the chat.") == (2 if status == 0 else 1)
-    assert bool(said.out) == (status == 0)
+    shown = capsys.readouterr()
+    assert shown.err.count("Ctrl-C again, or /exit, ends the chat.") == (2 if status == 0 else 1)
+    assert bool(shown.out) == (status == 0)
 
 
 def test_an_interrupted_answer_keeps_the_question_and_the_text_so_far(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Both were forgotten."""
+    """The question and the text were forgotten."""
     settle, rounds = Known.__call__, []
 
     def interrupt(known: Known, event: StepEvent) -> None:
@@ -203,13 +203,13 @@ def test_an_interrupted_answer_keeps_the_question_and_the_text_so_far(
     saved = tmp_path / "a.json"
     lines = ["/sampler FixedSchedule(32)", QUESTION, f"/save {saved}", "/undo"]
     assert chat_on_terminal(monkeypatch, *lines) == 0
-    said = capsys.readouterr()
-    assert "the question and the text so far are kept" in said.err.replace("\n", " ")
+    shown = capsys.readouterr()
+    assert "the question and the text so far are kept" in shown.err.replace("\n", " ")
     question, answer = json.loads(saved.read_text())
     assert question["content"] == QUESTION
     # Three tokens.
     assert 0 < len(answer["content"].split()) <= 3
-    assert said.out == f"{answer['content']}\n"
+    assert shown.out == f"{answer['content']}\n"
 
 
 def test_an_empty_answer_is_named(
@@ -217,9 +217,9 @@ def test_an_empty_answer_is_named(
 ) -> None:
     monkeypatch.setattr(GenerateOutput, "texts", [""])
     assert chat_on_terminal(monkeypatch, QUESTION) == 0
-    said = capsys.readouterr()
-    assert "The answer is empty: the model ended it at once." in said.err.replace("\n", " ")
-    assert not said.out
+    shown = capsys.readouterr()
+    assert "The answer is empty: the model ended it at once." in shown.err.replace("\n", " ")
+    assert not shown.out
 
 
 def test_unknown_words_are_named_at_every_question(

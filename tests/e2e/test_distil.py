@@ -1,4 +1,4 @@
-"""The command that distils writes a model, its curve and what it was worth."""
+"""The command that distils writes a model, its curve, and its forwards and accuracy."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ def options(output: Path, *more: str) -> list[str]:
 
 
 def distil(*words: str) -> int:
-    # Accelerate keeps one precision a process.
+    # Accelerate keeps one precision for each process.
     AcceleratorState._reset_state(reset_partial_state=True)
     return main(["distil", *words])
 
@@ -57,12 +57,12 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     monkeypatch.setattr(distil_command, "measure", measure)
     monkeypatch.delattr(teacher_answers, "ask")
     assert distil(*options(killed, "--muon", "0.001")) == 0
-    (one, _), (other, _), (teacher, _) = (
+    (trained, _), (resumed, _), (teacher, _) = (
         load_model(source) for source in (whole / "model", killed / "model", "mini")
     )
     changed = 0
     for first, second, before in zip(
-        one.parameters(), other.parameters(), teacher.parameters(), strict=True
+        trained.parameters(), resumed.parameters(), teacher.parameters(), strict=True
     ):
         assert torch.equal(first, second)
         changed += not torch.equal(first, before)
@@ -70,13 +70,13 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     assert distil(*options(killed, "--method", "d3llm")) == 2
     shown = capsys.readouterr().err
     assert "got others: method: dparallel -> d3llm, muon: 0.001 -> unset. Choose" in shown
-    # A finished run whose last measurement was removed, as the error on a damaged one says.
+    # The last measurement of a finished run is removed, as the error about a damaged one says.
     last = killed / "after.json"
     measured = last.read_text()
     last.unlink()
     assert distil(*options(killed, "--muon", "0.001")) == 0
     assert last.read_text() == measured
-    # The weights behind the address have changed: the run went on with both models.
+    # The weights at the address have changed: the run went on with both models.
     capsys.readouterr()
     monkeypatch.setattr(distil_command, "fingerprint_of", lambda model: "another")
     assert distil(*options(killed, "--muon", "0.001")) == 2
@@ -86,16 +86,16 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
 def test_a_resumed_run_without_its_moments_is_refused_and_one_that_diverges_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first ended with other weights and status 0, the second in a traceback."""
+    """The first run ended with other weights and status 0, the second in a traceback."""
     words = [*options(tmp_path / "run"), "--epochs", "0.7", "--evaluate-every", "100"]
     assert distil(*words) == 0
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     (checkpoint / "optimizer.bin").unlink()
     capsys.readouterr()
     assert distil(*words) == 2
-    said = capsys.readouterr().err
-    assert f"{checkpoint / 'optimizer.bin'} must be as it was written, got nothing" in said
-    assert f"remove {checkpoint} to begin the training anew" in said
+    error = capsys.readouterr().err
+    assert f"{checkpoint / 'optimizer.bin'} must be as it was written, got nothing" in error
+    assert f"remove {checkpoint} to begin the training anew" in error
     (tmp_path / "wild").mkdir()
     shutil.copy(tmp_path / "run" / "settings.json", tmp_path / "wild")
     shutil.copytree(tmp_path / "run" / "answers", tmp_path / "wild" / "answers")
@@ -159,7 +159,7 @@ def test_a_refusal_ends_every_process(tmp_path: Path) -> None:
     """The first process ended, and the others waited for it."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("mine")
-    told = in_two_processes("-m", "dllm_decode", "distil", *options(tmp_path / "run"))
-    assert [code for code, _ in told] == [2, 2]
-    assert "--output must be new or hold a run" in told[0][1]
-    assert "must be" not in told[1][1]
+    outcomes = in_two_processes("-m", "dllm_decode", "distil", *options(tmp_path / "run"))
+    assert [code for code, _ in outcomes] == [2, 2]
+    assert "--output must be new or hold a run" in outcomes[0][1]
+    assert "must be" not in outcomes[1][1]

@@ -1,4 +1,4 @@
-"""README and docs say what is so: their programs run, their commands parse, their links lead.
+"""README and docs are right: programs run, commands parse, and the targets of links exist.
 
 A block of `python` runs here; one of `py` needs weights or files that are not here.
 """
@@ -35,7 +35,7 @@ class Snippet(NamedTuple):
 
 
 def snippets(document: Path) -> Iterator[Snippet]:
-    """Fenced blocks; one without a language that follows at once is what the one before prints."""
+    """Yields fenced blocks; a block without a language right after another is its output."""
     blocks = list(FENCE.finditer(document.read_text(encoding="utf-8")))
     for block, following in zip_longest(blocks, blocks[1:]):
         output = None
@@ -46,7 +46,7 @@ def snippets(document: Path) -> Iterator[Snippet]:
 
 
 def commands(document: Path) -> Iterator[str]:
-    """Lines of shell blocks, continued ones joined."""
+    """Yields the lines of shell blocks, with continued lines joined."""
     for snippet in snippets(document):
         if snippet.language == "bash":
             joined = snippet.text.replace("\\\n", " ")

@@ -45,7 +45,7 @@ def test_run_report_and_trace(
     assert "holds 2 settings besides" in shown.err
     assert "temperature=0.7" in shown.out
     assert len(Folder(out).settings()) == 4
-    # Another setting that is unfinished kept the report back.
+    # Because another setting was unfinished, no report was written.
     part = Path(out) / "part-0.jsonl"
     part.write_text("".join(part.read_text().splitlines(keepends=True)[:-1]))
     assert main(command) == 0
@@ -58,7 +58,7 @@ def test_run_report_and_trace(
 def test_words_that_the_tokenizer_does_not_know_are_named_once(
     tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`generate` warned of them, and whole runs were measured on questions half unread."""
+    """Only `generate` warned of such words; runs were measured on questions half unread."""
     questions = [f"emma has {number} apples ." for number in range(3)]
     questions += ["zorblax has 3 apples .", "wugs and zorblax has 4 apples ."]
     file = tmp_path / "own.jsonl"
@@ -67,7 +67,7 @@ def test_words_that_the_tokenizer_does_not_know_are_named_once(
     command = ["run", f"jsonl:{file}?gen_length=8", str(tmp_path / "out"), "--model", tiny,
                "--sampler", "FixedSchedule(4)", "--sampler", "Factor(1.0)"]  # fmt: skip
     assert main(command) == 0
-    warned = [one for one in capsys.readouterr().err.splitlines() if one.startswith("WARNING")]
+    warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("WARNING")]
     assert warned == [
         f"WARNING: jsonl:{file}?gen_length=8, model {tiny}: These words are not known to the "
         "tokenizer: zorblax, wugs. The model reads '<|unknown|>' for each. They stand in 2 of 5 "
@@ -81,7 +81,7 @@ def test_words_that_the_tokenizer_does_not_know_are_named_once(
 def test_verifiers_are_compared_with_plain_decoding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each of them on the embedded models, whose drafts are good."""
+    """Each verifier runs on the embedded models, whose drafts are good."""
     out = tmp_path / "out"
     command = ["run", "word_problems?split=test&limit=2", str(out), "--block-length", "32",
                "--sampler", "FixedSchedule(8)", "--gen-length", "64",
@@ -91,15 +91,15 @@ def test_verifiers_are_compared_with_plain_decoding(
     assert main(command) == 0
     assert "Loading weights" not in capsys.readouterr().err
     rows = json.loads((out / "summary.json").read_text())["rows"]
-    plain, own, guided, causal = rows
+    plain, self_verify, guided, causal = rows
     assert "verified" not in plain
-    assert own["accuracy"] == plain["accuracy"]
-    assert own["speed"]["nfe"] < plain["speed"]["nfe"]
-    assert own["verified"]["tokens_per_target_forward"] is None
+    assert self_verify["accuracy"] == plain["accuracy"]
+    assert self_verify["speed"]["nfe"] < plain["speed"]["nfe"]
+    assert self_verify["verified"]["tokens_per_target_forward"] is None
     for row in (guided, causal):
         assert row["speed"]["target_nfe"] == row["speed"]["nfe"]
         assert row["verified"]["tokens_per_target_forward"] > 4
-    for row in (own, guided, causal):
+    for row in (self_verify, guided, causal):
         verified, speed = row["verified"], row["speed"]
         assert 0 < verified["acceptance_rate"] < 1
         gains = {int(size): count for size, count in verified["accepted_lengths"].items()}
@@ -107,7 +107,7 @@ def test_verifiers_are_compared_with_plain_decoding(
     report = (out / "report.md").read_text()
     assert "| target NFE |" in report
     assert "+ SelfVerify()" in report
-    # It asks no sampler, so none is named.
+    # ARVerify asks no sampler, so none is named.
     assert "ARVerify(CausalTarget('mini-ar')" in report
     assert "| ARVerify | 1 |" in report
     assert "ARVerify(CausalTarget(" in next(out.glob("replay-*.html")).read_text()
@@ -152,7 +152,7 @@ def test_mistakes_are_answered_in_a_sentence(
     command: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Before a model is loaded: several of these came after all was decoded, or not at all."""
+    """These errors come before a model is loaded; several came after decoding, or never."""
     if command[0] == "lm":
         pytest.importorskip("lm_eval")
     monkeypatch.chdir(tmp_path)

@@ -27,7 +27,7 @@ def test_a_recipe_runs_as_it_is_written(
     before = FILE.findall("".join(RECIPES[: RECIPES.index(recipe)]))
     for name, text in before + files:
         (tmp_path / name).write_text(text, encoding="utf-8")
-        # Another recipe's module of the same name must not serve.
+        # Another recipe's module of the same name must not be used.
         monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
     commands = [line for block in COMMANDS.findall(recipe) for line in block.splitlines()]
     assert files

@@ -20,10 +20,10 @@ def test_the_example_learns_and_goes_on_where_it_was_stopped(tmp_path: Path) -> 
     assert [line["round"] for line in first] == [0, 1]
     before = torch.load(folder / "checkpoint.pt", weights_only=False)["model"]
     main([*arguments, "--minutes", str(first[-1]["seconds"] / 60 + 0.01)])
-    found = lines_of(folder)
-    assert found[:2] == first
-    assert found[-1]["round"] >= 2
-    assert found[-1]["reward"] < 1.0
+    resumed = lines_of(folder)
+    assert resumed[:2] == first
+    assert resumed[-1]["round"] >= 2
+    assert resumed[-1]["reward"] < 1.0
     after = torch.load(folder / "checkpoint.pt", weights_only=False)["model"]
     assert any(not torch.equal(before[name], after[name]) for name in before)
     main([str(folder), "--plot", str(tmp_path / "curve.png")])
@@ -31,8 +31,10 @@ def test_the_example_learns_and_goes_on_where_it_was_stopped(tmp_path: Path) -> 
 
 
 def test_the_rise_is_that_of_pairs() -> None:
-    found = figures([(0, 3), (1, 3), (0, 3), (1, 1)], [(1, 2), (1, 2), (1, 2), (0, 2)], [1.0, 0.0])
-    assert found["accuracy"] == 0.75
-    assert found["rise"] == 0.25
-    assert found["low"] < 0.25 < found["high"]
-    assert (found["forwards"], found["reward"]) == (2.0, 0.5)
+    summary = figures(
+        [(0, 3), (1, 3), (0, 3), (1, 1)], [(1, 2), (1, 2), (1, 2), (0, 2)], [1.0, 0.0]
+    )
+    assert summary["accuracy"] == 0.75
+    assert summary["rise"] == 0.25
+    assert summary["low"] < 0.25 < summary["high"]
+    assert (summary["forwards"], summary["reward"]) == (2.0, 0.5)

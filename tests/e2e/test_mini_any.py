@@ -23,7 +23,7 @@ def loaded() -> tuple[XLNet, Any]:
 def share_right(
     loaded: tuple[XLNet, Any], num_problems: int, draft_tokens: int
 ) -> tuple[list[str], float, float]:
-    """Texts, share of right answers, and forwards a row."""
+    """Returns the texts, the share of right answers, and the forwards of a row on average."""
     model, tokenizer = loaded
     task = WordProblems()
     examples = task.examples("test", num_problems)
@@ -33,7 +33,9 @@ def share_right(
         gen_length=48,
     )  # fmt: skip
     texts = [tokenizer.decode(answer) for answer in out.answers()]
-    scores = [task.score(one, text)["answer"] for one, text in zip(examples, texts, strict=True)]
+    scores = [
+        task.score(example, text)["answer"] for example, text in zip(examples, texts, strict=True)
+    ]
     right = sum(score == 1 for score in scores) / len(scores)
     return texts, right, out.nfe.float().mean().item()
 

@@ -23,14 +23,16 @@ def loaded() -> tuple[DiffusionGemma, Any]:
 
 
 def share_right(loaded: tuple[DiffusionGemma, Any], num_problems: int) -> tuple[float, float]:
-    """Share of right answers, and forwards a row."""
+    """Returns the share of right answers, and the forwards of a row on average."""
     model, tokenizer = loaded
     task = WordProblems()
     examples = task.examples("test", num_problems)
     prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
     out = decode(model, prompts, SAMPLER, cache=FreeCache(), gen_length=64)
     texts = [tokenizer.decode(answer) for answer in out.answers()]
-    scores = [task.score(one, text)["answer"] for one, text in zip(examples, texts, strict=True)]
+    scores = [
+        task.score(example, text)["answer"] for example, text in zip(examples, texts, strict=True)
+    ]
     return sum(score == 1 for score in scores) / len(scores), out.nfe.float().mean().item()
 
 

@@ -32,42 +32,42 @@ def files(tmp_path: Path) -> list[str]:
 
 
 def answers(files: list[str]) -> dict[int, dict[str, Any]]:
-    found = [json.loads(line) for line in Path(files[-1]).read_text().splitlines()]
-    assert len({answer["line"] for answer in found}) == len(found)
-    return {answer["line"]: answer for answer in found}
+    records = [json.loads(line) for line in Path(files[-1]).read_text().splitlines()]
+    assert len({answer["line"] for answer in records}) == len(records)
+    return {answer["line"]: answer for answer in records}
 
 
 def test_a_file_of_prompts_is_answered_as_in_python(files: list[str]) -> None:
     assert main([*files[:1], "--num-rows", "2", *files[1:]]) == 0
-    found = answers(files)
-    assert sorted(found) == [1, 3, 5, 7, 9]
-    assert [found[number]["id"] for number in (1, 7)] == ["a", 7]
+    records = answers(files)
+    assert sorted(records) == [1, 3, 5, 7, 9]
+    assert [records[number]["id"] for number in (1, 7)] == ["a", 7]
     model, tokenizer = load_model("mini")
     assert tokenizer is not None
-    asked = generate(model, tokenizer, QUESTION, gen_length=64).texts
-    assert asked[0].endswith("#### 15")
-    assert [found[1]["text"], found[3]["text"]] == asked * 2
+    texts = generate(model, tokenizer, QUESTION, gen_length=64).texts
+    assert texts[0].endswith("#### 15")
+    assert [records[1]["text"], records[3]["text"]] == texts * 2
     filled = generate(model, tokenizer, QUESTION, templates=TEMPLATE).texts
-    assert [found[5]["text"]] == filled == asked
-    assert "after" not in found[9]["text"]
+    assert [records[5]["text"]] == filled == texts
+    assert "after" not in records[9]["text"]
 
 
 def test_a_stopped_command_goes_on_where_it_stopped_with_the_same_settings(
     files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(files) == 0
-    whole, written = answers(files), Path(files[-1]).read_bytes()
+    complete, written = answers(files), Path(files[-1]).read_bytes()
     lines = written.splitlines(keepends=True)
     Path(files[-1]).write_bytes(b"".join(lines[:2]) + lines[2][:20])
     assert main(files) == 0
-    assert answers(files) == whole
+    assert answers(files) == complete
     assert "3 answers written to " in capsys.readouterr().err
     assert main(files) == 0
     assert "0 answers written" in capsys.readouterr().err
     written = Path(files[-1]).read_bytes()
     # Answers in bfloat16 were once taken for those in float32.
-    for other in (["--sampler", "FixedSchedule(4)"], ["--dtype", "float32"]):
-        assert main([*files, *other]) == 2
+    for options in (["--sampler", "FixedSchedule(4)"], ["--dtype", "float32"]):
+        assert main([*files, *options]) == 2
         assert "prompt or settings differ; choose another --output" in capsys.readouterr().err
         assert Path(files[-1]).read_bytes() == written
 
@@ -76,7 +76,7 @@ def test_answers_of_an_edited_plug_in_are_kept(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """They were taken for those of the code that is there now."""
+    """The old answers were taken for those of the edited code."""
     monkeypatch.syspath_prepend(tmp_path)
     rule = "from samplers import FixedSchedule\nclass Mine(FixedSchedule): pass\n"
     (tmp_path / "rule_of_files.py").write_text(rule)
@@ -92,7 +92,7 @@ def test_answers_of_an_edited_plug_in_are_kept(
 def test_answers_of_another_chat_template_are_kept(
     files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The weights alone told models apart."""
+    """Models were told apart by their weights alone."""
     model, _ = load_model("mini")
     folder = shutil.copytree(model.files[0].parent, tmp_path / "copied")
     Path(files[2]).write_text(json.dumps(LINES[0]))
@@ -124,9 +124,9 @@ def test_a_line_that_cannot_be_answered_is_named_before_anything_is_decoded(
     source = Path(files[2])
     source.write_text('{"text": "emma has 5 apples ."}\n' + line)
     assert main(files) == 2
-    said = capsys.readouterr().err
-    assert f"Line 2 of {source}" in said
-    assert sentence in said
+    error = capsys.readouterr().err
+    assert f"Line 2 of {source}" in error
+    assert sentence in error
     assert not Path(files[-1]).exists()
 
 
@@ -163,9 +163,9 @@ def test_a_template_is_filled_on_the_command_line(capsys: pytest.CaptureFixture[
 def test_choices_are_read_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     text = "emma now has 12 + 5 = [16|17] . after giving some away emma has 17 - 2 = [15|9] ."
     assert main(["read", text, "--question", QUESTION]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [line for line in said if not line.startswith(" ")] == ["17", "15"]
-    assert said[2].split()[0] == "17"
-    assert float(said[2].split()[2]) > 0.9
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == ["17", "15"]
+    assert lines[2].split()[0] == "17"
+    assert float(lines[2].split()[2]) > 0.9
     assert main(["read", "no choice"]) == 2
     assert "must have a choice, such as [yes|no]" in capsys.readouterr().err

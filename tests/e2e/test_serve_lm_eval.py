@@ -23,7 +23,7 @@ LIMITS = Limits(num_rows=8, max_tokens=128, gen_length=64)
 
 
 def answers_in(out: Path) -> dict[int, str]:
-    """The answers by document, from wherever below a folder the harness has written them."""
+    """Returns the answers by document; the harness writes them somewhere below the folder."""
     (samples,) = out.rglob("samples_words_generate*.jsonl")
     lines = [json.loads(line) for line in samples.read_text().splitlines()]
     return {line["doc_id"]: line["resps"][0][0] for line in lines}
@@ -35,7 +35,7 @@ ENVIRONMENT = {
 
 
 def over_http(tasks: Path, out: Path, *, path: str, tokenizer: Path, **more: str) -> dict[int, str]:
-    """The answers that the harness gets from a server, unmodified."""
+    """Returns the answers that the unmodified harness gets from a server."""
     model, _ = load_model("mini")
     with served({"default": decoder_of(model)}, limits=LIMITS) as (url, _):
         options = {
@@ -57,12 +57,12 @@ def over_http(tasks: Path, out: Path, *, path: str, tokenizer: Path, **more: str
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer and a task; the command rounds a canvas up to whole blocks, so the task does."""
-    found = tmp_path_factory.mktemp("harness")
-    task = write_tasks(found / "tasks", 24) / "words_generate.yaml"
+    """A folder with a tokenizer, and with a task whose answers are whole blocks of a canvas."""
+    path = tmp_path_factory.mktemp("harness")
+    task = write_tasks(path / "tasks", 24) / "words_generate.yaml"
     task.write_text(task.read_text().replace("max_gen_toks: 40", "max_gen_toks: 64"))
-    load_model("mini")[1].save_pretrained(found / "tokenizer")
-    return found
+    load_model("mini")[1].save_pretrained(path / "tokenizer")
+    return path
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_over_http_each_answer_is_that_of_the_model(
     folder: Path, tmp_path: Path, sends: str
 ) -> None:
-    """Tasks are sent as they are, chats are put into the template."""
+    """Texts and ids are sent as they are; chats are put into the template."""
     more = {} if sends == "chats" else {"tokenized_requests": str(sends == "ids")}
     answers = over_http(
         folder / "tasks", tmp_path / "http", tokenizer=folder / "tokenizer",
@@ -80,6 +80,6 @@ def test_over_http_each_answer_is_that_of_the_model(
     lines = (folder / "tasks" / "problems.jsonl").read_text().splitlines()
     texts = [f"{json.loads(line)['question']} answer :" for line in lines]
     chats, ids = map(chat_of, texts), (tokenizer(text).input_ids for text in texts)
-    asked = list(chats if sends == "chats" else ids)
-    found = generate(model, tokenizer, asked, ConfidenceThreshold(0.9), gen_length=64)
-    assert answers == dict(enumerate(found.texts))
+    inputs = list(chats if sends == "chats" else ids)
+    output = generate(model, tokenizer, inputs, ConfidenceThreshold(0.9), gen_length=64)
+    assert answers == dict(enumerate(output.texts))

@@ -71,62 +71,62 @@ def start() -> Process:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[Process]:
-    found = start()
-    yield found
-    found.close()
+    started = start()
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="module")
 def client(process: Process) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=5) as found:
-        wait_until(lambda: found.models.list().data)
-        yield found
+    with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=5) as opened:
+        wait_until(lambda: opened.models.list().data)
+        yield opened
 
 
 def test_the_client_gets_whole_answers_streams_and_choices(process: Process, client: Any) -> None:
     assert process.said[0].startswith("mini with ConfidenceThreshold(threshold=0.9), 2 rows")
     assert [model.id for model in client.models.list()] == ["mini"]
-    asked = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 64}
-    assert client.chat.completions.create(**asked).choices[0].message.content == ANSWERS[0]
+    body = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 64}
+    assert client.chat.completions.create(**body).choices[0].message.content == ANSWERS[0]
     stream = client.chat.completions.create(
-        **asked, stream=True, stream_options={"include_usage": True}, extra_body={"sampler": "slow"}
+        **body, stream=True, stream_options={"include_usage": True}, extra_body={"sampler": "slow"}
     )
     chunks = list(stream)
     assert len(chunks) > 3
     assert chunks[-1].usage.completion_tokens > 0
     text = "".join(chunk.choices[0].delta.content for chunk in chunks[:-1])
     assert text.split()[-2:] == ANSWERS[0].split()[-2:]
-    several = client.chat.completions.create(**asked, n=3, temperature=2.5, seed=1, stop=["####"])
+    several = client.chat.completions.create(**body, n=3, temperature=2.5, seed=1, stop=["####"])
     assert [choice.index for choice in several.choices] == [0, 1, 2]
     assert all("####" not in choice.message.content for choice in several.choices)
-    text_of = client.completions.create(model="mini", prompt=[QUESTIONS[0], "x"], max_tokens=8)
-    assert len(text_of.choices) == 2
+    completion = client.completions.create(model="mini", prompt=[QUESTIONS[0], "x"], max_tokens=8)
+    assert len(completion.choices) == 2
 
 
 def test_the_client_reads_the_model_and_log_probabilities(client: Any) -> None:
-    found = client.models.retrieve("mini")
-    assert (found.id, found.object, found.owned_by) == ("mini", "model", "dllm_decode")
-    asked = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 64}
-    scored: Any = {"logprobs": True, "top_logprobs": 2}
-    whole = client.chat.completions.create(**asked, **scored).choices[0].logprobs.content
-    assert " ".join(score.token for score in whole) == ANSWERS[0]
-    for score in whole:
+    model = client.models.retrieve("mini")
+    assert (model.id, model.object, model.owned_by) == ("mini", "model", "dllm_decode")
+    body = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 64}
+    with_scores: Any = {"logprobs": True, "top_logprobs": 2}
+    scores = client.chat.completions.create(**body, **with_scores).choices[0].logprobs.content
+    assert " ".join(score.token for score in scores) == ANSWERS[0]
+    for score in scores:
         assert bytes(score.bytes).decode().strip() == score.token
         assert score.logprob == max(top.logprob for top in score.top_logprobs) <= 0
-    chunks = client.chat.completions.create(**asked, **scored, stream=True)
+    chunks = client.chat.completions.create(**body, **with_scores, stream=True)
     streamed = [score for chunk in chunks for score in chunk.choices[0].logprobs.content]
-    assert streamed == whole
+    assert streamed == scores
 
 
 def test_refusals_are_the_errors_of_the_client(client: Any) -> None:
-    asked = {"model": "mini", "messages": chat_of(QUESTIONS[0])}
+    body = {"model": "mini", "messages": chat_of(QUESTIONS[0])}
     with pytest.raises(openai.BadRequestError, match="max_tokens") as caught:
-        client.chat.completions.create(**asked, max_tokens=10_000)
+        client.chat.completions.create(**body, max_tokens=10_000)
     assert caught.value.param == "max_tokens"
     with pytest.raises(openai.BadRequestError, match="logit_bias"):
-        client.chat.completions.create(**asked, logit_bias={"5": 3})
+        client.chat.completions.create(**body, logit_bias={"5": 3})
     with pytest.raises(openai.NotFoundError, match="model"):
-        client.chat.completions.create(**{**asked, "model": "gpt-5"})
+        client.chat.completions.create(**{**body, "model": "gpt-5"})
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model="mini", input="x")
 
@@ -134,9 +134,9 @@ def test_refusals_are_the_errors_of_the_client(client: Any) -> None:
 @pytest.fixture
 def ending(process: Process) -> Iterator[Process]:
     """The process of the tests above, or another one if it has ended."""
-    found = process if process.status is None else start()
-    yield found
-    found.close()
+    running = process if process.status is None else start()
+    yield running
+    running.close()
 
 
 @pytest.mark.parametrize(
@@ -146,28 +146,28 @@ def test_running_requests_are_finished_when_the_server_is_told_to_end(
     ending: Process, number: int
 ) -> None:
     process = ending
-    found: list[str] = []
+    finish_reasons: list[str] = []
 
     def ask() -> None:
         with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0) as client:
-            asked = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 96}
+            body = {"model": "mini", "messages": chat_of(QUESTIONS[0]), "max_tokens": 96}
             stream = client.chat.completions.create(
-                **asked, stream=True, extra_body={"ignore_eos": True, "sampler": "slow"}
+                **body, stream=True, extra_body={"ignore_eos": True, "sampler": "slow"}
             )
             for chunk in stream:
-                found.append(chunk.choices[0].finish_reason)
+                finish_reasons.append(chunk.choices[0].finish_reason)
 
     with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=5) as client:
         wait_until(lambda: client.models.list().data)
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(found) > 1)
+    wait_until(lambda: len(finish_reasons) > 1)
     process.end(number)
     for thread in threads:
         thread.join(30.0)
     wait_until(lambda: process.status is not None)
-    assert found.count("length") == 4
+    assert finish_reasons.count("length") == 4
     assert process.status == 0, process.said
     assert process.said[-1] == "Stopped.\n"
     assert "Traceback" not in "".join(process.said)
@@ -186,15 +186,15 @@ def test_running_requests_are_finished_when_the_server_is_told_to_end(
 def test_a_wrong_start_is_refused_before_a_model_is_loaded(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The folder holds no model, which only loading it would tell."""
+    """The folder holds no model, but only an attempt to load one would tell."""
     assert main(["serve", "--model", str(tmp_path), "--port", "0", *words]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert str(tmp_path) not in said
+    error = capsys.readouterr().err
+    assert message in error
+    assert str(tmp_path) not in error
 
 
 def test_a_port_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """99999999 was taken for another one."""
+    """99999999 was taken for another port."""
     with pytest.raises(SystemExit):
         main(["serve", "--port", "65536"])
     assert "argument --port" in capsys.readouterr().err

@@ -21,8 +21,8 @@ NEEDS_BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     decoders = {"default": decoder_of(MODEL), "slow": decoder_of(MODEL, FixedSchedule(16))}
-    with served(decoders) as (found, _):
-        yield found
+    with served(decoders) as (address, _):
+        yield address
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_holds_no_secret() -> None:
@@ -40,8 +40,8 @@ def test_the_page_loads_nothing_from_elsewhere_and_holds_no_secret() -> None:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: Any) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser") / "profile") as found:
-        yield found
+    with browser(tmp_path_factory.mktemp("browser") / "profile") as opened:
+        yield opened
 
 
 def send(page: Browser, url: str, fields: dict[str, str], **options: Any) -> str:
@@ -102,5 +102,5 @@ def test_nothing_that_is_typed_is_read_as_html(page: Browser, url: str) -> None:
     assert page.value("document.title") == "dllm-decode"
     refusal = page.value("document.querySelector('.wrong').textContent")
     assert "'max_tokens' must be at most 128" in refusal
-    # It can be sent again.
+    # The message can be sent again.
     assert page.value("byId('message').value") == typed

@@ -38,7 +38,7 @@ MALFORMED: list[dict[str, Any]] = [
 
 
 async def text_of(response: Any) -> str:
-    """The text of a stream that is read slowly."""
+    """Reads a stream slowly, and returns its text."""
     text = ""
     async for line in response.aiter_lines():
         await asyncio.sleep(0.002)

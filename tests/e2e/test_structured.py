@@ -1,4 +1,4 @@
-"""Answers that are always of a form: `generate` and the command line, with `mini`."""
+"""Answers that always have a given form: `generate` and the command line, with `mini`."""
 
 import io
 import json
@@ -28,9 +28,9 @@ def test_every_answer_has_its_own_form() -> None:
     constraint = [Regex(NARROW), None, OneOf(["15", "16", "17"]), JsonSchema(LIST)]
     for options in ({}, {"temperature": 1.0, "seed": 3}, {"verifier": SelfVerify()}):
         out = generate(model, tokenizer, [QUESTION] * 4, constraint=constraint, **ASKED, **options)
-        narrow, free, one, listed = out.texts
+        narrow, free, chosen, listed = out.texts
         assert re.fullmatch(NARROW, narrow)
-        assert one in ("15", "16", "17")
+        assert chosen in ("15", "16", "17")
         numbers = json.loads(listed)
         assert 2 <= len(numbers) <= 3
         assert all(isinstance(number, int) for number in numbers)
@@ -42,8 +42,8 @@ def test_a_pattern_that_the_model_would_follow_changes_no_token() -> None:
     model, tokenizer = load_model("mini")
     assert tokenizer is not None
     plain = generate(model, tokenizer, QUESTION, **ASKED)
-    asked = generate(model, tokenizer, QUESTION, constraint=Regex(r".*#### \d+"), **ASKED)
-    assert asked.texts == plain.texts
+    constrained = generate(model, tokenizer, QUESTION, constraint=Regex(r".*#### \d+"), **ASKED)
+    assert constrained.texts == plain.texts
     assert plain.texts[0].endswith("#### 15")
 
 
@@ -55,7 +55,9 @@ def test_events_tell_the_tokens_that_a_constraint_forced(options: Any) -> None:
 
     def watch(event: StepEvent) -> None:
         if event.forced is not None:
-            forced.extend(tokenizer.decode([int(one)]) for one in event.after.tokens[event.forced])
+            forced.extend(
+                tokenizer.decode([int(token)]) for token in event.after.tokens[event.forced]
+            )
 
     for constraint in (None, Regex(r".*#### \d+"), Regex(r".*#### 42")):
         generate(
@@ -110,19 +112,19 @@ def test_a_wrong_constraint_is_refused() -> None:
 def test_the_command_line_has_constraints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["generate", "--gen-length", "64", QUESTION]
-    assert main([*asked, "--choice", "15", "--choice", "17"]) == 0
+    words = ["generate", "--gen-length", "64", QUESTION]
+    assert main([*words, "--choice", "15", "--choice", "17"]) == 0
     assert capsys.readouterr().out.strip() in ("15", "17")
-    assert main([*asked, "--regex", NARROW]) == 0
+    assert main([*words, "--regex", NARROW]) == 0
     assert re.fullmatch(NARROW, capsys.readouterr().out.strip())
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(LIST))
-    assert main([*asked, "--json-schema", str(file)]) == 0
+    assert main([*words, "--json-schema", str(file)]) == 0
     assert len(json.loads(capsys.readouterr().out)) in (2, 3)
-    assert main([*asked, "--json-schema", str(file), "--regex", "1"]) == 2
+    assert main([*words, "--json-schema", str(file), "--regex", "1"]) == 2
     assert "got several" in capsys.readouterr().err
     file.write_text("{")
-    assert main([*asked, "--json-schema", str(file)]) == 2
+    assert main([*words, "--json-schema", str(file)]) == 2
     assert "must be a file of JSON" in capsys.readouterr().err
 
 
@@ -138,10 +140,10 @@ def test_a_line_of_a_file_has_a_constraint(
     source.write_text("\n".join(map(json.dumps, lines)))
     words = ["generate", "--gen-length", "64", "--input", str(source), "--output", str(target)]
     assert main(words) == 0
-    found = {one["line"]: one["text"] for one in map(json.loads, target.read_text().splitlines())}
-    assert found[1] in ("16", "17")
-    assert found[2].endswith("#### 15")
-    assert len(json.loads(found[3])) in (2, 3)
+    texts = {row["line"]: row["text"] for row in map(json.loads, target.read_text().splitlines())}
+    assert texts[1] in ("16", "17")
+    assert texts[2].endswith("#### 15")
+    assert len(json.loads(texts[3])) in (2, 3)
     assert main([*words, "--regex", "1"]) == 2
     source.write_text(json.dumps({"text": QUESTION, "constraint": {"regexp": "1"}}))
     target.unlink()

@@ -13,9 +13,9 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "tour.ipynb"
 
 
 def cells(kind: str) -> list[dict[str, Any]]:
-    found = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    assert (found["nbformat"], found["nbformat_minor"]) == (4, 5)
-    return [cell for cell in found["cells"] if cell["cell_type"] == kind]
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == kind]
 
 
 def stored_text(cell: dict[str, Any]) -> str:
@@ -32,7 +32,7 @@ def run_cell(source: str, names: dict[str, Any]) -> Any:
 
 
 def test_the_notebook_is_kept_with_its_outputs_and_its_links_lead_somewhere() -> None:
-    """It was kept without, so that a reader of the repository saw programs only."""
+    """The outputs were not kept, so that a reader of the repository saw programs only."""
     for number, cell in enumerate(cells("code"), start=1):
         assert cell["outputs"]
         assert cell["execution_count"] == number
@@ -59,11 +59,11 @@ def test_every_cell_of_the_notebook_runs_and_shows_something() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     pages, printed = [], []
     for cell in cells("code"):
-        told = io.StringIO()
-        with contextlib.redirect_stdout(told):
+        stdout = io.StringIO()
+        with contextlib.redirect_stdout(stdout):
             shown = run_cell("".join(cell["source"]), names)
-        printed.append(told.getvalue())
-        assert told.getvalue() == stored_text(cell)
+        printed.append(stdout.getvalue())
+        assert stdout.getvalue() == stored_text(cell)
         pages += [shown] if shown is not None else []
         assert printed[-1] or shown is not None
     assert "#### 34" in printed[0]

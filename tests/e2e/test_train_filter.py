@@ -1,4 +1,4 @@
-"""The command that trains a Learn2PD filter writes one that decodes, and says what it is worth."""
+"""The command that trains a Learn2PD filter writes a filter that decodes, and judges it."""
 
 import json
 from pathlib import Path
@@ -31,10 +31,10 @@ def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
     assert "blocks of other training prompts" in shown
     assert "2 held-out prompts" in shown
     report = json.loads(whole.with_suffix(".json").read_text())
-    (found,) = report["filter"]
-    assert found["threshold"] == 0.6
-    assert found["accuracy_difference"]["low"] <= found["accuracy_difference"]["value"]
-    assert found["forwards_ratio"]["value"] > 0
+    (judged,) = report["filter"]
+    assert judged["threshold"] == 0.6
+    assert judged["accuracy_difference"]["low"] <= judged["accuracy_difference"]["value"]
+    assert judged["forwards_ratio"]["value"] > 0
     assert report["against"]["sampler"] == "ConfidenceThreshold(threshold=0.9)"
     model, _ = load_model("mini")
     assert load_filter(str(whole)).fingerprint == model.fingerprint
@@ -57,10 +57,10 @@ def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
     assert main(["train-filter", *options(killed)]) == 0
     for name, value in load_file(whole).items():
         assert torch.equal(load_file(killed)[name], value)
-    others = [*options(killed), "--hidden", "5"]
-    assert main(["train-filter", *others]) == 2
+    changed = [*options(killed), "--hidden", "5"]
+    assert main(["train-filter", *changed]) == 2
     assert "got others: hidden_sizes: [32] -> [5]. Choose" in capsys.readouterr().err
-    # The weights behind the address have changed: the filter was stamped with the new model.
+    # The weights at the address have changed: the filter was stamped with the new model.
     monkeypatch.setattr(filter_command, "fingerprint_of", lambda model: "another")
     assert main(["train-filter", *options(killed)]) == 2
     assert f"model digest: {model.fingerprint} -> another. Choose" in capsys.readouterr().err

@@ -15,7 +15,7 @@ pytest.importorskip("hatchling", reason="needs the extra test")
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-# As in the README's section.
+# The section of the README.
 THREE_LINES = r"## Three lines\n\n```python\n(.*?)```\n\n```\n(.*?)```"
 
 
@@ -35,8 +35,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     path = os.pathsep.join(sys.path)
     run("-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=ROOT, PYTHONPATH=path)
-    (found,) = folder.glob("*.whl")
-    return found
+    (built,) = folder.glob("*.whl")
+    return built
 
 
 def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
@@ -58,14 +58,16 @@ def test_the_three_lines_of_the_readme_run_from_the_wheel(wheel: Path, tmp_path:
     site = tmp_path / "site"
     with ZipFile(wheel) as opened:
         opened.extractall(site)
-    found = re.search(THREE_LINES, (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    code, shown = found.groups()
+    section = re.search(THREE_LINES, (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert section is not None
+    code, shown = section.groups()
     code += "import dllm_decode, samplers\nprint(dllm_decode.__file__, samplers.__file__)\n"
     # The libraries are those of this environment.
-    path = os.pathsep.join([str(site), *(one for one in sys.path if one and Path(one) != ROOT)])
+    path = os.pathsep.join(
+        [str(site), *(entry for entry in sys.path if entry and Path(entry) != ROOT)]
+    )
     *answer, places = run("-c", code, cwd=tmp_path, PYTHONPATH=path).splitlines()
     assert "\n".join(answer) == shown.strip()
     assert all(place.startswith(str(site)) for place in places.split())
-    said = run("-m", "dllm_decode", "eval", "--help", cwd=tmp_path, PYTHONPATH=path)
-    assert "accuracy" in said
+    help_text = run("-m", "dllm_decode", "eval", "--help", cwd=tmp_path, PYTHONPATH=path)
+    assert "accuracy" in help_text

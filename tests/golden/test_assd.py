@@ -1,9 +1,9 @@
 """Runs of the official ASSD code on a tiny XLNet: laws, drafts, verdicts, tokens and forwards.
 
 The recorded uniform numbers take the place of the keyed noise. The authors take [MASK] out of their
-laws without normalising; the recorded laws are normalised. Runs of what is not offered are left
-out: drafts from bigrams, other orders than ascending, and the faults of the official code. Three
-greedy runs and one with a single draft, which the official code does not have, are of a reference.
+laws without normalising; the recorded laws are normalised. Runs of features that are not offered
+are left out: drafts from bigrams, orders other than ascending, and faults of the official code.
+Three greedy runs and one with a single draft, which that code cannot do, are of a reference.
 """
 
 import json
@@ -25,13 +25,13 @@ from samplers.logits import statistics
 
 DATA = Path(__file__).parent / "data" / "assd"
 CONTENT: dict[str, Any] = json.loads((DATA / "runs.json").read_text(encoding="utf-8"))
-RUNS = {one["name"]: one for one in CONTENT["runs"]}
+RUNS = {run["name"]: run for run in CONTENT["runs"]}
 
 
 @cache
 def rejections() -> int:
-    rounds = [one for run in RUNS.values() for one in run["rounds"]]
-    return sum(one["accepted"] < len(one["positions"]) for one in rounds)
+    rounds = [entry for run in RUNS.values() for entry in run["rounds"]]
+    return sum(entry["accepted"] < len(entry["positions"]) for entry in rounds)
 
 
 def test_the_recordings_have_what_they_are_for() -> None:
@@ -86,24 +86,24 @@ def choose(law: Tensor, uniform: float) -> int:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_runs_of_the_official_code_are_repeated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = RUNS[name]
-    replayed = Replayed(found["rounds"], monkeypatch)
-    canvas = found["prompt"]
+    recorded = RUNS[name]
+    replayed = Replayed(recorded["rounds"], monkeypatch)
+    canvas = recorded["prompt"]
     config = DecodeConfig(
-        gen_length=len(canvas), temperature=found["temperature"], stop_at_eos=False
+        gen_length=len(canvas), temperature=recorded["temperature"], stop_at_eos=False
     )
     decoder = new_decoder(
         load_xlnet("tiny_xlnet", mask_id=6), ConfidenceThreshold(0.9),
-        verifier=AnySubsetVerify(found["k"]), config=config,
+        verifier=AnySubsetVerify(recorded["k"]), config=config,
     )  # fmt: skip
-    # Not of the decoder, which wants a prompt: here the given tokens come after open positions too.
+    # `decoder.request` requires a prompt; here given tokens come after open positions too.
     request = Request(index=0, prompt=(), config=config, template=canvas)
     (ended,) = run(decoder, RequestQueue([request]), 1)
     assert ended.error == ""
-    assert ended.output.tokens[0].tolist() == found["result"]
-    assert ended.output.nfe.item() == found["forwards"]
+    assert ended.output.tokens[0].tolist() == recorded["result"]
+    assert ended.output.nfe.item() == recorded["forwards"]
     assert not replayed.now
-    assert replayed.judged == sum(one["p"] is not None for one in found["rounds"])
+    assert replayed.judged == sum(entry["p"] is not None for entry in recorded["rounds"])
 
 
 @pytest.mark.parametrize("number", range(len(CONTENT["joint_vectors"])))
@@ -120,7 +120,7 @@ def test_one_forward_has_the_conditionals_of_any_order(number: int) -> None:
         )
     )  # fmt: skip
     logits[..., model.mask_id] = -torch.inf
-    found = logits.log_softmax(-1).gather(-1, torch.tensor(vector["tokens"])[wanted][..., None])
+    logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(vector["tokens"])[wanted][..., None])
     expected = torch.tensor(vector["log_probabilities"], dtype=torch.float64)
-    torch.testing.assert_close(found.flatten(), expected, rtol=0.0, atol=1e-13)
-    assert found.sum().item() == pytest.approx(vector["joint"], abs=1e-12)
+    torch.testing.assert_close(logprobs.flatten(), expected, rtol=0.0, atol=1e-13)
+    assert logprobs.sum().item() == pytest.approx(vector["joint"], abs=1e-12)

@@ -1,8 +1,8 @@
 """Which columns d2Cache's code computes next, step by step, and `CertaintyCache` with it.
 
-The recorded code keeps the confidences of the first forward, which the test hands over as those of
-the last look. It also chooses columns by attention rollout; they are told apart by the recorded
-importance. Steps are left out in which the code seeks masks in a block that has shrunk.
+The recorded code keeps the confidences of the first forward, which the test passes as those of the
+last look. It also chooses columns by attention rollout; the recorded importance identifies these
+columns. Steps are left out in which the code seeks masks in a block that has shrunk.
 """
 
 import json
@@ -43,7 +43,7 @@ class Recorded(NamedTuple):
 def steps_of(run: dict[str, Any]) -> Iterator[tuple[list[int], Recorded]]:
     for step, after in zip(run["steps"], run["steps"][1:], strict=False):
         for place, row in enumerate(step["rows"]):
-            confidence = [-1.0 if one == "-inf" else one for one in run["confidence"][row]]
+            confidence = [-1.0 if value == "-inf" else value for value in run["confidence"][row]]
             yield run["prompt"][row], Recorded(
                 after["answer"][row], step["transferred"][row], confidence, step["rollout"][row],
                 step["next"][place],
@@ -51,13 +51,13 @@ def steps_of(run: dict[str, Any]) -> Iterator[tuple[list[int], Recorded]]:
 
 
 def blocks_differ(step: Recorded, settings: dict[str, Any]) -> bool:
-    """Returns whether the code sought masks elsewhere than in whole blocks from the open one on."""
+    """Returns True if the code sought masks elsewhere than in whole blocks from the open one on."""
     size, count = settings["block_length"], settings["current_k"]
     masks = [n for n, token in enumerate(step.answer) if token == MASK]
     before = sorted([*masks, *step.new])
-    own = [n for n in before if n // size == step.new[0] // size]
+    opened = [n for n in before if n // size == step.new[0] // size]
     last = masks[count - 1] if len(masks) >= count else len(step.answer) - 1
-    official = {n for n in masks if own[0] <= n < (last // len(own) + 1) * len(own)}
+    official = {n for n in masks if opened[0] <= n < (last // len(opened) + 1) * len(opened)}
     end = (masks[min(count, len(masks)) - 1] // size + 1) * size
     is_same_block = masks[0] // size == step.new[0] // size or end <= (masks[0] // size + 1) * size
     return official != {n for n in masks if n < end} or not is_same_block
@@ -107,15 +107,15 @@ def test_what_the_official_code_computes_next_is_chosen_but_for_the_rollout(numb
         if MASK not in step.answer or blocks_differ(step, settings):
             continue
         P, size = len(prompt), settings["block_length"]
-        own = {n for part in next_columns(cache, prompt, step, size, shift) for n in part}
+        computed = {n for part in next_columns(cache, prompt, step, size, shift) for n in part}
         # The code chooses the column that predicts the answer's first one last.
-        before = own - {P - 1} if shift else own
+        before = computed - {P - 1} if shift else computed
         rest = [n for n in range(len(step.rollout)) if n not in before]
         expected = before | nucleus(step.rollout, rest, settings["rollout_p"])
-        expected = (expected - {P - 1} | own) if shift else expected
-        for one, other in pairwise(sorted(expected)):
-            if other - one <= settings["inflate_w"]:
-                expected |= set(range(one, other))
+        expected = (expected - {P - 1} | computed) if shift else expected
+        for left, right in pairwise(sorted(expected)):
+            if right - left <= settings["inflate_w"]:
+                expected |= set(range(left, right))
         compared += 1
         otherwise += sorted(expected) != step.chosen
     assert compared >= LEAST.get(number, 5)

@@ -1,4 +1,4 @@
-"""Every key of every config.json, moved, nulled and removed: the official logits, or its name."""
+"""Each key of a config.json moved, nulled, removed: the official logits, or an error names it."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from torch import Tensor
 from dllm_decode import ForwardInputs
 
 ROPE = ("rope_theta", "partial_rotary_factor", "rope_scaling")
-# Each is where one of the versions of transformers has it, so that none may be refused.
+# Each is the form of some version of transformers, so that none may be refused.
 MOVES = ("nested", "nested beside null", "nested with rope_scaling", "flat", "null object")
 
 
@@ -45,19 +45,19 @@ def written(family: str, config: dict[str, Any], folder: Path) -> Path:
 
 
 def moved(config: dict[str, Any], how: str) -> dict[str, Any]:
-    """Puts the keys of rotation elsewhere."""
+    """Moves the keys of rotation to the place of another form."""
     scaling = config.get("rope_scaling") or {}
     stated = {key: config[key] for key in ROPE[:2] if key in config}
-    whole = {"rope_type": "default"} | stated | scaling | config.get("rope_parameters", {})
-    others = {key: config[key] for key in config if key not in (*ROPE, "rope_parameters")}
-    found: dict[str, dict[str, Any]] = {
-        "nested": {"rope_parameters": whole},
-        "nested beside null": dict.fromkeys(ROPE) | {"rope_parameters": whole},
-        "nested with rope_scaling": {"rope_parameters": whole, "rope_scaling": whole},
-        "flat": {"rope_scaling": whole} | {key: whole[key] for key in ROPE[:2] if key in whole},
-        "null object": {"rope_parameters": None, "rope_scaling": whole},
+    rope = {"rope_type": "default"} | stated | scaling | config.get("rope_parameters", {})
+    rest = {key: config[key] for key in config if key not in (*ROPE, "rope_parameters")}
+    forms: dict[str, dict[str, Any]] = {
+        "nested": {"rope_parameters": rope},
+        "nested beside null": dict.fromkeys(ROPE) | {"rope_parameters": rope},
+        "nested with rope_scaling": {"rope_parameters": rope, "rope_scaling": rope},
+        "flat": {"rope_scaling": rope} | {key: rope[key] for key in ROPE[:2] if key in rope},
+        "null object": {"rope_parameters": None, "rope_scaling": rope},
     }
-    return others | found[how]
+    return rest | forms[how]
 
 
 @pytest.mark.parametrize("how", MOVES)
@@ -66,7 +66,7 @@ def test_rotation_is_read_wherever_it_stands(family: str, how: str, tmp_path: Pa
     """A base in rope_parameters was 10000 in LLaDA, and LLaDA 2 turned whole heads."""
     config = moved(config_of(family), how)
     if family == "llada":
-        # Its authors' code reads no rope_scaling, whatever it says.
+        # The authors' code of LLaDA never reads rope_scaling.
         config.pop("rope_scaling", None)
         if how in ("flat", "null object"):
             config["rope_theta"] = config_of(family)["rope_theta"]
@@ -100,10 +100,10 @@ def test_a_key_that_is_null_or_gone_is_named_or_decides_nothing(
     if key == "bd_size":
         # The family's block is longer than this text.
         config["bd_size"] = 8
-    got, said = read_or_refused(family, written(family, config, tmp_path))
+    got, message = read_or_refused(family, written(family, config, tmp_path))
     if got is None:
-        # Sizes are told by the tensors that do not fit them.
-        assert key in said or "tensors that config.json calls for" in said
+        # A wrong size is noticed by the tensors that do not fit it.
+        assert key in message or "tensors that config.json calls for" in message
     else:
         assert torch.equal(got, official(family))
 

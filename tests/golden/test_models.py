@@ -34,10 +34,10 @@ def model_of(family: str) -> MaskedTransformer:
 
 
 def families_with(key: str) -> Any:
-    """All families whose recording has a key; a law about none of them would be no law."""
-    found = [family for family in EVERY_FAMILY if key in golden_of(family)]
-    assert found
-    return pytest.mark.parametrize("family", found)
+    """Parametrizes a test by the families whose recording has a key; there must be at least one."""
+    families = [family for family in EVERY_FAMILY if key in golden_of(family)]
+    assert families
+    return pytest.mark.parametrize("family", families)
 
 
 def predict(
@@ -49,7 +49,7 @@ def predict(
     attend: Tensor | None = None,
     kv_cache: KVCache | None = None,
 ) -> Tensor:
-    """Logits of all the given columns of a canvas, which are all it has without a memory."""
+    """Returns the logits of the given columns; by default they are columns 0 to Q - 1."""
     B, Q = tokens.shape
     columns = torch.arange(Q) if columns is None else columns
     return model.predict(
@@ -80,7 +80,7 @@ def assert_close(got: Tensor, recorded: Tensor) -> None:
 
 
 def attend_of(family: str, length: int) -> Tensor | None:
-    """The mask of whole rows that the official code makes by itself."""
+    """Returns the attention mask of whole rows that the official code makes by itself."""
     block_length = model_of(family).causal_block_length
     return block_causal(length, block_length) if block_length else None
 
@@ -98,7 +98,7 @@ SEEN: dict[str, Callable[[dict[str, Tensor]], Tensor | None]] = {
 def forward_of(family: str, kind: str) -> dict[str, Any]:
     """Returns tokens, positions and which columns see which of a recorded forward.
 
-    Kinds are those of `SEEN`, single sequences, and batches padded on the left or to whole blocks.
+    Kinds are the keys of `SEEN`, single sequences, and batches padded left or to whole blocks.
     """
     golden = golden_of(family)
     if kind in SEEN:
@@ -116,13 +116,13 @@ def padded_attend(family: str, kind: str) -> Tensor:
     if f"{kind}.mask4d" in golden and family != "dream":
         return golden[f"{kind}.mask4d"][:, 0]
     valid = golden[f"{kind}.attention_mask"].bool()
-    # Dream's recorded mask is empty for queries that are padding: they leave the others alone.
+    # In Dream's recorded mask, queries that are padding see nothing.
     return valid[:, None] & valid[..., None] if family == "dream" else valid[:, None]
 
 
 def kinds_of(family: str) -> list[str]:
-    found = [name.removesuffix(".logits") for name in golden_of(family) if ".logits" in name]
-    return [one for one in found if one in {*SEEN, "padded", "bd3lm"} or one.startswith("seq")]
+    kinds = [name.removesuffix(".logits") for name in golden_of(family) if ".logits" in name]
+    return [kind for kind in kinds if kind in {*SEEN, "padded", "bd3lm"} or kind.startswith("seq")]
 
 
 @pytest.mark.parametrize("family", EVERY_FAMILY)
@@ -155,9 +155,9 @@ def test_bfloat16_gives_the_official_proposals(family: str) -> None:
     got = predict(model, golden["full.input_ids"], attend=attend)
     recorded = golden["full.logits_bf16"]
     # Bits hold on the kernels that the recording ran on; other CPUs may round sums otherwise.
-    same = torch.equal(got, recorded)
+    is_equal = torch.equal(got, recorded)
     agreement = (got.argmax(-1) == recorded.argmax(-1)).float().mean().item()
-    assert same or agreement > 0.97, f"{agreement:.3f} of the proposals agree"
+    assert is_equal or agreement > 0.97, f"{agreement:.3f} of the proposals agree"
 
 
 @pytest.mark.parametrize("kind", ["prefix", "dual"])
@@ -192,12 +192,12 @@ def test_a_block_reads_its_prefix_from_memory_and_the_next_block_reads_it(family
         return predict(model, fresh, columns=columns, attend=seen.expand(3, -1, -1),
                        kv_cache=kv_cache)  # fmt: skip
 
-    whole = causal(48) if is_causal else block_causal(48, width)
-    logits(tokens[:, :start], 0, whole[:, :start])
+    mask = causal(48) if is_causal else block_causal(48, width)
+    logits(tokens[:, :start], 0, mask[:, :start])
     assert_close(logits(tokens[:, start:end], start), golden["cache.block_logits"])
     if "cache.committed_block" not in golden:
         return
-    attend = whole[:, start:end] if is_causal else None
+    attend = mask[:, start:end] if is_causal else None
     committed = logits(golden["cache.committed_block"], start, attend)
     if is_causal:
         assert_close(committed, golden["cache.commit_logits"])

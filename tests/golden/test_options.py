@@ -29,25 +29,25 @@ def logits_of(rows: list[list[float | None]]) -> torch.Tensor:
 
 
 def test_dream_s_filters_leave_the_same_distribution() -> None:
-    """Which of equal logits at the border of top-p survive depends on the sort; their number not.
+    """The sort decides which of equal logits at the border of top-p survive, but not how many.
 
     Two of these have a mass of exactly top-p, where the authors keep one more.
     """
     num_rows = num_cut = num_ties = 0
     for case in FILTERED["cases"]:
         truncate = Truncation(case["temperature"], case["top_p"] or 1.0, case["top_k"] or 0)
-        found = truncate(logits_of(case["logits"]))
-        view = view_with(found[None])
+        filtered = truncate(logits_of(case["logits"]))
+        view = view_with(filtered[None])
         for row, tie in enumerate(case["tie_at_border"]):
             if tie:
-                kept = sum(share > 0.0 for share in case["probs"][row])
-                assert int((found[row] > -torch.inf).sum()) == kept
+                num_kept = sum(share > 0.0 for share in case["probs"][row])
+                assert int((filtered[row] > -torch.inf).sum()) == num_kept
                 num_ties += case["top_p_gap"][row] == 0.0
                 continue
             num_rows += 1
-            num_cut += bool((found[row] == -torch.inf).any())
+            num_cut += bool((filtered[row] == -torch.inf).any())
             expected = torch.tensor(case["probs"][row], dtype=torch.float64)
-            assert torch.allclose(found[row].softmax(-1), expected, atol=1e-8), case["id"]
+            assert torch.allclose(filtered[row].softmax(-1), expected, atol=1e-8), case["id"]
             assert int(view.proposal[0, row]) == case["argmax"][row]
             for statistic, name in (
                 (view.confidence, "confidence"),
@@ -90,7 +90,7 @@ def test_llada_s_guidance_and_banned_eos(case: dict[str, Any], verifier: Verifie
     )  # fmt: skip
     changed = [event.before.masked & ~event.after.masked for event in events]
     # The prompt is one token long.
-    assert [int(one[0].nonzero()) - 1 for one in changed] == case["commit_order"]
+    assert [int(step[0].nonzero()) - 1 for step in changed] == case["commit_order"]
     assert out.tokens[0].tolist() == case["tokens"]
     if isinstance(verifier, NoVerifier):
         assert out.forwards == (16 if case["cfg_scale"] else 8)

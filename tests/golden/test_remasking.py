@@ -33,12 +33,12 @@ def assert_as_recorded(sampler: Sampler, case: dict[str, Any]) -> None:
     def note(event: StepEvent) -> None:
         inputs.append(event.before.tokens[0, len(PROMPT) :].tolist()[:length])
 
-    found = decode(
+    output = decode(
         HashModel(), [PROMPT], sampler, gen_length=length, stop_at_eos=False, observers=[note],
         block_length=case.get("block_length", length),
     )  # fmt: skip
     assert inputs == [canvas for canvas, _ in groupby(case["inputs"])]
-    assert found.tokens[0].tolist() == case["tokens"]
+    assert output.tokens[0].tolist() == case["tokens"]
 
 
 @pytest.mark.parametrize("case", VECTORS["remdm_loop"])
@@ -77,5 +77,5 @@ def test_the_chances_of_remdm(case: dict[str, Any]) -> None:
     chances = rule.chances(doubt[None])
     unmask, remask = (chance[..., case["step"]].squeeze(0) for chance in chances)
     expected = torch.tensor(case["to_mask"], dtype=torch.float64)
-    found = torch.where(masked, 1.0 - unmask, remask)
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+    mask_chances = torch.where(masked, 1.0 - unmask, remask)
+    torch.testing.assert_close(mask_chances, expected, atol=1e-9, rtol=0)

@@ -63,10 +63,10 @@ def model_of(family: str, block_length: int, dtype: torch.dtype) -> MaskedTransf
 def decoded(
     method: str, runs: list[dict[str, Any]], cache: CachePolicy, dtype: torch.dtype
 ) -> tuple[dict[int, list[list[int]]], dict[int, Ended]]:
-    """Returns the open block before each round, and the answers, of runs that join three rows."""
+    """Returns the open block before each round, and the answers, of runs that share three rows."""
     setting = runs[0]["setting"]
     config = DecodeConfig(
-        gen_length=max(one["gen_length"] for one in runs),
+        gen_length=max(entry["gen_length"] for entry in runs),
         temperature=float(method.endswith("t1")),
         stop_at_eos=False,
     )
@@ -75,9 +75,9 @@ def decoded(
         model, sampler_of(setting), cache=cache, verifier=verifier_of(setting), config=config
     )
     queue = RequestQueue()
-    for index, one in enumerate(runs):
+    for index, entry in enumerate(runs):
         queue.put(
-            decoder.request(one["prompt"], index, noise_index=0, gen_length=one["gen_length"])
+            decoder.request(entry["prompt"], index, noise_index=0, gen_length=entry["gen_length"])
         )
     blocks: dict[int, list[list[int]]] = defaultdict(list)
 
@@ -107,22 +107,24 @@ def test_every_round_of_the_official_code_is_reproduced(
     method: str, dtype: torch.dtype, cache: CachePolicy, every: int
 ) -> None:
     settings: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for one in content_of(method)["runs"]:
-        settings[json.dumps(one["setting"])].append(one)
+    for recorded in content_of(method)["runs"]:
+        settings[json.dumps(recorded["setting"])].append(recorded)
     assert sum(map(len, settings.values())) == NUM_RUNS[method]
     different, num_verified = set(), 0
     for runs in list(settings.values())[::every]:
         blocks, answers = decoded(method, runs, cache, dtype)
-        for index, one in enumerate(runs):
-            answer, start = answers[index], len(one["prompt"])
+        for index, recorded in enumerate(runs):
+            answer, start = answers[index], len(recorded["prompt"])
             assert not answer.error
-            given = one["tokens"][start : start + one["gen_length"]]
-            if blocks[index] != one["drafts"] or answer.output.tokens[0].tolist() != given:
-                different.add(one["id"])
+            expected = recorded["tokens"][start : start + recorded["gen_length"]]
+            if blocks[index] != recorded["drafts"] or answer.output.tokens[0].tolist() != expected:
+                different.add(recorded["id"])
                 continue
-            num_verified += len(one["verdicts"])
-            drafted = sum(number for _, number in one["verdicts"])
-            assert answer.output.nfe.tolist() == [len(one["drafts"]) + len(one["verdicts"])]
+            num_verified += len(recorded["verdicts"])
+            drafted = sum(number for _, number in recorded["verdicts"])
+            assert answer.output.nfe.tolist() == [
+                len(recorded["drafts"]) + len(recorded["verdicts"])
+            ]
             assert answer.output.drafted.tolist() == [drafted]
             assert 0 <= answer.output.accepted.item() <= drafted
     assert num_verified

@@ -78,7 +78,7 @@ TIED_AT_ZERO = {
 
 
 class Step(NamedTuple):
-    """Changes of one forward; `confidences` is empty where the file does not tell."""
+    """Changes of one forward; `confidences` is empty if the file has none."""
 
     positions: list[int]
     tokens: list[int]
@@ -117,21 +117,21 @@ class Run:
     def _step(self, step: dict[str, Any]) -> Step:
         # Tokens after the block were filled in after an EOS, not decoded, except by Prophet and
         # by eager drafts.
-        whole = step["block"] is None or step.get("exit", False)
-        end = self.gen_length if whole else (step["block"] + 1) * self.block_length
+        takes_all = step["block"] is None or step.get("exit", False)
+        end = self.gen_length if takes_all else (step["block"] + 1) * self.block_length
         if self.family in ("llada2_moe", "fast_dllm_v2"):
-            # Blocks count from the prompt, and the last one is filled up behind the answer.
+            # Blocks count from the prompt, and the last block is filled up after the answer.
             end = self.gen_length + self.block_length
         if self.params.get("eager", False):
             end += self.block_length
-        num = sum(position < end for position in step["positions"])
+        num_shown = sum(position < end for position in step["positions"])
         # Tokens that are filled in after an EOS may be in blocks that are not open; skip them.
         # With a repetition penalty, confidences are those after it.
         is_other = step.get("eos_filled") or self.params.get("penalty_lambda")
         confidences = [] if is_other else step.get("conf", [])
-        committed = step["positions"][:num], step["tokens"][:num]
+        committed = step["positions"][:num_shown], step["tokens"][:num_shown]
         edited = step.get("overwritten", [])
-        return Step(*committed, step.get("remasked", []), confidences[:num], edited)
+        return Step(*committed, step.get("remasked", []), confidences[:num_shown], edited)
 
     def sound_steps(self) -> list[Step] | None:
         """The official trace, or else the one with the defects repaired; None if there is none."""
@@ -157,9 +157,9 @@ class Case:
     `official`: compare with the official trace even where it shows a defect.
     `template`: given tokens of the answer.
     `options`: fields of the config.
-    `confidences`: whether the recorded ones are of the distribution that ours are of.
-    `eos_id`: the answer ends with this token; `None`: with none.
-    `truncates`: whether what lies behind the EOS is filled at once.
+    `confidences`: whether recorded confidences are of the same distribution as ours.
+    `eos_id`: the token that ends the answer; `None` if no token does.
+    `truncates`: whether positions after the EOS are filled at once.
     """
 
     sampler: Sampler
@@ -238,7 +238,7 @@ def free_dave_dream(run: Run) -> Case:
         OFFICIAL_ENTRIES[run.params["cache"]],
         SelfVerify(drafts, "tree") if drafts else NoVerifier(),
         official=True,
-        # They are of the column, not of the one that predicts it.
+        # Recorded confidences are of the column, not of the column that predicts it.
         confidences=False,
     )
 
@@ -264,14 +264,14 @@ def fast_dllm(run: Run) -> Case:
 
 
 def dinfer_threshold(run: Run) -> Case:
-    # An EOS that occurs ends this code's decoding with the block, early stop asked for or not.
+    # In this code an EOS ends the decode after its block, with and without early stop.
     stops = run.params["eos_id"] in run.record["tokens"]
     return Case(ConfidenceThreshold(run.params["threshold"]), unfinished=stops, official=True)
 
 
 def prophet(run: Run, gap: Averaged = "masked") -> Case:
     params = run.params
-    given = {int(position): token for position, token in params["constraints"].items()}
+    constraints = {int(position): token for position, token in params["constraints"].items()}
     sampler = Prophet(
         FixedSchedule(run.steps_per_block),
         tuple(params["thresholds"][phase] for phase in ("early", "mid", "late")),
@@ -280,8 +280,8 @@ def prophet(run: Run, gap: Averaged = "masked") -> Case:
         gap=gap,
         num_steps=params["steps"],
     )
-    template = [given.get(position, MASK_ID) for position in range(run.gen_length)]
-    return Case(sampler, template=template if given else (), official=gap == "all")
+    template = [constraints.get(position, MASK_ID) for position in range(run.gen_length)]
+    return Case(sampler, template=template if constraints else (), official=gap == "all")
 
 
 def hierarchy(run: Run) -> Case:
@@ -605,7 +605,7 @@ def record(
     *,
     num_rows: int | None = None,
 ) -> tuple[dict[int, list[Step]], dict[int, Ended]]:
-    """Returns steps and answers of runs that differ in prompt and length, in so many rows."""
+    """Returns steps and answers of runs that differ in prompt and length, on `num_rows` rows."""
     run, recorder = runs[0], Recorder()
     ends = case.eos_id is not None
     config = DecodeConfig(
@@ -616,10 +616,10 @@ def record(
         model_of(run.family, run.block_length, case.eos_id), case.sampler, cache=case.cache,
         verifier=case.verifier, blocks=case.blocks, config=config,
     )  # fmt: skip
-    asked = zip(runs, prompts or [run.record["prompt"] for run in runs], strict=True)
+    pairs = zip(runs, prompts or [run.record["prompt"] for run in runs], strict=True)
     requests = [
         decoder.request(prompt, index, gen_length=run.gen_length, template=case.template)
-        for index, (run, prompt) in enumerate(asked)
+        for index, (run, prompt) in enumerate(pairs)
     ]
     queue = RequestQueue(iter(requests))
     ended = decode_requests(decoder, queue, num_rows or len(requests), [recorder])
@@ -642,7 +642,7 @@ def assert_same_steps(got: list[Step], run: Run, case: Case) -> None:
     if Fact.ONE_STEP_A_FORWARD not in case.verifier.gives:
         got = joined(got, [len(step.positions) for step in expected])
     if case.eos_id is not None:
-        # Their code overwrites what is committed behind an EOS, which ends the answer.
+        # Their code overwrites tokens committed after an EOS, which ends the answer.
         finish = ended if case.truncates else cut
         got, expected = (finish(steps, run, case.eos_id) for steps in (got, expected))
     assert [step[:3] for step in got] == [step[:3] for step in expected], run.id
@@ -654,7 +654,7 @@ def assert_same_steps(got: list[Step], run: Run, case: Case) -> None:
 
 
 def ended(steps: list[Step], run: Run, eos_id: int) -> list[Step]:
-    """Writes the EOS for all that is committed behind the answer's first."""
+    """Replaces tokens committed after the answer's first EOS by the EOS."""
     last = run.record["tokens"].index(eos_id)
     return [
         step._replace(
@@ -669,7 +669,7 @@ def ended(steps: list[Step], run: Run, eos_id: int) -> list[Step]:
 
 
 def cut(steps: list[Step], run: Run, eos_id: int) -> list[Step]:
-    """Leaves out what is committed, or filled, behind the answer's first EOS."""
+    """Leaves out tokens that are committed, or filled, after the answer's first EOS."""
     end = run.record["tokens"].index(eos_id) + 1
     sizes = [sum(position < end for position in step.positions) for step in steps]
     return [
@@ -683,14 +683,14 @@ def joined(steps: list[Step], sizes: list[int]) -> list[Step]:
 
     The files tell which steps one forward verified, not their order.
     """
-    rest, groups = iter(steps), []
+    remaining, groups = iter(steps), []
     for size in sizes:
         tokens: dict[int, int] = {}
         while len(tokens) < size:
-            step = next(rest)
+            step = next(remaining)
             tokens |= dict(zip(step.positions, step.tokens, strict=True))
         groups.append(Step(sorted(tokens), [tokens[at] for at in sorted(tokens)], [], []))
-    assert not list(rest)
+    assert not list(remaining)
     return groups
 
 
@@ -699,7 +699,7 @@ def settings_of(mappings: dict[str, Mapping]) -> list[Any]:
 
     A few settings of each method, evenly spread, are in the default run.
     """
-    found = []
+    parameters = []
     for method, mapping in mappings.items():
         groups: dict[str, list[Run]] = defaultdict(list)
         for run in comparable(method, mapping):
@@ -707,11 +707,11 @@ def settings_of(mappings: dict[str, Mapping]) -> list[Any]:
             groups[key].append(run)
         # The first, the last and those between: settings alternate, with and without a cache.
         gap = (len(groups) - 1) / (NUM_SETTINGS - 1)
-        kept = {round(number * gap) for number in range(NUM_SETTINGS)}
+        in_default_run = {round(number * gap) for number in range(NUM_SETTINGS)}
         for place, (key, runs) in enumerate(groups.items()):
-            marks = () if place in kept else pytest.mark.slow
-            found.append(pytest.param(runs, mapping, id=key.rsplit("/", 2)[0], marks=marks))
-    return found
+            marks = () if place in in_default_run else pytest.mark.slow
+            parameters.append(pytest.param(runs, mapping, id=key.rsplit("/", 2)[0], marks=marks))
+    return parameters
 
 
 def assert_all_same_steps(runs: list[Run], mapping: Mapping) -> None:

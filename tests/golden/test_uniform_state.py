@@ -58,7 +58,7 @@ class Drawn(View):
 
 
 class Step(NamedTuple):
-    """All that is decided about one row in one step of a canvas."""
+    """The decision about one row in one step of a canvas."""
 
     accepted: list[int]
     argmax: list[int]
@@ -72,7 +72,7 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Replayed(AcceptAndRenoise):
-    """The rule with the draws of a run; writes its steps to a log."""
+    """The sampler with the draws of a run; it writes its steps to a log."""
 
     run: Any = None
     log: Any = None
@@ -80,12 +80,12 @@ class Replayed(AcceptAndRenoise):
     def step(self, view: View, state: Denoising) -> tuple[Decision, Denoising]:
         places = places_of(self.run, view, state)
         draws = [self.run["canvases"][canvas]["steps"][step] for _, canvas, step in places]
-        own = {one.name: getattr(view, one.name) for one in fields(View)}
+        values = {field.name: getattr(view, field.name) for field in fields(View)}
         sampled, noise = (
             torch.tensor([draw[name][row] for draw, (row, _, _) in zip(draws, places, strict=True)])
             for name in ("sampled", "noise")
         )
-        drawn = Drawn(**own, sampled=sampled, renoised=noise)
+        drawn = Drawn(**values, sampled=sampled, renoised=noise)
         decision, after = super().step(drawn, state)
         assert decision.tokens is not None
         assert decision.settle is not None
@@ -99,7 +99,7 @@ class Replayed(AcceptAndRenoise):
 
 
 def places_of(run: dict[str, Any], view: View, state: Denoising) -> list[Place]:
-    """Says which row, canvas and step each row of a view is."""
+    """Returns the row, canvas and step of each row of a view."""
     keys = row_keys(0, torch.arange(len(run["prompts"]))).tolist()
     assert view.noise_keys is not None
     rows = [keys.index(key) for key in view.noise_keys.tolist()]
@@ -108,8 +108,8 @@ def places_of(run: dict[str, Any], view: View, state: Denoising) -> list[Place]:
 
 
 def recorded(run: dict[str, Any]) -> dict[Place, Step]:
-    """The steps of all rows that had ended neither a canvas nor the answer."""
-    found = {}
+    """Returns the steps of all rows that had ended neither the canvas nor the answer."""
+    steps = {}
     for number, canvas in enumerate(run["canvases"]):
         for count, step in enumerate(canvas["steps"]):
             for row, is_frozen in enumerate(step["frozen"]):
@@ -117,14 +117,14 @@ def recorded(run: dict[str, Any]) -> dict[Place, Step]:
                     continue
                 is_last = bool(step["finished"][row]) or count + 1 == len(canvas["steps"])
                 after = canvas["answer"] if is_last else step["after"]
-                found[row, number, count] = Step(
+                steps[row, number, count] = Step(
                     step["accepted"][row], step["argmax"][row], after[row], is_last
                 )
-    return found
+    return steps
 
 
 def first_canvases(run: dict[str, Any]) -> Any:
-    """`with_noise` with the recorded first canvases in place of random tokens."""
+    """Returns a `with_noise` that writes recorded first canvases in place of random tokens."""
 
     def drafted(decoder: Decoder, state: State) -> State:
         state = with_noise(decoder, state)
@@ -151,8 +151,8 @@ def options_of(run: dict[str, Any]) -> dict[str, Any]:
 def sampler_of(run: dict[str, Any], log: dict[Place, Step]) -> Replayed:
     settings = run["settings"]
     names = ("entropy_bound", "t_min", "t_max", "stability_threshold", "confidence_threshold")
-    own = {name: settings[name] for name in names}
-    return Replayed(**own, num_steps=settings["max_denoising_steps"], run=run, log=log)
+    arguments = {name: settings[name] for name in names}
+    return Replayed(**arguments, num_steps=settings["max_denoising_steps"], run=run, log=log)
 
 
 @pytest.mark.exhaustive(12)
@@ -173,7 +173,7 @@ def test_every_decision_is_the_authors(
 
 
 def predicted(name: str, belief: Tensor | None = None) -> Tensor:
-    """The logits of a recorded canvas after its prompt."""
+    """Returns the logits of a recorded canvas after its prompt."""
     prompts, drafts = golden()[f"{name}.input_ids"], golden()[f"{name}.canvas"]
     mask = golden().get(f"{name}.attention_mask", torch.ones_like(prompts)).bool()
     rows = [row[is_token] for row, is_token in zip(prompts, mask, strict=True)]

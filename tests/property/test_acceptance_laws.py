@@ -46,7 +46,7 @@ def test_a_self_verified_draft_is_accepted_if_the_sampler_goes_on_from_it(sample
         steps_of: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for event in events:
             counts = (event.before.masked & ~event.after.masked).sum(-1)
-            # Columns computed so far tell a row's forwards apart.
+            # A row's forwards are told apart by the number of columns computed so far.
             for row, forward, count in torch.stack(
                 [event.requests, event.query_positions, counts], 1
             ).tolist():

@@ -1,4 +1,4 @@
-"""Laws of any-subset speculative decoding: exact by enumeration, and what it may cost."""
+"""Laws of any-subset speculative decoding: its exact law by enumeration, and its costs."""
 
 import itertools
 import math
@@ -33,16 +33,16 @@ Law = dict[Canvas, float]
 @pytest.fixture(params=[0.0, 6.0], ids=["mask as trained", "likely mask"])
 def model(request: pytest.FixtureRequest) -> XLNet:
     load_xlnet.cache_clear()
-    found = load_xlnet("law_xlnet", mask_id=MASK)
-    found.network.lm_loss.bias.data[MASK] += request.param
+    xlnet = load_xlnet("law_xlnet", mask_id=MASK)
+    xlnet.network.lm_loss.bias.data[MASK] += request.param
     load_xlnet.cache_clear()
-    return found
+    return xlnet
 
 
 def conditional(model: XLNet, canvas: Canvas, column: int, temperature: float) -> list[float]:
     """Returns the law of an open column given the given tokens and the open columns before it.
 
-    The network is asked as transformers documents it.
+    The network is called as transformers documents it.
     """
     hidden = torch.ones(1, len(canvas), len(canvas)).double()
     for row, key in itertools.permutations(range(len(canvas)), 2):
@@ -50,28 +50,28 @@ def conditional(model: XLNet, canvas: Canvas, column: int, temperature: float) -
             hidden[0, row, key] = 0.0
     target = torch.zeros(1, 1, len(canvas)).double()
     target[0, 0, column] = 1.0
-    # What is open from the column on is not read.
+    # The tokens of open columns from this one on are not read.
     tokens = torch.tensor([[t if n not in OPEN or n < column else 1 for n, t in enumerate(canvas)]])
     with torch.no_grad():
         logits = model.network(
             tokens, perm_mask=hidden, target_mapping=target, use_mems=False
         ).logits[0, 0]
     logits[MASK] = -torch.inf
-    found: list[float] = (logits / temperature).softmax(-1).tolist()
-    return found
+    probabilities: list[float] = (logits / temperature).softmax(-1).tolist()
+    return probabilities
 
 
 def law_of_one_token_a_forward(model: XLNet, temperature: float) -> Law:
-    found: Law = {CANVAS: 1.0}
+    law: Law = {CANVAS: 1.0}
     for column in OPEN:
         longer: Law = {}
-        for canvas, weight in found.items():
-            law = conditional(model, canvas, column, temperature)
+        for canvas, weight in law.items():
+            probabilities = conditional(model, canvas, column, temperature)
             for token in range(MASK):
                 after = (*canvas[:column], token, *canvas[column + 1 :])
-                longer[after] = weight * law[token]
-        found = longer
-    return found
+                longer[after] = weight * probabilities[token]
+        law = longer
+    return law
 
 
 class Enumerated:
@@ -86,11 +86,11 @@ class Enumerated:
         self.drafts: list[tuple[int, ...]] = []
         self.seen: tuple[Any, Tensor]
         self.known: dict[Canvas, tuple[Law, float]] = {}
-        own = any_subset.accept_by_ratio
+        original = any_subset.accept_by_ratio
 
         def accept(draft: Any, law: Tensor, keys: Tensor) -> Any:
             self.seen = draft, law
-            return own(draft, law, keys)
+            return original(draft, law, keys)
 
         monkeypatch.setattr(any_subset, "accept_by_ratio", accept)
         monkeypatch.setattr(statistics, "draw", lambda *_: torch.tensor(self.drafts))
@@ -105,32 +105,32 @@ class Enumerated:
         state = self.state_of(canvas, len(self.drafts))
         state, _ = verifier.look(self.decoder, state)
         draft, law = self.seen
-        assert draft.tokens.tolist() == [list(one) for one in self.drafts]
-        found: Law = {}
+        assert draft.tokens.tolist() == [list(tokens) for tokens in self.drafts]
+        outcomes: Law = {}
 
         def add(tokens: Sequence[int], weight: float) -> None:
             after = list(canvas)
             for column, token in zip(window, tokens, strict=False):
                 after[column] = token
-            found[tuple(after)] = found.get(tuple(after), 0.0) + weight
+            outcomes[tuple(after)] = outcomes.get(tuple(after), 0.0) + weight
 
         for tokens, q, p in zip(self.drafts, draft.logs.exp(), law.exp(), strict=True):
-            # The draft as a whole is drawn with this probability; verdicts come on top.
+            # Probability of the whole draft; the loop multiplies it by those of the verdicts.
             reach = math.prod(float(q[n, token]) for n, token in enumerate(tokens))
             for place, token in enumerate(tokens):
                 accepted = min(1.0, float(p[place, token] / q[place, token]))
                 assert place > 0 or accepted == 1.0
-                rest = (p[place] - q[place]).clamp(min=0.0)
+                residual = (p[place] - q[place]).clamp(min=0.0)
                 if accepted < 1.0:
-                    for other in rest.nonzero().flatten().tolist():
-                        share = float(rest[other] / rest.sum())
-                        add([*tokens[:place], other], reach * (1.0 - accepted) * share)
+                    for replacement in residual.nonzero().flatten().tolist():
+                        share = float(residual[replacement] / residual.sum())
+                        add([*tokens[:place], replacement], reach * (1.0 - accepted) * share)
                 reach *= accepted
             add(tokens, reach)
-        return found, state.rows[0].nfe
+        return outcomes, state.rows[0].nfe
 
     def state_of(self, canvas: Canvas, num_rows: int) -> State:
-        # A settled open column is no given one: it is written into the canvas, not the template.
+        # A settled open column is not given: it is written into the canvas, not the template.
         requests = [
             Request(index=n, prompt=(CANVAS[0],), config=self.config, template=CANVAS[1:])
             for n in range(num_rows)
@@ -153,9 +153,9 @@ class Enumerated:
             after, num_forwards = self.rounds_from(canvas)
             law, mean = dict[Canvas, float](), float(num_forwards)
             for step, weight in after.items():
-                rest, more = self.law(step)
+                answers, more = self.law(step)
                 mean += weight * more
-                for answer, share in rest.items():
+                for answer, share in answers.items():
                     law[answer] = law.get(answer, 0.0) + weight * share
             self.known[canvas] = law, mean
         return self.known[canvas]
@@ -174,11 +174,11 @@ def test_the_law_is_that_of_one_token_a_forward(
     decoder = new_decoder(
         model, ConfidenceThreshold(0.9), verifier=AnySubsetVerify(draft_tokens), config=config
     )
-    found, num_forwards = Enumerated(decoder, monkeypatch).law()
+    law, num_forwards = Enumerated(decoder, monkeypatch).law()
     expected = law_of_one_token_a_forward(model, temperature)
     assert len(expected) == 5**4
-    assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
-    assert distance(found, expected) < 1e-12
+    assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
+    assert distance(law, expected) < 1e-12
     saves = draft_tokens > 2
     assert num_forwards < 4.0 if saves else num_forwards == pytest.approx(4.0, abs=1e-12)
 
@@ -193,11 +193,11 @@ def test_draws_follow_the_law() -> None:
             stop_at_eos=False,
         )  # fmt: skip
         assert out.accepted.sum() < out.drafted.sum()
-        for one, other in itertools.combinations(OPEN, 2):
+        for first, second in itertools.combinations(OPEN, 2):
             pairs = torch.zeros(MASK * MASK, dtype=torch.float64)
             for answer, weight in law.items():
-                pairs[answer[one] * MASK + answer[other]] += weight
-            drawn = out.tokens[:, one - 1] * MASK + out.tokens[:, other - 1]
+                pairs[answer[first] * MASK + answer[second]] += weight
+            drawn = out.tokens[:, first - 1] * MASK + out.tokens[:, second - 1]
             # 24 degrees of freedom: 52 is exceeded once in 1,000 times.
             assert misfit(drawn, pairs) < 52.0
 
@@ -284,18 +284,18 @@ def test_a_row_alone_is_the_row_in_a_batch(temperature: float) -> None:
         )
     )  # fmt: skip
     assert together.commits is not None
-    for n, one in enumerate(later):
-        assert one.tokens.tolist() == together.tokens[n : n + 1].tolist()
+    for n, output in enumerate(later):
+        assert output.tokens.tolist() == together.tokens[n : n + 1].tolist()
         for name in ("nfe", "drafted", "accepted"):
-            assert getattr(one, name).tolist() == getattr(together, name)[n : n + 1].tolist()
-        assert one.commits is not None
-        for ours, theirs in zip(one.commits[1:], together.commits[1:], strict=True):
+            assert getattr(output, name).tolist() == getattr(together, name)[n : n + 1].tolist()
+        assert output.commits is not None
+        for ours, theirs in zip(output.commits[1:], together.commits[1:], strict=True):
             torch.testing.assert_close(ours, theirs[n : n + 1], equal_nan=True)
 
 
 def test_log_probabilities_are_those_of_one_token_a_forward() -> None:
-    one, five = (decoded(n, return_logprobs=True).commits for n in (1, 5))
-    assert one is not None
-    assert five is not None
-    for ours, theirs in zip(five[1:], one[1:], strict=True):
+    with_one, with_five = (decoded(n, return_logprobs=True).commits for n in (1, 5))
+    assert with_one is not None
+    assert with_five is not None
+    for ours, theirs in zip(with_five[1:], with_one[1:], strict=True):
         torch.testing.assert_close(ours, theirs, equal_nan=True)

@@ -23,9 +23,9 @@ from samplers import ConfidenceThreshold, CreditDecoding, Sampler
 from samplers.facts import Fact
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
-# Enough of them that one is predicted in most windows.
+# So many that a delimiter is predicted in most windows.
 DELIMITERS = tuple(range(0, 512, 7))
-# Each is the same as blocks of 4, one after another.
+# Each decodes like blocks of 4, one after another.
 LIKE_SEQUENTIAL: list[BlockSchedule] = [MultiBlock(4, 1.0, 1.0), AdaptiveBlocks((), 0.0, 4)]
 STEPWISE = [sampler for sampler in INSTANCES if Fact.WHOLE_BLOCKS not in sampler.needs]
 STATEFUL = CreditDecoding(ConfidenceThreshold(0.6))
@@ -65,8 +65,8 @@ def test_opening_and_forcing_at_the_end_of_a_block_is_one_block_after_another(
     # With a cache, each prompt is decoded alone.
     for prompts in (PROMPTS,) if cache == NoCache() else ([prompt] for prompt in PROMPTS):
         plain, several = (
-            answer(family, sampler, one, prompts=prompts, cache=cache, temperature=temperature)
-            for one in (Sequential(4), blocks)
+            answer(family, sampler, schedule, prompts=prompts, cache=cache, temperature=temperature)
+            for schedule in (Sequential(4), blocks)
         )
         assert torch.equal(several.tokens, plain.tokens)
         assert torch.equal(several.nfe, plain.nfe)

@@ -103,9 +103,9 @@ def test_a_slot_holds_the_keys_of_the_token_it_was_computed_from(
     (kv_cache,) = model.memories
     written = model.held >= 0
     keys = model.keys_of(model.held.clamp(min=0))
-    same = torch.isclose(kv_cache.keys[0], keys, atol=1e-9).all(-1).all(1)
+    is_equal = torch.isclose(kv_cache.keys[0], keys, atol=1e-9).all(-1).all(1)
     assert written.any()
-    assert torch.equal(same | ~written, torch.ones_like(written))
+    assert torch.equal(is_equal | ~written, torch.ones_like(written))
     assert (kv_cache.keys[0].transpose(1, 2)[~written] == 0).all()
 
 
@@ -165,7 +165,7 @@ WAVERING = plugin(
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize(
-    "cache", [one for one in CACHES if Fact.LOGITS_OF_COMMITTED in one.gives], ids=repr
+    "cache", [cache for cache in CACHES if Fact.LOGITS_OF_COMMITTED in cache.gives], ids=repr
 )
 def test_a_re_masked_column_is_computed_again_and_leaves_no_stale_keys(
     family: str, cache: CachePolicy
@@ -178,7 +178,7 @@ def test_a_re_masked_column_is_computed_again_and_leaves_no_stale_keys(
         assert not torch.isnan(event.view.confidence).any()
         if taken_back[-1]:
             return
-        # Every masked column of the block was computed from [MASK] in this very forward.
+        # Every masked column of the block was computed from [MASK] in this forward.
         held = model.held[: len(event.rows)].gather(1, event.columns)
         assert event.view.masked.any()
         assert (held[event.view.masked] == model.mask_id).all()
@@ -216,11 +216,11 @@ def test_a_cache_that_is_never_in_doubt_computes_the_masks_of_the_block_and_new_
 
     plain = plugin(CachePolicy, numbers=numbers, recompute=masks_and_new)
     expected = answer(tiny(family), FEW[0], plain)
-    found = answer(tiny(family), FEW[0], EntropyCache(1e9, 0))
-    assert torch.equal(found.tokens, expected.tokens)
-    assert torch.equal(found.query_positions, expected.query_positions)
+    output = answer(tiny(family), FEW[0], EntropyCache(1e9, 0))
+    assert torch.equal(output.tokens, expected.tokens)
+    assert torch.equal(output.query_positions, expected.query_positions)
     everything = answer(tiny(family), FEW[0], NoCache()).query_positions
-    assert found.query_positions.sum() < everything.sum()
+    assert output.query_positions.sum() < everything.sum()
 
 
 @pytest.mark.parametrize(
@@ -231,10 +231,10 @@ def test_a_cache_that_is_never_in_doubt_computes_the_masks_of_the_block_and_new_
 def test_the_last_look_is_that_of_the_forward_that_predicted_a_mask(
     family: str, sampler: Sampler
 ) -> None:
-    kept: list[History] = []
+    histories: list[History] = []
     cache = plugin(
         CachePolicy,
-        numbers=lambda self, canvas, history, shift: kept.append(history),
+        numbers=lambda self, canvas, history, shift: histories.append(history),
         recompute=lambda self, query: columns((0, query.end)),
         needs=frozenset({Fact.LAST_LOOK}), gives=frozenset({Fact.LOGITS_OF_COMMITTED}),
     )  # fmt: skip
@@ -242,17 +242,17 @@ def test_the_last_look_is_that_of_the_forward_that_predicted_a_mask(
 
     def compare(event: StepEvent) -> None:
         nonlocal seen
-        look = kept[-1].last_look
+        look = histories[-1].last_look
         for row in range(len(event.rows)):
             place, masked = event.columns[row], event.view.masked[row]
-            for noted, told, blank in (
+            for noted, shown, blank in (
                 (look.confidence[row], event.view.confidence[row], 1.0),
                 (look.entropy[row], event.view.entropy[row], 0.0),
             ):
-                rest = torch.ones_like(noted, dtype=torch.bool)
-                rest[place[masked]] = False
-                assert torch.equal(noted[place[masked]], told[masked].float())
-                assert (noted[rest] == blank).all(), "tokens, and masks of no look"
+                others = torch.ones_like(noted, dtype=torch.bool)
+                others[place[masked]] = False
+                assert torch.equal(noted[place[masked]], shown[masked].float())
+                assert (noted[others] == blank).all(), "tokens, and masks of no look"
             seen += int(masked.sum())
 
     answer(tiny(family), sampler, cache, gen_length=8, observers=[compare])
@@ -276,10 +276,10 @@ def test_no_cache_that_reads_looks_claims_that_forwards_can_be_replayed() -> Non
 
 def test_the_last_look_costs_a_few_operations_a_round_and_others_none() -> None:
     def number_of(cache: CachePolicy) -> tuple[int, int]:
-        told: list[str] = []
-        with Operations(lambda func, given, made: told.append(str(func))):
+        operations: list[str] = []
+        with Operations(lambda func, inputs, result: operations.append(str(func))):
             out = answer(tiny("llada"), ConfidenceThreshold(1.0), cache)
-        return len(told), out.forwards
+        return len(operations), out.forwards
 
     def everything(**needs: Any) -> CachePolicy:
         policy: CachePolicy = plugin(
@@ -290,7 +290,7 @@ def test_the_last_look_costs_a_few_operations_a_round_and_others_none() -> None:
 
     silent, rounds = number_of(everything())
     looks, _ = number_of(everything(needs=frozenset({Fact.LAST_LOOK})))
-    # The entropy, which the sampler does not ask for, two values written, and where tokens are.
+    # The entropy, which the sampler does not need, two written values, and the places of tokens.
     assert 0 < looks - silent <= 60 * rounds
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LastLook, "after", None)

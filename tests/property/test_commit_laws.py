@@ -51,11 +51,11 @@ class Recomputed:
             before, after = event.before.tokens[n], event.after.tokens[n]
             logits = self.model.logits_of(before[None, : row.end])[0]
             logits[:, self.model.mask_id] = -torch.inf
-            own = self.found.setdefault(request.index, {})
+            commits = self.found.setdefault(request.index, {})
             for column in range(start, row.answer_end):
                 token = int(after[column])
                 if token != before[column]:
-                    own[column - start] = (step, *logs(logits[column], request.config, token))
+                    commits[column - start] = (step, *logs(logits[column], request.config, token))
 
 
 def logs(logits: Tensor, config: DecodeConfig, token: int) -> tuple[float, float]:
@@ -72,8 +72,8 @@ def record(
     config = DecodeConfig(gen_length=12, block_length=4)
     decoder = new_decoder(model, sampler, config=config, return_logprobs=True, **parts)
     requests = [
-        decoder.request(prompt, index, **own)
-        for index, (prompt, own) in enumerate(zip(PROMPTS, OPTIONS, strict=True))
+        decoder.request(prompt, index, **options)
+        for index, (prompt, options) in enumerate(zip(PROMPTS, OPTIONS, strict=True))
     ]
     answers = run(decoder, RequestQueue(requests), num_rows, observers)
     return {answer.request: answer.output for answer in answers}
@@ -129,8 +129,10 @@ def test_neither_caches_nor_verifiers_nor_joins_change_what_is_recorded(family: 
     for rows, verifier in ((4, NoVerifier()), (2, SelfVerify(4)), (3, SelfVerify(3, "tree"))):
         together = record(model, sampler, num_rows=rows, cache=cache, verifier=verifier)
         for request, output in alone.items():
-            for one, other in zip(commits_of(output), commits_of(together[request]), strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-7, equal_nan=True)
+            for single, batched in zip(
+                commits_of(output), commits_of(together[request]), strict=True
+            ):
+                torch.testing.assert_close(single, batched, rtol=1e-7, atol=1e-7, equal_nan=True)
 
 
 @pytest.mark.parametrize(

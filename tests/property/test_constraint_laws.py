@@ -38,13 +38,13 @@ def test_every_sampler_answers_in_the_language(sampler: Sampler, temperature: fl
     for family in FAMILIES:
         model = tiny(family)
         for first in range(0, len(PATTERNS), 3):
-            own = PATTERNS[first : first + 3]
+            patterns = PATTERNS[first : first + 3]
             out = decode(
-                model, PROMPTS, sampler, constraint=compiled(model, own), gen_length=13,
+                model, PROMPTS, sampler, constraint=compiled(model, patterns), gen_length=13,
                 block_length=4 if not model.causal_block_length else None,
                 temperature=temperature, seed=first,
             )  # fmt: skip
-            check(model, own, out.tokens)
+            check(model, patterns, out.tokens)
 
 
 def test_every_cache_and_schedule_answers_in_the_language() -> None:
@@ -55,15 +55,15 @@ def test_every_cache_and_schedule_answers_in_the_language() -> None:
         for number, (cache_, blocks) in enumerate(
             (cache_, blocks) for cache_ in (NoCache(), *CACHES) for blocks in SCHEDULES
         ):
-            own = [PATTERNS[(number + row) % len(PATTERNS)] for row in range(3)]
+            patterns = [PATTERNS[(number + row) % len(PATTERNS)] for row in range(3)]
             refusal = refusal_of(model, sampler, cache_, verifier=NoVerifier(), blocks=blocks)
             if refusal or (model.causal_block_length and blocks != Sequential(4)):
                 continue
             out = decode(
                 model, PROMPTS, sampler, cache=cache_, blocks=blocks, gen_length=12,
-                constraint=compiled(model, own), temperature=float(number % 2), seed=number,
+                constraint=compiled(model, patterns), temperature=float(number % 2), seed=number,
             )  # fmt: skip
-            check(model, own, out.tokens)
+            check(model, patterns, out.tokens)
             count += 1
     assert count > 60
 
@@ -84,17 +84,17 @@ def test_a_block_that_was_filled_before_an_earlier_one_is_part_of_the_path() -> 
 def test_self_verify_gives_the_tokens_of_plain_decoding(
     family: str, evaluate: str, temperature: float
 ) -> None:
-    model, own = tiny(family), [PATTERNS[2], None, PATTERNS[1]]
+    model, patterns = tiny(family), [PATTERNS[2], None, PATTERNS[1]]
     block = None if model.causal_block_length else 4
     verifiers = ({}, {"verifier": SelfVerify(3, evaluate)})
     plain, verified = (
         decode(
-            model, PROMPTS, FixedSchedule(2), constraint=compiled(model, own), gen_length=13,
+            model, PROMPTS, FixedSchedule(2), constraint=compiled(model, patterns), gen_length=13,
             block_length=block, temperature=temperature, **options,
         ).tokens
         for options in verifiers
     )  # fmt: skip
-    check(model, own, plain)
+    check(model, patterns, plain)
     assert torch.equal(plain, verified)
 
 
@@ -108,11 +108,11 @@ def test_a_row_is_the_same_alone_in_a_batch_and_joined_late(
     if model.causal_block_length and not isinstance(blocks, Sequential):
         pytest.skip("its blocks have one length")
     prompts = [*PROMPTS, [3, 4, 5], [8]]
-    own = [PATTERNS[1], None, PATTERNS[2], PATTERNS[3], None]
-    automata, sampler = compiled(model, own), ConfidenceThreshold(0.3)
+    patterns = [PATTERNS[1], None, PATTERNS[2], PATTERNS[3], None]
+    automata, sampler = compiled(model, patterns), ConfidenceThreshold(0.3)
     options = {"blocks": blocks, "gen_length": 12, "temperature": temperature}
     together = decode(model, prompts, sampler, constraint=automata, **options).tokens
-    check(model, own, together)
+    check(model, patterns, together)
     late = decode_many(model, prompts, sampler, num_rows=2, constraint=automata, **options)
     assert torch.equal(torch.cat([out.tokens for out in late]), together)
     plain = decode(model, prompts, sampler, **options).tokens
@@ -219,11 +219,11 @@ def test_a_request_is_refused_before_the_first_forward() -> None:
     with pytest.raises(ValueError, match=f"at least {least}, .* got {least - 1}"):
         decode(model, PROMPTS, sampler, constraint=date, gen_length=least - 1)
     decode(model, PROMPTS, sampler, constraint=date, gen_length=least)
-    revising = [one for one in INSTANCES if one not in NAMED]
-    assert len({type(one) for one in revising}) == 8
-    for one in revising:
+    revising = [reviser for reviser in INSTANCES if reviser not in NAMED]
+    assert len({type(reviser) for reviser in revising}) == 8
+    for reviser in revising:
         with pytest.raises(ValueError, match="constraint needs a sampler that never changes"):
-            decode(model, PROMPTS, one, **ask)
+            decode(model, PROMPTS, reviser, **ask)
     causal = tiny(BLOCK_CAUSAL)
     with pytest.raises(ValueError, match="constraint needs a verifier that lets"):
         decode(

@@ -45,7 +45,7 @@ def language_of(number: int) -> str | None:
 def plugins_of(
     rng: random.Random, model: MaskPredictor, sampler: Sampler, length: int
 ) -> dict[str, Any]:
-    """Draws plug-ins until they fit together, as plain ones do."""
+    """Draws plug-ins until they fit together."""
     while True:
         blocks = rng.choice((
             Sequential(), SubBlocks(length, rng.choice((1, length))),
@@ -66,8 +66,8 @@ def decoded(seed: int, events: Counter[str]) -> None:
     model = tiny(rng.choice(FAMILIES))
     align = model.causal_block_length
     length = align * rng.choice((1, 2)) if align else rng.choice((2, 3, 5, 8))
-    own = [language_of(rng.randrange(NUM_LANGUAGES)) for _ in PROMPTS]
-    automata = compiled(model, own)
+    patterns = [language_of(rng.randrange(NUM_LANGUAGES)) for _ in PROMPTS]
+    automata = compiled(model, patterns)
     shortest = [automaton.least_length() or 0 for automaton in automata if automaton is not None]
     gen_length = max([length, *shortest]) + rng.choice((0, 1, 4))
     templates: list[list[int]] = []
@@ -81,12 +81,14 @@ def decoded(seed: int, events: Counter[str]) -> None:
             model, PROMPTS, sampler, **plugins, templates=templates, constraint=automata,
             config=config,
         ).tokens  # fmt: skip
-        check(model, own, tokens)
-        for given, row in zip(templates, tokens.tolist(), strict=bool(templates)):
-            assert all(g in (model.mask_id, t) for g, t in zip(given, row, strict=True))
+        check(model, patterns, tokens)
+        for template, row in zip(templates, tokens.tolist(), strict=bool(templates)):
+            assert all(
+                given in (model.mask_id, token) for given, token in zip(template, row, strict=True)
+            )
             events["templates"] += 1
-        events["answers"] += sum(pattern is not None for pattern in own)
-        events.update(type(one).__name__ for one in (sampler, *plugins.values()))
+        events["answers"] += sum(pattern is not None for pattern in patterns)
+        events.update(type(plugin).__name__ for plugin in (sampler, *plugins.values()))
         templates = [
             [token if rng.random() < 0.3 else model.mask_id for token in row]
             for row in tokens.tolist()
@@ -115,5 +117,5 @@ def test_random_cases_answer_in_their_languages(pytestconfig: pytest.Config) -> 
     seeds = range(*map(int, (pytestconfig.getoption("fuzz_seeds") or "0:300").split(":")))
     events = events_of(seeds)
     assert events["answers"] > len(seeds)
-    kinds = {type(one).__name__ for one in (*SAMPLERS, *CACHES)}
+    kinds = {type(plugin).__name__ for plugin in (*SAMPLERS, *CACHES)}
     assert [name for name in kinds if not events[name]] == []

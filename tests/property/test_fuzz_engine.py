@@ -31,7 +31,7 @@ NUM_SEEDS = 1600
 
 
 def decoded(seeds: range) -> Counter[str]:
-    """Checks the cases of some seeds, and returns what they met."""
+    """Checks the cases of some seeds, and counts their events."""
     events: Counter[str] = Counter()
     for seed in seeds:
         faults = checked(seed, events)
@@ -52,12 +52,12 @@ def test_a_few_random_cases_decode_the_same_alone_together_and_with_few_rows(fir
 def test_random_cases_decode_the_same_alone_together_and_with_few_rows(
     pytestconfig: pytest.Config,
 ) -> None:
-    given = pytestconfig.getoption("fuzz_seeds") or f"0:{NUM_SEEDS}"
-    seeds = range(*map(int, given.split(":")))
+    text = pytestconfig.getoption("fuzz_seeds") or f"0:{NUM_SEEDS}"
+    seeds = range(*map(int, text.split(":")))
     events = decoded(seeds)
     if len(seeds) < NUM_SEEDS:
         return
-    classes = {type(parse(text)).__name__ for text in SAMPLERS}
-    wanted = (*RARE, *PLUGINS, *classes, *EVERY_FAMILY)
-    assert [name for name in wanted if not events[name]] == []
+    classes = {type(parse(expression)).__name__ for expression in SAMPLERS}
+    names = (*RARE, *PLUGINS, *classes, *EVERY_FAMILY)
+    assert [name for name in names if not events[name]] == []
     assert events["decoded"] > 0.4 * len(seeds)

@@ -1,8 +1,8 @@
-"""Damaged files: one sentence that names the file or the key, or a result, never anything else.
+"""A damaged file gives one sentence that names the file or the key, or a result, nothing else.
 
 A file is damaged in one place: a value is replaced by a strange one, a key is dropped or renamed,
-or bytes are cut, changed or put in. Whatever reads it answers with a ValueError or OSError whose
-text says where, within seconds and without much memory, or reads the file and works.
+or bytes are cut, changed or put in. The reader, within seconds and without much memory, either
+raises a ValueError or OSError whose text names the place, or reads the file and works.
 """
 
 import json
@@ -47,10 +47,10 @@ class Damage(NamedTuple):
     """A damaged text.
 
     Attributes:
-        content: What is written.
-        keys: On the way to the place.
-        is_typed: The value is of the type that it had: the file may mean something else now.
-        what: What was done, in words.
+        content: The bytes that are written.
+        keys: Keys on the path to the damaged place.
+        is_typed: The value has the old type or is dropped, so the file may be valid and differ.
+        what: Description of the damage.
     """
 
     content: bytes
@@ -60,7 +60,7 @@ class Damage(NamedTuple):
 
 
 def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields the way to each value in a document, at most three of a list."""
+    """Yields the path to each value in a document, for at most three items of a list."""
     if path:
         yield path
     if not isinstance(value, (dict, list)):
@@ -79,7 +79,7 @@ def damaged(document: Any, path: tuple[Any, ...], value: Any) -> Damage:
     holder = copy
     for key in path[:-1]:
         holder = holder[key]
-    kinds = [float if type(one) is int else type(one) for one in (holder[path[-1]], value)]
+    kinds = [float if type(item) is int else type(item) for item in (holder[path[-1]], value)]
     if value is DROPPED:
         del holder[path[-1]]
     else:
@@ -120,7 +120,7 @@ def damages(document: Any, *, written: bytes | None = None) -> st.SearchStrategy
 
 @dataclass
 class Reader:
-    """Damages a file again and again, reads it, and counts what came of it.
+    """Damages a file again and again, reads it, and counts the results.
 
     Attributes:
         file: The file that is damaged.
@@ -149,9 +149,9 @@ class Reader:
             started = time.perf_counter()
             self.file.write_bytes(self.whole(damage.content))
             try:
-                found = self.read()
+                result = self.read()
                 self.counts["read"] += 1
-                self.check(found, damage)
+                self.check(result, damage)
             except (ValueError, OSError) as error:
                 self.require_sentence(error, damage)
                 self.counts["refused"] += 1
@@ -163,9 +163,9 @@ class Reader:
         return self
 
     def require_sentence(self, error: Exception, damage: Damage) -> None:
-        """Fails unless an error says where, in words of ours and not too many."""
+        """Fails unless an error names the place, in a text of ours that is not too long."""
         text = str(error)
-        # A value of its type may be refused for what does not fit it.
+        # A value of the old type may be refused because something else does not fit it.
         names = (self.file.name, *damage.keys) if damage.is_typed else damage.keys
         assert any(name in text for name in (*self.names, *names)), (damage.what, text)
         assert not isinstance(error, UnicodeError), (damage.what, text)
@@ -200,13 +200,13 @@ def test_a_damaged_config_is_refused_or_the_model_is_the_same(
     family: str, share: int, tmp_path: Path
 ) -> None:
     folder, options = copied(family, tmp_path), OPTIONS.get(family, {})
-    whole, file = answer_of(load_tiny(family)), folder / "config.json"
+    expected, file = answer_of(load_tiny(family)), folder / "config.json"
 
     def check(found: Any, damage: Damage) -> None:
-        # A value of its type, or a key that was dropped, may make another model of the file.
+        # A value of the old type, or a dropped key, may make another model of the file.
         if not damage.is_typed or may_answer(found):
             answer = answer_of(found)
-            assert damage.is_typed or torch.equal(answer, whole), damage.what
+            assert damage.is_typed or torch.equal(answer, expected), damage.what
 
     # A refusal names the key, or says that values do not fit each other or the weights.
     unfit = ("must hold exactly the tensors that ", "config.json' of a ")
@@ -239,9 +239,9 @@ def test_a_damaged_weight_header_is_refused_or_the_model_is_the_same(
     small, folder = new_tiny(), tmp_path / "small"
     save_model(small, folder)
     path = folder / "model.safetensors"
-    whole, expected = path.read_bytes(), answer_of(small.eval())
-    length = int.from_bytes(whole[:8], "little")
-    header, data = whole[8 : 8 + length], whole[8 + length :]
+    content, expected = path.read_bytes(), answer_of(small.eval())
+    length = int.from_bytes(content[:8], "little")
+    header, data = content[8 : 8 + length], content[8 + length :]
 
     def check(found: Any, damage: Damage) -> None:
         assert torch.equal(answer_of(found[0]), expected), damage.what
@@ -251,7 +251,7 @@ def test_a_damaged_weight_header_is_refused_or_the_model_is_the_same(
                     lambda part: len(part).to_bytes(8, "little") + part + data)  # fmt: skip
     reader.fuzz(damages(json.loads(header), written=header), 60 * share)
     in_bytes = replace(reader, check=lambda found, damage: None, whole=bytes)
-    in_bytes.fuzz(raw_damages(whole[: 8 + length]), 20 * share)
+    in_bytes.fuzz(raw_damages(content[: 8 + length]), 20 * share)
     assert reader.counts["refused"] > 5
 
 
@@ -263,13 +263,13 @@ def test_a_damaged_tokenizer_is_refused_or_reads_and_writes(share: int, tmp_path
     ids = {"mask_id": model.mask_id, "eos_ids": model.eos_ids}
     save_model(new_tiny(vocab_size=model.vocab_size, num_layers=1, **ids), folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        whole = (folder / name).read_bytes()
+        content = (folder / name).read_bytes()
         reader = Reader(
             folder / name, ("tokenizer",), lambda: load_model(folder)[1],
-            lambda found, damage: found.decode(found.encode("emma has 12 apples .")),
+            lambda tokenizer, damage: tokenizer.decode(tokenizer.encode("emma has 12 apples .")),
         )  # fmt: skip
-        reader.fuzz(damages(json.loads(whole), written=whole), 25 * share)
-        (folder / name).write_bytes(whole)
+        reader.fuzz(damages(json.loads(content), written=content), 25 * share)
+        (folder / name).write_bytes(content)
         assert reader.counts["refused"] > 2
 
 
@@ -284,10 +284,10 @@ def test_damaged_questions_are_refused_by_line_or_read(share: int, tmp_path: Pat
     second = {"prompt": chat, "answer": 4, "id": "b", "note": [1]}
     address = f"jsonl:{file}?match=number"
 
-    def check(found: Any, damage: Damage) -> None:
+    def check(examples: Any, damage: Damage) -> None:
         task = parse_task(address).task
-        assert all(task.score(example, "4")["answer"] in (0.0, 1.0) for example in found)
-        assert len({example.id for example in found}) == len(found)
+        assert all(task.score(example, "4")["answer"] in (0.0, 1.0) for example in examples)
+        assert len({example.id for example in examples}) == len(examples)
 
     reader = Reader(file, (file.name,), lambda: parse_task(address).examples(), check,
                     lambda part: first + b"\n" + part + b"\n")  # fmt: skip
@@ -326,10 +326,10 @@ def toml_damages() -> st.SearchStrategy[Damage]:
         ]
         return Damage("\n".join(lines).encode(), (), False, f"{name} = {value[:40]}")
 
-    others = [*names, "seed", "top_p", "top_k", "cfg_scale", "block_length", "prompts", "odd"]
+    keys = [*names, "seed", "top_p", "top_k", "cfg_scale", "block_length", "prompts", "odd"]
     added = st.builds(
         lambda name, value: Damage(f"{name} = {value}\n{SWEEP}".encode(), (), False, name),
-        st.sampled_from(others), st.sampled_from(TOML),
+        st.sampled_from(keys), st.sampled_from(TOML),
     )  # fmt: skip
     by_value = st.builds(damage, st.sampled_from(names), st.sampled_from(TOML))
     return st.one_of(by_value, by_value, added, raw_damages(SWEEP.encode()))
@@ -369,7 +369,7 @@ def test_damaged_results_are_refused_or_summarised(
     is_line = name.endswith("jsonl")
     reader = Reader(
         folder / name, (name, str(folder)), lambda: measured(Folder(folder)).summary,
-        lambda found, damage: json.dumps(found, allow_nan=False).encode(),
+        lambda summary, damage: json.dumps(summary, allow_nan=False).encode(),
         lambda part: b"\n".join([first.encode(), part, rest[1].encode(), b""]) if is_line else part,
     )  # fmt: skip
     reader.fuzz(damages(json.loads(rest[0] if is_line else written)), 150 * share)

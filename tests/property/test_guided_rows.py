@@ -36,17 +36,17 @@ def guided_alone(
         proposal = logits.argmax(-1).tolist()[: guided.num_proposals]
         judged = logits_of(causal, [*prompt, *answer, *proposal])[len(prompt) + len(answer) - 1 :]
         judged[:, banned] = -torch.inf
-        kept = 0
+        num_kept = 0
         for token, law in zip(proposal, judged.softmax(-1), strict=False):
             rank = int((law > law[token]).sum())
             is_likely = law[token] >= guided.ratio * law.max() and law[token] > guided.threshold
             if rank >= guided.top_k or not is_likely:
                 break
-            kept += 1
+            num_kept += 1
             if token in stops:
                 break
-        answer += proposal[: max(kept, 1)]
-        rounds, drafted, accepted = rounds + 1, drafted + len(proposal), accepted + kept
+        answer += proposal[: max(num_kept, 1)]
+        rounds, drafted, accepted = rounds + 1, drafted + len(proposal), accepted + num_kept
     return Answer(answer + [stops[0]] * (length - len(answer)), rounds, drafted, accepted)
 
 

@@ -31,7 +31,7 @@ EVENTS = (
 
 
 def ruled(rng: random.Random) -> tuple[Sampler, reference.Rule]:
-    """Returns a sampler and its rule as the plain loop has it."""
+    """Returns a sampler and its rule for the plain loop."""
     share, edit = rng.choice((0.2, 0.4, 0.7)), rng.choice((0.0, 0.2, 0.4))
     steps, budget = rng.randint(1, 4), rng.randint(0, 4)
     order: Any = rng.choice(("confidence", "margin", "entropy", "random"))
@@ -84,18 +84,18 @@ def compare(seeds: Iterable[int]) -> Counter[str]:
     for seed in seeds:
         case, rule, cache = drawn(random.Random(seed), seed)
         decoder, watch = case.decoder, Watch(case, events)
-        found = answered(run(decoder, RequestQueue(iter(case.requests)), 2, [watch]), watch)
-        for asked in case.requests:
-            expected, own = plainly(case, rule, cache, asked), found[asked.index]
-            told = (seed, decoder, asked)
-            assert own.tokens == expected.tokens, told
-            assert own.costs["nfe"] == len(expected.steps), told
-            assert [tokens for tokens, _ in own.steps] == expected.steps, told
-            config = asked.config
+        answers = answered(run(decoder, RequestQueue(iter(case.requests)), 2, [watch]), watch)
+        for request in case.requests:
+            expected, answer = plainly(case, rule, cache, request), answers[request.index]
+            context = (seed, decoder, request)
+            assert answer.tokens == expected.tokens, context
+            assert answer.costs["nfe"] == len(expected.steps), context
+            assert [tokens for tokens, _ in answer.steps] == expected.steps, context
+            config = request.config
             events["drawn"] += config.temperature > 0.0
             events["cut"] += config.top_p < 1.0 or config.top_k > 0
             events["truncated"] += config.truncate_at_eos and EOS in expected.tokens
-        note_case(case, found, events)
+        note_case(case, answers, events)
         model, is_long = decoder.model, decoder.config.gen_length > decoder.block_length
         is_causal = model.causal_block_length > 0
         events["Wino in several blocks"] += isinstance(decoder.sampler, Wino) and is_long

@@ -1,7 +1,7 @@
-"""No setting is without effect and without a word: it changes a decode, is refused or warned of.
+"""Every setting changes a decode, or is refused or warned of; none is without effect in silence.
 
 Random cases are decoded again with one setting changed: an option, a plug-in in place of another,
-or a field of a plug-in. Changes of the same kind, beside the same verifier, are counted together.
+or a field of a plug-in. Changes of the same kind, with the same verifier, are counted together.
 """
 
 import random
@@ -44,14 +44,14 @@ def outcome(decoder: Decoder, case: Case) -> list[object]:
     """Returns tokens and costs of a case's requests, decoded together."""
     requests = [
         decoder.request(
-            one.prompt, one.index, template=one.template, stop=one.stop, **own
+            request.prompt, request.index, template=request.template, stop=request.stop, **options
         )
-        for one, own in zip(case.requests, case.options, strict=True)
+        for request, options in zip(case.requests, case.options, strict=True)
     ]  # fmt: skip
     rounds = raise_errors(run(decoder, RequestQueue(requests), len(requests), []))
     answers = sorted(rounds, key=lambda ended: ended.request)
     names = ("tokens", *COSTS)
-    return [[str(getattr(one.output, name)) for name in names] for one in answers]
+    return [[str(getattr(answer.output, name)) for name in names] for answer in answers]
 
 
 def parts_of(decoder: Decoder) -> dict[str, Any]:
@@ -77,14 +77,14 @@ def alternatives(kind: Any, value: object, rng: random.Random) -> object:
 def changes(case: Case, rng: random.Random) -> list[Change]:
     """Draws changes of a case: each plug-in once, and some fields."""
     decoder, parts = case.decoder, parts_of(case.decoder)
-    verifier, others = type(decoder.verifier).__name__, {}
-    others["sampler"] = rng.choice((FixedSchedule(1), Factor(2.0)))
-    others["cache"] = rng.choice((NoCache(), PrefixCache(), DualCache()))
-    others["blocks"] = Sequential()
-    found = [
+    verifier, plugins = type(decoder.verifier).__name__, {}
+    plugins["sampler"] = rng.choice((FixedSchedule(1), Factor(2.0)))
+    plugins["cache"] = rng.choice((NoCache(), PrefixCache(), DualCache()))
+    plugins["blocks"] = Sequential()
+    drawn = [
         Change(f"{name} {type(parts[name]).__name__} -> {type(other).__name__} with {verifier}",
                {**parts, name: other})
-        for name, other in others.items()
+        for name, other in plugins.items()
     ]  # fmt: skip
     for name, plugin in parts.items():
         if not fields(plugin):
@@ -98,14 +98,14 @@ def changes(case: Case, rng: random.Random) -> list[Change]:
             changed = replace(plugin, **{field.name: other})
         except (TypeError, ValueError):
             continue
-        found.append(Change(f"{type(plugin).__name__}.{field.name} with {verifier}",
+        drawn.append(Change(f"{type(plugin).__name__}.{field.name} with {verifier}",
                             {**parts, name: changed}))  # fmt: skip
-    # Twins that check a plug-in equal none.
-    return [change for change in found if repr(change.parts) != repr(parts)]
+    # A checked twin of a plug-in is not equal to the plug-in; their texts are equal.
+    return [change for change in drawn if repr(change.parts) != repr(parts)]
 
 
 def silent(seeds: range, draw: Callable[[int], Case | str] = case_of) -> dict[str, list[int]]:
-    """Returns the kinds of change that changed nothing in any case, without a word."""
+    """Returns the kinds of change that changed nothing in any case, without error or warning."""
     quiet: defaultdict[str, list[int]] = defaultdict(list)
     heard: set[str] = set()
     for seed in seeds:

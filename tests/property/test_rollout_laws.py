@@ -53,7 +53,7 @@ class Seen:
 
 
 def ending(family: str) -> MaskedTransformer:
-    """A model that ends an answer with any of many tokens, so that answers end early."""
+    """Returns a model with many EOS ids, so that answers end early."""
     model = copy(tiny(family))
     model.eos_ids = (model.eos_ids[0], *range(0, 500, 12))
     return model
@@ -63,14 +63,14 @@ def rolled_out(
     model: MaskedTransformer, sampler: Sampler, *, num_rows: int = 3, **parts: Any
 ) -> tuple[list[Rollout], Seen]:
     """Decodes four prompts, each with its own options; rows join as others end."""
-    given = {name: parts.pop(name) for name in ("cache", "verifier", "blocks") if name in parts}
-    options = {"gen_length": 14} | ({} if "blocks" in given else {"block_length": 4}) | parts
-    decoder = new_decoder(model, sampler, config=DecodeConfig(**options), **given)
+    plugins = {name: parts.pop(name) for name in ("cache", "verifier", "blocks") if name in parts}
+    options = {"gen_length": 14} | ({} if "blocks" in plugins else {"block_length": 4}) | parts
+    decoder = new_decoder(model, sampler, config=DecodeConfig(**options), **plugins)
     recorder, seen, requests = RolloutRecorder(), Seen(), []
-    for index, (prompt, own) in enumerate(zip(TINY_PROMPTS, OPTIONS, strict=False)):
-        template = [model.mask_id if one == M else one for one in own.get("template", ())]
-        rest: Any = {name: value for name, value in own.items() if name != "template"}
-        requests.append(decoder.request(prompt, index, template=template, **rest))
+    for index, (prompt, row) in enumerate(zip(TINY_PROMPTS, OPTIONS, strict=False)):
+        template = [model.mask_id if token == M else token for token in row.get("template", ())]
+        changes: Any = {name: value for name, value in row.items() if name != "template"}
+        requests.append(decoder.request(prompt, index, template=template, **changes))
     answers = run(decoder, RequestQueue(requests), num_rows, [recorder, seen])
     outputs = {answer.request: answer.output for answer in answers}
     version = version_of(model)
@@ -81,11 +81,11 @@ def rolled_out(
 
 
 def gap(model: MaskedTransformer, rollouts: list[Rollout]) -> float:
-    """Returns the largest difference between scores and records under both laws."""
+    """Returns the largest difference of scores from records, under both laws."""
     with torch.no_grad():
-        found = [score(model, rollouts, law=law).difference for law in ("model", "drawn")]
-    assert None not in found
-    return max(value for value in found if value is not None)
+        differences = [score(model, rollouts, law=law).difference for law in ("model", "drawn")]
+    assert None not in differences
+    return max(value for value in differences if value is not None)
 
 
 def fits(family: str, sampler: Sampler) -> bool:
@@ -111,9 +111,9 @@ def test_every_canvas_is_rebuilt_and_scored_as_it_was_decoded(
     for index, rollout in enumerate(rollouts):
         canvases = rollout.canvases().tolist()
         # Steps that only settle tokens may follow the last write.
-        own = seen.canvases[index]
-        assert canvases[: len(own)] == own[: len(canvases)]
-        assert all(later == canvases[-1] for later in own[len(canvases) :])
+        shown = seen.canvases[index]
+        assert canvases[: len(shown)] == shown[: len(canvases)]
+        assert all(later == canvases[-1] for later in shown[len(canvases) :])
         assert Rollout.from_json(rollout.to_json()) == rollout
     assert sum(len(rollout.commits) for rollout in rollouts) > 20
     assert gap(model, rollouts) < 1e-9
@@ -148,16 +148,16 @@ def test_the_rare_events_of_the_laws_happen() -> None:
     edited, _ = rolled_out(tiny("sdar"), JointThreshold(0.3, 0.2))
     remasked, _ = rolled_out(tiny("sdar"), T2M(0.3, "t2t_remask", 0.3, 3))
     for rollouts in (edited, remasked):
-        assert any(len(one.commits) > one.length for one in rollouts)
-    assert any(write.token == mask_id for one in remasked for write in one.writes)
-    assert any(write.position >= len(one.tokens) for one in edited for write in one.commits)
+        assert any(len(rollout.commits) > rollout.length for rollout in rollouts)
+    assert any(write.token == mask_id for rollout in remasked for write in rollout.writes)
+    assert any(write.position >= len(r.tokens) for r in edited for write in r.commits)
     options: Any = {"truncate_at_eos": True, "stop_at_eos": False, "block_length": 14}
     truncated, _ = rolled_out(ending("llada"), FixedSchedule(14, "random"), **options)
-    last = [{write.position: write for write in one.writes} for one in truncated]
+    last = [{write.position: write for write in rollout.writes} for rollout in truncated]
     lost = [
         write
-        for one, final in zip(truncated, last, strict=True)
-        for write in one.commits
+        for rollout, final in zip(truncated, last, strict=True)
+        for write in rollout.commits
         if not final[write.position].is_commit
     ]
     assert lost
@@ -183,9 +183,9 @@ def test_scores_say_by_how_much_an_approximate_cache_differs(family: str) -> Non
 def test_float32_differs_by_rounding_alone(family: str) -> None:
     model = load_tiny(family, dtype=torch.float32, **LAW_OPTIONS[family]).requires_grad_()
     rollouts, _ = rolled_out(model, ConfidenceThreshold(0.3))
-    found = score(model, rollouts).difference
-    assert found is not None
-    assert found < 1e-4
+    difference = score(model, rollouts).difference
+    assert difference is not None
+    assert difference < 1e-4
 
 
 def plain_loop(model: MaskedTransformer, rollout: Rollout) -> Tensor:
@@ -199,9 +199,11 @@ def plain_loop(model: MaskedTransformer, rollout: Rollout) -> Tensor:
             attend = attention_mask(columns, len(canvas), model.causal_block_length)
         logits = model.transformer.head(model.transformer(canvas[None], columns, attend=attend))[0]
         for write in writes:
-            own = logits[max(0, len(rollout.prompt) + write.position - model.logit_shift)].clone()
-            own[[model.mask_id, *model.banned_ids]] = -torch.inf
-            total = total + own.log_softmax(-1)[write.token]
+            column_logits = logits[
+                max(0, len(rollout.prompt) + write.position - model.logit_shift)
+            ].clone()
+            column_logits[[model.mask_id, *model.banned_ids]] = -torch.inf
+            total = total + column_logits.log_softmax(-1)[write.token]
     return total
 
 
@@ -216,9 +218,9 @@ def test_gradients_are_those_of_a_plain_loop(family: str) -> None:
     scores = score(model, rollouts)
     found = torch.autograd.grad(scores.logprobs.sum(), parameters, allow_unused=True)
     torch.testing.assert_close(scores.logprobs.sum(), expected, rtol=0.0, atol=1e-9)
-    largest = max(float(one.abs().max()) for one in wanted if one is not None)
+    largest = max(float(theirs.abs().max()) for theirs in wanted if theirs is not None)
     assert largest > 0.1
-    for one, other in zip(wanted, found, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None and other is not None:
-            torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-9)
+    for theirs, ours in zip(wanted, found, strict=True):
+        assert (theirs is None) == (ours is None)
+        if theirs is not None and ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)

@@ -87,8 +87,8 @@ def test_our_rules_keep_the_laws_of_all_rules(
 ) -> None:
     if isinstance(sampler, JointThresholdInDel):
         # A token that moves was proposed elsewhere.
-        others = tuple(law for law in LAWS if law is not writes_possible_tokens)
-        monkeypatch.setattr("samplers.testing.LAWS", others)
+        laws = tuple(law for law in LAWS if law is not writes_possible_tokens)
+        monkeypatch.setattr("samplers.testing.LAWS", laws)
     check_laws(sampler, width=OF_ONE_BLOCK_LENGTH.get(sampler, 7))
 
 
@@ -119,7 +119,7 @@ def test_each_step_gains_at_least_one_token_over_all_that_is_masked_again(sample
 
 
 def other_logits(view: View) -> View:
-    """The view with a stranger's logits at committed positions."""
+    """Returns the view with other logits at committed positions."""
     strange = view.logits.flip(1).roll(1, -1).masked_fill(view.logits.isinf(), -torch.inf)
     logits = torch.where(view.masked[..., None], view.logits, strange)
     assert not torch.equal(logits, view.logits) or view.masked.all()
@@ -127,11 +127,11 @@ def other_logits(view: View) -> View:
 
 
 def only_masked(view: View) -> View:
-    """The view with the logits of masked positions alone, as the engine makes it."""
+    """Returns the view with the logits of masked positions alone, as the engine makes it."""
     most = int(view.masked.sum(-1).max())
-    asked = view.masked.sort(dim=-1, descending=True, stable=True).indices[:, :most]
-    logits = view.logits.gather(1, asked[..., None].expand(-1, -1, view.logits.shape[-1]))
-    return replace(view, computed=Summary(logits, asked), reads_committed=False)
+    columns = view.masked.sort(dim=-1, descending=True, stable=True).indices[:, :most]
+    logits = view.logits.gather(1, columns[..., None].expand(-1, -1, view.logits.shape[-1]))
+    return replace(view, computed=Summary(logits, columns), reads_committed=False)
 
 
 @every_sampler
@@ -173,11 +173,13 @@ def test_a_position_without_any_allowed_token_stops_no_other(sampler: Sampler) -
     assert decision.commit[0].any()
 
 
-# A random order knows no equals.
+# A random order has no ties.
 @pytest.mark.parametrize(
     "sampler",
     one_of_each_kind(
-        one for one in INSTANCES if "random" not in repr(one) and not isinstance(one, ReMDM)
+        sampler
+        for sampler in INSTANCES
+        if "random" not in repr(sampler) and not isinstance(sampler, ReMDM)
     ),
 )
 def test_the_leftmost_of_equals_is_committed(sampler: Sampler) -> None:
@@ -193,7 +195,7 @@ def test_the_leftmost_of_equals_is_committed(sampler: Sampler) -> None:
 @every_sampler
 def test_a_vanishing_temperature_decides_as_temperature_zero(sampler: Sampler) -> None:
     cold = turns(sampler, "drifting", 1e-9)
-    for one, other in zip(turns(sampler, "drifting"), cold, strict=True):
-        assert_same_decision(other.decision, other.view, one)
+    for turn_at_0, cold_turn in zip(turns(sampler, "drifting"), cold, strict=True):
+        assert_same_decision(cold_turn.decision, cold_turn.view, turn_at_0)
     noisy = turns(sampler, "drifting", 1.3)
     assert any(not torch.equal(turn.view.proposal, turn.view.logits.argmax(-1)) for turn in noisy)

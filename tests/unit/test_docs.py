@@ -22,13 +22,15 @@ SAMPLERS = (DOCS / "samplers.md").read_text(encoding="utf-8")
 
 
 def test_the_table_of_what_fits_together_is_the_one_that_its_script_prints() -> None:
-    made = runpy.run_path(str(DOCS / "make_combinations.py"))
-    assert made["table"]() in (DOCS / "combinations.md").read_text(encoding="utf-8")
-    concrete = {type(plugin) for plugin in made["PLUGINS"]}
+    script = runpy.run_path(str(DOCS / "make_combinations.py"))
+    assert script["table"]() in (DOCS / "combinations.md").read_text(encoding="utf-8")
+    concrete = {type(plugin) for plugin in script["PLUGINS"]}
     packages = ((samplers, Sampler), (caches, CachePolicy), (blocks, BlockSchedule))
     for package, kind in packages:
         exported = {getattr(package, name) for name in package.__all__}
-        kinds = {one for one in exported if isinstance(one, type) and issubclass(one, kind)}
+        kinds = {
+            member for member in exported if isinstance(member, type) and issubclass(member, kind)
+        }
         assert kinds - concrete <= {Sampler, RevisingSampler, Wrapper, CachePolicy, BlockSchedule}
 
 
@@ -40,8 +42,8 @@ def test_every_sampler_is_in_the_table_of_samplers() -> None:
 def test_every_plug_in_of_the_literature_exists_and_every_sampler_is_on_the_page() -> None:
     page = (DOCS / "literature.md").read_text(encoding="utf-8")
     named = {*re.findall(r"`([A-Z]\w+)", page)}
-    known = {*samplers.__all__, *caches.__all__, *verify.__all__, *blocks.__all__}
-    assert named - known == set()
+    exported = {*samplers.__all__, *caches.__all__, *verify.__all__, *blocks.__all__}
+    assert named - exported == set()
     assert {sampler.__name__ for sampler in ALL_SAMPLERS} <= named
     kinds = [vars(caches)[name] for name in caches.__all__ if name not in ("CacheQuery", "History")]
     assert {kind.__name__ for kind in kinds} - named <= {"CachePolicy", "NoCache", "SettledCache"}
@@ -50,22 +52,22 @@ def test_every_plug_in_of_the_literature_exists_and_every_sampler_is_on_the_page
 def test_the_page_on_evaluation_says_what_a_run_does_without_options() -> None:
     """Which samplers, split, number of examples and seed was nowhere to be read."""
     _, _, page = (DOCS / "evaluation.md").read_text(encoding="utf-8").partition("Without options")
-    said = page.partition("\n\n")[0]
+    paragraph = page.partition("\n\n")[0]
     options = make_eval_parser().parse_args(["run", "lists/shuffle", "out"])
     selection = parse_task(options.task)
     assert selection.limit is None
-    named = [*DEFAULT_SAMPLERS, options.model, selection.split]
-    assert [one for one in named if f"`{one}`" not in said] == []
-    assert f"{options.batch_size} rows" in said
-    assert f"{len(selection.examples())} examples" in said
-    assert f"`examples_seed`, {selection.examples_seed} without one" in " ".join(said.split())
+    words = [*DEFAULT_SAMPLERS, options.model, selection.split]
+    assert [word for word in words if f"`{word}`" not in paragraph] == []
+    assert f"{options.batch_size} rows" in paragraph
+    assert f"{len(selection.examples())} examples" in paragraph
+    assert f"`examples_seed`, {selection.examples_seed} without one" in " ".join(paragraph.split())
 
 
 def test_every_public_name_is_in_the_reference() -> None:
     """Fifteen names were on no page, observers and streams among them."""
     pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
     shown = {line.rpartition(".")[2] for line in pages.splitlines() if line.startswith("::: ")}
-    classes = {one.__name__ for one in vars(blocks).values() if isinstance(one, type)}
+    classes = {member.__name__ for member in vars(blocks).values() if isinstance(member, type)}
     names = {*dllm_decode.__all__, *samplers.__all__, *caches.__all__, *verify.__all__}
     assert not (names | classes & {*blocks.__all__}) - shown
 
@@ -73,12 +75,12 @@ def test_every_public_name_is_in_the_reference() -> None:
 def test_every_option_of_every_command_is_in_the_reference() -> None:
     """Re-made by: COLUMNS=100 python docs/make_command_line.py."""
     page = (DOCS / "reference" / "command_line.md").read_text(encoding="utf-8")
-    written = dict(re.findall(r"^## (.*?)\n\n```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    sections = dict(re.findall(r"^## (.*?)\n\n```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     helps = dict(runpy.run_path(str(DOCS / "make_command_line.py"))["helps"]())
-    assert list(written) == list(helps)
+    assert list(sections) == list(helps)
     for name, text in helps.items():
         option = re.compile(r"^  (?:-\w, |-\w [^-]*, )?(--[\w-]+)", re.MULTILINE)
-        assert set(option.findall(text)) == set(option.findall(written[name])), name
+        assert set(option.findall(text)) == set(option.findall(sections[name])), name
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,11 @@ CONTRACT = {
 MAY_IMPORT = {
     "safetensors": ("samplers.learn2pd",),
     "lazy_loader": ("samplers",),
-    # For type checkers alone: it is not imported.
+    # For type checkers alone: it is not imported at run time.
     "typing_extensions": ("samplers.state",),
 }
 MAY_IMPORT_TRANSFORMERS = ("dllm_decode.models", "dllm_decode.training")
-# There is a default; the command line names samplers by expressions; laws are those of a decode.
+# These need a default sampler, read expressions of samplers, or check the laws of a decode.
 MAY_IMPORT_ANY_SAMPLER = (
     "dllm_decode.training", "dllm_decode.engine.compatibility", "dllm_decode.cli",
     "dllm_decode.testing",
@@ -49,12 +49,12 @@ def is_within(module: str, packages: tuple[str, ...]) -> bool:
 @cache
 def statements_of(path: Path) -> list[ast.Import | ast.ImportFrom | ast.ClassDef]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    wanted = (ast.Import, ast.ImportFrom, ast.ClassDef)
-    return [node for node in ast.walk(tree) if isinstance(node, wanted)]
+    kinds = (ast.Import, ast.ImportFrom, ast.ClassDef)
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
 def imported_names(node: ast.AST, package: str) -> list[str]:
-    """Absolute dotted names; `from a import b` gives `a.b`, since `b` may be a module."""
+    """Returns absolute dotted names; `from a import b` gives `a.b`, since `b` may be a module."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -69,7 +69,7 @@ def imports_of(path: Path, root: Path) -> Iterator[Import]:
     importer = package if parts[-1] == "__init__" else ".".join(parts)
     for node in statements_of(path):
         for imported in imported_names(node, package):
-            # An indented one comes later, when a function is called, or is for type checkers.
+            # An indented import runs later, when a function is called, or is for type checkers.
             yield Import(importer, node.lineno, imported, at_load=node.col_offset == 0)
 
 
@@ -109,14 +109,14 @@ def test_every_import_respects_the_layers() -> None:
 
 def test_no_name_of_a_class_stands_twice() -> None:
     """A name is searched for, and is met in signatures and errors without its module."""
-    found = Counter(
+    counts = Counter(
         node.name
         for layer in (*LAYERS, "examples", "benchmarks")
         for path in (ROOT / layer).rglob("*.py")
         for node in statements_of(path)
         if isinstance(node, ast.ClassDef)
     )
-    assert [name for name, number in found.items() if number > 1] == []
+    assert [name for name, number in counts.items() if number > 1] == []
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_planted_violation_is_caught(tmp_path: Path, path: str, source: str) -
 
 
 def parts_of(module: str) -> str:
-    """The package that a module belongs to, as far down as a newcomer would name it."""
+    """Returns the package of a module, as far down as a newcomer would name it."""
     words = module.split(".")
     return ".".join(words[: 3 if words[:2] == ["dllm_decode", "models"] else 2])
 

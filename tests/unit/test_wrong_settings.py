@@ -17,7 +17,7 @@ CONSTRUCTORS = {
         for package in (samplers, dllm_decode)
         for name in package.__all__
     },
-    # No literals, or no text at all.
+    # Values that no literal can express.
     "CausalTarget": tiny_target,
     "NaN": lambda: math.nan,
     "TheClassTree": lambda: dllm_decode.Tree,
@@ -177,6 +177,6 @@ def test_every_field_refuses_a_text_and_a_negative_number_by_its_name(
     for name in names:
         if (plugin.__name__, name, value) in ALLOWED:
             continue
-        given = {key: one for key, one in NEEDED.items() if key in names}
+        needed = {key: argument for key, argument in NEEDED.items() if key in names}
         with pytest.raises(ValueError, match=rf"\b({name}|{plugin.__name__})\b"):
-            plugin(**given | {name: value})
+            plugin(**needed | {name: value})

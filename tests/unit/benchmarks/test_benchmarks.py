@@ -49,7 +49,7 @@ def test_weights_are_all_that_a_forward_reads() -> None:
     assert weight_bytes(sizes, torch.bfloat16) == 2 * read
     sizes = GEOMETRIES["llada-8b"]
     embedding, norms = sizes.vocab_size * sizes.hidden_size, 65 * sizes.hidden_size
-    # What the published index of LLaDA-8B says.
+    # The size that the published index of LLaDA-8B gives.
     assert weight_bytes(sizes, torch.bfloat16) + 2 * (embedding + norms) == 16_031_162_368
 
 
@@ -62,7 +62,7 @@ def test_the_floor_is_the_slower_of_reading_and_multiplying() -> None:
 
 
 def test_without_a_cache_decode_gives_the_tokens_of_the_reference() -> None:
-    # Blocks of eight in three steps: of three tokens, three and two; the last block has two.
+    # Blocks of eight in three steps, of 3, 3 and 2 tokens; the last block has two tokens.
     setting = replace(TINY, geometry="small", gen_length=18, steps_per_block=3)
     slow, fast = (measure(setting, MACHINE, name) for name in (REFERENCE, CONTENDERS[0]))
     assert fast["tokens"] == slow["tokens"]
@@ -83,7 +83,7 @@ def test_every_contender_is_measured(options: str) -> None:
 
 @pytest.mark.parametrize(("name", "num_full", "num_block"), [(0, 8, 0), (2, 2, 6)])
 def test_the_floor_is_the_sum_of_its_forwards(name: int, num_full: int, num_block: int) -> None:
-    """Without a cache all are alike; with one, the first of a block differs from the others."""
+    """Without a cache all forwards are alike; with a cache, the first of a block differs."""
     full = Columns(rows=2, computed=28, attended=28, wanted=8)
     row = measure(TINY, MACHINE, CONTENDERS[name])
     floor_s = num_full * MACHINE.seconds(TINY, full)
@@ -130,7 +130,7 @@ def test_the_command_line_prints_tables_and_writes_figures(tmp_path: Path, capsy
 @pytest.mark.slow
 def test_a_process_of_its_own_has_memory_of_its_own() -> None:
     held = torch.ones(2**27)
-    found = in_a_process_of_its_own(measure, TINY, MACHINE, CONTENDERS[0])
-    if found["peak MB"] is None:
+    row = in_a_process_of_its_own(measure, TINY, MACHINE, CONTENDERS[0])
+    if row["peak MB"] is None:
         pytest.skip("the system does not tell")
-    assert found["peak MB"] < held.nbytes / 1e6
+    assert row["peak MB"] < held.nbytes / 1e6

@@ -1,4 +1,4 @@
-"""The floor of a mixture of experts counts what is read, and nothing else."""
+"""The floor of a mixture of experts counts the bytes that are read, and nothing else."""
 
 import torch
 
@@ -12,11 +12,11 @@ def test_only_experts_that_have_a_token_are_counted() -> None:
     config = config_of(share=16, num_layers=3, num_experts=32)
     model = new_mixture(config, Setting(dtype="float32"))
     expert = 3 * config.hidden_size * config.moe.hidden_size * 4
-    always, of_an_expert = bytes_read(model)
-    assert of_an_expert == expert
-    everything = sum(parameter.nbytes for parameter in model.transformer.parameters())
+    always, per_expert = bytes_read(model)
+    assert per_expert == expert
+    all_bytes = sum(parameter.nbytes for parameter in model.transformer.parameters())
     embedding = config.vocab_size * config.hidden_size * 4
-    assert always + 2 * 32 * expert + embedding == everything
+    assert always + 2 * 32 * expert + embedding == all_bytes
     active = count_active(model)
     for num_columns in (1, 24):
         columns = torch.arange(num_columns)[None]

@@ -29,7 +29,7 @@ def test_a_part_measures_something(part: str) -> None:
     json.dumps(rows)
     assert rows
     for row in rows:
-        assert any(isinstance(found, (int, float)) and found > 0 for found in row.values()), row
+        assert any(isinstance(value, (int, float)) and value > 0 for value in row.values()), row
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(peers.subprocess, "run", run)
-    monkeypatch.setattr(peers, "in_a_process_of_its_own", lambda work, *given: work(*given))
+    monkeypatch.setattr(peers, "in_a_process_of_its_own", lambda work, *arguments: work(*arguments))
     return interpreters
 
 
@@ -129,7 +129,7 @@ def test_peers_that_cannot_run_are_refused_first(checkout: Path, tmp_path: Path)
 def test_forwards_of_openvino_take_the_place_of_our_own(
     in_this_process: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a stand-in that computes the network that it is given; W8 is without its head's sign."""
+    """A stand-in for OpenVINO runs the network itself; its W8 returns negated logits."""
     calls: list[str] = []
 
     def compile_model(network: Any, device: str, options: dict[str, Any]) -> Any:

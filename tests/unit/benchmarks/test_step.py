@@ -20,8 +20,8 @@ def test_every_part_of_a_step_is_found() -> None:
     setting = replace(TINY, num_threads=1)
     model = setting.model()
     predict = model.predict
-    found = profiled(model, setting, DualCache())
-    assert set(found) == PARTS
-    assert min(found.values()) > 0.0
+    profile = profiled(model, setting, DualCache())
+    assert set(profile) == PARTS
+    assert min(profile.values()) > 0.0
     assert model.predict == predict
     assert vars(dllm_decode.engine.round)["decide"] is decide

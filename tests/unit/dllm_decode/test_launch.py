@@ -61,11 +61,11 @@ def test_every_entry_point_sets_how_threads_wait_before_torch_is_loaded(
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "7", "THP_MEM_ALLOC_ENABLE": "0"}
-    for name, value in own.items():
+    settings = {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "7", "THP_MEM_ALLOC_ENABLE": "0"}
+    for name, value in settings.items():
         monkeypatch.setenv(name, value)
     prepare()
-    assert {name: os.environ[name] for name in own} == own
+    assert {name: os.environ[name] for name in settings} == settings
 
 
 @pytest.mark.parametrize(

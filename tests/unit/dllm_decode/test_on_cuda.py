@@ -36,7 +36,7 @@ HALF_AND_SINGLE = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def mask_of(attend: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns what is added to the scores of a model with one query head for each key head."""
+    """Returns the bias of attention scores, for a model with one query head per key head."""
     columns = torch.arange(attend.shape[1], device=attend.device).expand(len(attend), -1)
     shape = tiny("llada").transformer.config
     inputs = ForwardInputs(columns, columns, columns, attend=attend)
@@ -47,9 +47,9 @@ def mask_of(attend: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", HALF_AND_SINGLE)
 def test_what_hides_a_key_stays_finite_in_the_kernels_of_cuda(dtype: torch.dtype) -> None:
-    """A bug: they turned the least number into -inf, and a query that saw nothing answered NaN."""
+    """The kernels turned the least number into -inf, so that a query that saw nothing gave NaN."""
     hidden = mask_of(torch.zeros(1, 4, 4, dtype=torch.bool), dtype).float()
-    # To powers of two, and with a score.
+    # The kernels add a score, and change the base to two.
     assert (1.4427 * (hidden - 1000.0)).isfinite().all()
     assert (hidden <= -30_000.0).all()
 
@@ -86,7 +86,7 @@ def test_padding_leaks_nothing_that_is_not_finite(family: str, dtype: torch.dtyp
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_tokens_are_those_of_the_cpu(family: str, temperature: float) -> None:
-    there = load_tiny(family, device=DEVICE, dtype=torch.float64, **LAW_OPTIONS[family])
+    on_cuda = load_tiny(family, device=DEVICE, dtype=torch.float64, **LAW_OPTIONS[family])
     options = OPTIONS | {"temperature": temperature}
     cases: list[tuple[Any, dict[str, Any]]] = [(FixedSchedule(4), {"cache": c}) for c in CACHES]
     cases += [
@@ -96,7 +96,7 @@ def test_tokens_are_those_of_the_cpu(family: str, temperature: float) -> None:
     cases += [(s, {}) for s in INSTANCES if Fact.LEAVE_ONE_OUT not in s.needs or family == "llada"]
     for sampler, more in cases:
         expected = decode(tiny(family), PROMPTS, sampler, **options, **more)
-        found = decode(there, PROMPTS, sampler, **options, **more)
+        found = decode(on_cuda, PROMPTS, sampler, **options, **more)
         assert torch.equal(expected.tokens, found.tokens), (sampler, more)
         assert torch.equal(expected.nfe, found.nfe), (sampler, more)
 
@@ -107,11 +107,11 @@ def test_tokens_are_those_of_the_cpu(family: str, temperature: float) -> None:
 def test_compiled_forwards_give_the_tokens_of_eager_ones(family: str) -> None:
     model = load_tiny(family, device=DEVICE, dtype=torch.float32, **LAW_OPTIONS[family])
     for cache in (NoCache(), DualCache(), FreeCache()):
-        found = []
+        tokens = []
         for compiled in (False, True):
             model.compiled = compiled
-            found.append(decode(model, PROMPTS, FixedSchedule(4), cache=cache, **OPTIONS).tokens)
-        assert torch.equal(*found), cache
+            tokens.append(decode(model, PROMPTS, FixedSchedule(4), cache=cache, **OPTIONS).tokens)
+        assert torch.equal(*tokens), cache
 
 
 @pytest.mark.gpu
@@ -129,16 +129,16 @@ def test_a_target_judges_as_on_the_cpu() -> None:
 
 
 def waits_of(model: MaskPredictor, sampler: Any, **options: Any) -> list[int]:
-    """Counts what torch calls synchronising, in each step before which no row came or left."""
-    found: list[int] = []
+    """Counts torch's warnings of synchronisation in each step before which no row came or left."""
+    waits: list[int] = []
     last: list[tuple[int, object]] | None = None
 
     def count(event: StepEvent) -> None:
         nonlocal last
-        here = [(row.request.index, row.opening) for row in event.rows]
-        if here == last:
-            found.append(sum("synchronizing" in str(warning.message) for warning in caught))
-        last = here
+        current = [(row.request.index, row.opening) for row in event.rows]
+        if current == last:
+            waits.append(sum("synchronizing" in str(warning.message) for warning in caught))
+        last = current
         caught.clear()
 
     with warnings.catch_warnings(record=True) as caught:
@@ -148,7 +148,7 @@ def waits_of(model: MaskPredictor, sampler: Any, **options: Any) -> list[int]:
             decode(model, PROMPTS, sampler, observers=[count], **OPTIONS, **options)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return found
+    return waits
 
 
 @pytest.mark.gpu
@@ -162,7 +162,7 @@ def test_the_host_waits_once_a_step(family: str, compiled: bool) -> None:
     samplers: tuple[Any, ...] = (FixedSchedule(6), Prophet(FixedSchedule(6), (99.0, 99.0, 99.0)))
     for cache in CACHES[:3] if compiled else CACHES:
         for sampler in samplers if Fact.LOGITS_BEHIND_BLOCK in cache.gives else samplers[:1]:
-            # By then all kinds of forwards are compiled.
+            # The first decode compiles all kinds of forwards.
             waits_of(model, sampler, cache=cache)
             waits = waits_of(model, sampler, cache=cache)
             assert waits

@@ -1,4 +1,4 @@
-"""Models on a pretended accelerator decode as on the CPU, and a step costs it little.
+"""Models on a pretended accelerator decode as on the CPU, and a step is cheap there.
 
 On "cuda" a tensor on the wrong device is refused; in each step the CPU waits once, and there are
 few operations besides the model. Apple's device "mps" refuses float64.
@@ -71,15 +71,15 @@ KINDS = ("cuda", "mps")
 def in_turn(cases: Any) -> Any:
     """Gives the first case of each kind a device and a family in turn; all others are slow."""
     pairs = [(kind, family) for family in FAMILIES for kind in KINDS]
-    seen, found = set[type](), []
+    seen, params = set[type](), []
     for place, case in enumerate(cases):
         is_new = isinstance(case, str) or type(case) not in seen
         seen.add(type(case))
         for number, (kind, family) in enumerate(pairs):
             marks = () if is_new and place % len(pairs) == number else pytest.mark.slow
             name = f"{case!r}-{kind}-{family}"
-            found.append(pytest.param(case, kind, family, id=name, marks=marks))
-    return found
+            params.append(pytest.param(case, kind, family, id=name, marks=marks))
+    return params
 
 
 class Pair(NamedTuple):
@@ -98,16 +98,16 @@ class Pair(NamedTuple):
         return on_cpu.outputs[0]
 
     def waits(self, sampler: Any, *, observers: Any = (), **options: Any) -> list[Counter[str]]:
-        """Returns the waits of each step before which no row came or left, other observers' too."""
-        found: list[Counter[str]] = []
+        """Returns the waits, observers' included, of each step before which no row came or left."""
+        waits: list[Counter[str]] = []
         last: list[int] | None = None
 
         def count(event: StepEvent) -> None:
             nonlocal last
-            here = [row.request.index for row in event.rows]
-            if here == last:
-                found.append(Counter(self.accelerator.waits))
-            last = here
+            current = [row.request.index for row in event.rows]
+            if current == last:
+                waits.append(Counter(self.accelerator.waits))
+            last = current
             self.accelerator.waits.clear()
 
         arguments = {"prompts": PROMPTS, "gen_length": 16, "block_length": 8, **options}
@@ -116,7 +116,7 @@ class Pair(NamedTuple):
                 self.there, sampler=sampler, stop_at_eos=False, observers=[*observers, count],
                 **arguments,
             )  # fmt: skip
-        return found
+        return waits
 
 
 class Watched(NamedTuple):
@@ -134,9 +134,9 @@ def watched(model: MaskedTransformer, options: dict[str, Any]) -> Watched:
 
 
 def compare(on_cpu: Watched, there: Watched) -> None:
-    for one, other in zip(on_cpu.outputs, there.outputs, strict=True):
+    for cpu_output, output in zip(on_cpu.outputs, there.outputs, strict=True):
         for name in ("tokens", *COSTS):
-            expected, found = vars(one)[name], vars(other)[name]
+            expected, found = vars(cpu_output)[name], vars(output)[name]
             assert not isinstance(found, Pretended), name
             assert torch.equal(torch.as_tensor(expected), torch.as_tensor(found)), name
     assert on_cpu.gains == there.gains
@@ -171,7 +171,7 @@ DRAFTED: dict[str, dict[str, Any]] = {
 def test_every_sampler_decodes_as_on_the_cpu(sampler: Any, kind: str, family: str) -> None:
     """Noise and a few rules were in float64, which Apple's devices refuse."""
     if Fact.LEAVE_ONE_OUT in sampler.needs:
-        # On a model that cannot see what it verifies, and without a cache.
+        # Such samplers decode with LLaDA only, and without a cache.
         pair_of(kind, "llada").decode(sampler, temperature=0.7)
         return
     cache = PrefixCache() if sampler.scope == "suffix" else DualCache()
@@ -259,13 +259,13 @@ def test_uniform_numbers_without_float64_are_close_to_those_with_it() -> None:
     keys = torch.arange(200_000) * 7919
     exact = uniform(keys)
     with Accelerator(MPS):
-        found = uniform(keys.to("mps")).cpu()
-    assert found.dtype == torch.float32
-    assert (found.double() - exact).abs().max() <= 2.0**-24
+        single = uniform(keys.to("mps")).cpu()
+    assert single.dtype == torch.float32
+    assert (single.double() - exact).abs().max() <= 2.0**-24
     # Strictly inside (0, 1), and in the same order but for those that became equal.
-    assert found.min() > 0.0
-    assert found.max() < 1.0
-    ordered = found[exact.argsort()]
+    assert single.min() > 0.0
+    assert single.max() < 1.0
+    ordered = single[exact.argsort()]
     assert (ordered[1:] >= ordered[:-1]).all()
     assert (ordered[1:] == ordered[:-1]).any(), "nothing was rounded"
 
@@ -310,7 +310,7 @@ READS = {"tolist in round._on_host": 1}
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("cache", [NoCache(), *CACHES], ids=repr)
 def test_the_host_waits_once_a_step_with_every_cache(cache: CachePolicy, family: str) -> None:
-    """Once only the device knew which columns some policies compute: the host read twice."""
+    """Once only the device knew which columns some policies compute; so the host read twice."""
     # One token a step.
     waits = pair_of("cuda", family).waits(ConfidenceThreshold(1.0), cache=cache, gen_length=8)
     assert len(waits) >= 5
@@ -367,7 +367,7 @@ def test_the_host_waits_once_a_step_with_every_sampler(sampler: Any) -> None:
 def test_self_verification_waits_at_most_twice_a_step(
     evaluate: Any, prompts: list[list[int]]
 ) -> None:
-    """Once it was 14 to 19 times a forward: for every draft, and to tell states apart."""
+    """Once the host waited 14 to 19 times a forward: for every draft, and to tell states apart."""
     options: Any = {"verifier": SelfVerify(4, evaluate), "cache": DualCache(), "prompts": prompts}
     waits = pair_of("cuda", "llada").waits(FixedSchedule(8), **options)
     drafts = READS | {"tolist in self_verify.SelfVerify._draft": 1}
@@ -385,15 +385,15 @@ def test_a_filter_asks_nothing_once_it_is_there() -> None:
 
 def operations_a_step(sampler: Sampler, prompts: list[list[int]], **options: Any) -> float:
     """Counts the operations outside of the model, views included."""
-    model, told = tiny("llada"), list[None]()
-    operations = Operations(lambda *_: told.append(None))
+    model, calls = tiny("llada"), list[None]()
+    operations = Operations(lambda *_: calls.append(None))
     with pytest.MonkeyPatch.context() as patch, operations:
         patch.setattr(model, "predict", operations.left_out(model.predict))
         out = decode(
             model, prompts, sampler, gen_length=32, block_length=32, stop_at_eos=False, **options
         )
     assert out.forwards >= 30
-    return len(told) / out.forwards
+    return len(calls) / out.forwards
 
 
 @pytest.mark.exhaustive(4)
@@ -403,7 +403,7 @@ def operations_a_step(sampler: Sampler, prompts: list[list[int]], **options: Any
 def test_a_step_is_few_operations_beside_the_model(
     num_rows: int, sampler: Sampler, cache: CachePolicy
 ) -> None:
-    """Once it was 180; most of what a step needs is the same in the whole block."""
+    """Once a step took 180 operations, although most results are the same in a whole block."""
     prompts = [[3, 4, 5, *range(6, 6 + row)] for row in range(num_rows)]
     assert 40 < operations_a_step(sampler, prompts, cache=cache) < 135
 
@@ -417,21 +417,21 @@ def operations_of(blocks: BlockSchedule) -> float:
     "blocks", [MultiBlock(32, 1.0, 1.0), AdaptiveBlocks((5,), 1.0), SubBlocks(32, 8)], ids=repr
 )
 def test_a_schedule_costs_few_operations_where_nothing_opens(blocks: BlockSchedule) -> None:
-    """MultiBlock cost 75 a step: it decided what is open on the device, at every step."""
+    """MultiBlock cost 75 operations a step: it decided on the device, each step, what is open."""
     assert operations_of(blocks) - operations_of(Sequential()) < 12
 
 
 @pytest.mark.parametrize(("kind", "family"), list(product(KINDS, FAMILIES)))
 def test_rollouts_are_scored_there_as_on_the_cpu(kind: str, family: str) -> None:
     here, there, accelerator = pair_of(kind, family)
-    found, config = [], DecodeConfig(gen_length=12, block_length=4, temperature=0.7)
+    writes, config = [], DecodeConfig(gen_length=12, block_length=4, temperature=0.7)
     for model, place in ((here, nullcontext()), (there, accelerator)):
         with place, torch.no_grad():
             decoder = new_decoder(model, ConfidenceThreshold(0.3), config=config)
             requests = [decoder.request(prompt, n) for n, prompt in enumerate(PROMPTS)]
-            rollouts = [one.rollout for one in rollouts_of(decoder, requests, 2)]
+            rollouts = [outcome.rollout for outcome in rollouts_of(decoder, requests, 2)]
             scores = score(model, rollouts, law="drawn")
             assert scores.difference is not None
             assert scores.difference < (1e-9 if kind == "cuda" else 1e-4)
-            found.append([[write[:3] for write in one.writes] for one in rollouts])
-    assert found[0] == found[1]
+            writes.append([[write[:3] for write in rollout.writes] for rollout in rollouts])
+    assert writes[0] == writes[1]

@@ -84,9 +84,9 @@ class TwoLooks(Verifier):
             rows, numbers = rows * 2, (0,) * len(rows) + numbers
         branches = Branches(tokens, rows, numbers)
         state, logits = forward(decoder, state, Pass(window, branches=branches))
-        same = logits[-len(state.rows) :].argmax(-1) == view.most_likely
+        unchanged = logits[-len(state.rows) :].argmax(-1) == view.most_likely
         some = torch.where(decision.commit.any(-1, keepdim=True), decision.commit, view.eligible)
-        commit = (decision.commit & same) | highest_one(view.confidence, some)
+        commit = (decision.commit & unchanged) | highest_one(view.confidence, some)
         return state, seen._replace(decision=Decision(commit, tokens=decision.tokens))
 
 
@@ -98,7 +98,7 @@ def answer(prompts: list[list[int]], **options: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("cache", [NoCache(), DualCache()], ids=repr)
 def test_blocks_of_several_lengths_are_whole_blocks(cache: CachePolicy) -> None:
-    """Once all of the window was open, so that two blocks were decoded as one, without a word."""
+    """Once the whole window was open, so that two blocks were silently decoded as one."""
     seen: list[int] = []
 
     def watch(event: StepEvent) -> None:
@@ -117,7 +117,7 @@ def test_blocks_of_several_lengths_are_whole_blocks(cache: CachePolicy) -> None:
 
 @pytest.mark.parametrize("cache", [NoCache(), DualCache()], ids=repr)
 def test_drafts_of_blocks_of_several_lengths_change_no_token(cache: CachePolicy) -> None:
-    """A cache of the open block alone was blamed for the columns behind it."""
+    """The error named a cache of the open block alone, for columns after the block."""
     verified = answer(PROMPTS, cache=cache, blocks=GrowingBlocks(), verifier=SelfVerify(2))
     assert torch.equal(verified, answer(PROMPTS, cache=cache, blocks=GrowingBlocks()))
 
@@ -148,5 +148,5 @@ def test_a_draft_without_the_canvas_leaves_no_trace(cache: CachePolicy) -> None:
     for row, prompt in enumerate(PROMPTS):
         assert torch.equal(answer([prompt], verifier=TwoLooks(), **options)[0], together[row])
     if isinstance(cache, NoCache | DualCache | SuffixWindow):
-        # With the canvas beside the draft the row's slots are written anew, from the same tokens.
+        # With the canvas next to the draft, the row's slots are written again with the same tokens.
         assert torch.equal(answer(PROMPTS, verifier=TwoLooks(both=True), **options), together)

@@ -11,12 +11,12 @@ X = torch.arange(12.0).view(3, 4)
 
 
 def on_the_accelerator(work: Callable[[Any, Any], Any]) -> tuple[Any, dict[str, int]]:
-    """Gives work a tensor there and the CPU's, and returns what it made and what it waited for."""
+    """Calls `work` with a tensor of each device; returns the result and the waits by kind."""
     with Accelerator() as accelerator:
         there = X.clone().to("cuda")
         accelerator.waits.clear()
-        found = work(there, X.clone())
-        return found, {name.split(" in ")[0]: n for name, n in accelerator.waits.items()}
+        result = work(there, X.clone())
+        return result, {name.split(" in ")[0]: n for name, n in accelerator.waits.items()}
 
 
 @pytest.mark.parametrize(

@@ -80,11 +80,11 @@ def test_a_cache_that_remembers_earlier_decodes_is_found() -> None:
 
 def test_a_verifier_that_looks_at_the_size_of_its_batch_is_found() -> None:
     def crowded(self: Any, decoder: Any, state: Any) -> Any:
-        state, found = look(decoder, state)
-        view = found.view
-        one = highest_one(view.confidence, view.eligible)
-        commit = one if len(state.rows) > 1 else view.eligible
-        return state, Look(view, found.window, decision=Decision(commit))
+        state, seen = look(decoder, state)
+        view = seen.view
+        best = highest_one(view.confidence, view.eligible)
+        commit = best if len(state.rows) > 1 else view.eligible
+        return state, Look(view, seen.window, decision=Decision(commit))
 
     verifier = plugin(
         Verifier, look=crowded, asks_sampler=False,

@@ -1,4 +1,4 @@
-"""One box of options: none can be missing in a command, and help is there at once."""
+"""Options of all commands: no command lacks one, and help is shown at once."""
 
 import argparse
 import inspect
@@ -26,7 +26,7 @@ from eval.runs.sweep import read_sweep
 
 ROOT = Path(__file__).parents[3]
 
-# Of each option a value that is not its default.
+# A value of each option that is not its default.
 VALUES: dict[str, Any] = {
     "gen_length": 48, "block_length": 24, "temperature": 0.5, "top_p": 0.9, "top_k": 7,
     "cfg_scale": 1.5, "confidence_from": "tempered", "banned_ids": (3, 4), "deferred_ids": (5,),
@@ -95,8 +95,8 @@ def test_every_option_and_plug_in_is_in_every_command_that_decodes(command: str)
         options = parser.parse_args(words)
         # In calibrate a sampler is a setting, to which other parts may be added.
         place = "settings" if (command, name) == ("calibrate", "sampler") else name
-        given = given_of(options) if name in VALUES else vars(options)
-        assert given[place] in (value, [value]), name
+        parsed = given_of(options) if name in VALUES else vars(options)
+        assert parsed[place] in (value, [value]), name
         if command in ("run", "sweep") and name in VALUES:
             assert axes_of(options) == {name: (value,)}
             DecodeConfig(**{name: axes_of(options)[name][0]})
@@ -110,8 +110,10 @@ def test_every_option_arrives_in_a_sweep_and_in_the_harness(tmp_path: Path, name
         text = f'"{value}"' if isinstance(value, str) else text.lower()
     file, axis = tmp_path / "sweep.toml", AXES.get(name, name)
     lines = {"model": '"mini"', "tasks": '["lists/copy"]', "samplers": '["Factor()"]'}
-    for one in (f"[{text}]", text) if name in VALUES else (f"[{text}]",):
-        file.write_text("".join(f"{key} = {own}\n" for key, own in (lines | {axis: one}).items()))
+    for form in (f"[{text}]", text) if name in VALUES else (f"[{text}]",):
+        file.write_text(
+            "".join(f"{key} = {entry}\n" for key, entry in (lines | {axis: form}).items())
+        )
         sweep = read_sweep(file)
         assert (sweep.decoding[name] if name in VALUES else getattr(sweep, axis)) == (value,)
     assert read_arguments({name: value})[name] == value
@@ -134,17 +136,17 @@ def test_an_interrupt_does_not_claim_what_is_not_so(
     def interrupt(options: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
-    for action, words, said in (
+    for action, words, message in (
         ("eval.studies.cache_error.run", ["cache-error"], "Stopped; nothing is kept.\n"),
         ("eval.reports.command.run_and_report", ["run", "lists/copy", "out"], "records are kept"),
     ):
         monkeypatch.setattr(action, interrupt)
         assert main(words) == 130
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 COMMAND_LINES = [
-    *([name] for name, one in cli.commands().items() if not one.takes_words),
+    *([name] for name, command in cli.commands().items() if not command.takes_words),
     *(["eval", name] for name in COMMANDS),
     [],
     ["eval"],

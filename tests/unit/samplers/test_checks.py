@@ -51,6 +51,6 @@ def test_a_value_out_of_its_declared_range_is_refused(
 
 
 def test_values_in_their_range_are_taken() -> None:
-    given = Narrowed(4, "down", True, ConfidenceThreshold(0.5), 1.0, "any text", 2)
-    assert given.length == 4
+    narrowed = Narrowed(4, "down", True, ConfidenceThreshold(0.5), 1.0, "any text", 2)
+    assert narrowed.length == 4
     assert Narrowed().length is None

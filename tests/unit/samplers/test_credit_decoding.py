@@ -11,7 +11,7 @@ from torch import Tensor
 from dllm_decode import decode
 from samplers import CreditDecoding, Decision, Klass, Sampler, State, View, parse
 
-# By confidence, entropy, margin, all logits, the likeliest eight, and with a draw.
+# Samplers by confidence, entropy, margin, all logits, the likeliest eight, and with a draw.
 BASES = [parse(text) for text in (
     "LocalLeap(0.7, 0.5)", "EntropyBound(0.5)", "FixedSchedule(3, 'margin')", "Klass(0.3, 0.5, 1)",
     "Less(0.3, 0.2)", "FixedSchedule(3, 'random')",
@@ -92,7 +92,7 @@ def test_a_second_wrapper_adds_its_credit_to_the_first() -> None:
     spy = Spy()
     twice = CreditDecoding(CreditDecoding(spy), alpha=1.0)
     state = twice.init(steps[0])
-    # Nothing of the vocabulary's size is kept.
+    # The state has no axis of the vocabulary's size.
     assert [part.shape[-1] for part in state[:2]] == [32, 32]
     for view in steps:
         _, state = twice.step(view, state)

@@ -18,11 +18,11 @@ VECTORS: dict[str, Any] = json.loads((GEMMA.parent / "duo_vectors.json").read_te
 def test_the_posterior_is_the_computed_one(case: dict[str, Any]) -> None:
     belief = torch.tensor(case["belief"], dtype=torch.float64)[None, None]
     alphas = [torch.tensor([case[name]], dtype=torch.float64) for name in ("alpha_t", "alpha_s")]
-    found = posterior(belief, torch.tensor([[case["z_t"]]]), *alphas, case["kappa"])[0, 0]
-    torch.testing.assert_close(found, torch.tensor(case["q"]).double(), atol=1e-6, rtol=0)
+    probabilities = posterior(belief, torch.tensor([[case["z_t"]]]), *alphas, case["kappa"])[0, 0]
+    torch.testing.assert_close(probabilities, torch.tensor(case["q"]).double(), atol=1e-6, rtol=0)
     noise = 1e-10 - (torch.tensor(case["u"], dtype=torch.float64) + 1e-10).log()
-    assert int((found / noise).argmax()) == case["drawn"]
-    assert float(found.sum()) == pytest.approx(1.0)
+    assert int((probabilities / noise).argmax()) == case["drawn"]
+    assert float(probabilities.sum()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("grid", VECTORS["grids"], ids=lambda grid: str(grid["steps"]))

@@ -38,10 +38,10 @@ def test_the_last_step_takes_what_an_earlier_one_left() -> None:
     sampler = FixedSchedule(2)
     view = with_confidences([0.5, 0.6, 0.7, 0.8])
     _, state = sampler.step(view, sampler.init(view))
-    # The first step had the first token only, where it should have had two.
+    # The first step committed the first token only, although it should have committed two.
     view = with_confidences([0.5, 0.6, 0.7, 0.8], committed=[0])
     assert committed(sampler, view, state) == [[1, 2, 3]]
-    # As many steps as masks are planned, and each of them commits a token.
+    # No more steps are planned than there are masks, and each step commits a token.
     sampler, view = FixedSchedule(4), with_confidences([0.5])
     _, state = sampler.step(view, sampler.init(view))
     assert committed(sampler, view, state) == [[0]]

@@ -1,4 +1,4 @@
-"""JointThresholdInDel: against a plain statement of the rule; moves in the engine."""
+"""JointThresholdInDel against a plain statement of its rule, and its moves in the engine."""
 
 import math
 from collections import Counter
@@ -124,13 +124,13 @@ def compare(rule: JointThresholdInDel, styles: Sequence[Style], num_seeds: int) 
     """Compares every step with the plain rule; returns the events that were met."""
     events: Counter[str] = Counter()
     for style, seed in product(styles, range(num_seeds)):
-        plays: dict[int, Plain] = {}
+        plain_rules: dict[int, Plain] = {}
         for turn in play(rule, seed, style=style, dtype=torch.float64):
             view = turn.view
             for row in view.eligible.any(-1).nonzero().flatten().tolist():
                 open_ = view.eligible[row]
                 size = int(open_.sum())
-                plain = plays.setdefault(row, Plain(rule, [None] * size, events))
+                plain = plain_rules.setdefault(row, Plain(rule, [None] * size, events))
                 logits = view.logits[row, open_].tolist()
                 ended = plain.step(logits, view.confidence[row, open_].tolist())
                 assert block_after(turn, row) == plain.block
@@ -140,16 +140,16 @@ def compare(rule: JointThresholdInDel, styles: Sequence[Style], num_seeds: int) 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_every_step_is_that_of_the_plain_rule(rule: JointThresholdInDel) -> None:
-    met = compare(rule, ["drifting", "excluded"], 12)
-    assert {"deleted", "inserted", "dropped", "ended by the budget"} <= met
+    events = compare(rule, ["drifting", "excluded"], 12)
+    assert {"deleted", "inserted", "dropped", "ended by the budget"} <= events
     if rule.threshold > 0.5:
-        assert "last step with original masks" in met
+        assert "last step with original masks" in events
     if rule.max_edit_steps > 5:
-        assert {"seen before", "no move in an empty block", "nothing to change"} <= met
+        assert {"seen before", "no move in an empty block", "nothing to change"} <= events
 
 
 class Moves:
-    """Observer: tokens that were at another column before the step, and steps of each block."""
+    """Counts re-masked positions and steps of each block; checks that given tokens stay."""
 
     def __init__(self) -> None:
         self.num_remasked = 0
@@ -170,25 +170,26 @@ def test_answers_hold_neither_masks_nor_moves_in_any_batch_and_with_any_exact_ca
     family: str,
 ) -> None:
     model = tiny(family)
-    given = [model.mask_id, model.mask_id, 33, model.mask_id, 34]
+    template = [model.mask_id, model.mask_id, 33, model.mask_id, 34]
     options: Any = {
-        "gen_length": 14, "block_length": 8, "stop_at_eos": False, "templates": [[], given, given],
+        "gen_length": 14, "block_length": 8, "stop_at_eos": False,
+        "templates": [[], template, template],
     }  # fmt: skip
-    often = Counter(decode(model, PROMPTS, RULES[0], **options).tokens.flatten().tolist())
-    (delete, _), (split, _) = often.most_common(2)
+    token_counts = Counter(decode(model, PROMPTS, RULES[0], **options).tokens.flatten().tolist())
+    (delete, _), (split, _) = token_counts.most_common(2)
     sampler = JointThresholdInDel(0.3, 0.0, 5, delete, split)
-    seen = Moves()
-    out = decode(model, PROMPTS, sampler, observers=[seen], **options)
-    assert seen.num_remasked
+    moves = Moves()
+    out = decode(model, PROMPTS, sampler, observers=[moves], **options)
+    assert moves.num_remasked
     assert not torch.isin(out.tokens, torch.tensor([model.mask_id, delete, split])).any()
-    assert max(seen.steps.values()) <= sampler.max_steps(8)
+    assert max(moves.steps.values()) <= sampler.max_steps(8)
     assert out.tokens[1:, [2, 4]].tolist() == [[33, 34]] * 2
     for row, prompt in enumerate(PROMPTS):
-        own = options | {"templates": options["templates"][row : row + 1]}
-        assert torch.equal(decode(model, [prompt], sampler, **own).tokens[0], out.tokens[row])
+        alone = options | {"templates": options["templates"][row : row + 1]}
+        assert torch.equal(decode(model, [prompt], sampler, **alone).tokens[0], out.tokens[row])
     for cache in (PrefixCache(), DualCache(), FreeCache()) if family == "llada2_moe" else ():
-        other = decode(model, PROMPTS, sampler, cache=cache, **options)
-        assert torch.equal(other.tokens, out.tokens)
+        cached = decode(model, PROMPTS, sampler, cache=cache, **options)
+        assert torch.equal(cached.tokens, out.tokens)
 
 
 def test_wrong_use_is_refused_by_name() -> None:

@@ -32,7 +32,7 @@ def test_a_drift_beyond_the_threshold_waits() -> None:
 
 
 def swapped(view: View, position: int) -> View:
-    """The view with tokens 0 and 1 changed over at a position."""
+    """Returns the view with the logits of tokens 0 and 1 swapped at a position."""
     logits = view.logits.clone()
     logits[:, position, [0, 1]] = logits[:, position, [1, 0]]
     return view.with_logits(logits)

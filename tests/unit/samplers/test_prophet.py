@@ -17,7 +17,7 @@ OPEN = [M] * 6
 
 
 def is_filled(sampler: Prophet, view: View) -> bool:
-    """Returns whether all masks in view are committed, some of them behind the block."""
+    """Returns whether all masks in view are committed, also those after the block."""
     decision, _ = sampler.step(view, sampler.init(view))
     assert not (decision.commit & ~view.masked).any()
     return torch.equal(decision.commit, view.masked)
@@ -46,7 +46,7 @@ CASES: list[tuple[str, View, bool]] = [
     # The answer is, or is not, in finished blocks.
     ("answer_start=0, answer_length=2", with_gaps([M] * 4, [0.0] * 4, start=2), True),
     ("answer_start=0, answer_length=3", with_gaps([M] * 4, [0.0] * 4, start=2), False),
-    # The first marker counts. Otherwise the gap behind it is small, it is not adjacent, or last.
+    # The first marker counts. Not decided: a small gap after the marker, a split or a last marker.
     *(("marker=(8, 9), answer_length=1", with_gaps(tokens, THIRD, block_length=6), decided)
       for tokens, decided in (([8, 9, M, M, M, M], True), ([8, 9, M, M, 8, 9], True),
                               ([M, 8, 9, M, M, M], False), ([8, M, 9, M, M, M], False),

@@ -1,6 +1,6 @@
 """Worked examples of rules without a state: equality, ties, holes and extremes.
 
-Golden runs of the official code, and the independent loop, hold the rules in general.
+Golden runs of the official code, and the independent loop, check the rules in general.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from samplers import View, parse
 
 
 def exact(*row: float, committed: Sequence[int] = (), **others: Sequence[float]) -> View:
-    """Shows one row of confidences, and other statistics, without a softmax' rounding."""
+    """Returns a view of one row with exact confidences, which no softmax has rounded."""
     view = with_confidences(row, committed=committed)
     return pinned(view, confidence=[row], **{name: [values] for name, values in others.items()})
 
@@ -40,8 +40,8 @@ EXAMPLES: list[tuple[str, list[list[int]], View]] = [
      with_confidences([0.95, 0.2, 0.92], [0.2, 0.3, 0.1], [0.6, 0.6, 0.5])),
     # A public implementation also commits what is within 1e-5 of the best.
     ("ConfidenceThreshold(0.9)", [[0]], with_confidences([0.5, 0.499995, 0.49])),
-    # Factor. The official one also commits the last-ranked failure, so of two masks both. One mask
-    # always goes, none never, and all if all pass.
+    # Factor. If only the least confident fails, "official" commits it too, so of two masks both.
+    # A single mask is always committed, and all masks are if all pass.
     *((f"Factor(1.0, '{variant}')", first(count), view)
       for view, *counts in ((with_confidences([0.99, 0.95, 0.90, 0.2]), 3, 3, 4),
                             (with_confidences([0.9, 0.3]), 1, 1, 2),

@@ -13,7 +13,7 @@ from samplers import FixedSchedule, SchED
 
 
 def fills(sampler: SchED, gaps: list[list[float]], **options: Any) -> list[bool]:
-    """Returns True for each step in which a row of masks is filled."""
+    """Returns for each step whether it fills a row of masks."""
     state, filled = None, []
     for gap in gaps:
         view = with_gaps([11] * 6, gap, **options)
@@ -50,18 +50,18 @@ def test_with_a_known_number_of_steps_progress_counts_them_from_zero() -> None:
     sampler = SchED(FixedSchedule(2), "linear", 8.0, 0.0, max_changed=1.0, num_steps=5)
     assert fills(sampler, [[4.0] * 6] * 3, gen_length=10, start=0) == [False, False, True]
     assert fills(sampler, [[4.0] * 6] * 2, gen_length=10, start=2) == [False, True]
-    # Even the first step of one is the last one.
+    # If there is one step only, the first step is the last one.
     assert fills(SchED(low=2.5, max_changed=1.0, num_steps=1), [[2.5] * 6]) == [True]
 
 
 def test_a_row_waits_until_its_likeliest_tokens_stay() -> None:
-    clear, other = [9.0] * 6, [9.0] * 4 + [-9.0] * 2
+    clear, changed = [9.0] * 6, [9.0] * 4 + [-9.0] * 2
     assert fills(SchED(), [clear, clear]) == [False, True]
-    # Nothing is known of the step before the first, although token 0 of column 0 looks the same.
+    # In the first step every token counts as changed, even token 0, which fills a new state.
     assert fills(SchED(max_changed=0.9), [clear]) == [False]
-    # In `other` two of six positions have another likeliest token.
-    assert fills(SchED(low=0.0, high=0.0), [clear, other, other]) == [False, False, True]
-    assert fills(SchED(low=0.0, high=0.0, max_changed=0.4), [clear, other]) == [False, True]
+    # In `changed` two of six positions have another likeliest token.
+    assert fills(SchED(low=0.0, high=0.0), [clear, changed, changed]) == [False, False, True]
+    assert fills(SchED(low=0.0, high=0.0, max_changed=0.4), [clear, changed]) == [False, True]
 
 
 def test_only_masks_of_the_own_answer_are_averaged() -> None:

@@ -88,8 +88,8 @@ def test_rows_are_taken_and_put_back_in_every_part() -> None:
     assert part.first.tolist() == [1, 3]
     assert part.second.first.tolist() == [[2, 3], [6, 7]]
     assert part.second.second is None
-    other = Pair(-part.first, Pair(-part.second.first))
-    put = put_state(state, rows, other)
+    negated = Pair(-part.first, Pair(-part.second.first))
+    put = put_state(state, rows, negated)
     assert type(put) is Pair
     assert put.first.tolist() == [0, -1, 2, -3]
     assert put.second.first.tolist() == [[0, 1], [-2, -3], [4, 5], [-6, -7]]

@@ -1,4 +1,4 @@
-"""The laws for authors: a rule that breaks one is caught by its name."""
+"""The laws for authors: a rule that breaks a law is caught, and the error names the law."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

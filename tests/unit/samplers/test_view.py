@@ -1,4 +1,4 @@
-"""A view of some columns' logits, and what it says of the others."""
+"""A view with logits of some columns, and its statistics of the other columns."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +18,7 @@ from samplers.logits.statistics import highest_one
 from samplers.logits.summary import Summary
 
 MASKED = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]).bool()
-# The first row's masks are in another order, and so are committed columns that fill up the rows.
+# The masks of the first row are out of order, as are the committed columns that fill up rows.
 ASKED = torch.tensor([[3, 0, 2], [2, 4, 0], [1, 0, 3]])
 
 
@@ -28,8 +28,8 @@ def views() -> tuple[View, View]:
     logits = 3 * torch.randn(3, 5, 9, generator=generator)
     tokens = torch.where(MASKED, 8, torch.randint(0, 8, (3, 5), generator=generator))
     dense = view_with(logits, tokens=tokens, masked=MASKED)
-    asked = logits.gather(1, ASKED[..., None].expand(-1, -1, 9))
-    return dense, replace(dense, computed=Summary(asked, ASKED), reads_committed=False)
+    asked_logits = logits.gather(1, ASKED[..., None].expand(-1, -1, 9))
+    return dense, replace(dense, computed=Summary(asked_logits, ASKED), reads_committed=False)
 
 
 @pytest.mark.parametrize("with_logit_bias", [False, True])
@@ -56,12 +56,12 @@ def test_a_committed_token_is_certain_unless_the_sampler_reads_it(
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("cache", [NoCache(), DualCache(), DelayedCache()], ids=repr)
 def test_the_head_is_spared_what_nobody_reads(family: str, cache: CachePolicy) -> None:
-    """One token a step: in steps of eight, no more columns go through the head than are masked."""
+    """With one token a step, the head takes the masked columns alone, rounded up to eights."""
     model, masks = Spied(tiny(family)), []
 
     def note(event: StepEvent) -> None:
-        own = zip(event.before.masked, event.rows, strict=True)
-        masks.append(max(int(masked[: row.opening.stop].sum()) for masked, row in own))
+        masked_and_rows = zip(event.before.masked, event.rows, strict=True)
+        masks.append(max(int(masked[: row.opening.stop].sum()) for masked, row in masked_and_rows))
 
     def widths(sampler: FixedSchedule) -> list[int]:
         model.calls.clear()
@@ -72,9 +72,9 @@ def test_the_head_is_spared_what_nobody_reads(family: str, cache: CachePolicy) -
         )  # fmt: skip
         return [call.wanted.shape[1] for call in model.calls]
 
-    found = widths(FixedSchedule(16))
-    assert found == [8 * -(-count // 8) for count in masks]
-    assert set(found) == {8, 16}
+    head_widths = widths(FixedSchedule(16))
+    assert head_widths == [8 * -(-count // 8) for count in masks]
+    assert set(head_widths) == {8, 16}
     if Fact.LOGITS_OF_COMMITTED in cache.gives:
         curious = plugin(FixedSchedule, steps_per_block=16, needs=frozenset(
             {Fact.HAS_MASK, Fact.LOGITS_OF_COMMITTED, Fact.WHOLE_BLOCKS}
@@ -91,14 +91,14 @@ class ReadsLogits(Sampler[None]):
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         self.narrow.append(view.computed.columns is not None)
         assert view.logits.shape == (*view.tokens.shape, view.vocab_size)
-        found = view.logits.softmax(-1).max(-1)
-        torch.testing.assert_close(found.values.to(view.dtype), view.confidence)
-        assert torch.equal(found.indices, view.proposal)
+        top = view.logits.softmax(-1).max(-1)
+        torch.testing.assert_close(top.values.to(view.dtype), view.confidence)
+        assert torch.equal(top.indices, view.proposal)
         entropy = torch.special.entr(view.logits.softmax(-1)).sum(-1)
         torch.testing.assert_close(entropy.to(view.dtype), view.entropy, atol=1e-6, rtol=1e-5)
         margin = view.logits.softmax(-1).topk(2).values
         torch.testing.assert_close((margin[..., 0] - margin[..., 1]).to(view.dtype), view.margin)
-        return Decision(highest_one(found.values, view.eligible)), None
+        return Decision(highest_one(top.values, view.eligible)), None
 
 
 @pytest.mark.exhaustive(6)
@@ -108,7 +108,7 @@ class ReadsLogits(Sampler[None]):
 def test_the_logits_are_whole_in_every_step_under_every_verifier(
     family: str, verifier: Verifier, wrapped: bool
 ) -> None:
-    """A bug: on a CPU, and there only, they had fewer columns from the second step on."""
+    """A bug: only on a CPU, the logits had fewer columns from the second step on."""
     rule = ReadsLogits()
     sampler: Sampler = CreditDecoding(rule) if wrapped else rule
     options: dict[str, Any] = {"gen_length": 16, "block_length": 16, "stop_at_eos": False}
@@ -119,7 +119,7 @@ def test_the_logits_are_whole_in_every_step_under_every_verifier(
     )  # fmt: skip
     assert torch.equal(out.tokens, plain.tokens)
     assert len(rule.narrow) >= 16
-    # Where nothing was left out, nothing was tested.
+    # If no columns were left out in any step, this test would show nothing.
     assert any(rule.narrow) == (verifier == NoVerifier())
 
 

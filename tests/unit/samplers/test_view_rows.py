@@ -14,8 +14,8 @@ from samplers.testing import logits_of
 from samplers.view import Scope
 
 SCOPES: tuple[Scope, ...] = ("block", "suffix", "answer")
-# A window inside the prompt, inside the answer, at its end, and of an answer that ends within
-# the window; by row the window's first position, the answer's length and the temperature.
+# A window that begins in the prompt, inside the answer, at its beginning, and one in which the
+# answer ends; by row the window's first position, the answer's length and the temperature.
 STARTS, GEN_LENGTHS = torch.tensor([-3, 40, 0, 16]), torch.tensor([64, 96, 24, 20])
 TEMPERATURES = torch.tensor([0.0, 0.7, 1.3, 0.0], dtype=torch.float64)
 TOLD = (
@@ -25,7 +25,7 @@ TOLD = (
 
 
 def joined(block_starts: tuple[int, ...]) -> View:
-    """Four rows that differ in everything a row may have of its own."""
+    """Returns a view of four rows that differ in every option that a row may have."""
     generator = torch.Generator().manual_seed(1)
     columns, starts = torch.arange(10), torch.tensor(block_starts)[:, None]
     positions = STARTS[:, None] + columns
@@ -41,7 +41,7 @@ def joined(block_starts: tuple[int, ...]) -> View:
 
 
 def alone(view: View, row: int) -> View:
-    """One row of a view, whose options are numbers."""
+    """Returns one row of a view as a view whose options are numbers."""
     part = view.take(torch.tensor([row]))
     names = ("start", "gen_length", "temperature", "block_start")
     numbers: dict[str, Any] = {name: getattr(part, name).item() for name in names}
@@ -53,7 +53,7 @@ def alone(view: View, row: int) -> View:
 def test_the_part_of_a_scope_is_that_of_the_row_alone_and_is_put_back_where_it_was(
     block_starts: tuple[int, ...], scope: Scope
 ) -> None:
-    """The second starts have blocks that reach beyond the window."""
+    """With the second starts, blocks reach beyond the window."""
     view = joined(block_starts)
     part = view.within(scope)
     assert part.tokens.shape[1] == (4 if scope == "block" else 10)
@@ -62,9 +62,9 @@ def test_the_part_of_a_scope_is_that_of_the_row_alone_and_is_put_back_where_it_w
         width = single.tokens.shape[1]
         assert width == {"block": 4, "suffix": 10 - start, "answer": 10}[scope]
         for name in TOLD:
-            ours: Tensor = getattr(part, name)[row]
+            value: Tensor = getattr(part, name)[row]
             torch.testing.assert_close(
-                ours[:width] if ours.ndim else ours, getattr(single, name)[0], rtol=0, atol=0
+                value[:width] if value.ndim else value, getattr(single, name)[0], rtol=0, atol=0
             )
         first = 0 if scope == "answer" else start
         inside = min(10 - first, width)
@@ -72,7 +72,7 @@ def test_the_part_of_a_scope_is_that_of_the_row_alone_and_is_put_back_where_it_w
         # Columns beyond the window are settled.
         assert not (part.masked | part.eligible)[row, inside:].any()
         assert part.positions[row, 0] == STARTS[row] + first
-        shown = torch.zeros(10, dtype=torch.long)
-        shown[first : first + inside] = view.tokens[row, first : first + inside] + 1
-        assert torch.equal(view.widened(part.tokens + 1, scope)[row], shown)
+        widened = torch.zeros(10, dtype=torch.long)
+        widened[first : first + inside] = view.tokens[row, first : first + inside] + 1
+        assert torch.equal(view.widened(part.tokens + 1, scope)[row], widened)
     assert torch.equal(view.widened(part.eligible, scope), view.eligible)

@@ -1,4 +1,4 @@
-"""Wino's thresholds at equality; golden runs hold the rule, the independent loop also the copy."""
+"""Wino at equality; golden runs check the rule, and the independent loop also checks the copy."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A wrapper says of itself what its base says, unless it needs more."""
+"""A wrapper answers as its base does, unless the wrapper needs more."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ DECIDES = {"init", "step", "belief"}
 
 
 def overridable() -> set[str]:
-    """Members of a sampler that another class may replace."""
+    """Returns the members of a sampler that another class may replace."""
     return {name for name in vars(Sampler) if not name.startswith("_")}
 
 
@@ -23,7 +23,7 @@ def refuse(self: Any, **asked: Any) -> None:
     raise ValueError(f"asked about {asked}")
 
 
-# Says of itself what no default says.
+# A sampler whose members differ from the defaults.
 UNUSUAL = plugin(
     Sampler, scope="suffix", files=(Path("weights"),), check=refuse, check_model=refuse,
     needs=frozenset({Fact.HAS_MASK, Fact.LOGITS_OF_COMMITTED}), step=refuse,
@@ -32,7 +32,7 @@ UNUSUAL = plugin(
 
 
 def test_every_member_of_a_sampler_is_forwarded() -> None:
-    """Whoever adds a member to `Sampler` must say here and in `Wrapper` what becomes of it."""
+    """A new member of `Sampler` must be listed here, and forwarded by `Wrapper` or not."""
     forwarded = overridable() - DECIDES
     assert forwarded == {
         "scope", "needs", "gives", "files", "check", "check_model", "max_steps",

@@ -30,7 +30,7 @@ MASK = 99
 
 
 def query(step: int, **more: Any) -> CacheQuery:
-    """A prompt of 4 columns and an answer of 16; the third block of 4, columns 8 to 12, is open."""
+    """Returns a query of 4 prompt and 16 answer columns; the block of columns 8 to 12 is open."""
     block, end, shift = Opening.of_block(8, 12), more.pop("end", 20), more.pop("shift", 0)
     numbers = Numbers(cache=more.pop("numbers", ()))
     row = row_of(
@@ -65,8 +65,8 @@ def test_a_settled_beginning_is_frozen_row_by_row() -> None:
         cache = SettledCache(delay)
         numbers = cache.numbers(canvas, History(clean, clean, torch.tensor([9, 9])), shift)
         assert numbers is not None
-        asked = [query(3, shift=shift, numbers=tuple(own)) for own in numbers.tolist()]
-        assert list(map(cache.recompute, asked)) == [columns((first, 20)) for first in firsts]
+        queries = [query(3, shift=shift, numbers=tuple(values)) for values in numbers.tolist()]
+        assert list(map(cache.recompute, queries)) == [columns((first, 20)) for first in firsts]
     assert PrefixCache().numbers(canvas, History(clean, clean, clean[:, 0]), 0) is None
 
 
@@ -83,8 +83,8 @@ def test_a_window_hides_what_is_far_after_the_block_but_not_the_row_s_last_colum
     assert cache.hidden(query(0)) == columns((15, 19))
     assert cache.recompute(query(0)) == columns((0, 15), (19, 20))
     assert cache.hidden(query(0, end=12)) == ()
-    whole = SuffixWindow(NoCache(), 8, tail=0)
-    assert (whole.hidden(query(0)), whole.recompute(query(0))) == ((), columns((0, 20)))
+    wide = SuffixWindow(NoCache(), 8, tail=0)
+    assert (wide.hidden(query(0)), wide.recompute(query(0))) == ((), columns((0, 20)))
 
 
 def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> None:
@@ -109,8 +109,8 @@ def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> N
 
 @pytest.mark.parametrize("cache", [NoCache(), *CACHES], ids=repr)
 def test_the_repr_is_the_configuration(cache: CachePolicy) -> None:
-    known = {type(one).__name__: type(one) for one in (NoCache(), *CACHES)}
-    assert parse_expression(repr(cache), known) == cache
+    classes = {type(policy).__name__: type(policy) for policy in (NoCache(), *CACHES)}
+    assert parse_expression(repr(cache), classes) == cache
 
 
 def test_columns_after_an_eos_are_left_out_once_nothing_after_it_is_open() -> None:
@@ -125,7 +125,7 @@ def test_columns_after_an_eos_are_left_out_once_nothing_after_it_is_open() -> No
 def test_the_end_is_after_the_first_eos_and_after_the_last_open_column() -> None:
     templates = [[7, MASK, 7, 7], [7, 7, 7, 7], [MASK, MASK, MASK, MASK]]
     config = DecodeConfig(gen_length=4)
-    rows = [Row.of(Request(0, [1, 2], config, one), 1, MASK) for one in templates]
+    rows = [Row.of(Request(0, [1, 2], config, template), 1, MASK) for template in templates]
     canvas = Canvas.blank(rows, width=6, mask_id=MASK, eos_ids=(7,))
-    found = CutAtEos(NoCache()).numbers(canvas, History.blank(canvas), 0)
-    assert found.tolist() == [[4], [3], [7]]
+    ends = CutAtEos(NoCache()).numbers(canvas, History.blank(canvas), 0)
+    assert ends.tolist() == [[4], [3], [7]]

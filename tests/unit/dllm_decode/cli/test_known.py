@@ -41,15 +41,15 @@ def test_what_is_not_there_is_refused_before_torch_is_loaded() -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
     assert len(lines) == len(REFUSED)
-    for line, said in zip(lines, REFUSED.values(), strict=True):
-        assert said in line
+    for line, message in zip(lines, REFUSED.values(), strict=True):
+        assert message in line
 
 
 @pytest.mark.parametrize(
     ("part", "known"),
     [
-        ("sampler", [one.__name__ for one in ALL_SAMPLERS]),
-        ("blocks", [one.__name__ for one in blocks.ALL_SCHEDULES]),
+        ("sampler", [sampler.__name__ for sampler in ALL_SAMPLERS]),
+        ("blocks", [schedule.__name__ for schedule in blocks.ALL_SCHEDULES]),
         ("cache", [n for n in caches.__all__ if issubclass(getattr(caches, n), CachePolicy)]),
         ("verifier", ["CausalTarget", *verify.__all__]),
     ],

@@ -22,7 +22,7 @@ def test_a_command_lists_each_with_a_line(kind: str, capsys: pytest.CaptureFixtu
 
 
 def test_the_lists_are_complete() -> None:
-    assert list(entries("samplers")) == [one.__name__ for one in ALL_SAMPLERS]
+    assert list(entries("samplers")) == [sampler.__name__ for sampler in ALL_SAMPLERS]
     assert {"NoCache", "DualCache", "SuffixWindow"} < set(entries("caches"))
     assert set(entries("verifiers")) == {
         "NoVerifier", "SelfVerify", "ARVerify", "Guided", "S2D2", "AnySubsetVerify",

@@ -34,12 +34,12 @@ def roast(words):
 
 def installed(folder: Path, **commands: str) -> Path:
     """Installs a package with a module `oven`, and registers commands of it."""
-    noted = folder / "oven-1.dist-info"
-    noted.mkdir(parents=True)
+    metadata = folder / "oven-1.dist-info"
+    metadata.mkdir(parents=True)
     (folder / "oven.py").write_text(OVEN)
-    (noted / "METADATA").write_text("Metadata-Version: 2.1\nName: oven\nVersion: 1\n")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: oven\nVersion: 1\n")
     lines = "".join(f"{name} = {value}\n" for name, value in commands.items())
-    (noted / "entry_points.txt").write_text(f"[{cli.GROUP}]\n{lines}")
+    (metadata / "entry_points.txt").write_text(f"[{cli.GROUP}]\n{lines}")
     return folder
 
 
@@ -101,10 +101,10 @@ def test_without_the_packages_that_register_them_their_commands_are_unknown(
 
 
 def test_an_installed_package_needs_no_checkout(tmp_path: Path) -> None:
-    """As pip writes it: entry points in the metadata, and no pyproject.toml."""
+    """A package as pip writes it: entry points in the metadata, and no pyproject.toml."""
     for package in ("samplers", "dllm_decode", "eval"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("assets"))
-    declared = {one.name: one.value for one in cli._of_checkout()}
+    declared = {entry.name: entry.value for entry in cli._of_checkout()}
     assert declared.keys() == {"eval", "train-filter", "distil", "bench", "tasks"}
     installed(tmp_path, **declared)
     shown = run("eval", "--help", path=tmp_path, root=tmp_path)

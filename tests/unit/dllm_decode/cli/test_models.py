@@ -12,10 +12,10 @@ from dllm_decode.cli.plugins import ModelAddress, parse_model
 def test_a_model_is_told_what_its_files_do_not_say(tmp_path: Path) -> None:
     """The command line could not name a family, so some published checkpoints did not load."""
     assert parse_model("GSAI-ML/LLaDA-8B") == ModelAddress("GSAI-ML/LLaDA-8B")
-    found = parse_model("path/to/open-dcoder?mask_id=151665&family=open_dllm")
-    assert found == ModelAddress("path/to/open-dcoder", family="open_dllm", mask_id=151665)
-    own = parse_model("folder?family=my_package.families:MINE&block_length=4&adapter=a%26b")
-    assert (own.block_length, own.adapter) == (4, "a&b")
+    parsed = parse_model("path/to/open-dcoder?mask_id=151665&family=open_dllm")
+    assert parsed == ModelAddress("path/to/open-dcoder", family="open_dllm", mask_id=151665)
+    custom = parse_model("folder?family=my_package.families:MINE&block_length=4&adapter=a%26b")
+    assert (custom.block_length, custom.adapter) == (4, "a&b")
     for address, message in (
         ("folder?fam=x", "A model has the options family, mask_id, .*, got 'fam'"),
         ("folder?mask_id=x", "mask_id must be a whole number, got 'x'"),

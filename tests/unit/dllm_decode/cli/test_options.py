@@ -36,8 +36,8 @@ class Oven:
 def test_a_field_and_its_documentation_are_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     parser = OptionParser("bake")
     add_options(parser, [OptionsOf(Oven, names=("dish", "heat")), OptionsOf(Oven, "more options")])
-    given = vars(parser.parse_args(["cake", "--minutes", "1", "2.5", "--grill"]))
-    assert given == {
+    values = vars(parser.parse_args(["cake", "--minutes", "1", "2.5", "--grill"]))
+    assert values == {
         "dish": "cake", "heat": 180, "cover": None, "minutes": [1.0, 2.5], "grill": True,
         "mode": "low",
     }  # fmt: skip
@@ -71,7 +71,7 @@ def test_token_ids_with_a_mistake_are_told_what_they_must_be() -> None:
     ("words", "said"),
     [
         (["generate", "hi", "--gen-lenght", "64"], "--gen-lenght; did you mean --gen-length?"),
-        # The question was blamed too.
+        # The error named the question too.
         (
             ["generate", "--gen-lenght", "64", "hi"],
             "ments: --gen-lenght; did you mean",

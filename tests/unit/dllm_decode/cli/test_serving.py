@@ -14,9 +14,9 @@ def test_a_missing_extra_is_named(
 ) -> None:
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     assert main(["serve", "--port", "0"]) == 2
-    said = capsys.readouterr().err
-    assert "fastapi" in said
-    assert "pip install '.[serve]'" in said
+    error = capsys.readouterr().err
+    assert "fastapi" in error
+    assert "pip install '.[serve]'" in error
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_samplers_that_the_verifier_never_asks_are_refused(
     pytest.importorskip("fastapi", reason="needs the extra serve")
     words = ["--verifier", VERIFIER, "--allow-sampler", "fixed=FixedSchedule(8)", "--port", "0"]
     assert main(["serve", "--model", "mini", *words]) == 2
-    said = capsys.readouterr().err
-    assert "--allow-sampler must be left out with a verifier that never asks a sampler" in said
-    assert f"got fixed and {VERIFIER}" in said
+    error = capsys.readouterr().err
+    assert "--allow-sampler must be left out with a verifier that never asks a sampler" in error
+    assert f"got fixed and {VERIFIER}" in error
 
 
 # The command shows warnings itself.
@@ -53,12 +53,12 @@ def test_samplers_that_the_verifier_never_asks_are_refused(
 def test_the_server_says_what_decides(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It named a sampler that was never asked, and neither the verifier nor the cache."""
+    """The banner named a sampler that was never asked, but neither verifier nor cache."""
     server = pytest.importorskip("dllm_decode.serve.server", reason="needs the extra serve")
     shown = []
 
     def end_at_once(service: Any, *place: Any, **more: Any) -> None:
-        shown.append({name: type(one).__name__ for name, one in service.plugins.items()})
+        shown.append({name: type(plugin).__name__ for name, plugin in service.plugins.items()})
         service.engine.close()
 
     monkeypatch.setattr(server, "serve", end_at_once)

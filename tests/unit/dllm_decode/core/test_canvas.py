@@ -1,4 +1,4 @@
-"""What property/test_independent_loop.py does not see of a canvas."""
+"""Behaviour of a canvas that property/test_independent_loop.py does not check."""
 
 from dllm_decode import Canvas, DecodeConfig
 from dllm_decode.core.rows import Request, Row

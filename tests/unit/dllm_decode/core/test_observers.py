@@ -1,4 +1,4 @@
-"""Observers of `decode_many` see of each prompt what they see in one batch with all."""
+"""Observers of `decode_many` see each prompt as they see it in one batch of all prompts."""
 
 import io
 from typing import Any
@@ -64,8 +64,8 @@ def test_traces_and_gains_are_those_of_one_batch(
     templates = templates_for(model.mask_id, model.eos_ids[0]) if given else []
     cache = FreeCache() if model.causal_block_length else DualCache()
     options = OPTIONS | {"cache": cache, "verifier": verifier, "templates": templates}
-    whole, gained = Trace(), Gains()
-    out = decode(model, TINY_PROMPTS, sampler, observers=[whole, gained], **options)
+    batch_trace, batch_gains = Trace(), Gains()
+    out = decode(model, TINY_PROMPTS, sampler, observers=[batch_trace, batch_gains], **options)
     trace, gains, events = Trace(), Gains(), list[StepEvent]()
     single = list(
         decode_many(
@@ -73,9 +73,9 @@ def test_traces_and_gains_are_those_of_one_batch(
             observers=[trace, gains, events.append], **options,
         )
     )  # fmt: skip
-    assert torch.equal(out.tokens, torch.cat([one.tokens for one in single]))
-    assert_same_traces(whole, trace)
-    ours, theirs = gains.by_row(), gained.by_row()
+    assert torch.equal(out.tokens, torch.cat([output.tokens for output in single]))
+    assert_same_traces(batch_trace, trace)
+    ours, theirs = gains.by_row(), batch_gains.by_row()
     assert {r: g.committed for r, g in ours.items()} == {r: g.committed for r, g in theirs.items()}
     if isinstance(verifier, NoVerifier):
         assert ours == theirs
@@ -87,7 +87,7 @@ def test_traces_and_gains_are_those_of_one_batch(
 
 
 def test_a_trace_begins_with_the_answer_where_a_prompt_fills_part_of_a_block() -> None:
-    """It began with the block, so that a prompt's tail took the first places."""
+    """The trace began with the block, so that a prompt's tail took the first places."""
     model, trace = ending(BLOCK_CAUSAL), Trace()
     prompts = [[17, 40, 41, 300, 5, 77], [99]]
     out = decode(model, prompts, FixedSchedule(4), observers=[trace], stop_at_eos=False, **OPTIONS)
@@ -140,5 +140,5 @@ def test_a_bar_moves_while_rows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> 
             )
         )  # fmt: skip
     assert min(shares) > 0.0
-    # Two rows, of which what is before the open block counts too.
+    # Two rows; columns before the open block count, too.
     assert 1.0 < max(shares) <= 2.0

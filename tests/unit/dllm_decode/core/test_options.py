@@ -1,4 +1,4 @@
-"""The one box of options; a mistake is told in one sentence that names the rule."""
+"""The options of a decode; the error for a mistake is one sentence that names the rule."""
 
 import math
 import re
@@ -67,8 +67,8 @@ def test_proposals_can_be_drawn_at_the_least_and_the_highest_temperature(cut: An
     def tokens(temperature: float) -> list[int]:
         options = {"gen_length": 8, "stop_at_eos": False, "temperature": temperature, **cut}
         out = decode(HashModel(), [[1]], FixedSchedule(4), **options)
-        found: list[int] = out.tokens[0].tolist()
-        return found
+        answer: list[int] = out.tokens[0].tolist()
+        return answer
 
     assert tokens(1e-30) == tokens(1e-9) != tokens(1e30)
 
@@ -86,7 +86,7 @@ def test_the_block_length_is_the_model_s_own_or_32_and_never_beyond_the_answer()
 
 
 def test_an_unknown_option_is_a_type_error() -> None:
-    """It names options and plug-ins with a similar name, or all options."""
+    """The error names options and plug-ins with similar names, or else all options."""
     similar = "must be an option of a decode, such as verifier, got 'verifer'"
     with pytest.raises(TypeError, match=similar):
         decode(HashModel(), [[1]], FixedSchedule(4), verifer=8)  # type: ignore[call-arg]
@@ -103,8 +103,8 @@ def test_keywords_are_the_fields_of_the_config_with_their_types() -> None:
 
 def test_none_keeps_an_option_as_it_is() -> None:
     config = DecodeConfig(gen_length=8, block_length=4)
-    given: Any = {"block_length": None, "gen_length": None, "seed": 1}
-    assert config.updated(**given) == DecodeConfig(gen_length=8, block_length=4, seed=1)
+    updates: Any = {"block_length": None, "gen_length": None, "seed": 1}
+    assert config.updated(**updates) == DecodeConfig(gen_length=8, block_length=4, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_none_keeps_an_option_as_it_is() -> None:
     ids=["list", "integer"],
 )
 def test_a_long_value_is_quoted_in_one_short_line(value: object, said: str) -> None:
-    """Ten thousand characters were echoed whole, and Python could not print the last at all."""
+    """The list was quoted in full, and Python could not print the integer at all."""
     with pytest.raises(ValueError, match=said):
         require_not_negative("temperature", value)
     with pytest.raises(ValueError, match=r"'x{56}\.\.\.x{19}'") as refused:
@@ -129,8 +129,8 @@ def test_top_k_beyond_the_vocabulary_leaves_every_token_in() -> None:
     model = HashModel()
     all_tokens = decode(model, [[1, 4]], FixedSchedule(4), **options).tokens  # type: ignore[arg-type]
     for top_k in (model.vocab_size, 2**31 - 1):
-        found = decode(model, [[1, 4]], FixedSchedule(4), top_k=top_k, **options)  # type: ignore[arg-type]
-        assert torch.equal(found.tokens, all_tokens)
+        limited = decode(model, [[1, 4]], FixedSchedule(4), top_k=top_k, **options)  # type: ignore[arg-type]
+        assert torch.equal(limited.tokens, all_tokens)
 
 
 MODEL, SAMPLER = tiny("llada"), ConfidenceThreshold()
@@ -175,7 +175,7 @@ def test_what_stands_in_place_of_a_plug_in_is_refused_in_one_sentence() -> None:
         for place, name in enumerate(("model", "sampler", "cache", "verifier", "blocks"))
         for value in (None, "text", [[1, 2]], type(right[place]), right[(place + 1) % 5])
     ]
-    # It is told how to become one.
+    # These errors also say how to get the right object.
     wrong += [
         (0, "model, tokenizer = load_model", load_model("mini")),
         (1, "not its text; samplers.parse reads text", "ConfidenceThreshold(0.9)"),
@@ -189,7 +189,7 @@ def test_what_stands_in_place_of_a_plug_in_is_refused_in_one_sentence() -> None:
 
 
 def test_guidance_keeps_a_logit_of_minus_infinity() -> None:
-    """Once the difference of two such logits was NaN, for which the model was blamed."""
+    """Once the difference of two such logits was NaN, and the error named the model."""
 
     class NoNines(HashModel):
         def predict(self, inputs: ForwardInputs) -> torch.Tensor:
@@ -214,5 +214,5 @@ def test_a_mask_in_two_places_is_refused() -> None:
 
 
 def test_do_sample_keeps_the_temperature_of_the_config() -> None:
-    """Once the temperature was 1, whatever the config said."""
+    """Once the temperature was 1, even if the config had another."""
     assert by_our_names([[3]], (), CONFIG, {"do_sample": True})[2]["temperature"] == 0.7

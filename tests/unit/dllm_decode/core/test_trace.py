@@ -47,7 +47,7 @@ def test_a_revision_is_kept_with_its_history() -> None:
         assert 0.0 < revision.confidence < 1.0
         assert not trace.confidences[row].isnan().any()
     assert (out.tokens[:, 1] == seen[2][:, 1]).all()
-    # Three; one, while position 1 is taken back; position 1 again.
+    # Three tokens; one, while position 1 is taken back; then position 1 again.
     assert gains.by_row() == dict.fromkeys((0, 1), Gain([3, 1, 1], 4))
 
 
@@ -70,32 +70,32 @@ def assert_records_agree(model: Any, sampler: Sampler, **options: Any) -> list[l
     assert out.commits is not None
     steps = [trace.steps[row].tolist() for row in range(len(prompts))]
     assert steps == out.commits.steps.tolist()
-    committed = [sum(step >= 0 for step in own) for own in steps]
+    committed = [sum(step >= 0 for step in row_steps) for row_steps in steps]
     assert [gains.by_row()[row].committed for row in range(len(prompts))] == committed
     return steps
 
 
 def test_eos_filled_in_after_a_stop_rule_is_no_commit() -> None:
-    """The first of them counted."""
-    found = assert_records_agree(HashModel(), FixedSchedule(4), block_length=1, stop=AfterOne())
-    assert found == [[0] + [-1] * 11] * 3
+    """The first such EOS counted."""
+    steps = assert_records_agree(HashModel(), FixedSchedule(4), block_length=1, stop=AfterOne())
+    assert steps == [[0] + [-1] * 11] * 3
 
 
 @pytest.mark.parametrize("sampler", [FixedSchedule(3), SECOND_THOUGHTS], ids=type)
 @pytest.mark.parametrize("stops", [True, False])
 def test_eos_written_after_a_committed_one_is_no_commit(sampler: Sampler, stops: bool) -> None:
-    """It counted in rows that went on, because masks were left before the EOS."""
+    """Such an EOS counted in rows that went on, because masks were left before the EOS."""
     model = HashModel(eos_ids=tuple(range(12, 23)))
-    found = assert_records_agree(
+    all_steps = assert_records_agree(
         model, sampler, block_length=4, truncate_at_eos=True, stop_at_eos=stops
     )
-    assert any(-1 in steps for steps in found)
+    assert any(-1 in steps for steps in all_steps)
 
 
 @pytest.mark.parametrize("observer", [Trace, Gains])
 def test_an_observer_of_one_decode_refuses_a_second(observer: Any) -> None:
-    seen = observer()
-    options: Any = {"gen_length": 4, "observers": [seen]}
+    used = observer()
+    options: Any = {"gen_length": 4, "observers": [used]}
     decode(HashModel(), [[1]], FixedSchedule(1), **options)
     with pytest.raises(RuntimeError, match="must serve one decode only, got a second"):
         decode(HashModel(), [[1]], FixedSchedule(1), **options)

@@ -56,12 +56,12 @@ def without_a_cache() -> Tensor:
 def test_a_row_does_not_depend_on_the_others_nor_on_when_it_joins(
     cache: CachePolicy, without_a_cache: Tensor
 ) -> None:
-    # A banned token has no belief, also in a row next to one that has none at all.
+    # A banned token has no belief, also in a row next to a row without any belief.
     options: Any = {"gen_length": 32, "stop_at_eos": False, "cache": cache, "banned_ids": (0,)}
     assert not (without_a_cache == 0).any()
     for num_rows in (1, 2):
-        found = list(decode_many(tiny_gemma(), PROMPTS, QUICK, num_rows=num_rows, **options))
-        assert torch.equal(torch.cat([one.tokens for one in found]), without_a_cache)
+        outs = list(decode_many(tiny_gemma(), PROMPTS, QUICK, num_rows=num_rows, **options))
+        assert torch.equal(torch.cat([out.tokens for out in outs]), without_a_cache)
 
 
 def test_draws_depend_on_the_seed_the_step_and_the_position() -> None:
@@ -72,13 +72,15 @@ def test_draws_depend_on_the_seed_the_step_and_the_position() -> None:
 
     hot = AcceptAndRenoise(1e-9, num_steps=6, t_min=40.0, t_max=50.0)
     run([PROMPTS[0]], gen_length=16, sampler=hot, observers=[watch])
-    first, *others = drafts[::2]
+    first, *later = drafts[::2]
     assert all(torch.equal(a, b) for a, b in zip(drafts[1:-1:2], drafts[2::2], strict=True))
-    assert all((first == other).sum() <= 2 for other in others)
+    assert all((first == draft).sum() <= 2 for draft in later)
     assert len(first.unique()) > 12
-    one, again, other = (run([PROMPTS[0]], gen_length=16, seed=seed).tokens for seed in (1, 1, 2))
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
+    tokens, again, reseeded = (
+        run([PROMPTS[0]], gen_length=16, seed=seed).tokens for seed in (1, 1, 2)
+    )
+    assert torch.equal(tokens, again)
+    assert not torch.equal(tokens, reseeded)
 
 
 def test_a_free_cache_encodes_each_column_once() -> None:
@@ -86,9 +88,9 @@ def test_a_free_cache_encodes_each_column_once() -> None:
     out = run([PROMPTS[1]], gen_length=48, sampler=sampler, cache=FreeCache())
     assert out.nfe.tolist() == [9]
     assert out.query_positions.tolist() == [14 + 2 * 16 + 9 * 16]
-    whole = run([PROMPTS[1]], gen_length=48, sampler=sampler)
-    assert whole.query_positions.tolist() == [3 * (3 * 14 + 16 + 32 + 48)]
-    assert torch.equal(whole.tokens, out.tokens)
+    uncached = run([PROMPTS[1]], gen_length=48, sampler=sampler)
+    assert uncached.query_positions.tolist() == [3 * (3 * 14 + 16 + 32 + 48)]
+    assert torch.equal(uncached.tokens, out.tokens)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -137,9 +139,9 @@ def test_a_folder_is_loaded_in_any_dtype_with_one_fingerprint(tmp_path: Path) ->
     assert isinstance(spread, DiffusionGemma)
     assert (spread.canvas_length, spread.eos_ids, spread.max_length) == (16, (1, 106), 4096)
     assert tokenizer is not None
-    found = generate(spread, tokenizer, "w20 w21", QUICK, gen_length=32)
+    output = generate(spread, tokenizer, "w20 w21", QUICK, gen_length=32)
     assert torch.equal(
-        found.decoded.tokens, run([tokenizer("<bos> w20 w21").input_ids], stop_at_eos=True).tokens
+        output.decoded.tokens, run([tokenizer("<bos> w20 w21").input_ids], stop_at_eos=True).tokens
     )
 
 
@@ -221,14 +223,14 @@ def test_a_server_streams_the_canvas(loaded: tuple[Any, Any]) -> None:
         served({"default": decoder}, limits=limits, tokenizer=tokenizer) as (url, _),
         httpx.Client(base_url=url, timeout=60.0) as client,
     ):
-        asked = {**chat, "stream": True, "stream_mode": "denoise"}
-        lines = client.post("/v1/chat/completions", json=asked).text.splitlines()
+        body = {**chat, "stream": True, "stream_mode": "denoise"}
+        lines = client.post("/v1/chat/completions", json=body).text.splitlines()
         refused = client.post("/v1/chat/completions", json={**chat, "max_tokens": 40})
         reading = {"messages": chat["messages"], "text": "{a}", "slots": {"a": ["w5", "w6"]}}
         unread = client.post("/v1/read", json=reading)
-        whole = client.post("/v1/chat/completions", json={**chat, "max_tokens": 32})
+        unstreamed = client.post("/v1/chat/completions", json={**chat, "max_tokens": 32})
     assert sum("canvas" in line for line in lines) > 4
-    assert whole.status_code == 200
+    assert unstreamed.status_code == 200
     assert (refused.status_code, unread.status_code) == (400, 400)
     assert "reads no choices" in unread.json()["error"]["message"]
     assert "Use 48." in refused.json()["error"]["message"]

@@ -77,10 +77,10 @@ def test_a_sampler_that_writes_what_it_must_not_is_named(
 
 
 def test_a_sampler_that_re_masks_an_earlier_block_is_named() -> None:
-    """The verifier was: it shows no position of the block that the row went back to."""
+    """The error named the verifier, which shows no position of the earlier block."""
 
     def decide(view: View) -> Decision:
-        # One token of the first block, while the second has masks.
+        # Re-masks one token of the first block while the second has masks.
         back = (view.masked.sum(-1) == 2)[:, None] & (view.positions == 0) & ~view.masked
         return Decision(first_of(view) & view.masked, remask=back)
 
@@ -117,16 +117,16 @@ SAMPLERS: list[tuple[Any, str]] = [
 
 
 def opening(change: Callable[[Opening], Any]) -> Any:
-    """Returns a schedule whose openings are those of `Sequential`, changed."""
+    """Returns a schedule that applies `change` to the openings of `Sequential`."""
 
-    def changed(self: Any, *given: Any) -> Any:
-        return change(Sequential.opening(self, *given))
+    def changed(self: Any, *arguments: Any) -> Any:
+        return change(Sequential.opening(self, *arguments))
 
     return plugin(BlockSchedule, gives=Sequential().gives, opening=changed)
 
 
 def schedule(opens: Any = lambda row: Opening.of_block(row.first, row.end), **members: Any) -> Any:
-    """Returns a schedule that opens all of the answer at once, unless it is said otherwise."""
+    """Returns a schedule that opens the whole answer at once, unless `opens` says otherwise."""
     return plugin(
         BlockSchedule, window_length=lambda self, block_length, answer_length: answer_length,
         opening=lambda self, row, block_length, shift: opens(row), **members,
@@ -138,7 +138,7 @@ def numbers(found: Any) -> Any:
 
 
 SCHEDULES: list[tuple[Any, str]] = [
-    # Once the sampler was blamed, a torch error raised, or None taken for everything.
+    # Once the error named the sampler, torch raised it, or None was taken for everything.
     (schedule(lambda row: Opening.of_block(row.first, row.first)),
      r"opening of Own\(.*\) must open at least one unsettled position"),
     (schedule(lambda row: Opening.of_block(row.first, row.end + 1)),
@@ -149,12 +149,12 @@ SCHEDULES: list[tuple[Any, str]] = [
         replace(view, eligible=view.eligible & False), state)),
      r"^Own\(.*\) must leave at least one unsettled position"),
     (schedule(lambda row: None), r"opening of Own\(.*\) must return an Opening .*, got None"),
-    (opening(lambda one: one._replace(start=one.start / 1)), "whole columns"),
-    (opening(lambda one: one._replace(block=(one.start + 1, one.stop))),
+    (opening(lambda old: old._replace(start=old.start / 1)), "whole columns"),
+    (opening(lambda old: old._replace(block=(old.start + 1, old.stop))),
      "columns of its block alone"),
-    (opening(lambda one: one._replace(phase=(one.start, one.stop - 1))),
+    (opening(lambda old: old._replace(phase=(old.start, old.stop - 1))),
      "columns of its phase alone"),
-    (opening(lambda one: one._replace(phase=(one.start, one.stop + 4))),
+    (opening(lambda old: old._replace(phase=(old.start, old.stop + 4))),
      "must have at most 4 columns"),
     (numbers(lambda canvas: canvas.masked.sum(-1)),
      r"numbers of Own\(.*\) must return Int\[B, N\] .* \(2,\) for 2 rows"),
@@ -169,7 +169,7 @@ def test_a_schedule_may_open_everything_at_once() -> None:
 
 
 def looking(change: Callable[..., Any], **members: Any) -> Any:
-    """Returns a verifier whose look is the sampler's own, changed."""
+    """Returns a verifier that calls `change` with the state and the result of the default look."""
 
     def changed(self: Any, decoder: Any, state: Any) -> Any:
         return change(state, *look(decoder, state))
@@ -183,7 +183,7 @@ def deciding(decide: Callable[[View], Any]) -> Any:
 
 
 def drafting(change: Callable[[Branches, Window], Branches]) -> Any:
-    """Returns a verifier that looks at the canvases of the rows, changed."""
+    """Returns a verifier that reads the canvases of the rows after `change`."""
 
     def drafted(self: Any, decoder: Any, state: Any) -> Any:
         window = Window.of([row.opening.start for row in state.rows], 4, state.canvas)
@@ -263,7 +263,7 @@ CACHES: list[tuple[Any, str]] = [
      r"Own\(\) must not give EVERY_COLUMN"),
     (policy(whole, numbers=lambda self, canvas, history, shift: torch.ones(len(canvas), 1)),
      r"numbers of Own\(\) must return Int\[B, N\] .*got torch.float32 \(2, 1\)"),
-    # Once errors of Python, or an answer of zeros.
+    # Once these gave errors of Python, or an answer of zeros.
     (hiding((range(1, 2), range(3, 4))), ONE_RANGE),
     (hiding(None), ONE_RANGE),
     (policy(whole, hidden=lambda self, query: (range(query.end),)), ONE_RANGE),

@@ -58,7 +58,7 @@ from samplers import (
 from samplers.facts import FACTS, Fact
 from samplers.logits.statistics import highest_one
 
-# Plug-ins that declare nothing; the verifier takes the sampler's word, and the sampler has a state.
+# Plug-ins that declare nothing; the verifier lets the sampler decide, and the sampler has a state.
 SILENT = plugin(CachePolicy, recompute=lambda self, query: columns((0, query.end)))
 WRITING = plugin(Verifier, look=lambda self, decoder, state: look(decoder, state))
 SILENT_BLOCKS = plugin(
@@ -80,7 +80,7 @@ CACHES: dict[str, CachePolicy] = {
     "entropy": EntropyCache(), "certainty": CertaintyCache(),
 }  # fmt: skip
 EVERY = set(CACHES)
-# The last look is that of `NoVerifier`; a sampler with a state must see all open positions.
+# "entropy" and "certainty" need Fact.LAST_LOOK of `NoVerifier`; "certainty" also Fact.ANY_PART.
 LOOKED = EVERY - {"certainty"}
 ALL = LOOKED - {"entropy"}
 EXACT = {"no", "prefix", "dual", "free", "window"}
@@ -91,7 +91,7 @@ SUFFIX = {
 COMMITTED = ALL - {"delayed", "settled", "pipeline", "sub-block", "silent"}
 
 
-# Wants to know what the model says at committed positions.
+# Needs the model's logits at committed positions.
 CURIOUS = plugin(
     ConfidenceThreshold, needs=ConfidenceThreshold().needs | {Fact.LOGITS_OF_COMMITTED}
 )
@@ -143,7 +143,7 @@ KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
     (COUNTING, NoVerifier(), Sequential(), "llada", LOOKED),
     (COUNTING, NoVerifier(), MultiBlock(), "llada", set()),
     (CreditDecoding(COUNTING), NoVerifier(), MultiBlock(), "llada", set()),
-    # A target that writes; with two forwards a draft these decoded, and overwrote given tokens.
+    # Verifiers whose target writes; with two forwards a draft they overwrote given tokens.
     *(
         (sampler, verifier, blocks, "llada", fitting)
         for verifier in TARGETS
@@ -165,12 +165,12 @@ def run(model: Any, sampler: Sampler, **options: Any) -> Any:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: " ".join(map(str, kind[:4])))
 def test_plug_ins_that_fit_together_are_these(kind: Any) -> None:
     sampler, verifier, blocks, family, fitting = kind
-    found = {
+    compatible = {
         name
         for name, cache in CACHES.items()
         if refusal_of(tiny(family), sampler, cache, verifier=verifier, blocks=blocks) is None
     }
-    assert found == fitting
+    assert compatible == fitting
 
 
 @pytest.mark.exhaustive(40)
@@ -200,13 +200,13 @@ def test_a_refusal_names_both_sides_and_the_remedy(fact: Fact) -> None:
     model = tiny("fast_dllm_v2")
     assert facts_of(model) == {Fact.HAS_MASK}
     cache, blocks = SubBlockCache(), SubBlocks()
-    others = {
+    reprs = {
         "model": model.name, "sampler": repr(sampler), "cache": repr(cache),
         "verifier": repr(WRITING), "blocks": repr(blocks),
     }  # fmt: skip
     refusal = refusal_of(model, sampler, cache, verifier=WRITING, blocks=blocks)
     assert refusal == (
-        f"{sampler!r} needs {fact.sentence}, got {others[fact.giver]}. Use "
+        f"{sampler!r} needs {fact.sentence}, got {reprs[fact.giver]}. Use "
         f"{fact.remedy}, or another sampler."
     )
     # A fact counts only if a plug-in of the right kind gives it.
@@ -225,8 +225,8 @@ def revising(also: str, needed: frozenset[Fact], given: frozenset[Fact]) -> Any:
 
     def step(self: Any, view: View, state: None) -> tuple[Decision, None]:
         commit = highest_one(view.confidence, view.eligible)
-        other = commit if also == "settle" else torch.zeros_like(commit)
-        return Decision(commit, **{also: other}), None
+        changed = commit if also == "settle" else torch.zeros_like(commit)
+        return Decision(commit, **{also: changed}), None
 
     return plugin(Sampler, step=step, needs=needed | {Fact.HAS_MASK}, gives=given)
 
@@ -239,15 +239,15 @@ COMMITTED_LOGITS, NO_FACT = frozenset({Fact.LOGITS_OF_COMMITTED}), frozenset[Fac
 def test_a_sampler_that_changes_tokens_but_gives_final_ones_is_named_at_the_step(
     also: str, verifier: Verifier
 ) -> None:
-    """A sampler that re-masks was shown as final to streams, caches and schedules."""
+    """Tokens of a sampler that re-masks were shown as final to streams, caches and schedules."""
     sampler = revising(also, COMMITTED_LOGITS, frozenset({Fact.FINAL_TOKENS}))
-    # Within a wrapper it is found out all the same.
-    for given, name in (
+    # The error also comes if the sampler is within a wrapper.
+    for tested, name in (
         (sampler, "Own"), (CreditDecoding(sampler), "CreditDecoding"),
         (Prophet(sampler, (99.0,) * 3), "Own"),
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match=rf"^{name}\(.*gives FINAL_TOKENS, so its step"):
-            run(tiny("llada"), given, verifier=verifier)
+            run(tiny("llada"), tested, verifier=verifier)
 
 
 @pytest.mark.parametrize("also", ["remask", "settle"])
@@ -255,7 +255,7 @@ def test_a_sampler_that_changes_tokens_without_their_logits_is_named_at_the_step
     """A sampler that forgot `reads_committed` compared tokens with their own certainty."""
     with pytest.raises(RuntimeError, match=r"must need LOGITS_OF_COMMITTED or LEAVE_ONE_OUT"):
         run(tiny("llada"), revising(also, NO_FACT, NO_FACT))
-    # Where a cache freezes those logits it is refused.
+    # A cache that freezes those logits is refused.
     sampler = revising(also, COMMITTED_LOGITS, NO_FACT)
     assert not (run(tiny("llada"), sampler).tokens == tiny("llada").mask_id).any()
     with pytest.raises(ValueError, match="computes the committed columns"):
@@ -272,7 +272,7 @@ def test_a_sampler_that_changes_tokens_without_their_logits_is_named_at_the_step
     ],
 )  # fmt: skip
 def test_special_ids_that_cannot_end_an_answer_are_refused(ends: Any, message: str) -> None:
-    """A [MASK] that is an EOS stood in answers, and no EOS was an IndexError."""
+    """A [MASK] that is an EOS was left in answers, and empty eos_ids raised an IndexError."""
     model = Spied(tiny("llada"))
     model.eos_ids = (3, model.mask_id) if ends == "mask" else ends
     with pytest.raises(ValueError, match=message):
@@ -343,10 +343,10 @@ def test_a_window_on_a_block_causal_model_is_warned_of() -> None:
 
 def test_a_plug_in_may_need_a_fact_of_its_own() -> None:
     """Facts were a closed list, so that plug-ins of others could rely on nothing else."""
-    own = Fact("cache", "a cache policy that counts its forwards", "Counter()")
-    sampler = plugin(ConfidenceThreshold, needs=frozenset({Fact.HAS_MASK, own}))
+    fact = Fact("cache", "a cache policy that counts its forwards", "Counter()")
+    sampler = plugin(ConfidenceThreshold, needs=frozenset({Fact.HAS_MASK, fact}))
     with pytest.raises(ValueError, match=r"needs a cache policy that counts .* Use Counter\(\)"):
         run(tiny("llada"), sampler)
-    same = Fact("cache", "a cache policy that counts its forwards", "Counter()")
-    giving = plugin(NoCache, gives=NoCache().gives | {same})
+    equal_fact = Fact("cache", "a cache policy that counts its forwards", "Counter()")
+    giving = plugin(NoCache, gives=NoCache().gives | {equal_fact})
     assert run(tiny("llada"), sampler, cache=giving).forwards > 0

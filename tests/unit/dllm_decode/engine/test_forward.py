@@ -1,4 +1,4 @@
-"""Forwards of columns of a verifier's own."""
+"""Forwards whose columns the verifier names."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_columns_that_were_never_computed_are_added_to_those_of_a_verifier() -> 
     after, logits = forward(decoder, begun(DualCache())[1], Pass(window, columns=columns))
     assert torch.equal(logits, expected)
     assert [row.computed for row in after.rows] == [(range(10),)] * 3
-    # Now that every slot is written, the named columns alone are computed.
+    # Now that every slot is written, only the named columns are computed.
     again, logits = forward(decoder, after, Pass(window, columns=columns))
     assert [row.query_positions for row in again.rows] == [10 + 4] * 3
     torch.testing.assert_close(logits, forward(decoder, plain, Pass(window))[1])
@@ -74,5 +74,5 @@ def test_a_row_may_leave_out_numbers_of_its_branches() -> None:
     """Alone in its forward, such a row had the logits of the branches that it left out."""
     logits = torch.arange(6.0)[None, :, None]
     numbers = torch.tensor([0, 2])
-    found = unpack(logits, Packed(torch.zeros(2).long(), numbers, num_rows=1, depth=3))
-    assert found.squeeze(-1).tolist() == [[0.0, 1.0], [4.0, 5.0]]
+    unpacked = unpack(logits, Packed(torch.zeros(2).long(), numbers, num_rows=1, depth=3))
+    assert unpacked.squeeze(-1).tolist() == [[0.0, 1.0], [4.0, 5.0]]

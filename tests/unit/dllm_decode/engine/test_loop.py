@@ -73,7 +73,7 @@ class Broken(HashModel):
     ("sampler", "verifier", "value"),
     [
         (FixedSchedule(4), NoVerifier(), math.nan), (Wino(), NoVerifier(), math.inf),
-        # A tree of a drafter's ended in a stack trace.
+        # For a drafter's tree such a logit ended in a stack trace.
         *((FixedSchedule(4), ARVerify(tiny_target(), DraftLength(1, 2), drafting), math.nan)
           for drafting in (PathSearch(), Sampled(), Tree(5))),
     ],
@@ -87,11 +87,11 @@ def test_a_logit_that_is_no_number_is_an_error_that_names_the_step(
         decode(Broken(peak=1.0, value=value), [[1], [2, 3]], sampler, **options)
 
 
-# A rule that is broken in one row ends that row with an error, and no other.
+# A row in which a rule is broken ends with an error; other rows go on.
 
 
 def ended(decoder: Any, requests: Sequence[Request], num_rows: int = 4) -> dict[int, Ended]:
-    return {one.request: one for one in run(decoder, RequestQueue(requests), num_rows)}
+    return {end.request: end for end in run(decoder, RequestQueue(requests), num_rows)}
 
 
 POISON = 9
@@ -112,24 +112,24 @@ def test_nan_in_one_row_ends_that_request_alone(family: str, cache: Any, verifie
     config = DecodeConfig(**OPTIONS, banned_ids=(POISON,))
     options: Any = {"cache": cache, "verifier": verifier, "config": config}
     decoder = new_decoder(model, FixedSchedule(2), **options)
-    found = ended(decoder, [decoder.request(prompt, n) for n, prompt in enumerate(POISONED)], 2)
+    results = ended(decoder, [decoder.request(prompt, n) for n, prompt in enumerate(POISONED)], 2)
     for n, prompt in enumerate(POISONED):
         if POISON in prompt:
-            assert NO_NUMBER in found[n].error
+            assert NO_NUMBER in results[n].error
             continue
-        assert not found[n].error
+        assert not results[n].error
         alone = decode(model, [prompt], FixedSchedule(2), **options)
-        assert torch.equal(found[n].output.tokens, alone.tokens)
+        assert torch.equal(results[n].output.tokens, alone.tokens)
     with pytest.raises(RuntimeError, match=NO_NUMBER):
         decode(model, POISONED, FixedSchedule(2), **options)
     answers = decode_many(model, POISONED, FixedSchedule(2), num_rows=1, **options)
-    assert torch.equal(next(answers).tokens, found[0].output.tokens)
+    assert torch.equal(next(answers).tokens, results[0].output.tokens)
     with pytest.raises(RuntimeError, match=NO_NUMBER):
         next(answers)
 
 
-# Both treat rows as they should, unless the first token is 5: one commits nothing there, the other
-# settles nothing.
+# Both are correct unless the first token is 5. Then the first sampler commits nothing, and the
+# second settles nothing.
 IDLE = plugin(
     Sampler,
     step=lambda self, view, state: (Decision(view.eligible & (view.tokens[:, :1] != 5)), state),
@@ -155,7 +155,7 @@ def test_a_sampler_that_breaks_its_contract_in_one_row_ends_that_row(
 ) -> None:
     decoder = new_decoder(tiny("llada"), sampler, config=DecodeConfig(**OPTIONS))
     templates = [[7], [5], [7, 8], [5, 6]]
-    requests = [decoder.request([3], n, template=given) for n, given in enumerate(templates)]
+    requests = [decoder.request([3], n, template=template) for n, template in enumerate(templates)]
     for n, answer in ended(decoder, requests).items():
         assert (sentence in answer.error) == (templates[n][0] == 5), answer.error
 
@@ -199,7 +199,7 @@ def test_rows_that_join_save_forwards_of_the_whole() -> None:
 
 
 def test_prompts_and_templates_are_taken_when_a_place_is_free() -> None:
-    """They are made outside of inference mode, too."""
+    """The source also runs outside of inference mode."""
     taken: list[int] = []
 
     def source() -> Iterator[list[int]]:
@@ -217,19 +217,19 @@ def test_prompts_and_templates_are_taken_when_a_place_is_free() -> None:
 
 
 def test_the_settings_are_those_of_decode() -> None:
-    one, many = (inspect.signature(call).parameters for call in (decode, decode_many))
-    assert list(one) == [name for name in many if name != "num_rows"]
-    assert many["num_rows"].kind is inspect.Parameter.KEYWORD_ONLY
-    for name, parameter in one.items():
-        assert parameter.default == many[name].default
-        # By its text: each mention of a tensor's shape is a type of its own.
-        is_same = str(parameter.annotation) == str(many[name].annotation)
+    of_decode, of_many = (inspect.signature(call).parameters for call in (decode, decode_many))
+    assert list(of_decode) == [name for name in of_many if name != "num_rows"]
+    assert of_many["num_rows"].kind is inspect.Parameter.KEYWORD_ONLY
+    for name, parameter in of_decode.items():
+        assert parameter.default == of_many[name].default
+        # Compares texts, because each mention of a tensor's shape is a new type.
+        is_same = str(parameter.annotation) == str(of_many[name].annotation)
         assert is_same or name in ("prompts", "templates")
-    assert one["options"].annotation == Unpack[DecodeOptions]
+    assert of_decode["options"].annotation == Unpack[DecodeOptions]
 
 
 def test_with_a_reserve_keys_and_values_are_allocated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of growing length in two rows; without a reserve they are copied."""
+    """As prompts grow in two rows, keys and values are copied if there is no reserve."""
     decoder = new_decoder(
         tiny("sdar"), FixedSchedule(2), cache=DualCache(),
         config=DecodeConfig(gen_length=8, stop_at_eos=False),
@@ -238,8 +238,8 @@ def test_with_a_reserve_keys_and_values_are_allocated_once(monkeypatch: pytest.M
 
     def tokens(**options: int) -> list[list[int]]:
         queue = RequestQueue(decoder.request(prompt, n) for n, prompt in enumerate(prompts))
-        ended = [one for listed in rounds(decoder, queue, 2, **options) for one in listed]
-        return [one.output.tokens[0].tolist() for one in sorted(ended, key=lambda e: e.request)]
+        ended = [end for listed in rounds(decoder, queue, 2, **options) for end in listed]
+        return [end.output.tokens[0].tolist() for end in sorted(ended, key=lambda e: e.request)]
 
     expected = tokens()
 

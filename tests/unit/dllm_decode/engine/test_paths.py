@@ -54,7 +54,7 @@ def random_case(generator: torch.Generator) -> tuple[torch.Tensor, list[int]]:
 
 def score(logits: torch.Tensor, tokens: tuple[int, ...], given: list[int]) -> float:
     pairs = enumerate(zip(tokens, given, strict=True))
-    return sum(float(logits[n, token]) for n, (token, own) in pairs if own < 0)
+    return sum(float(logits[n, token]) for n, (token, given_token) in pairs if given_token < 0)
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
@@ -72,7 +72,7 @@ def test_the_path_is_the_best_of_all_strings(expression: str) -> None:
         num_found += 1
         tokens = tuple(path.tokens[0].tolist())
         assert tokens in fitting
-        best = max(score(logits, other, given) for other in fitting)
+        best = max(score(logits, string, given) for string in fitting)
         assert score(logits, tokens, given) == pytest.approx(best, abs=1e-9)
     assert num_found >= 5
     assert num_none >= 1
@@ -88,8 +88,8 @@ def test_any_part_of_a_path_can_be_completed_under_other_logits(expression: str)
         if not path.found:
             continue
         is_kept = torch.rand(len(given), generator=generator) < 0.5
-        kept = torch.where(is_kept, path.tokens[0], torch.tensor(given)).tolist()
-        assert solve(expression, torch.randn(len(given), V, generator=generator), kept).found
+        partial = torch.where(is_kept, path.tokens[0], torch.tensor(given)).tolist()
+        assert solve(expression, torch.randn(len(given), V, generator=generator), partial).found
         num_parts += 0 < int(is_kept.sum()) < len(given)
     assert num_parts >= 5
 
@@ -123,9 +123,9 @@ def test_an_excluded_token_is_taken_only_if_no_other_is_possible() -> None:
     logits[1, 2] = 5.0
     logits[:, 0] = -torch.inf
     assert solve("[ab]{3}", logits, [-1] * 3).tokens.tolist() == [[1, 2, EOS]]
-    # The path "a", "ab", EOS needs the excluded one, and still prefers the best of the rest.
+    # The path "a", "ab", EOS needs the excluded token, and still takes the best of the others.
     assert solve("aab", logits, [-1] * 3).tokens.tolist() == [[0, 2, EOS]]
-    # Every token of a class is excluded: its lowest one.
+    # If every token of a class is excluded, the lowest one is taken.
     assert solve("(?:a|-)-1", torch.full((3, V), -torch.inf), [-1] * 3).found
 
 
@@ -140,9 +140,9 @@ def test_draws_follow_the_law_of_the_strings() -> None:
     ]:
         weights: Counter[tuple[int, ...]] = Counter()
         for tokens in strings(expression, given):
-            own = tokens[:num_logits]
-            # Strings that differ in columns without logits alone are one.
-            weights[own] = math.exp(score(logits, own, given[:num_logits]) / temperature)
+            scored = tokens[:num_logits]
+            # Strings that differ only in columns without logits count as one.
+            weights[scored] = math.exp(score(logits, scored, given[:num_logits]) / temperature)
         automaton = compile_constraint(Regex(expression), VOCABULARY)
         rows = torch.arange(num_draws)
         span = Span(
@@ -152,8 +152,8 @@ def test_draws_follow_the_law_of_the_strings() -> None:
             torch.zeros(num_draws).long(),
         )
         columns = torch.arange(num_logits).expand(num_draws, -1)
-        one = Automata.of([automaton])
-        automata = Automata(*(part.expand(num_draws, -1) for part in one))
+        one_row = Automata.of([automaton])
+        automata = Automata(*(part.expand(num_draws, -1) for part in one_row))
         keys = noise.position_keys(noise.row_keys(5, rows), torch.zeros_like(rows), columns)
         path = draw_path(
             automata,
@@ -167,16 +167,16 @@ def test_draws_follow_the_law_of_the_strings() -> None:
         drawn = Counter(map(tuple, path.tokens.tolist()))
         assert drawn.keys() <= weights.keys()
         total = sum(weights.values())
-        expected = {own: num_draws * weight / total for own, weight in weights.items()}
+        expected = {scored: num_draws * weight / total for scored, weight in weights.items()}
         assert len(expected) > 3
-        common = [own for own, number in expected.items() if number >= 5]
-        chi = sum((drawn[own] - expected[own]) ** 2 / expected[own] for own in common)
-        # Mean n and standard deviation sqrt(2 n), of at most n degrees of freedom.
+        common = [scored for scored, number in expected.items() if number >= 5]
+        chi = sum((drawn[scored] - expected[scored]) ** 2 / expected[scored] for scored in common)
+        # Chi-squared with at most n degrees of freedom: mean n, standard deviation sqrt(2 n).
         assert chi < len(common) + 4 * math.sqrt(2 * len(common))
 
 
 def test_a_draw_from_one_text_class_is_the_draw_without_a_constraint() -> None:
-    """Noise of tokens is that of unconstrained draws: with every text allowed both agree."""
+    """Tokens get the noise of unconstrained draws, so that both agree if every text is allowed."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(1, 4, V, generator=generator, dtype=torch.float64)
     logits[..., [EOS, 8]] = -torch.inf
@@ -201,10 +201,12 @@ def test_a_row_is_the_same_alone_and_beside_others() -> None:
     zeros = torch.zeros(B).long()
 
     def paths(rows: list[int]) -> list[Path]:
-        own = Automata.of([automata[row] for row in rows])
+        chosen = Automata.of([automata[row] for row in rows])
         span = Span(given[rows], given[rows] >= 0, zeros[rows], zeros[rows])
-        drawn = draw_path(own, span, logits[rows], columns[rows], temperature=1.1, keys=keys[rows])
-        return [best_path(own, span, logits[rows], columns[rows]), drawn]
+        drawn = draw_path(
+            chosen, span, logits[rows], columns[rows], temperature=1.1, keys=keys[rows]
+        )
+        return [best_path(chosen, span, logits[rows], columns[rows]), drawn]
 
     together = paths(list(range(B)))
     assert not together[0].found.all()
@@ -220,7 +222,7 @@ def test_a_row_is_the_same_alone_and_beside_others() -> None:
 def test_half_precision_is_read_as_it_is(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(2)
     logits = torch.randn(4, V, generator=generator).to(dtype)
-    path, wide = (solve("(?:a|b){3,}", own, [-1] * 4) for own in (logits, logits.double()))
+    path, wide = (solve("(?:a|b){3,}", values, [-1] * 4) for values in (logits, logits.double()))
     assert torch.equal(path.tokens, wide.tokens)
 
 

@@ -38,17 +38,17 @@ def test_tokens_are_those_of_the_eager_path(family: str, dtype: torch.dtype) -> 
         with pytest.raises(ValueError, match="must be in bfloat16"):
             model.compiled = True
         return
-    found: list[list[torch.Tensor]] = []
+    answers: list[list[torch.Tensor]] = []
     for compiled in (False, True):
         model.compiled = compiled
         counters.clear()
         for cache in (NoCache(), DualCache(), FreeCache()):
             for sampler in (ConfidenceThreshold(0.6), Klass(0.5, 0.05)):
                 outs = decode_many(model, PROMPTS, sampler, cache=cache, **OPTIONS)
-                found.append([out.tokens for out in outs])
-    half = len(found) // 2
-    for eager, fast in zip(found[:half], found[half:], strict=True):
-        assert all(torch.equal(one, other) for one, other in zip(eager, fast, strict=True))
+                answers.append([out.tokens for out in outs])
+    half = len(answers) // 2
+    for eager, fast in zip(answers[:half], answers[half:], strict=True):
+        assert all(torch.equal(wanted, got) for wanted, got in zip(eager, fast, strict=True))
     assert not counters["graph_break"]
     assert 2 <= counters["stats"]["unique_graphs"] <= 16
 
@@ -65,7 +65,7 @@ def test_a_decode_of_changing_shapes_is_compiled_a_few_times() -> None:
         calls += 1
 
     outs = decode_many(model, PROMPTS, ConfidenceThreshold(0.6), observers=[count], **OPTIONS)
-    assert all(torch.equal(one, out.tokens) for one, out in zip(eager, outs, strict=True))
+    assert all(torch.equal(tokens, out.tokens) for tokens, out in zip(eager, outs, strict=True))
     assert calls > 10
     # Forwards of one row and of several, with and without a mask; statistics of one and of several.
     assert 2 <= counters["stats"]["unique_graphs"] <= 6
@@ -90,7 +90,7 @@ def test_keys_and_values_are_written_in_place(rows: Any, is_gathered: bool) -> N
     twin = copy.deepcopy(inputs)
     expected = model._forward(twin)
     with torch.inference_mode():
-        # With fixed sizes the code names them.
+        # With fixed sizes, the generated code contains them as numbers.
         compiled = torch.compile(_logits, fullgraph=True, dynamic=False)
         logits, code = run_and_get_code(
             compiled, model.transformer, plain_inputs(inputs), frequencies

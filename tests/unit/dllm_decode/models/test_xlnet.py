@@ -56,12 +56,12 @@ def test_neither_masks_nor_the_own_column_are_read(model: XLNet) -> None:
             asked(model, [*tokens[:column], 9, *tokens[column + 1 :]], [2])[0], base[0]
         )
     torch.testing.assert_close(asked(model, [*tokens, *[MASK] * 4], [2, 4]), base)
-    # Where no other column reads it, a token says nothing about its own column.
+    # A token that no other column reads says nothing about its own column.
     attend = torch.ones(5, 5, dtype=torch.bool)
     attend[:, 2] = False
-    found = asked(model, [1, 2, 7, 4, MASK], [2, 4], attend[None])
-    assert torch.equal(found, asked(model, [1, 2, 8, 4, MASK], [2, 4], attend[None]))
-    torch.testing.assert_close(found, base)
+    logits = asked(model, [1, 2, 7, 4, MASK], [2, 4], attend[None])
+    assert torch.equal(logits, asked(model, [1, 2, 8, 4, MASK], [2, 4], attend[None]))
+    torch.testing.assert_close(logits, base)
 
 
 def test_each_column_reads_what_its_row_of_the_mask_names(model: XLNet) -> None:
@@ -69,9 +69,9 @@ def test_each_column_reads_what_its_row_of_the_mask_names(model: XLNet) -> None:
     attend[:, 3] = False
     attend[4, 3] = True
     base = asked(model, [1, 2, MASK, 4, MASK], [2, 4], attend[None])
-    found = asked(model, [1, 2, MASK, 8, MASK], [2, 4], attend[None])
-    assert torch.equal(found[0], base[0])
-    assert not torch.allclose(found[1], base[1])
+    logits = asked(model, [1, 2, MASK, 8, MASK], [2, 4], attend[None])
+    assert torch.equal(logits[0], base[0])
+    assert not torch.allclose(logits[1], base[1])
 
 
 def test_a_column_may_be_wanted_twice(model: XLNet) -> None:
@@ -117,8 +117,8 @@ def test_it_runs_in_every_precision(model: XLNet, dtype: str) -> None:
     assert isinstance(half, XLNet)
     assert {part.dtype for part in half.network.parameters()} == {getattr(torch, dtype)}
     assert half.fingerprint == load_without_tokenizer(TINY, device="cpu")[0].fingerprint
-    found, exact = (asked(one, [1, 2, MASK, 4, MASK], [2, 4]) for one in (half, model))
-    torch.testing.assert_close(found.double(), exact, rtol=0.0, atol=0.2)
+    logits, exact = (asked(xlnet, [1, 2, MASK, 4, MASK], [2, 4]) for xlnet in (half, model))
+    torch.testing.assert_close(logits.double(), exact, rtol=0.0, atol=0.2)
 
 
 def test_it_keeps_the_precision_of_its_checkpoint(tmp_path: Path) -> None:

@@ -34,10 +34,10 @@ def test_a_rollout_has_the_canvas_before_each_step_and_after_the_last() -> None:
 
 def test_rollouts_are_read_back_as_they_were_saved(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
-    other = msgspec.structs.replace(ROLLOUT, weights="b", forwards=5)
+    changed = msgspec.structs.replace(ROLLOUT, weights="b", forwards=5)
     save_rollouts(path, [ROLLOUT])
-    save_rollouts(path, [other])
-    assert list(read_rollouts(path)) == [ROLLOUT, other]
+    save_rollouts(path, [changed])
+    assert list(read_rollouts(path)) == [ROLLOUT, changed]
     assert len(path.read_text().splitlines()) == 2
 
 

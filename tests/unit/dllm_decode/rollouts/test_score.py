@@ -26,39 +26,39 @@ from samplers import ConfidenceThreshold
 
 
 def rollouts_of_tiny(family: str, gen_length: int = 14, **options: Any) -> list[Rollout]:
-    """Answers three prompts, two of them of one length."""
+    """Returns rollouts of three prompts, two of which are equally long."""
     config = DecodeConfig(gen_length=gen_length, temperature=1.0, block_length=4)
     decoder = new_decoder(tiny(family), ConfidenceThreshold(0.3), config=config, **options)
     requests = [decoder.request(prompt, n) for n, prompt in enumerate(TINY_PROMPTS[3:6])]
-    found = {one.request.index: one.rollout for one in rollouts_of(decoder, requests, 2)}
-    return [found[index] for index in range(3)]
+    rollouts = {ended.request.index: ended.rollout for ended in rollouts_of(decoder, requests, 2)}
+    return [rollouts[index] for index in range(3)]
 
 
 @pytest.mark.parametrize("family", ["dream", "fast_dllm_v2"])
 def test_few_rows_a_forward_change_nothing(family: str) -> None:
     rollouts = rollouts_of_tiny(family)
     with torch.no_grad():
-        whole = score(tiny(family), rollouts)
+        batched = score(tiny(family), rollouts)
         for most in (1, 2, 5):
             part = score(tiny(family), rollouts, rows_per_forward=most)
-            torch.testing.assert_close(part.logprobs, whole.logprobs, rtol=0.0, atol=1e-11)
-            assert part.columns == whole.columns
+            torch.testing.assert_close(part.logprobs, batched.logprobs, rtol=0.0, atol=1e-11)
+            assert part.columns == batched.columns
 
 
 def test_tokens_of_all_rollouts_are_in_their_places() -> None:
     rollouts = rollouts_of_tiny("sdar")
     rollouts[1] = msgspec.structs.replace(rollouts[1], config=DecodeConfig(gen_length=14))
     with torch.no_grad():
-        whole = score(tiny("sdar"), rollouts, law="drawn")
+        batched = score(tiny("sdar"), rollouts, law="drawn")
         for n, rollout in enumerate(rollouts):
             alone = score(tiny("sdar"), [rollout], law="drawn")
             size = len(rollout.commits)
             torch.testing.assert_close(
-                whole.logprobs[n, :size], alone.logprobs[0], rtol=0.0, atol=1e-11
+                batched.logprobs[n, :size], alone.logprobs[0], rtol=0.0, atol=1e-11
             )
-            assert whole.positions[n, :size].tolist() == [one.position for one in rollout.commits]
-            assert whole.weights[n].sum() == size
-            assert (whole.positions[n, size:] == -1).all()
+            assert batched.positions[n, :size].tolist() == [w.position for w in rollout.commits]
+            assert batched.weights[n].sum() == size
+            assert (batched.positions[n, size:] == -1).all()
 
 
 def test_a_sample_of_steps_has_the_expectation_of_all() -> None:
@@ -68,19 +68,19 @@ def test_a_sample_of_steps_has_the_expectation_of_all() -> None:
     assert len(steps) in (4, 5, 6)
     sizes = [len(steps) * (n + 1) // 2 - len(steps) * n // 2 for n in range(2)]
     with torch.no_grad():
-        whole = float(score(tiny("llada"), [rollout]).logprobs.sum())
-        found: dict[tuple[int, ...], float] = {}
+        total = float(score(tiny("llada"), [rollout]).logprobs.sum())
+        sums: dict[tuple[int, ...], float] = {}
         generator = torch.Generator().manual_seed(0)
         for _ in range(100):
             part = score(tiny("llada"), [rollout], steps=2, generator=generator)
             key = tuple(part.positions[0].tolist())
-            found[key] = float((part.weights * part.logprobs).sum())
+            sums[key] = float((part.weights * part.logprobs).sum())
             assert part.difference is not None
             assert part.difference < 1e-9
-        assert len(found) == len(list(product(*map(range, sizes))))
-        assert sum(found.values()) / len(found) == pytest.approx(whole, abs=1e-9)
+        assert len(sums) == len(list(product(*map(range, sizes))))
+        assert sum(sums.values()) / len(sums) == pytest.approx(total, abs=1e-9)
         many = score(tiny("llada"), [rollout], steps=50)
-        assert float(many.logprobs.sum()) == pytest.approx(whole)
+        assert float(many.logprobs.sum()) == pytest.approx(total)
         assert (many.weights == 1).all()
 
 
@@ -90,31 +90,31 @@ def test_shrinking_scores_successive_steps_on_one_canvas(family: str) -> None:
     steps = list(dict.fromkeys(write.step for write in rollout.commits))
     firsts = {step: steps[n - n % 3] for n, step in enumerate(steps)}
     merged = tuple(write._replace(step=firsts[write.step]) for write in rollout.writes)
-    same = msgspec.structs.replace(rollout, writes=merged)
+    rewritten = msgspec.structs.replace(rollout, writes=merged)
     with torch.no_grad():
         shrunk = score(tiny(family), [rollout], shrink=3)
-        expected = score(tiny(family), [same])
+        expected = score(tiny(family), [rewritten])
         torch.testing.assert_close(shrunk.logprobs, expected.logprobs, rtol=0.0, atol=1e-11)
-        whole = score(tiny(family), [rollout])
-    assert shrunk.columns < whole.columns
+        unshrunk = score(tiny(family), [rollout])
+    assert shrunk.columns < unshrunk.columns
     assert shrunk.difference is None
-    assert not torch.allclose(shrunk.logprobs, whole.logprobs)
+    assert not torch.allclose(shrunk.logprobs, unshrunk.logprobs)
 
 
 @pytest.mark.parametrize("family", ["dream", "sdar"])
 def test_canvases_of_ones_own_are_scored_where_they_hide_the_answer(family: str) -> None:
-    """As of d1, all of the answer; as of coupled-GRPO, a mask and its complement."""
+    """As in coupled-GRPO, the canvases are a mask of the answer and its complement."""
     model, rollout = tiny(family), rollouts_of_tiny(family)[0]
     width, start = len(rollout.prompt) + rollout.length, len(rollout.prompt)
     hidden = torch.zeros(2, width, dtype=torch.bool)
     hidden[0, start::2] = hidden[1, start + 1 :: 2] = True
-    own = Canvases.of_answer(rollout, hidden)
+    canvases = Canvases.of_answer(rollout, hidden)
     with torch.no_grad():
-        found = score(model, [rollout], steps=[own])
-        assert found.recorded is None
-        assert sorted(found.positions[0].tolist()) == list(range(14))
-        for n, position in enumerate(found.positions[0].tolist()):
-            canvas = own.tokens[int(own.canvas[n])]
+        scores = score(model, [rollout], steps=[canvases])
+        assert scores.recorded is None
+        assert sorted(scores.positions[0].tolist()) == list(range(14))
+        for n, position in enumerate(scores.positions[0].tolist()):
+            canvas = canvases.tokens[int(canvases.canvas[n])]
             columns = torch.arange(width)[None]
             attend = None
             if model.causal_block_length:
@@ -125,7 +125,7 @@ def test_canvases_of_ones_own_are_scored_where_they_hide_the_answer(family: str)
             logits = model.transformer.head(hidden_states)[0, at].clone()
             logits[[model.mask_id, *model.banned_ids]] = -torch.inf
             expected = logits.log_softmax(-1)[rollout.tokens[position]]
-            torch.testing.assert_close(found.logprobs[0, n], expected, rtol=0.0, atol=1e-9)
+            torch.testing.assert_close(scores.logprobs[0, n], expected, rtol=0.0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("family", "cache"), [("llada", None), ("sdar", PrefixCache())])
@@ -133,10 +133,10 @@ def test_scoring_costs_about_the_columns_of_the_decode(family: str, cache: Any) 
     options = {} if cache is None else {"cache": cache}
     config = DecodeConfig(gen_length=48, temperature=1.0, block_length=4)
     decoder = new_decoder(tiny(family), ConfidenceThreshold(0.3), config=config, **options)
-    found = list(rollouts_of(decoder, [decoder.request([9, 8, 7], n) for n in range(8)], 8))
-    decoded = sum(int(one.output.query_positions) for one in found)
+    outcomes = list(rollouts_of(decoder, [decoder.request([9, 8, 7], n) for n in range(8)], 8))
+    decoded = sum(int(outcome.output.query_positions) for outcome in outcomes)
     with torch.no_grad():
-        scored = score(tiny(family), [one.rollout for one in found])
+        scored = score(tiny(family), [outcome.rollout for outcome in outcomes])
     assert scored.columns <= 1.1 * decoded
 
 
@@ -162,7 +162,7 @@ def test_what_cannot_be_scored_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
     rollout = rollouts_of_tiny("llada")[0]
     change = msgspec.structs.replace
     width = len(rollout.prompt) + rollout.length
-    own = Canvases.of_answer(rollout, torch.ones(1, width, dtype=torch.bool))
+    full = Canvases.of_answer(rollout, torch.ones(1, width, dtype=torch.bool))
     far = (Write(0, 0, 999, -1.0, -1.0), *rollout.writes)
     cases: list[Any] = [
         ([], {}, "at least one Rollout"),
@@ -173,14 +173,14 @@ def test_what_cannot_be_scored_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
         ([rollout], {"law": "both"}, 'law must be "model" or "drawn"'),
         ([rollout], {"steps": 0}, 'steps must be "all", a number of steps'),
         ([rollout], {"steps": True}, 'steps must be "all", a number of steps'),
-        ([rollout], {"steps": [own, own]}, "each of 1 rollouts, got 2"),
-        ([rollout], {"steps": [own._replace(tokens=own.tokens[:, 1:])]}, "must have .* columns"),
-        ([rollout], {"steps": [own._replace(targets=own.targets[1:])]}, "equally many"),
-        ([rollout], {"steps": [own._replace(targets=own.targets + 512)]}, "targets of Canvases"),
+        ([rollout], {"steps": [full, full]}, "each of 1 rollouts, got 2"),
+        ([rollout], {"steps": [full._replace(tokens=full.tokens[:, 1:])]}, "must have .* columns"),
+        ([rollout], {"steps": [full._replace(targets=full.targets[1:])]}, "equally many"),
+        ([rollout], {"steps": [full._replace(targets=full.targets + 512)]}, "targets of Canvases"),
         ([rollout], {"shrink": 0}, "shrink must be at least 1"),
         ([rollout], {"rows_per_forward": 0}, "rows_per_forward must be at least 1"),
     ]
-    # Before the first forward.
+    # The errors come before the first forward.
     monkeypatch.setattr(Transformer, "forward", None)
     for rollouts, options, reason in cases:
         with torch.no_grad(), pytest.raises(ValueError, match=reason):

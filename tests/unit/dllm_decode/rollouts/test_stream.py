@@ -48,7 +48,7 @@ def largest_gap(rollouts: Any, law: Any) -> float:
 
 
 def test_rollouts_of_templates_are_the_answers_of_generate_and_scored() -> None:
-    """Templates differ in length, so that the rows do."""
+    """Templates differ in length, and so do the rows."""
     templates = ["now [MASK:9] . #### [MASK]", "[MASK:4] = [MASK:2] .", "emma has [MASK] ."]
     options: Any = {"temperature": 1.0, "num_return_sequences": 2, "templates": templates}
     expected = generate(MODEL, TOKENIZER, QUESTIONS, SAMPLER, **options)
@@ -94,13 +94,13 @@ def test_a_stop_string_ends_a_rollout() -> None:
 
 @pytest.mark.parametrize("new_weights", ["begin again", "finish"])
 def test_each_rollout_is_of_the_weights_that_it_names(new_weights: Any) -> None:
-    """After each group the weights change; rows that run begin again, or have ended before."""
+    """Weights change after each group; running rows begin again, or are finished first."""
     model = deepcopy(MODEL)
     models = {version_of(model): deepcopy(model)}
-    found: list[list[str]] = []
+    versions: list[list[str]] = []
     options = OPTIONS | {"num_rows": 2, "new_weights": new_weights}
     for group in roll_out(model, TOKENIZER, QUESTIONS, SAMPLER, **options):
-        found.append([rollout.weights for rollout in group.rollouts])
+        versions.append([rollout.weights for rollout in group.rollouts])
         with torch.no_grad():
             for rollout in group.rollouts:
                 difference = score(models[rollout.weights], [rollout]).difference
@@ -109,10 +109,10 @@ def test_each_rollout_is_of_the_weights_that_it_names(new_weights: Any) -> None:
             for parameter in model.parameters():
                 parameter.mul_(1.01)
         models[version_of(model)] = deepcopy(model)
-    assert len(found) == 3
-    assert len({weights for group in found for weights in group}) > 1
+    assert len(versions) == 3
+    assert len({weights for group in versions for weights in group}) > 1
     if new_weights == "finish":
-        assert len(set(found[0])) == 1
+        assert len(set(versions[0])) == 1
 
 
 @pytest.mark.usefixtures("no_checks_of_types")

@@ -46,18 +46,18 @@ def server() -> Iterator[tuple[str, Any]]:
         "default": decoder_of(MODEL),
         "slow": decoder_of(MODEL, FixedSchedule(16)),
     }
-    with served(decoders, limits=LIMITS) as found:
-        yield found
+    with served(decoders, limits=LIMITS) as url_and_service:
+        yield url_and_service
 
 
 @pytest.fixture(scope="module")
 def client(server: tuple[str, Any]) -> Iterator[Any]:
-    with httpx.Client(base_url=server[0], timeout=30.0) as found:
-        yield found
+    with httpx.Client(base_url=server[0], timeout=30.0) as http_client:
+        yield http_client
 
 
 def post(client: Any, **asked: Any) -> Any:
-    # Unlike the client's own JSON, this one may have lone surrogates.
+    # json.dumps accepts lone surrogates; the JSON encoder of the client does not.
     content = json.dumps({**CHAT, **asked}).encode()
     return client.post("/v1/chat/completions", content=content, headers=JSON)
 
@@ -67,8 +67,8 @@ def answer_of(client: Any, **asked: Any) -> Any:
 
 
 def events_of(client: Any, **asked: Any) -> list[dict[str, Any]]:
-    """Reads a stream as vllm's benchmark does: split at an empty line."""
-    found, buffer = [], ""
+    """Returns the events of a stream, split at empty lines as vllm's benchmark splits them."""
+    payloads, buffer = [], ""
     asked = {**CHAT, **asked, "stream": True}
     with client.stream("POST", "/v1/chat/completions", json=asked) as response:
         assert response.status_code == 200, response.read()
@@ -78,27 +78,27 @@ def events_of(client: Any, **asked: Any) -> list[dict[str, Any]]:
             while "\n\n" in buffer:
                 event, buffer = buffer.split("\n\n", 1)
                 assert event.startswith("data: ")
-                found.append(event.removeprefix("data: "))
+                payloads.append(event.removeprefix("data: "))
     assert buffer == ""
-    assert found.pop() == "[DONE]"
-    return [json.loads(event) for event in found]
+    assert payloads.pop() == "[DONE]"
+    return [json.loads(payload) for payload in payloads]
 
 
 def test_a_stream_is_the_whole_answer_in_chunks_without_an_empty_first_one(client: Any) -> None:
-    asked: Any = {"stream_options": {"include_usage": True}, "sampler": "slow"}
-    *chunks, usage = events_of(client, **asked)
-    whole = answer_of(client, sampler="slow")
-    assert (whole["object"], whole["model"]) == ("chat.completion", "mini")
-    assert whole["choices"][0]["message"]["role"] == "assistant"
+    options: Any = {"stream_options": {"include_usage": True}, "sampler": "slow"}
+    *chunks, usage = events_of(client, **options)
+    body = answer_of(client, sampler="slow")
+    assert (body["object"], body["model"]) == ("chat.completion", "mini")
+    assert body["choices"][0]["message"]["role"] == "assistant"
     pieces = [chunk["choices"][0]["delta"]["content"] for chunk in chunks]
-    assert "".join(pieces) == whole["choices"][0]["message"]["content"]
+    assert "".join(pieces) == body["choices"][0]["message"]["content"]
     assert len(pieces) > 2
     assert pieces[0]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-2:] == [None, "stop"]
     assert usage["choices"] == []
-    assert usage["usage"] == whole["usage"]
-    asked["stream_options"]["continuous_usage_stats"] = True
-    *chunks, usage = events_of(client, **asked)
+    assert usage["usage"] == body["usage"]
+    options["stream_options"]["continuous_usage_stats"] = True
+    *chunks, usage = events_of(client, **options)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(set(counts))
     assert chunks[-1]["usage"] == usage["usage"]
@@ -140,8 +140,8 @@ def test_a_stop_string_ends_the_answer_whole_and_streamed(client: Any, stop: Any
 
 
 def test_an_answer_that_is_full_ends_with_length(client: Any) -> None:
-    for asked, length in (({"max_tokens": 5}, 5), ({"ignore_eos": True}, 64)):
-        body = answer_of(client, **asked)
+    for options, length in (({"max_tokens": 5}, 5), ({"ignore_eos": True}, 64)):
+        body = answer_of(client, **options)
         assert body["choices"][0]["finish_reason"] == "length"
         assert body["usage"]["completion_tokens"] == length
 
@@ -150,18 +150,18 @@ def test_an_answer_that_is_full_ends_with_length(client: Any) -> None:
 def test_logprobs_are_those_of_the_step_that_committed_the_token(
     client: Any, is_stream: bool
 ) -> None:
-    asked: Any = {"logprobs": True, "top_logprobs": 2, "sampler": "slow"}
-    chunks = events_of(client, **asked) if is_stream else [answer_of(client, **asked)]
+    options: Any = {"logprobs": True, "top_logprobs": 2, "sampler": "slow"}
+    chunks = events_of(client, **options) if is_stream else [answer_of(client, **options)]
     scores = [score for chunk in chunks for score in chunk["choices"][0]["logprobs"]["content"]]
     assert " ".join(score["token"] for score in scores) == ANSWER
-    # A greedy commit is the likeliest token, and sure at this threshold or the surest of all.
+    # A greedy commit is the likeliest token of its position.
     assert all(score["top_logprobs"][0]["token"] == score["token"] for score in scores)
     assert all(score["top_logprobs"][1]["logprob"] < score["logprob"] <= 0 for score in scores)
     assert scores[0]["logprob"] < 0
 
 
 def test_logprobs_under_a_verifier_are_those_that_decided() -> None:
-    """They were those of the first look, up to 17 nats away."""
+    """The log-probabilities were those of the first look, up to 17 nats away."""
     model, tokenizer = load_model("mini-long")
     decoder = new_decoder(model, FixedSchedule(8), verifier=S2D2(), config=DecodeConfig())
     (example,) = Ledgers().examples("test", 1, 0)
@@ -170,8 +170,8 @@ def test_logprobs_under_a_verifier_are_those_that_decided() -> None:
         served({"default": decoder}, limits=LIMITS, tokenizer=tokenizer) as (url, _),
         httpx.Client(base_url=url, timeout=30.0) as client,
     ):
-        asked = {"prompt": prompt, "max_tokens": 64, "logprobs": 0}
-        found = client.post("/v1/completions", json=asked).json()["choices"][0]["logprobs"]
+        body = {"prompt": prompt, "max_tokens": 64, "logprobs": 0}
+        logprobs = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
     out = generate(
         model, tokenizer, [prompt], FixedSchedule(8), verifier=S2D2(), gen_length=64,
         return_logprobs=True,
@@ -179,11 +179,11 @@ def test_logprobs_under_a_verifier_are_those_that_decided() -> None:
     commits = out[0].commits
     assert commits is not None
     wanted = [commit.model_logprob for commit in commits]
-    assert found["token_logprobs"] == pytest.approx(wanted, abs=1e-6)
+    assert logprobs["token_logprobs"] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_logprobs_of_a_uniform_state_model_are_refused() -> None:
-    """It answered with numbers that Python refuses to give."""
+    """The server sent numbers that the Python interface refuses to return."""
     model, tokenizer = load_model("mini-uniform")
     decoder = decoder_of(model, AcceptAndRenoise())
     with (
@@ -206,27 +206,27 @@ def test_a_completion_has_logprobs_of_its_own_shape(client: Any) -> None:
 
 
 def test_a_token_that_is_a_part_of_a_character_has_its_own_name_and_bytes() -> None:
-    """Each was U+FFFD, so that the likeliest tokens of a position became one."""
-    # GPT-2 writes the bytes of " €" and "\ufffd" so.
+    """Each was named U+FFFD, so that the likeliest tokens of a position were merged."""
+    # The bytes of " €" and "\ufffd" in the alphabet of GPT-2.
     pieces = ["<eos>", "[MASK]", "Ġ", "â", "Ĥ", "¬", "Ġâ", "ï", "¿", "½", "ï¿", "ï¿½", "x"]
     rules = [("Ġ", "â"), ("ï", "¿"), ("ï¿", "½")]
     words = Tokenizer(BPE({piece: number for number, piece in enumerate(pieces)}, rules))
     words.pre_tokenizer, words.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
     tokenizer.chat_template = "x"
-    asked: Any = {"template": [" €\ufffdx"], "max_tokens": 6}
+    options: Any = {"template": [" €\ufffdx"], "max_tokens": 6}
     with (
         served(limits=LIMITS, tokenizer=tokenizer) as (url, _),
         httpx.Client(base_url=url, timeout=30.0) as client,
     ):
-        chat = answer_of(client, **asked, logprobs=True)["choices"][0]["logprobs"]["content"]
-        body = {**asked, "prompt": "x", "logprobs": 1}
+        chat = answer_of(client, **options, logprobs=True)["choices"][0]["logprobs"]["content"]
+        body = {**options, "prompt": "x", "logprobs": 1}
         text = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
     names = [r"bytes: \xe2", r"bytes:\x82", r"bytes:\xac", "\ufffd", "x"]
     assert [score["token"] for score in chat][:5] == text["tokens"][:5] == names
     assert text["top_logprobs"][:5] == [{name: 0.0} for name in names]
-    said = [score["bytes"] for score in chat][:5]
-    assert said == [[32, 0xE2], [0x82], [0xAC], [0xEF, 0xBF, 0xBD], [120]]
+    token_bytes = [score["bytes"] for score in chat][:5]
+    assert token_bytes == [[32, 0xE2], [0x82], [0xAC], [0xEF, 0xBF, 0xBD], [120]]
 
 
 def test_a_trace_says_at_which_step_each_token_was_committed(client: Any) -> None:
@@ -236,12 +236,12 @@ def test_a_trace_says_at_which_step_each_token_was_committed(client: Any) -> Non
     trace = body["choices"][0]["trace"]
     assert trace["forwards"] == int(RIGHT.decoded.nfe[0])
     assert len(trace["steps"]) == body["usage"]["completion_tokens"]
-    # The rate counted the EOS, which the number of tokens does not.
+    # The rate counted the EOS, but the number of tokens does not.
     assert trace["tokens_per_forward"] == len(trace["steps"]) / trace["forwards"]
     assert 0 < trace["seconds"] < 60
     assert trace["unknown_words"] == []
-    asked = answer_of(client, messages=chat_of("zebras have how many apples"), return_trace=True)
-    assert asked["choices"][0]["trace"]["unknown_words"] == ["zebras"]
+    unknown = answer_of(client, messages=chat_of("zebras have how many apples"), return_trace=True)
+    assert unknown["choices"][0]["trace"]["unknown_words"] == ["zebras"]
     assert 0 <= min(trace["steps"]) <= max(trace["steps"]) < trace["forwards"]
 
 
@@ -264,16 +264,16 @@ def test_a_denoising_stream_shows_the_canvas(client: Any) -> None:
 def test_a_read_tells_what_python_reads(client: Any) -> None:
     text = "emma now has 12 + 30 = {sum} . after giving some away emma has 42 - 8 = {rest} ."
     slots = {"sum": ["41", "42", "4 2"], "rest": ["34", "33"]}
-    asked = {"messages": chat_of(QUESTIONS[0]), "text": text, "slots": slots}
-    body = client.post("/v1/read", json=asked).json()
+    request = {"messages": chat_of(QUESTIONS[0]), "text": text, "slots": slots}
+    body = client.post("/v1/read", json=request).json()
     choices = {name: f"[{'|'.join(answers)}]" for name, answers in slots.items()}
     expected = read(MODEL, TOKENIZER, text.format(**choices), QUESTIONS[0])
     for (name, slot), choice in zip(body["slots"].items(), expected, strict=True):
         assert slot["best"] == choice.best
         assert [answer["text"] for answer in slot["answers"]] == slots[name]
-        for found, answer in zip(slot["answers"], choice.answers, strict=True):
-            assert found["probability"] == pytest.approx(answer.probability, rel=1e-4)
-            assert found["share"] == pytest.approx(answer.share, rel=1e-4)
+        for reported, answer in zip(slot["answers"], choice.answers, strict=True):
+            assert reported["probability"] == pytest.approx(answer.probability, rel=1e-4)
+            assert reported["share"] == pytest.approx(answer.share, rel=1e-4)
     # One row for each length of an answer, and one more for the second token.
     assert body["rows"] == 3
 
@@ -283,7 +283,7 @@ def test_health_models_and_metrics(client: Any) -> None:
     (model,) = client.get("/v1/models").json()["data"]
     assert model["id"] == "mini"
     assert model["samplers"] == ["default", "slow"]
-    # All of them are the default.
+    # Plug-ins that are the default are not listed.
     assert not {"verifier", "cache", "blocks"} & set(model)
     assert client.get("/v1/models/mini").json() == model
     answer_of(client)
@@ -295,8 +295,8 @@ def test_health_models_and_metrics(client: Any) -> None:
 def test_the_page_of_paths_names_all_fields_and_loads_nothing_from_elsewhere(client: Any) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert {"/v1/chat/completions", "/v1/completions", "/v1/read", "/v1/models"} <= set(paths)
-    responses = [set(one["responses"]) for path in paths.values() for one in path.values()]
-    assert all(found == {"200", "4XX"} for found in responses)
+    statuses = [set(method["responses"]) for path in paths.values() for method in path.values()]
+    assert all(codes == {"200", "4XX"} for codes in statuses)
     page = client.get("/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     names = [*fields.Chat.model_fields, *fields.Completion.model_fields, *fields.Read.model_fields]
@@ -326,7 +326,9 @@ def test_arguments_of_the_chat_template_reach_one_that_knows_them(
             + before
             + "{% if enable_thinking or reasoning_effort == 'high' %} apples apples{% endif %}"
         )
-        prompts = [answer_of(client, **one)["usage"]["prompt_tokens"] for one in ({}, asked)]
+        prompts = [
+            answer_of(client, **options)["usage"]["prompt_tokens"] for options in ({}, asked)
+        ]
         assert prompts[1] == prompts[0] + 2
         # Names of the chat itself and of transformers' own arguments and functions.
         for name in ("messages", "chat_template", "tokenize", "raise_exception", "eos_token"):
@@ -351,11 +353,11 @@ def test_the_log_has_a_line_for_each_request_without_its_content(
 
     wait_until(lambda: "path 404" in "".join(lines()))
     # The line of an earlier test may come late.
-    whole, stream, wrong = lines()[-3:]
-    for line in (whole, stream):
+    whole_line, stream_line, wrong_line = lines()[-3:]
+    for line in (whole_line, stream_line):
         head = f"127.0.0.1 POST /v1/chat/completions 200 {num_tokens} tokens "
         assert re.fullmatch(rf"{re.escape(head)}\d+\.\d{{3}} s", line)
-    assert re.fullmatch(r"127.0.0.1 GET /no%0Apath 404 \d\.\d{3} s", wrong)
+    assert re.fullmatch(r"127.0.0.1 GET /no%0Apath 404 \d\.\d{3} s", wrong_line)
     now = log.Throughput.of(server[1])
     assert now.num_tokens - before.num_tokens == 2 * num_tokens
     assert now.num_forwards - before.num_forwards == 2 * int(RIGHT.decoded.nfe[0])
@@ -382,19 +384,19 @@ def test_the_throughput_is_logged_while_the_server_is_busy(
 
 
 def test_tools_are_written_by_the_template_of_the_model(server: Any, client: Any) -> None:
-    """Their texts are the client's, so that what cannot be encoded is its error."""
+    """A tool whose text cannot be encoded is an error of the client, who writes these texts."""
     tokenizer, prompts = server[1].tokenizer, []
     before = tokenizer.chat_template
     tokenizer.chat_template = (
         "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
         "{% for turn in messages %}{{ turn.tool_call_id }} {{ turn.content }} {% endfor %}"
     )
-    asked: list[tuple[str, str, str]] = [
+    cases: list[tuple[str, str, str]] = [
         ("apples", "a", "auto"), ("emma has apples", "a", "auto"), ("apples", "a b c", "auto"),
         ("apples", "a", "none"), ("emma has apples", "a", "none"),
     ]  # fmt: skip
     try:
-        for name, call, choice in asked:
+        for name, call, choice in cases:
             tools = [{"type": "function", "function": {"name": name, "strict": True}}]
             messages = [*CHAT["messages"], {"role": "tool", "content": "12", "tool_call_id": call}]
             body = answer_of(client, messages=messages, tools=tools, tool_choice=choice)
@@ -456,7 +458,7 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
 def test_a_malformed_request_is_refused_by_name(
     client: Any, wrong: dict[str, Any], param: str | None, message: str | None
 ) -> None:
-    """Pydantic's own words name neither the field nor the value."""
+    """The messages of pydantic name neither the field nor the value."""
     response = post(client, **wrong)
     assert response.status_code in (400, 404), response.text
     require_shape(response)
@@ -554,14 +556,14 @@ def test_an_answer_can_be_sent_back_as_it_came(client: Any) -> None:
 
 def test_a_full_queue_is_a_429_with_a_time() -> None:
     limits = Limits(num_rows=1, max_waiting=1, max_tokens=128, gen_length=64)
-    asked = {"ignore_eos": True, "max_tokens": 32}
+    options = {"ignore_eos": True, "max_tokens": 32}
     with (
         served({"slow": decoder_of(MODEL, FixedSchedule(32))}, limits=limits) as (url, _),
         httpx.Client(base_url=url, timeout=30.0) as client,
         ThreadPoolExecutor(5) as pool,
     ):
-        sent = [pool.submit(post, client, **asked) for _ in range(5)]
-        responses = [one.result() for one in sent]
+        futures = [pool.submit(post, client, **options) for _ in range(5)]
+        responses = [future.result() for future in futures]
     statuses = [response.status_code for response in responses]
     assert set(statuses) == {200, 429}
     refused = responses[statuses.index(429)]
@@ -572,26 +574,26 @@ def test_a_full_queue_is_a_429_with_a_time() -> None:
 def test_a_key_is_needed_where_the_server_has_one() -> None:
     with served(limits=LIMITS, api_key="secret") as (url, _), httpx.Client(base_url=url) as client:
         assert client.get("/health").status_code == 200
-        for said in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
-            response = client.get("/v1/models", headers=said)
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+            response = client.get("/v1/models", headers=headers)
             assert response.status_code == 401
             require_shape(response)
-        said = {"authorization": "Bearer secret"}
-        assert client.get("/v1/models", headers=said).status_code == 200
+        headers = {"authorization": "Bearer secret"}
+        assert client.get("/v1/models", headers=headers).status_code == 200
 
 
 def test_a_request_that_takes_too_long_is_given_up() -> None:
     limits = Limits(deadline_s=0.2, max_tokens=1024)
     decoder = decoder_of(MODEL, FixedSchedule(32), gen_length=1024)
-    asked: Any = {"max_tokens": 1024, "ignore_eos": True}
+    options: Any = {"max_tokens": 1024, "ignore_eos": True}
     with (
         served({"default": decoder}, limits=limits) as (url, service),
         httpx.Client(base_url=url) as client,
     ):
-        response = post(client, **asked)
+        response = post(client, **options)
         assert response.status_code == 504
         require_shape(response)
-        *_, last = events_of(client, **asked)
+        *_, last = events_of(client, **options)
         assert last["error"]["code"] == "deadline"
         wait_until(lambda: service.engine.lanes["default"].num_running == 0)
 
@@ -609,16 +611,16 @@ def test_requests_that_outlive_the_grace_are_told_that_the_server_ends() -> None
     """A whole answer became "Internal Server Error", and a stream was cut."""
     limits = Limits(grace_s=0.1, max_tokens=1024)
     decoder = decoder_of(MODEL, FixedSchedule(32), gen_length=1024)
-    asked: Any = {"max_tokens": 1024, "ignore_eos": True}
+    options: Any = {"max_tokens": 1024, "ignore_eos": True}
     with ThreadPoolExecutor(2) as pool, httpx.Client(timeout=30.0) as client:
         with served({"default": decoder}, limits=limits) as (url, service):
             client.base_url = url
-            whole = pool.submit(post, client, **asked)
-            chunks = pool.submit(events_of, client, **asked)
+            answer = pool.submit(post, client, **options)
+            chunks = pool.submit(events_of, client, **options)
             wait_until(lambda: service.engine.lanes["default"].num_running == 2)
         # The server has been told to end.
-        assert whole.result().status_code == 503
-        require_shape(whole.result())
+        assert answer.result().status_code == 503
+        require_shape(answer.result())
         assert chunks.result()[-1]["error"]["message"] == "The server is being stopped."
 
 
@@ -630,12 +632,12 @@ def test_clients_that_hang_up_give_their_rows_back(server: tuple[str, Any]) -> N
         return metrics.hang_ups.collect()[0].samples[0].value
 
     before = num_hang_ups()
-    asked = {**CHAT, "sampler": "slow", "max_tokens": 128, "ignore_eos": True}
+    body = {**CHAT, "sampler": "slow", "max_tokens": 128, "ignore_eos": True}
     for is_stream, reads in product((False, True), repeat=2):
         with httpx.Client(base_url=url, timeout=httpx.Timeout(30.0, read=0.15)) as client:
             try:
                 with client.stream(
-                    "POST", "/v1/chat/completions", json={**asked, "stream": is_stream}
+                    "POST", "/v1/chat/completions", json={**body, "stream": is_stream}
                 ) as response:
                     if reads:
                         next(response.iter_text(), None)
@@ -646,20 +648,20 @@ def test_clients_that_hang_up_give_their_rows_back(server: tuple[str, Any]) -> N
 
 
 def test_a_model_that_takes_less_than_the_server_says_so() -> None:
-    """`max_model_len` was the server's 4096, and too long a request had no code for programs."""
+    """`max_model_len` was the server's 4096, and the error for too long a request had no code."""
     model, words = load_model("mini-long")
     decoders = {"default": decoder_of(model)}
     with served(decoders, limits=Limits(), tokenizer=words) as (url, _):
-        (said,) = httpx.get(f"{url}/v1/models").json()["data"]
-        asked = {"prompt": [5] * 500, "max_tokens": 13}
-        refused = httpx.post(f"{url}/v1/completions", json=asked).json()["error"]
-    assert said["max_model_len"] == 512
+        (listed,) = httpx.get(f"{url}/v1/models").json()["data"]
+        body = {"prompt": [5] * 500, "max_tokens": 13}
+        refused = httpx.post(f"{url}/v1/completions", json=body).json()["error"]
+    assert listed["max_model_len"] == 512
     assert refused["code"] == "context_length_exceeded"
     assert "at most 512 tokens together on this server, got 500 and 13" in refused["message"]
 
 
 def test_options_of_a_stream_need_one(client: Any) -> None:
-    """They were ignored, although no field is."""
+    """The options were ignored, although the server ignores no field."""
     options: Any = {"stream_options": {"include_usage": True}}
     error = answer_of(client, **options)["error"]
     assert error["message"] == "'stream_options' needs \"stream\": true."

@@ -39,8 +39,8 @@ PROMPTS = prompt_ids(TOKENIZER, [chat_of(text) for text in QUESTIONS])
 
 @pytest.fixture
 def lane() -> Iterator[Lane]:
-    with engine_of(decoder_of(MODEL), limits=LIMITS) as (_, (found,)):
-        yield found
+    with engine_of(decoder_of(MODEL), limits=LIMITS) as (_, (opened,)):
+        yield opened
 
 
 def text_of(event: object) -> str:
@@ -59,7 +59,7 @@ def text_of(event: object) -> str:
 def test_answers_of_a_batch_are_those_of_each_prompt_alone(
     name: str, cache: CachePolicy, temperature: float
 ) -> None:
-    """With lengths, seeds and temperatures of their own."""
+    """Each request has its own length, seed and temperature."""
     model, tokenizer = load_model(name)
     task: Any = Ledgers() if name == "mini-long" else WordProblems()
     examples = task.examples("test", 5, 0)
@@ -71,15 +71,16 @@ def test_answers_of_a_batch_are_those_of_each_prompt_alone(
     config, sampler = DecodeConfig(gen_length=128), ConfidenceThreshold(0.9)
     decoder = new_decoder(model, sampler, cache=cache, config=config)
     jobs = [
-        Told(decoder, list(prompt), **own) for prompt, own in zip(prompts, options, strict=True)
+        Told(decoder, list(prompt), **row_options)
+        for prompt, row_options in zip(prompts, options, strict=True)
     ]
     with engine_of(decoder, limits=replace(LIMITS, num_rows=3)) as (_, (lane,)):
         for told in jobs:
             lane.submit([told.job])
         events = [told.next() for told in jobs]
-    for event, prompt, own in zip(events, prompts, options, strict=True):
+    for event, prompt, row_options in zip(events, prompts, options, strict=True):
         assert isinstance(event, Finished)
-        (alone,) = decode_many(model, [prompt], sampler, cache=cache, **own)
+        (alone,) = decode_many(model, [prompt], sampler, cache=cache, **row_options)
         assert event.output.answers() == alone.answers()
         assert event.output.nfe.tolist() == alone.nfe.tolist()
 
@@ -110,7 +111,7 @@ def test_a_job_that_is_cancelled_gives_its_row_back_and_says_nothing(lane: Lane)
         after = Told(lane.decoder, PROMPTS[1])
         lane.submit([after.job])
         text_of(after.next())
-        # It has ended, so that this does nothing.
+        # The job has ended, so that cancelling it does nothing.
         lane.cancel(after.job)
     assert all(told.is_silent(0.02) for told in long)
 
@@ -132,13 +133,13 @@ def test_rows_share_a_budget_of_columns() -> None:
     limits = Limits(num_rows=8, max_columns=300, max_length=300, max_tokens=128, gen_length=64)
     with engine_of(decoder_of(MODEL, FixedSchedule(4)), limits=limits) as (_, (lane,)):
         jobs = [Told(lane.decoder, PROMPTS[0], gen_length=100) for _ in range(5)]
-        seen = []
+        batch_sizes = []
         for told in jobs:
-            told.job.watch = lambda event, number, step: seen.append(len(event.rows))
+            told.job.watch = lambda event, number, step: batch_sizes.append(len(event.rows))
         assert 2 * jobs[0].job.num_columns <= 300 < 3 * jobs[0].job.num_columns
         lane.submit([told.job for told in jobs])
         assert all(isinstance(told.next(), Finished) for told in jobs)
-        assert max(seen) == 2
+        assert max(batch_sizes) == 2
 
 
 def run_out_of_memory(found: Tensor) -> Tensor:
@@ -166,7 +167,7 @@ def test_a_fault_of_the_model_ends_what_runs_and_the_lane_goes_on() -> None:
         assert len(failed) == LIMITS.num_rows
         assert {event.status for event in failed} == {500}
         assert "memory" not in failed[0].message
-        # Two waited, and were answered afterwards.
+        # Two requests waited, and were answered afterwards.
         assert sum(isinstance(event, Finished) for event in events) == 2
         assert not engine.is_broken
 
@@ -218,7 +219,7 @@ def test_a_lane_keeps_its_memory_until_another_lane_works(monkeypatch: pytest.Mo
     monkeypatch.setattr("dllm_decode.core.model.pad", None)
     model = Counted(MODEL)
     decoders = [new_decoder(model, FixedSchedule(4), cache=PrefixCache()) for _ in range(2)]
-    with engine_of(*decoders, limits=LIMITS) as (_, (lane, other)):
+    with engine_of(*decoders, limits=LIMITS) as (_, (lane, other_lane)):
 
         def answer(lane: Lane, gen_length: int) -> None:
             told = Told(lane.decoder, PROMPTS[0], gen_length=gen_length)
@@ -232,13 +233,13 @@ def test_a_lane_keeps_its_memory_until_another_lane_works(monkeypatch: pytest.Mo
         # Short rows do not attend to the slots of a longer one that has left.
         first, *_, last = (call.kv_cache.num_slots for call in model.calls)
         assert last == first
-        answer(other, 32)
+        answer(other_lane, 32)
         answer(lane, 32)
         assert len(model.memories) == 3
 
 
 def test_a_client_of_many_requests_lets_others_have_their_turn() -> None:
-    """Its 60 requests were answered before the one of a client that came later."""
+    """All 60 requests of a client were answered before the single one of a later client."""
     limits = replace(LIMITS, num_rows=2)
     with engine_of(decoder_of(MODEL, FixedSchedule(8)), limits=limits) as (engine, (lane,)):
         done: list[str] = []
@@ -290,7 +291,7 @@ def test_an_answer_of_any_lane_shows_that_the_server_works() -> None:
             faulty.submit([told.job])
             failed = told.next()
             assert isinstance(failed, Failed)
-            # It is no fault of the model.
+            # The fault is in the sampler, not in the model.
             assert failed.message.startswith("The decode failed.")
         assert engine.is_broken
         told = Told(default.decoder, PROMPTS[0])

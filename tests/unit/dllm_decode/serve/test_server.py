@@ -23,12 +23,12 @@ def test_connections_send_at_once() -> None:
     """Each first chunk on a kept connection waited 40 ms until the header was acknowledged."""
     from dllm_decode.serve.server import bind
 
-    found: list[int] = []
+    no_delay_flags: list[int] = []
 
     async def connect() -> None:
         def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            own = writer.get_extra_info("socket")
-            found.append(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            connection = writer.get_extra_info("socket")
+            no_delay_flags.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
         bound = bind("127.0.0.1", 0)
@@ -38,8 +38,8 @@ def test_connections_send_at_once() -> None:
             writer.close()
 
     asyncio.run(connect())
-    assert len(found) == 1
-    assert found[0] > 0
+    assert len(no_delay_flags) == 1
+    assert no_delay_flags[0] > 0
 
 
 def test_a_client_is_not_refused_once_the_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,19 +49,19 @@ def test_a_client_is_not_refused_once_the_address_is_said(monkeypatch: pytest.Mo
 
     class Idle:
         def run(self, sockets: list[socket.socket]) -> None:
-            assert said[0].startswith("Listening at")
+            assert messages[0].startswith("Listening at")
 
-    monkeypatch.setattr(server, "make_server", lambda *given, **options: Idle())
-    said: list[str] = []
+    monkeypatch.setattr(server, "make_server", lambda *arguments, **options: Idle())
+    messages: list[str] = []
     bound = server.bind("127.0.0.1", 0)
 
     def say(line: str) -> None:
-        said.append(line)
+        messages.append(line)
         socket.create_connection(bound.getsockname(), timeout=5.0).close()
 
     with bound:
         server.serve(Service.__new__(Service), bound, "127.0.0.1", api_key=None, say=say)
-    assert said[1] == "Stopped."
+    assert messages[1] == "Stopped."
 
 
 @pytest.mark.parametrize(("grace_s", "num_signals"), [(60.0, 2), (0.5, 1)])
@@ -90,29 +90,29 @@ def test_a_second_signal_or_the_grace_ends_open_streams_with_an_error(
     service = Service.start(
         "mini", words, decoders, Limits(max_tokens=128, grace_s=grace_s, gen_length=128, num_rows=2)
     )
-    said: list[str] = []
+    messages: list[str] = []
     with bind("127.0.0.1", 0) as bound, ThreadPoolExecutor(4) as pool:
         url = url_of(bound, "127.0.0.1")
-        server = make_server(service, "127.0.0.1", log_level="error", say=said.append)
+        server = make_server(service, "127.0.0.1", log_level="error", say=messages.append)
         running = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         running.start()
         wait_until(lambda: server.started)
-        asked = {"messages": chat_of(QUESTIONS[0]), "ignore_eos": True}
+        request = {"messages": chat_of(QUESTIONS[0]), "ignore_eos": True}
 
         def ask(number: int) -> Any:
-            body = {**asked, "stream": number % 2 == 0}
+            body = {**request, "stream": number % 2 == 0}
             return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30.0)
 
-        found = [pool.submit(ask, number) for number in range(4)]
+        futures = [pool.submit(ask, number) for number in range(4)]
         lane = service.engine.lanes["default"]
         wait_until(lambda: lane.num_running + lane.num_waiting == 4)
         started_s = time.monotonic()
         for _ in range(num_signals):
             server.handle_exit(signal.SIGINT, None)
-        responses = [one.result() for one in found]
+        responses = [future.result() for future in futures]
         assert time.monotonic() - started_s < 2.0
         running.join(20.0)
-    assert said == [f"Waiting up to {grace_s:g} s for 4 answers. Ctrl-C ends them now."]
+    assert messages == [f"Waiting up to {grace_s:g} s for 4 answers. Ctrl-C ends them now."]
     for number, response in enumerate(responses):
         if number % 2:
             assert response.status_code == 503

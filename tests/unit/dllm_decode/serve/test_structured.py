@@ -1,4 +1,4 @@
-"""Answers of a form: constraints and calls of functions, refused for their request alone."""
+"""Constraints and function calls over HTTP; a wrong one is refused for its request alone."""
 
 import json
 import re
@@ -32,44 +32,44 @@ TEMPLATE = (
     "{% for call in turn.tool_calls or [] %}{{ call.function.arguments.n }}{% endfor %}{% endfor %}"
 )
 LIMITS = Limits(max_tokens=256, gen_length=128, max_length=512, max_columns=4096)
-# Its automaton has 2^30 states.
+# The automaton of this expression has 2^30 states.
 LARGE = {"regex": "(a|b)*a(a|b){30}"}
 
 
 def letters() -> PreTrainedTokenizerFast:
-    """A tokenizer of characters for the ids of `mini`, so that its model writes JSON."""
-    written = sorted(set(map(chr, range(33, 127))) | {"Ġ"})
+    """Returns a tokenizer of characters for the ids of `mini`, so that `mini` can write JSON."""
+    characters = sorted(set(map(chr, range(33, 127))) | {"Ġ"})
     special = {MODEL.mask_id: "[MASK]", MODEL.eos_ids[0]: "<eos>"}
-    free = iter(written)
+    free = iter(characters)
     names = [special.get(n) or next(free, f"<{n}>") for n in range(MODEL.vocab_size)]
     assert next(free, None) is None
-    own = Tokenizer(BPE({name: number for number, name in enumerate(names)}, []))
-    own.pre_tokenizer, own.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
-    found = PreTrainedTokenizerFast(
-        tokenizer_object=own, eos_token="<eos>", mask_token="[MASK]",
+    backend = Tokenizer(BPE({name: number for number, name in enumerate(names)}, []))
+    backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<eos>", mask_token="[MASK]",
         additional_special_tokens=[name for name in names if len(name) > 1],
     )  # fmt: skip
-    found.chat_template = TEMPLATE
-    return found
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, Any]]:
     decoder = decoder_of(MODEL, FixedSchedule(16), gen_length=256)
-    with served({"default": decoder}, limits=LIMITS, tokenizer=letters()) as found:
-        yield found
+    with served({"default": decoder}, limits=LIMITS, tokenizer=letters()) as url_and_service:
+        yield url_and_service
 
 
 @pytest.fixture(scope="module")
 def client(server: tuple[str, Any]) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{server[0]}/v1", api_key="none", max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=f"{server[0]}/v1", api_key="none", max_retries=0) as openai_client:
+        yield openai_client
 
 
 def text_of(client: Any, **asked: Any) -> str:
     extra = {name: asked.pop(name) for name in ("structured_outputs",) if name in asked}
-    found = client.chat.completions.create(**{**CHAT, **asked}, extra_body=extra)
-    return str(found.choices[0].message.content)
+    completion = client.chat.completions.create(**{**CHAT, **asked}, extra_body=extra)
+    return str(completion.choices[0].message.content)
 
 
 class Person(BaseModel):
@@ -78,10 +78,10 @@ class Person(BaseModel):
 
 
 def test_a_pydantic_model_is_parsed_by_the_client(client: Any) -> None:
-    found = client.chat.completions.parse(**CHAT, response_format=Person)
-    parsed = found.choices[0].message.parsed
+    completion = client.chat.completions.parse(**CHAT, response_format=Person)
+    parsed = completion.choices[0].message.parsed
     assert isinstance(parsed, Person)
-    assert found.choices[0].finish_reason in ("stop", "length")
+    assert completion.choices[0].finish_reason in ("stop", "length")
 
 
 def test_an_answer_has_the_form_that_is_asked_for(client: Any) -> None:
@@ -92,11 +92,11 @@ def test_an_answer_has_the_form_that_is_asked_for(client: Any) -> None:
     )  # fmt: skip
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2}
     assert len(json.loads(text_of(client, structured_outputs={"json": schema}))) == 2
-    found = client.completions.create(
+    completion = client.completions.create(
         model="mini", prompt="abc", max_tokens=16, n=2, temperature=1.0,
         extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
     )  # fmt: skip
-    assert {choice.text for choice in found.choices} <= {"yes", "no"}
+    assert {choice.text for choice in completion.choices} <= {"yes", "no"}
 
 
 TOOLS: list[dict[str, Any]] = [
@@ -109,15 +109,15 @@ NAMED = {"type": "function", "function": {"name": "count"}}
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_a_call_follows_the_schema_whole_and_streamed(client: Any, choice: Any) -> None:
-    asked = {**CHAT, "tools": TOOLS, "tool_choice": choice}
-    whole = client.chat.completions.create(**asked).choices[0]
-    (call,) = whole.message.tool_calls
-    assert whole.finish_reason == "tool_calls"
-    assert whole.message.content is None
+    request = {**CHAT, "tools": TOOLS, "tool_choice": choice}
+    answer = client.chat.completions.create(**request).choices[0]
+    (call,) = answer.message.tool_calls
+    assert answer.finish_reason == "tool_calls"
+    assert answer.message.content is None
     arguments = json.loads(call.function.arguments)
     assert call.function.name in (["count"] if choice == NAMED else ["count", "stop"])
     assert set(arguments) == ({"n"} if call.function.name == "count" else set())
-    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**request, stream=True)]
     parts = [part for chunk in chunks for part in chunk.delta.tool_calls or []]
     assert chunks[-1].finish_reason == "tool_calls"
     assert [part.function.name for part in parts] == [call.function.name] + [None] * (
@@ -126,22 +126,22 @@ def test_a_call_follows_the_schema_whole_and_streamed(client: Any, choice: Any) 
     assert parts[0].id
     assert {part.index for part in parts} == {0}
     assert "".join(part.function.arguments for part in parts) == call.function.arguments
-    with client.chat.completions.stream(**asked) as stream:
+    with client.chat.completions.stream(**request) as stream:
         final = stream.get_final_completion().choices[0].message.tool_calls
     assert final[0].function.arguments == call.function.arguments
     # The client sends the call back with its result.
-    turns = [whole.message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+    turns = [answer.message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
     again = client.chat.completions.create(
-        **{**asked, "messages": [*CHAT["messages"], *turns], "tool_choice": "auto"}
+        **{**request, "messages": [*CHAT["messages"], *turns], "tool_choice": "auto"}
     )
     assert again.choices[0].message.content is not None
 
 
 def test_text_stays_text_without_a_choice_that_forces_a_call(client: Any) -> None:
     for choice in ("auto", "none"):
-        found = client.chat.completions.create(**CHAT, tools=TOOLS, tool_choice=choice).choices[0]
-        assert found.message.tool_calls is None
-        assert found.finish_reason in ("stop", "length")
+        answer = client.chat.completions.create(**CHAT, tools=TOOLS, tool_choice=choice).choices[0]
+        assert answer.message.tool_calls is None
+        assert answer.finish_reason in ("stop", "length")
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -151,7 +151,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "got {'grammar': 'x'}"),
     ({"structured_outputs": {"choice": ["a", "é"]}}, "structured_outputs", "'é'"),
     ({"structured_outputs": {"regex": "a{300}"}}, "max_tokens", "must be at least 300, the tokens"),
-    # By its states; on a busy machine by the seconds that it takes.
+    # Refused for its number of states; on a busy machine for the seconds that it takes.
     ({"structured_outputs": {"regex": "a{6000}"}}, "structured_outputs", "Write shorter rep"),
     ({"structured_outputs": {"regex": "a" * 2**16}}, "structured_outputs", "65536 characters"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "'json_schema'"),
@@ -191,11 +191,11 @@ def test_a_compilation_stalls_nobody_and_ends_with_its_client(
 
 
 def test_a_denoising_stream_marks_forced_tokens(client: Any) -> None:
-    asked = {"structured_outputs": {"regex": "ab"}, "stream_mode": "denoise", "return_trace": True}
-    chunks = client.chat.completions.create(**CHAT, stream=True, extra_body=asked)
+    extra = {"structured_outputs": {"regex": "ab"}, "stream_mode": "denoise", "return_trace": True}
+    chunks = client.chat.completions.create(**CHAT, stream=True, extra_body=extra)
     canvases = [chunk.choices[0].model_dump().get("canvas") for chunk in chunks]
-    last = [one for one in canvases if one][-1]
-    # The model writes no letters of its own.
+    last = [canvas for canvas in canvases if canvas][-1]
+    # Without the constraint the model would write no letters.
     assert {0, 1} <= set(last["forced"])
     assert last["tokens"][:2] == ["a", "b"]
 

@@ -1,4 +1,4 @@
-"""New weights over HTTP: whose, from where, and when; wrong ones change nothing."""
+"""New weights over HTTP: who may load them, from where and when; wrong ones change nothing."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +27,12 @@ SLOW = FixedSchedule(64)
 
 
 def perturbed() -> Any:
-    found = deepcopy(MODEL)
+    model = deepcopy(MODEL)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for part in found.parameters():
-            part.mul_(1 + torch.randn(part.shape, generator=generator))
-    return found
+        for parameter in model.parameters():
+            parameter.mul_(1 + torch.randn(parameter.shape, generator=generator))
+    return model
 
 
 OTHER = perturbed()
@@ -51,8 +51,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.mkdir(parents=True)
         (MODEL if path.name == "old" else OTHER).save(path)
     for name, change in (
-        ("nan", lambda part: torch.full_like(part, torch.nan)),
-        ("shape", lambda part: torch.ones(3, dtype=part.dtype)),
+        ("nan", lambda tensor: torch.full_like(tensor, torch.nan)),
+        ("shape", lambda tensor: torch.ones(3, dtype=tensor.dtype)),
     ):
         file = root / name / "model.safetensors"
         weights = load_file(file)
@@ -92,7 +92,7 @@ def asked(client: Any, **more: Any) -> str:
 @pytest.mark.parametrize("name", ["other", "inside", "./other"])
 def test_the_server_answers_with_its_new_weights(server: Any, name: str) -> None:
     client, _, model = server
-    before, after = (text_of(one, ConfidenceThreshold(0.9)) for one in (MODEL, OTHER))
+    before, after = (text_of(source, ConfidenceThreshold(0.9)) for source in (MODEL, OTHER))
     assert before != after
     assert asked(client) == before
     response = client.post("/v1/weights", json={"folder": name})
@@ -136,7 +136,7 @@ def test_wrong_requests_change_nothing(
     error = response.json()["error"]
     assert error["code"] == code
     assert says in error["message"], error
-    # Where the root is, is nobody's business.
+    # The answer does not tell where the root is.
     assert str(folders.parent) not in response.text
     assert version_of(model) == version_of(MODEL)
     assert asked(client) == text_of(MODEL, ConfidenceThreshold(0.9))
@@ -144,9 +144,9 @@ def test_wrong_requests_change_nothing(
 
 def test_nobody_replaces_weights_without_the_key(server: Any) -> None:
     client, _, model = server
-    for said in ("", "Bearer wrong", "secret", "Bearer secret2"):
+    for authorization in ("", "Bearer wrong", "secret", "Bearer secret2"):
         response = client.post(
-            "/v1/weights", json={"folder": "other"}, headers={"authorization": said}
+            "/v1/weights", json={"folder": "other"}, headers={"authorization": authorization}
         )
         assert response.status_code == 401
         assert response.json()["error"]["code"] == "invalid_api_key"
@@ -181,22 +181,22 @@ def test_rows_that_run_finish_on_the_old_weights(server: Any) -> None:
 
 
 def test_rows_that_run_begin_again_on_the_new_weights(server: Any) -> None:
-    """Their steps are counted anew, and a stream of which a part was sent ends with an error."""
+    """Steps of such rows are counted anew; a stream that has sent a part ends with an error."""
     client, service, _ = server
     more = {"sampler": "slow", "return_trace": True}
     body = {"messages": chat_of(QUESTIONS[0]), "max_tokens": 64, **more}
     with ThreadPoolExecutor() as pool:
-        whole = pool.submit(client.post, "/v1/chat/completions", json=body)
+        answer = pool.submit(client.post, "/v1/chat/completions", json=body)
         with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as stream:
             lines = (line for line in stream.iter_lines() if line)
             first = next(lines)
-            again = {"folder": "other", "new_weights": "begin again"}
-            assert client.post("/v1/weights", json=again).status_code == 200
-            rest = list(lines)
-        choice = whole.result().json()["choices"][0]
+            change = {"folder": "other", "new_weights": "begin again"}
+            assert client.post("/v1/weights", json=change).status_code == 200
+            remaining = list(lines)
+        choice = answer.result().json()["choices"][0]
     assert '"content"' in first
-    assert '"code": "weights_replaced"' in rest[-2]
-    assert rest[-1] == "data: [DONE]"
+    assert '"code": "weights_replaced"' in remaining[-2]
+    assert remaining[-1] == "data: [DONE]"
     assert choice["message"]["content"] == text_of(OTHER, SLOW)
     assert max(choice["trace"]["steps"]) < choice["trace"]["forwards"]
     wait_until(lambda: service.engine.num_running == 0)

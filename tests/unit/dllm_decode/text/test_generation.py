@@ -57,8 +57,8 @@ def ids_of(text: str) -> list[int]:
 
 
 def ids_of_chat(text: str) -> list[int]:
-    whole = TOKENIZER.apply_chat_template(chat(text), add_generation_prompt=True, tokenize=False)
-    return list(TOKENIZER(whole, add_special_tokens=False)["input_ids"])
+    prompt = TOKENIZER.apply_chat_template(chat(text), add_generation_prompt=True, tokenize=False)
+    return list(TOKENIZER(prompt, add_special_tokens=False)["input_ids"])
 
 
 def test_each_form_of_inputs_means_what_it_says() -> None:
@@ -80,9 +80,9 @@ def test_each_form_of_inputs_means_what_it_says() -> None:
         ((chat(text) for text in (QUESTION, OTHER)), chats),
         ([{"role": "user", "content": [{"type": "text", "text": OTHER}]}], chats[1:]),
     ]  # fmt: skip
-    for given, meant in forms:
-        found = prompt_ids(TOKENIZER, given)
-        assert [list(map(int, ids)) for ids in found] == meant
+    for inputs, expected in forms:
+        prompts = prompt_ids(TOKENIZER, inputs)
+        assert [list(map(int, ids)) for ids in prompts] == expected
 
 
 def test_a_text_is_put_through_the_chat_template_unless_it_is_to_be_plain() -> None:
@@ -92,8 +92,8 @@ def test_a_text_is_put_through_the_chat_template_unless_it_is_to_be_plain() -> N
         plain = prompt_ids(TOKENIZER, [QUESTION, OTHER], chat=False)
     assert plain == [ids_of(QUESTION), ids_of(OTHER)]
     assert len(warned) == 1
-    asked = ask(chat(OTHER), SAMPLER, **OPTIONS)
-    assert ask(OTHER, SAMPLER, **OPTIONS).texts == asked.texts != [""]
+    templated = ask(chat(OTHER), SAMPLER, **OPTIONS)
+    assert ask(OTHER, SAMPLER, **OPTIONS).texts == templated.texts != [""]
 
 
 def test_without_a_chat_template_texts_are_plain_and_a_chat_is_refused() -> None:
@@ -107,7 +107,7 @@ def test_without_a_chat_template_texts_are_plain_and_a_chat_is_refused() -> None
 
 @pytest.mark.parametrize("how", ["auto", False])
 def test_a_text_that_begins_with_a_special_token_is_read_as_it_is(how: Any) -> None:
-    """It has been through a template; a second one, or a second such token, would be wrong."""
+    """The text has been through a template; a second template or special token would be wrong."""
     tokenizer = deepcopy(TOKENIZER)
     begin = (TOKENIZER.bos_token, TOKENIZER.bos_token_id)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -126,13 +126,13 @@ AN_ANSWER = {"role": "assistant", "content": "#### 5"}
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        # Once each; the model answered questions of which it had read half.
+        # Each word once. The model used to answer such half-read questions without a warning.
         (
             [f"zorblax {QUESTION}", OTHER, "wugs and zorblax , 3 wugs ?"],
             r"These words are not known to the tokenizer: zorblax, wugs\. "
             r"The model reads '<\|unknown\|>' for each\.",
         ),
-        # From the second turn on, "<, endoftext, >", which the template writes, were among them.
+        # From the second turn on, "<, endoftext, >" were named too, which the template writes.
         (
             [*chat(f"Zorblax , {OTHER}"), AN_ANSWER, *chat(OTHER)],
             r"not known to the tokenizer: Zorblax\. ",
@@ -157,20 +157,20 @@ def test_known_words_and_tokenizers_that_know_every_word_do_not_warn(
     assert tokenizer.unk_token_id == (None if unknown is None else tokenizer.eos_token_id)
     prompt_ids(tokenizer, [f"{QUESTION} {tokenizer.eos_token} zorblax", OTHER])
     prompt_ids(tokenizer, chat(f"zorblax {QUESTION}"))
-    # Nor are words that are known, and ids, named.
+    # Known words are not named, and neither are ids.
     prompt_ids(TOKENIZER, [QUESTION.upper(), "How many apples ?"])
     prompt_ids(TOKENIZER, [[TOKENIZER.unk_token_id, 7]])
 
 
 def test_padding_is_never_read() -> None:
     rows, mask = torch.tensor([[5, 6, 7], [7, 8, 9]]), torch.tensor([[1, 1, 0], [0, 1, 1]])
-    for given in (rows, rows.tolist()):
-        assert token_lists(given, mask) == [[5, 6], [8, 9]]
+    for prompts in (rows, rows.tolist()):
+        assert token_lists(prompts, mask) == [[5, 6], [8, 9]]
     assert token_lists({"input_ids": rows, "attention_mask": mask}) == [[5, 6], [8, 9]]
     options: Any = {"sampler": SAMPLER, "gen_length": 4}
-    asked = ask(rows, attention_mask=mask, **options)
+    padded = ask(rows, attention_mask=mask, **options)
     plain = ask([[5, 6], [8, 9]], **options)
-    assert torch.equal(asked.decoded.tokens, plain.decoded.tokens)
+    assert torch.equal(padded.decoded.tokens, plain.decoded.tokens)
     with pytest.raises(ValueError, match="attention_mask must be given with a tensor of several"):
         decode(MODEL, rows, **options)
     with pytest.raises(ValueError, match="attention_mask must be as long as its prompt, 2"):
@@ -220,7 +220,7 @@ def test_a_finish_reason_says_whether_an_answer_had_room() -> None:
     full = ask(OTHER, SAMPLER, gen_length=4)[0]
     word = full.text.split()[-1]
     stopped = ask(OTHER, SAMPLER, gen_length=4, stop_strings=word)[0]
-    assert [one.finish_reason for one in (ended, full, stopped)] == ["stop", "length", "stop"]
+    assert [answer.finish_reason for answer in (ended, full, stopped)] == ["stop", "length", "stop"]
     assert len(full.token_ids) == 4
 
 
@@ -229,32 +229,32 @@ def test_a_stop_rule_keeps_what_was_committed_after_a_mask() -> None:
 
     rounds = count(1)
     stop = plugin(StopRule, stops=lambda self, tokens: next(rounds) == 8)
-    asked: Any = {"prompts": [ids_of_chat(QUESTION)], "gen_length": 32, "block_length": 32}
-    whole = decode(MODEL, sampler=FixedSchedule(32), **asked)
-    out = decode(MODEL, sampler=FixedSchedule(32), stop=stop, **asked)
+    options: Any = {"prompts": [ids_of_chat(QUESTION)], "gen_length": 32, "block_length": 32}
+    unstopped = decode(MODEL, sampler=FixedSchedule(32), **options)
+    out = decode(MODEL, sampler=FixedSchedule(32), stop=stop, **options)
     assert int(out.nfe[0]) == 8
     assert bool(out.unsettled[0, 0])
     settled = out.tokens[0][~out.unsettled[0]]
     assert out.answers() == [[token for token in settled.tolist() if token not in out.eos_ids]]
-    # Lengths counted up to the first mask: 1.
+    # Lengths were counted up to the first mask, which gave 1.
     assert out.lengths().tolist() == [len(out.answers()[0]) + 1] != [1]
-    assert torch.equal(settled, whole.tokens[0][~out.unsettled[0]])
-    assert not whole.unsettled.any()
+    assert torch.equal(settled, unstopped.tokens[0][~out.unsettled[0]])
+    assert not unstopped.unsettled.any()
 
 
 def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
     """A stop string stopped an answer that does not contain it."""
     options: Any = {"sampler": Wino(0.6, 0.9), "gen_length": 32, "block_length": 16}
-    seen: set[str] = set()
+    settled_words: set[str] = set()
 
     def note(event: StepEvent) -> None:
         (settled,) = final_tokens(event.rows, event.after, is_final=True)
-        seen.update(TOKENIZER.decode(settled).split())
+        settled_words.update(TOKENIZER.decode(settled).split())
 
-    whole = ask(chat(OTHER), observers=[note], **options)
-    replaced = [word for word in seen if word not in whole.texts[0]]
+    unstopped = ask(chat(OTHER), observers=[note], **options)
+    replaced = [word for word in settled_words if word not in unstopped.texts[0]]
     assert replaced
-    assert ask(chat(OTHER), stop_strings=replaced, **options).texts == whole.texts
+    assert ask(chat(OTHER), stop_strings=replaced, **options).texts == unstopped.texts
 
 
 @pytest.mark.parametrize(
@@ -311,9 +311,9 @@ def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
 def test_what_cannot_be_answered_is_refused_in_one_sentence(
     inputs: Any, options: dict[str, Any], sentence: str
 ) -> None:
-    asked = {"model": MODEL, "inputs": inputs, **options}
+    arguments = {"model": MODEL, "inputs": inputs, **options}
     with pytest.raises((ValueError, TypeError), match=sentence):
-        generate(tokenizer=TOKENIZER, sampler=SAMPLER, **asked)
+        generate(tokenizer=TOKENIZER, sampler=SAMPLER, **arguments)
 
 
 def test_a_prompt_longer_than_the_model_s_maximum_is_refused(
@@ -329,15 +329,15 @@ def test_a_prompt_longer_than_the_model_s_maximum_is_refused(
 
 def test_a_stop_string_stops_and_may_be_a_special_token() -> None:
     options: Any = {"gen_length": 32, "block_length": 4}
-    whole = ask(OTHER, SAMPLER, **options)[0]
-    word, special = whole.text.split()[2], deepcopy(TOKENIZER)
+    unstopped = ask(OTHER, SAMPLER, **options)[0]
+    word, special = unstopped.text.split()[2], deepcopy(TOKENIZER)
     special.add_special_tokens({"additional_special_tokens": [word]})
     assert word not in special.decode(ids_of(word), skip_special_tokens=True)
     for tokenizer in (TOKENIZER, special):
-        found = generate(MODEL, tokenizer, OTHER, SAMPLER, stop_strings=word, **options)[0]
-        assert found.text.strip() == whole.text[: whole.text.index(word)].strip()
-        assert found.finish_reason == "stop"
-        assert found.forwards < whole.forwards
+        stopped = generate(MODEL, tokenizer, OTHER, SAMPLER, stop_strings=word, **options)[0]
+        assert stopped.text.strip() == unstopped.text[: unstopped.text.index(word)].strip()
+        assert stopped.finish_reason == "stop"
+        assert stopped.forwards < unstopped.forwards
 
 
 def test_a_batch_of_a_tokenizer_is_taken_as_keywords() -> None:
@@ -379,12 +379,12 @@ def test_several_answers_at_temperature_0_are_those_of_rules_that_draw() -> None
 
 
 def test_a_sampler_that_nobody_asks_is_named() -> None:
-    """It was ignored without a word."""
+    """The sampler was ignored without a word."""
     verifier = ARVerify(load_target("mini-ar", TOKENIZER))
-    told = (
+    message = (
         r"ConfidenceThreshold\(threshold=0.5\) has no effect: ARVerify\(.* never asks the sampler."
     )
-    with pytest.warns(UserWarning, match=told):
+    with pytest.warns(UserWarning, match=message):
         out = ask(OTHER, ConfidenceThreshold(0.5), gen_length=8, verifier=verifier)
     assert out.texts == ask(OTHER, gen_length=8, verifier=verifier).texts
 
@@ -418,7 +418,7 @@ def test_templates_are_filled_between_given_words() -> None:
         alone = ask(question, templates=template)
         assert alone[0] == answer
         assert answer.finish_reason == "length"
-    # A template that is shorter than another counted an EOS.
+    # The length of a template that is shorter than another counted an EOS.
     assert out.decoded.lengths().tolist() == [len(answer.token_ids) for answer in out]
     without = ask(templates="emma has [MASK] apples .")
     assert re.fullmatch(r"emma has \S+ apples \.", without.texts[0])
@@ -426,8 +426,8 @@ def test_templates_are_filled_between_given_words() -> None:
 
 def test_an_end_of_text_in_a_blank_leaves_its_position_empty() -> None:
     """The rest of the text was lost."""
-    given = f"emma has 5 {TOKENIZER.eos_token} apples [MASK]"
-    out = ask(OTHER, templates=given)
+    template = f"emma has 5 {TOKENIZER.eos_token} apples [MASK]"
+    out = ask(OTHER, templates=template)
     (answer,) = out
     assert answer.text.startswith("emma has 5 apples")
     # The tokens after the EOS did not count.
@@ -435,10 +435,10 @@ def test_an_end_of_text_in_a_blank_leaves_its_position_empty() -> None:
 
 
 def test_a_streamer_of_drafts_gets_what_follows_an_eos_in_a_blank() -> None:
-    """Its text ended there, while the answer that was returned went on."""
+    """The streamed text ended at the EOS, but the returned answer went on."""
     streamer = Streamer()
-    given = "emma has [MASK:12] apples"
-    text = ask(QUESTION, templates=given, streamer=streamer).texts[0]
+    template = "emma has [MASK:12] apples"
+    text = ask(QUESTION, templates=template, streamer=streamer).texts[0]
     assert text.endswith(" apples")
     assert TOKENIZER.decode(streamer.texts[-1], skip_special_tokens=True) == text
     assert len(streamer.drafts) > 0
@@ -446,9 +446,11 @@ def test_a_streamer_of_drafts_gets_what_follows_an_eos_in_a_blank() -> None:
 
 
 def test_one_space_before_a_blank_is_part_of_it() -> None:
-    one, many = (template_ids(TOKENIZER, text, MODEL) for text in ("a [MASK] .", "a[MASK:2] ."))
-    assert one == [*ids_of("a"), MODEL.mask_id, *ids_of(" .")]
-    assert many == [*ids_of("a"), *[MODEL.mask_id] * 2, *ids_of(" .")]
+    single, double = (
+        template_ids(TOKENIZER, text, MODEL) for text in ("a [MASK] .", "a[MASK:2] .")
+    )
+    assert single == [*ids_of("a"), MODEL.mask_id, *ids_of(" .")]
+    assert double == [*ids_of("a"), *[MODEL.mask_id] * 2, *ids_of(" .")]
 
 
 def test_unknown_words_of_a_decode_are_named() -> None:
@@ -505,7 +507,7 @@ def test_a_function_in_place_of_a_list_of_observers_is_refused_in_one_sentence()
 def test_arguments_of_a_wrong_kind_are_refused_in_one_sentence(
     run: Any, options: dict[str, Any], sentence: str
 ) -> None:
-    """They ended in tracebacks."""
+    """Such arguments ended in tracebacks."""
     with pytest.raises(ValueError, match=sentence):
         list(run(MODEL, [[5, 6]], SAMPLER, **options))
 
@@ -519,7 +521,7 @@ def test_stop_strings_are_a_tuple_of_texts(strings: Any) -> None:
 
 
 def test_options_of_a_request_that_a_verifier_does_not_keep_are_refused() -> None:
-    """Under `S2D2` the draft was cut to `top_k`, what verified it was not."""
+    """Under `S2D2` the draft was cut to `top_k`, but the verification was not."""
     model, _ = load_model("mini-long")
     decoder = new_decoder(model, SAMPLER, verifier=S2D2())
     with pytest.raises(ValueError, match="top_k of a request must be left out with S2D2"):

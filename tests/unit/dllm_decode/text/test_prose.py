@@ -29,10 +29,10 @@ def test_the_pieces_are_the_whole(text: str, stops: list[str], step: int) -> Non
     prose, tokens = Prose(Bytes(), stops), list(text.encode())
     pieces = [prose.more(tokens[:length]) for length in range(0, len(tokens), step)]
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
-    whole = prose.whole(tokens)
-    assert "".join(pieces) + prose.rest(tokens) == whole
-    assert not any(stop in whole for stop in stops)
-    assert Bytes().decode(prose.kept(tokens)).startswith(whole)
+    full_text = prose.whole(tokens)
+    assert "".join(pieces) + prose.rest(tokens) == full_text
+    assert not any(stop in full_text for stop in stops)
+    assert Bytes().decode(prose.kept(tokens)).startswith(full_text)
 
 
 def test_the_tokens_that_are_kept_end_with_the_stop_string() -> None:
@@ -42,7 +42,7 @@ def test_the_tokens_that_are_kept_end_with_the_stop_string() -> None:
 
 
 def test_a_stop_string_may_be_a_special_token() -> None:
-    """The row ended there, but the text that was sent went on."""
+    """The row ended at the special token, but the text that was sent went on."""
     prose, tokens = Prose(Bytes(), ["<s>"]), [*b"ab", 256, *b"cd"]
     assert prose.stops(tokens)
     assert prose.kept(tokens) == tokens[:3]

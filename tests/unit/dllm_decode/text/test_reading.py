@@ -102,7 +102,7 @@ def test_a_text_alone_is_read_too() -> None:
 
 @pytest.mark.parametrize("prompt_length", range(1, 10))
 def test_a_block_causal_model_is_read_after_a_prompt_of_any_length(prompt_length: int) -> None:
-    """Where the text began within a block and reached into another, there was an IndexError."""
+    """A text that began within a block and reached into the next one raised an IndexError."""
     model, prompt = tiny(BLOCK_CAUSAL), [*range(20, 20 + prompt_length)]
     mask, length = model.mask_id, model.causal_block_length
     text = [*prompt, 5, mask, 7, mask]
@@ -115,11 +115,11 @@ def test_a_block_causal_model_is_read_after_a_prompt_of_any_length(prompt_length
     logits = model.predict(inputs)[0]
     logits[:, [mask, *model.banned_ids]] = -torch.inf
     # A shifted model predicts a column at the one before it.
-    law = logits.softmax(-1)[prompt_length - model.logit_shift :]
+    distribution = logits.softmax(-1)[prompt_length - model.logit_shift :]
     choices = read(model, Symbols(), "5 [6|9] 7 [12|13]", prompt)
-    found = [[answer.probability for answer in choice.answers] for choice in choices]
-    assert found[0] == pytest.approx(law[1, [6, 9]].tolist(), abs=1e-9)
-    assert found[1] == pytest.approx(law[3, [12, 13]].tolist(), abs=1e-9)
+    read_probabilities = [[answer.probability for answer in choice.answers] for choice in choices]
+    assert read_probabilities[0] == pytest.approx(distribution[1, [6, 9]].tolist(), abs=1e-9)
+    assert read_probabilities[1] == pytest.approx(distribution[3, [12, 13]].tolist(), abs=1e-9)
 
 
 @pytest.mark.parametrize(

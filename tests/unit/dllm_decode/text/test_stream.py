@@ -1,4 +1,4 @@
-"""An answer piece by piece is the answer."""
+"""The pieces of a streamed answer make up the whole answer."""
 
 from typing import Any
 

@@ -45,7 +45,7 @@ def test_the_canvas_denoises_on_a_terminal() -> None:
 
 
 def test_a_stream_ends_once_where_a_block_goes_on_after_the_answer() -> None:
-    """Its end was told after each round in which the columns after the answer were decoded."""
+    """The end was sent after each round that decoded columns after the answer."""
     blocks, streamer = HashModel(causal_block_length=8, banned_ids=(22,)), Streamer()
     decode(
         blocks, [[1, 2, 3]], FixedSchedule(8), gen_length=7, stop_at_eos=False,
@@ -55,7 +55,7 @@ def test_a_stream_ends_once_where_a_block_goes_on_after_the_answer() -> None:
 
 
 class Written(HashModel):
-    """Gives one answer, whatever it is asked; the last positions of a block are the surest."""
+    """Answers every prompt alike; the last positions of a block are the most confident."""
 
     def __init__(self, answer: list[int], vocab_size: int, *, eos_id: int, mask_id: int) -> None:
         super().__init__(vocab_size, mask_id, (eos_id,))
@@ -67,8 +67,8 @@ class Written(HashModel):
         written = torch.full((1000,), self.eos_ids[0])
         written[: len(self.answer)] = torch.tensor(self.answer)
         logits = torch.zeros(*positions.shape, self.vocab_size, dtype=torch.float64)
-        own = written[positions.clamp(min=0)][..., None]
-        return logits.scatter(-1, own, 8.0 + positions[..., None].double() / 100)
+        tokens = written[positions.clamp(min=0)][..., None]
+        return logits.scatter(-1, tokens, 8.0 + positions[..., None].double() / 100)
 
 
 def screens_of(tokenizer: Any, model: HashModel, *, gen_length: int, height: int = 24) -> list[str]:
@@ -96,7 +96,7 @@ def words(answer: list[int]) -> Written:
 
 
 def test_what_follows_the_answer_is_a_count() -> None:
-    """233 "<|endoftext|>" were left of an answer, and none of its words on a screen of 24 lines."""
+    """A screen of 24 lines showed 233 "<|endoftext|>" of an answer, and none of its words."""
     ids = TOKENIZER("emma has 4 apples")["input_ids"]
     *screens, last = screens_of(TOKENIZER, words(ids), gen_length=256)
     assert screens[0] == "· " * 15 + "… <|endoftext|> \u00d7 241"

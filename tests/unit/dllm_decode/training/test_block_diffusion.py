@@ -31,16 +31,16 @@ def batch(model: MaskedTransformer) -> Batch:
 def test_one_forward_over_all_blocks_equals_a_forward_for_each(
     family: str, block_length: int
 ) -> None:
-    """The blocks before it are known, and nothing is behind it, as in a decode."""
+    """The blocks before a block are known, and nothing follows it, as in a decode."""
     model = load_tiny(family, dtype=torch.float32)
-    given = batch(model)
-    own = model.causal_block_length
-    attends = own if block_length % own == 0 else block_length
+    examples = batch(model)
+    model_block_length = model.causal_block_length
+    attends = model_block_length if block_length % model_block_length == 0 else block_length
     masked = torch.rand(len(LENGTHS), GEN_LENGTH, generator=torch.Generator().manual_seed(1)) < 0.5
     with torch.no_grad():
-        together = hidden_of_copies(model, given, masked, block_length)
+        together = hidden_of_copies(model, examples, masked, block_length)
     for row, length in enumerate(LENGTHS):
-        alone = given.tokens[row, given.pads[row] :]
+        alone = examples.tokens[row, examples.pads[row] :]
         hidden_ones = torch.cat((torch.zeros(length, dtype=torch.bool), masked[row]))
         for position in range(length, length + GEN_LENGTH):
             begin = position // block_length * block_length
@@ -63,9 +63,9 @@ def test_every_block_has_masks_and_some_have_more_than_one() -> None:
     counts: set[int] = set()
     for seed in range(20):
         masked = objective.draw(blocks, torch.Generator().manual_seed(seed))
-        for row, of_row in zip(masked, blocks, strict=True):
-            for block in of_row.unique():
-                counts.add(int(row[of_row == block].sum()))
+        for row, row_blocks in zip(masked, blocks, strict=True):
+            for block in row_blocks.unique():
+                counts.add(int(row[row_blocks == block].sum()))
     assert counts == {1, 2, 3, 4}
 
 
@@ -73,38 +73,38 @@ def test_masks_from_the_right_leave_the_beginning_of_a_block() -> None:
     model = load_tiny("sdar", dtype=torch.float32)
     blocks = batch(model).blocks(8)[:, max(LENGTHS) :]
     masked = BlockDiffusion(model, ordered_share=1.0).draw(blocks, torch.Generator().manual_seed(0))
-    same = blocks[:, 1:] == blocks[:, :-1]
-    assert not (same & masked[:, :-1] & ~masked[:, 1:]).any()
-    assert (same & ~masked[:, :-1] & masked[:, 1:]).any()
+    same_block = blocks[:, 1:] == blocks[:, :-1]
+    assert not (same_block & masked[:, :-1] & ~masked[:, 1:]).any()
+    assert (same_block & ~masked[:, :-1] & masked[:, 1:]).any()
 
 
 def test_masks_by_confidence_hide_what_the_model_is_least_sure_of() -> None:
     model = load_tiny("fast_dllm_v2", dtype=torch.float32)
-    given = batch(model)
+    examples = batch(model)
     objective = BlockDiffusion(model, confident_share=1.0)
-    blocks = given.blocks(8)
-    confidence = objective.confidence(given, 8)
+    blocks = examples.blocks(8)
+    confidence = objective.confidence(examples, 8)
     everything = torch.ones(len(LENGTHS), GEN_LENGTH, dtype=torch.bool)
-    hidden = hidden_of_copies(model, given, everything, 8)
+    hidden = hidden_of_copies(model, examples, everything, 8)
     expected = model.transformer.head(hidden).softmax(-1).amax(-1)
     torch.testing.assert_close(confidence, expected)
     answers = blocks[:, max(LENGTHS) :]
     masked = objective.draw(answers, torch.Generator().manual_seed(0), confidence)
-    for sure, hidden_ones, of_row in zip(confidence, masked, answers, strict=True):
-        for block in of_row.unique():
-            inside = of_row == block
-            known = sure[inside & ~hidden_ones]
-            assert (sure[inside & hidden_ones].max() <= known).all()
-    assert objective.loss(given, torch.Generator().manual_seed(0)).isfinite()
+    for sure, hidden_ones, row_blocks in zip(confidence, masked, answers, strict=True):
+        for block in row_blocks.unique():
+            inside = row_blocks == block
+            visible = sure[inside & ~hidden_ones]
+            assert (sure[inside & hidden_ones].max() <= visible).all()
+    assert objective.loss(examples, torch.Generator().manual_seed(0)).isfinite()
 
 
 def test_the_loss_reads_no_token_behind_the_block_of_the_end() -> None:
     model = load_tiny("fast_dllm_v2", dtype=torch.float32)
-    given = batch(model)
+    examples = batch(model)
     objective = BlockDiffusion(model)
-    found = objective.loss(given, torch.Generator().manual_seed(0))
+    loss = objective.loss(examples, torch.Generator().manual_seed(0))
     # The first answer ends at column 14 of its text, in a block that ends at 16.
-    given.tokens[0, max(LENGTHS) + 7 :] = 7
-    assert torch.equal(objective.loss(given, torch.Generator().manual_seed(0)), found)
-    given.tokens[0, max(LENGTHS) + 6] = 7
-    assert not torch.equal(objective.loss(given, torch.Generator().manual_seed(0)), found)
+    examples.tokens[0, max(LENGTHS) + 7 :] = 7
+    assert torch.equal(objective.loss(examples, torch.Generator().manual_seed(0)), loss)
+    examples.tokens[0, max(LENGTHS) + 6] = 7
+    assert not torch.equal(objective.loss(examples, torch.Generator().manual_seed(0)), loss)

@@ -27,8 +27,8 @@ EOS, MASK, VOCAB = 0, 1, 20
 
 def recorded(method: str, key: str = "cases") -> list[dict[str, Any]]:
     text = (VECTORS / f"{method}_loss_vectors.json").read_text(encoding="utf-8")
-    found: list[dict[str, Any]] = json.loads(text)[key]
-    return found
+    cases: list[dict[str, Any]] = json.loads(text)[key]
+    return cases
 
 
 def measured(case: dict[str, Any], logits: Tensor, columns: list[list[int]]) -> Certainty:
@@ -41,21 +41,21 @@ def measured(case: dict[str, Any], logits: Tensor, columns: list[list[int]]) -> 
 
 @pytest.mark.parametrize("method", ["dparallel", "d3llm"])
 def test_losses_and_gradients_are_those_of_the_authors(method: str) -> None:
-    # Without a second canvas there is another loss, which nothing here uses.
-    for case in (one for one in recorded(method) if one["complementary"]):
-        logits, other = (
+    # Cases without a second canvas have another loss, which nothing here uses.
+    for case in (case for case in recorded(method) if case["complementary"]):
+        logits, reverse_logits = (
             torch.tensor(case[key], dtype=torch.float64, requires_grad=True)
             for key in ("logits", "logits_rev")
         )
         weights = (case["temperature"], case["entropy_weight"])
         first = measured(case, logits, case["masked"])
-        second = measured(case, other, case["masked_rev"])
+        second = measured(case, reverse_logits, case["masked_rev"])
         loss = CertaintyLoss(method, *weights)(first, second)  # type: ignore[arg-type]  # both are
         loss.backward()
         assert loss.item() == pytest.approx(case["loss"], abs=1e-9)
-        for found, key in ((logits, "grad"), (other, "grad_rev")):
+        for leaf, key in ((logits, "grad"), (reverse_logits, "grad_rev")):
             expected = torch.tensor(case[key], dtype=torch.float64)
-            torch.testing.assert_close(found.grad, expected, atol=1e-9, rtol=0)
+            torch.testing.assert_close(leaf.grad, expected, atol=1e-9, rtol=0)
 
 
 def test_masks_are_those_of_the_authors_for_every_state_of_a_teacher() -> None:
@@ -63,7 +63,7 @@ def test_masks_are_those_of_the_authors_for_every_state_of_a_teacher() -> None:
     for case in recorded("d3llm", "masking_cases"):
         length, size = len(case["answers"]) - case["prompt_length"], case["block_size"]
         order = torch.tensor(case["commit_order"])
-        # Recorded states may begin behind the first commit; ours begin before it.
+        # Recorded states may begin after the first commit; ours begin before it.
         ranks = order.argsort() - int(case["first_state"] == "one committed")
         batch = Batch(torch.full((1, length), 5), torch.tensor([0]), length)
         blocks = blocks_of_answers(model, batch, size)
@@ -118,7 +118,7 @@ def test_a_block_causal_model_learns_every_block_at_once() -> None:
         certain.draw(batch, torch.Generator().manual_seed(1)),
         forcing.draw(batch, torch.Generator().manual_seed(1), 8),
     ):
-        # All of the answer and its first EOS, in one canvas or the other; nothing else.
+        # Each token up to the first EOS is masked in exactly one canvas; the others count as after.
         assert (masks.first ^ masks.second)[:, :26].all()
         assert masks.after[:, 26:].all()
         assert not masks.after[:, :26].any()

@@ -1,4 +1,4 @@
-"""Distillation: what is learned, where a run goes on, several devices, LoRA, what is written."""
+"""Distillation: what is learned, resumed runs, several devices, LoRA, and what is written."""
 
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,12 @@ def tiny_model() -> MaskedTransformer:
 
 def reversals(count: int = 24) -> list[Demonstration]:
     generator = torch.Generator().manual_seed(0)
-    found = []
+    demonstrations = []
     for i in range(count):
         digits = torch.randint(2, VOCAB, (2 + i % 4,), generator=generator).tolist()
         ranks = tuple(reversed(range(len(digits) + 1)))
-        found.append(Demonstration((*digits, 2), (*digits[::-1], EOS), ranks, 1.0))
-    return found
+        demonstrations.append(Demonstration((*digits, 2), (*digits[::-1], EOS), ranks, 1.0))
+    return demonstrations
 
 
 def run(
@@ -65,7 +65,7 @@ def run(
 
 
 class Killed(BaseException):
-    """Ends a run, and not pytest as a KeyboardInterrupt would."""
+    """Ends a run, but not pytest, which a KeyboardInterrupt would end."""
 
 
 def interrupt(progress: Progress) -> dict[str, float]:
@@ -88,19 +88,19 @@ def weights_of(model: MaskedTransformer) -> dict[str, Tensor]:
 
 def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
     """The other method is in e2e/test_distil.py."""
-    whole, killed, again = (tiny_model() for _ in range(3))
-    expected = run(whole, tmp_path / "whole", method="d3llm")
+    uninterrupted, killed, resumed = (tiny_model() for _ in range(3))
+    expected = run(uninterrupted, tmp_path / "whole", method="d3llm")
     with pytest.raises(Killed):
         run(killed, tmp_path / "killed", method="d3llm", evaluate=interrupt)
-    found = run(again, tmp_path / "killed", method="d3llm")
-    assert (found.step, found.samples) == (expected.step, expected.samples) == (8, 64)
-    assert [past["step"] for past in found.history] == [3.0, 6.0, 8.0]
+    progress = run(resumed, tmp_path / "killed", method="d3llm")
+    assert (progress.step, progress.samples) == (expected.step, expected.samples) == (8, 64)
+    assert [past["step"] for past in progress.history] == [3.0, 6.0, 8.0]
     with pytest.raises(AssertionError):
-        assert_same(weights_of(killed), weights_of(whole))
+        assert_same(weights_of(killed), weights_of(uninterrupted))
     for _ in range(2):
-        assert_same(weights_of(again), weights_of(whole))
+        assert_same(weights_of(resumed), weights_of(uninterrupted))
         # A finished run is neither trained nor evaluated again.
-        run(again, tmp_path / "killed", method="d3llm", evaluate=interrupt)
+        run(resumed, tmp_path / "killed", method="d3llm", evaluate=interrupt)
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], **tolerance: float) -> None:
@@ -128,7 +128,7 @@ def test_weights_that_are_not_finite_are_neither_judged_nor_kept(tmp_path: Path)
 
 @pytest.mark.slow
 def test_two_processes_do_what_one_does_with_twice_the_forwards(tmp_path: Path) -> None:
-    """It differed by 1e-3 after a test in bfloat16, whose precision accelerate had kept."""
+    """Weights differed by 1e-3 after a test in bfloat16, whose precision accelerate had kept."""
     alone = tiny_model()
     run(alone, tmp_path / "alone", num_forwards=2, num_samples=32)
     script = (
@@ -138,8 +138,8 @@ def test_two_processes_do_what_one_does_with_twice_the_forwards(tmp_path: Path) 
         "run(model, folder / 'run', num_forwards=1, num_samples=32)\n"
         "torch.save(weights_of(model), folder / f'{sys.argv[2]}.pt')\n"
     )
-    for code, said in in_two_processes("-c", script, str(tmp_path), "{rank}"):
-        assert code == 0, said
+    for code, output in in_two_processes("-c", script, str(tmp_path), "{rank}"):
+        assert code == 0, output
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert_same(first, second)
     # A mean of two is exact in any order.
@@ -164,30 +164,30 @@ def test_what_is_learned_is_what_a_decode_sees(family: str) -> None:
     masks = BlockMasks(block, torch.zeros_like(block))
     learned, _ = logits_of_both(model, batch, masks, 4)
     for row in range(2):
-        given = [
+        template = [
             model.mask_id if masks.first[row, i] or masks.after[row, i] else answers[row][i]
             for i in range(9)
         ]
         events: list[StepEvent] = []
-        decode(model, [prompts[row]], FixedSchedule(1), templates=[given], gen_length=9,
+        decode(model, [prompts[row]], FixedSchedule(1), templates=[template], gen_length=9,
                block_length=4, stop_at_eos=False, observers=[events.append])  # fmt: skip
         view = events[0].view
         columns = positions[block[row]] - view.positions[0, 0]
         expected = view.logits[0, columns]
         shown = expected.isfinite()
-        found = learned[row, block[row]].double()
-        torch.testing.assert_close(found[shown], expected[shown], rtol=1e-4, atol=1e-4)
+        trained = learned[row, block[row]].double()
+        torch.testing.assert_close(trained[shown], expected[shown], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.exhaustive(5)
 @pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_every_family_is_trained_and_written_in_its_own_format(family: str, tmp_path: Path) -> None:
     model = load_tiny(family, dtype="float32").train().requires_grad_(True)
-    own = max(4, model.causal_block_length)
+    block_length = max(4, model.causal_block_length)
     prompt = tuple(range(5, 12))
     pairs = [(prompt, (20, 21, 22, model.eos_ids[-1]))] * 2
-    batch = lay_out(pairs, own * 2, model.eos_ids[0])
-    objective = CertaintyForcing(model, own, loss=CertaintyLoss("dparallel"))
+    batch = lay_out(pairs, block_length * 2, model.eos_ids[0])
+    objective = CertaintyForcing(model, block_length, loss=CertaintyLoss("dparallel"))
     loss = objective.loss(batch, torch.Generator().manual_seed(0))
     loss.backward()
     layers = model.transformer.layers
@@ -197,13 +197,13 @@ def test_every_family_is_trained_and_written_in_its_own_format(family: str, tmp_
             if weight.grad is not None:
                 weight -= 0.01 * weight.grad
     named = OPTIONS.get(family, {}).get("family")
-    known = read_family(MODELS / family, named)
-    assert known is FAMILIES[family]
+    read = read_family(MODELS / family, named)
+    assert read is FAMILIES[family]
     save_model(model, tmp_path / "written", max_shard_bytes=60_000)
     assert len(list((tmp_path / "written").glob("*.safetensors"))) > 1
-    again, _ = load_model(tmp_path / "written", **OPTIONS.get(family, {}))
-    expected = known.tensors(model.transformer)
-    for name, value in known.tensors(again.transformer).items():
+    reloaded, _ = load_model(tmp_path / "written", **OPTIONS.get(family, {}))
+    expected = read.tensors(model.transformer)
+    for name, value in read.tensors(reloaded.transformer).items():
         assert torch.equal(value, expected[name].to(value.dtype)), name
     with pytest.raises(ValueError, match="must go to a folder of its own"):
         model.save(MODELS / family)
@@ -216,14 +216,14 @@ def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path
     model, plain = (load_tiny(family, dtype="float32") for _ in range(2))
     lora = LoRA(model, FAMILIES[family], rank=3, alpha=6)
     torch.rand(1)
-    again = LoRA(load_tiny(family, dtype="float32"), FAMILIES[family], rank=3, alpha=6)
-    for first, second in zip(lora.weights, again.weights, strict=True):
+    restarted = LoRA(load_tiny(family, dtype="float32"), FAMILIES[family], rank=3, alpha=6)
+    for first, second in zip(lora.weights, restarted.weights, strict=True):
         assert torch.equal(first, second), "a run that is started again begins as before"
     trained, everything = (sum(w.numel() for w in ws) for ws in (lora.weights, plain.parameters()))
     assert 0 < trained < 0.5 * everything
-    own = max(4, model.causal_block_length)
-    batch = lay_out([((5, 6, 7), (20, 21, 22, 23))], own, model.eos_ids[0])
-    objective = CertaintyForcing(model.train(), own, loss=CertaintyLoss("dparallel"))
+    block_length = max(4, model.causal_block_length)
+    batch = lay_out([((5, 6, 7), (20, 21, 22, 23))], block_length, model.eos_ids[0])
+    objective = CertaintyForcing(model.train(), block_length, loss=CertaintyLoss("dparallel"))
     optimiser = AdamW(lora.weights, lr=0.05)
     for step in range(3):
         optimiser.zero_grad()
@@ -232,9 +232,9 @@ def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path
     model.eval()
     lora.save(tmp_path / "adapter", base=str(MODELS / family))
     merged = load_tiny(family, dtype="float32", adapter=tmp_path / "adapter")
-    masks = BlockMasks(*(torch.ones(1, own, dtype=torch.bool),) * 2)
+    masks = BlockMasks(*(torch.ones(1, block_length, dtype=torch.bool),) * 2)
     found, expected, before = (
-        logits_of_both(one, batch, masks, own)[0] for one in (merged, model, plain)
+        logits_of_both(network, batch, masks, block_length)[0] for network in (merged, model, plain)
     )
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     assert (found - before).abs().max() > 0.1
@@ -248,14 +248,14 @@ def test_checkpoints_of_lora_hold_what_is_trained_only(tmp_path: Path) -> None:
         LoRA(model, FAMILIES["llada"], rank=2, alpha=2)
         return model
 
-    whole, again = student(), student()
-    run(whole, tmp_path / "whole")
+    uninterrupted, resumed = student(), student()
+    run(uninterrupted, tmp_path / "whole")
     with pytest.raises(Killed):
         run(student(), tmp_path / "killed", evaluate=interrupt)
-    run(again, tmp_path / "killed")
-    assert_same(weights_of(again), weights_of(whole))
+    run(resumed, tmp_path / "killed")
+    assert_same(weights_of(resumed), weights_of(uninterrupted))
     size = sum(f.stat().st_size for f in (tmp_path / "whole").rglob("*.safetensors"))
-    assert size < 0.75 * 4 * sum(w.numel() for w in whole.parameters())
+    assert size < 0.75 * 4 * sum(w.numel() for w in uninterrupted.parameters())
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:

@@ -73,20 +73,20 @@ def test_a_masked_model_answers_as_the_causal_one_where_it_sees_earlier_columns(
 
 
 def masked(num_layers: int) -> MaskedTransformer:
-    known, _ = load_model("mini", dtype=torch.float32)
-    shape = known.transformer.config
+    source, _ = load_model("mini", dtype=torch.float32)
+    shape = source.transformer.config
     return new_llada(
         vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, num_layers=num_layers,
-        num_heads=shape.num_heads, mlp_hidden_size=shape.mlp_hidden_size, mask_id=known.mask_id,
-        eos_ids=known.eos_ids, rope_theta=shape.rope_theta,
+        num_heads=shape.num_heads, mlp_hidden_size=shape.mlp_hidden_size, mask_id=source.mask_id,
+        eos_ids=source.eos_ids, rope_theta=shape.rope_theta,
     )  # fmt: skip
 
 
 def test_a_masked_model_begins_as_another_one() -> None:
-    known, tokenizer = load_model("mini", dtype=torch.float32)
+    source, tokenizer = load_model("mini", dtype=torch.float32)
     model = masked(5)
     start_from(model, tokenizer, find_model("mini"))
-    expected = known.transformer.parts()
+    expected = source.transformer.parts()
     for name, values in model.transformer.parts().items():
         assert torch.equal(values, expected[name]), name
 

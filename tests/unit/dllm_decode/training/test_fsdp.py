@@ -17,8 +17,8 @@ def test_split_weights_are_trained_as_whole_models_are(
     # FSDP would take a GPU that it sees.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     program = str(ROOT / "tests" / "programs" / "split_weights.py")
-    for code, said in in_two_processes(program, act, str(tmp_path), timeout_s=300):
-        assert code == 0, said
+    for code, output in in_two_processes(program, act, str(tmp_path), timeout_s=300):
+        assert code == 0, output
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_a_launch_that_no_training_follows_is_refused_by_its_option(
 ) -> None:
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    with pytest.raises(ValueError, match=named) as told:
+    with pytest.raises(ValueError, match=named) as caught:
         require_launch(device="cuda", uses_muon=False)
-    assert "launch with --use_fsdp --fsdp_version 2" in str(told.value)
+    assert "launch with --use_fsdp --fsdp_version 2" in str(caught.value)
 
 
 def test_a_launch_with_fsdp_needs_a_gpu_and_no_muon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from samplers.view import View
 BLOCK_LENGTH = 6
 
 
-# With the default bias of `gate`, it says yes where the confidence exceeds 0.6.
+# With the default bias of `gate`, a filter says yes where the confidence exceeds 0.6.
 ABOVE = 40.0 * torch.eye(BLOCK_LENGTH)
 
 
@@ -113,12 +113,12 @@ def test_a_file_reads_back_as_written(tmp_path: Path) -> None:
 
 def test_decode_refuses_a_filter_for_another_block_length_or_model(tmp_path: Path) -> None:
     sampler = Learn2PD(saved(tmp_path, gate()))
-    for one in (sampler, CreditDecoding(sampler), Prophet(sampler)):
+    for wrapped in (sampler, CreditDecoding(sampler), Prophet(sampler)):
         with pytest.raises(ValueError, match=r"block_length must be 6, .* got 4"):
-            decode(HashModel(), [[1]], one, gen_length=12, block_length=4)
-    other = Learn2PD(saved(tmp_path, gate(), model="mini"))
+            decode(HashModel(), [[1]], wrapped, gen_length=12, block_length=4)
+    foreign = Learn2PD(saved(tmp_path, gate(), model="mini"))
     with pytest.raises(ValueError, match=r"The model must be .mini., .* got .hash model."):
-        decode(HashModel(), [[1]], other, gen_length=12, block_length=6)
+        decode(HashModel(), [[1]], foreign, gen_length=12, block_length=6)
 
 
 def test_a_filter_knows_its_model_by_the_weights_and_not_by_the_folder(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_filter_knows_its_model_by_the_weights_and_not_by_the_folder(tmp_path:
     for folder in (copied, changed):
         shutil.copytree(trained, folder)
     weights = load_file(changed / "model.safetensors")
-    # As a training would leave it: all the same but some numbers of one matrix.
+    # As after a training that changed one matrix.
     weights["model.transformer.blocks.1.ff_out.weight"] *= 1.01
     save_file(weights, changed / "model.safetensors")
     path, fingerprint = tmp_path / "filter.safetensors", load_tiny("llada").fingerprint
@@ -140,7 +140,7 @@ def test_a_filter_knows_its_model_by_the_weights_and_not_by_the_folder(tmp_path:
         decode(load_without_tokenizer(folder, dtype="bfloat16")[0], [[5]], sampler, **options)
     with pytest.raises(ValueError, match="got 'llada', another one by its weights"):
         decode(load_without_tokenizer(changed)[0], [[5]], sampler, **options)
-    # The model before the block length: for another model there is no right length.
+    # The model is checked before the block length, because no length is right for another model.
     with pytest.raises(ValueError, match=r"must be 'llada', .* got 'hash model'"):
         decode(HashModel(), [[1]], sampler, gen_length=12, block_length=4)
 
@@ -148,26 +148,26 @@ def test_a_filter_knows_its_model_by_the_weights_and_not_by_the_folder(tmp_path:
 def test_a_fingerprint_is_of_the_weights_whatever_their_dtype(tmp_path: Path) -> None:
     folder = tmp_path / "half"
     shutil.copytree(MODELS / "llada", folder)
-    weights, known = load_file(folder / "model.safetensors"), {load_tiny("llada").fingerprint}
+    weights, prints = load_file(folder / "model.safetensors"), {load_tiny("llada").fingerprint}
     for dtype in (torch.float64, torch.bfloat16):
         stored = {name: weight.to(dtype) for name, weight in weights.items()}
         save_file(stored, folder / "model.safetensors")
-        known.add(load_without_tokenizer(folder)[0].fingerprint)
-    assert len(known) == 1
+        prints.add(load_without_tokenizer(folder)[0].fingerprint)
+    assert len(prints) == 1
     assert len({load_tiny(key).fingerprint for key in ("llada", "dream", "sdar")}) == 3
-    assert load_tiny("llada", mask_id=7).fingerprint not in known
+    assert load_tiny("llada", mask_id=7).fingerprint not in prints
     assert fingerprint_of(HashModel()) == "hash model"
 
 
 @pytest.mark.parametrize("sizes", [None, "[1000000000, 1000000000]", "[-1]", "[true, 2]"])
 def test_a_file_with_other_content_is_refused(sizes: str | None, tmp_path: Path) -> None:
     """Sizes that the file has no weights for could fill the memory."""
-    path, told = tmp_path / "other.safetensors", None
+    path, header = tmp_path / "other.safetensors", None
     if sizes:
-        told = {"model": "toy", "activation": "relu", "block_length": "6", "hidden_sizes": sizes}
-    save_file({"0.weight": torch.zeros(3)}, path, told)
-    whole = path.read_bytes()
-    for content in (whole, whole[:7]):
+        header = {"model": "toy", "activation": "relu", "block_length": "6", "hidden_sizes": sizes}
+    save_file({"0.weight": torch.zeros(3)}, path, header)
+    written = path.read_bytes()
+    for content in (written, written[:7]):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="must be a file that save_filter wrote"):
             load_filter(str(path))
@@ -192,11 +192,11 @@ def test_a_file_is_looked_at_before_it_is_read(
 def slow_examples(
     model: HashModel, prompt: list[int], gen_length: int, block_length: int
 ) -> list[tuple[list[float], list[bool], list[bool]]]:
-    """The oracle pass in plain loops over one row."""
+    """Returns the examples of the oracle pass, by plain loops over one row."""
     reference = decode(model, [prompt], FixedSchedule(block_length), gen_length=gen_length,
                        block_length=block_length, stop_at_eos=False).tokens[0]  # fmt: skip
     canvas = torch.tensor([prompt + [model.mask_id] * gen_length])
-    found = []
+    examples = []
     for start in range(0, gen_length, block_length):
         block = list(range(start, min(start + block_length, gen_length)))
         while True:
@@ -213,49 +213,49 @@ def slow_examples(
             ]
             missing = block_length - len(block)
             sure = shares[where].tolist() + [1.0] * missing
-            found.append((sure, final + [True] * missing, masked + [False] * missing))
+            examples.append((sure, final + [True] * missing, masked + [False] * missing))
             hits = [i for i in range(len(block)) if masked[i] and final[i]]
             for i in hits or [i for i in range(len(block)) if masked[i]]:
                 canvas[0, where[i]] = reference[block[i]]
-    return found
+    return examples
 
 
 def test_the_oracle_s_examples_are_those_of_a_slow_loop() -> None:
     model, prompts = HashModel(peak=12.0, vocab_size=7, mask_id=6, eos_ids=(5,)), [[1, 2], [3]]
-    got = collect_examples(
+    examples = collect_examples(
         model, prompts, DecodeConfig(gen_length=10, block_length=4, stop_at_eos=False),
         first_prompt=7,
     )  # fmt: skip
     for row, prompt in enumerate(prompts):
-        mine = got.where(got.prompts == 7 + row)
+        mine = examples.where(examples.prompts == 7 + row)
         expected = slow_examples(model, prompt, 10, 4)
         assert len(mine) == len(expected)
         for index, (confidences, final, masked) in enumerate(expected):
             assert mine.confidences[index].tolist() == pytest.approx(confidences, abs=1e-6)
             assert mine.final[index].tolist() == final
             assert mine.masked[index].tolist() == masked
-    assert not got.final.all()
-    assert len(got) < 2 * 10, "the oracle never committed two tokens at once"
+    assert not examples.final.all()
+    assert len(examples) < 2 * 10, "the oracle never committed two tokens at once"
 
 
 def test_nothing_is_collected_behind_the_end_of_an_answer() -> None:
     model = HashModel(peak=12.0, vocab_size=7, mask_id=6, eos_ids=(0, 1, 2))
     config = DecodeConfig(gen_length=24, block_length=4)
     short = collect_examples(model, [[4]], config)
-    whole = collect_examples(model, [[4]], config.updated(stop_at_eos=False))
-    assert 0 < len(short) < len(whole)
+    full = collect_examples(model, [[4]], config.updated(stop_at_eos=False))
+    assert 0 < len(short) < len(full)
 
 
 @pytest.mark.parametrize("truncate_at_eos", [False, True])
 def test_examples_come_from_the_states_that_the_filter_will_see(truncate_at_eos: bool) -> None:
-    """With end-of-text prediction nothing behind a committed EOS is masked any more."""
+    """With end-of-text prediction, nothing after a committed EOS stays masked."""
     model = HashModel(peak=12.0, vocab_size=7, mask_id=6, eos_ids=(0, 1))
     prompts, length, holes = [[1, 2], [3], [4, 5, 3]], 20, 0
     config = DecodeConfig(gen_length=length, block_length=10, truncate_at_eos=truncate_at_eos)
-    found = collect_examples(model, prompts, config)
+    examples = collect_examples(model, prompts, config)
     answers = decode(model, prompts, FixedSchedule(10), config=config).tokens
     for row in range(len(prompts)):
-        mine = found.where(found.prompts == row)
+        mine = examples.where(examples.prompts == row)
         ends = [token in model.eos_ids for token in answers[row, :10].tolist()]
         # Examples of the first block: those from its start, until the mask count rises again.
         falls = mine.masked.sum(-1).diff() < 0
@@ -263,11 +263,11 @@ def test_examples_come_from_the_states_that_the_filter_will_see(truncate_at_eos:
             committed = [i for i in range(10) if ends[i] and not masked[i]]
             holes += bool(committed) and bool(masked[min(committed) :].any())
     assert (holes == 0) == truncate_at_eos
-    assert len(found) > len(prompts)
+    assert len(examples) > len(prompts)
 
 
 def test_a_filter_is_trained_and_used_on_a_block_causal_model(tmp_path: Path) -> None:
-    """The oracle waited for ever for a reference behind the answer, in its block that is filled."""
+    """The oracle waited for ever for a reference after the answer, in its filled last block."""
     model = load_tiny(BLOCK_CAUSAL, block_length=4, dtype="float64")
     prompts = [[7, 8, 9], [10, 11, 12, 13, 14, 15], [16]]
     config = DecodeConfig(gen_length=10, block_length=8)
@@ -278,8 +278,8 @@ def test_a_filter_is_trained_and_used_on_a_block_causal_model(tmp_path: Path) ->
     save_filter(network, path, model=model.name, settings=settings, threshold=0.5)
     sampler = Learn2PD(str(path), threshold=0.3)
     together = decode(model, prompts, sampler, config=config)
-    alone = [decode(model, [one], sampler, config=config) for one in prompts]
-    assert torch.equal(together.tokens, torch.cat([one.tokens for one in alone]))
+    alone = [decode(model, [prompt], sampler, config=config) for prompt in prompts]
+    assert torch.equal(together.tokens, torch.cat([out.tokens for out in alone]))
 
 
 def test_a_killed_training_ends_as_one_that_was_not(
@@ -287,7 +287,7 @@ def test_a_killed_training_ends_as_one_that_was_not(
 ) -> None:
     splits = split(toy_examples(), seed=0)
     settings = FilterSettings(num_steps=12, learning_rate=0.02)
-    whole = train_filter(splits.train, splits.val, settings)
+    uninterrupted = train_filter(splits.train, splits.val, settings)
     steps: list[int] = []
 
     def interrupt(name: str, tensors: object, step: int) -> None:
@@ -298,17 +298,17 @@ def test_a_killed_training_ends_as_one_that_was_not(
     monkeypatch.setattr(learn2pd, "require_finite", interrupt)
     with pytest.raises(KeyboardInterrupt):
         train_filter(splits.train, splits.val, settings, folder=tmp_path)
-    again = train_filter(splits.train, splits.val, settings, folder=tmp_path)
+    resumed = train_filter(splits.train, splits.val, settings, folder=tmp_path)
     assert steps == [*range(1, 7), *range(6, 13)]
-    for found, expected in zip(again.parameters(), whole.parameters(), strict=True):
+    for found, expected in zip(resumed.parameters(), uninterrupted.parameters(), strict=True):
         assert torch.equal(found, expected)
-    other = FilterSettings(hidden_sizes=(3,), num_steps=12)
+    other_settings = FilterSettings(hidden_sizes=(3,), num_steps=12)
     with pytest.raises(ValueError, match="must be of the model and the optimisers that are"):
-        train_filter(splits.train, splits.val, other, folder=tmp_path)
+        train_filter(splits.train, splits.val, other_settings, folder=tmp_path)
 
 
 def toy_examples(num_prompts: int = 60) -> FilterExamples:
-    """Proposals are final when the left neighbour is sure, whatever their own confidence."""
+    """Returns examples in which proposals are final if the left neighbour is sure."""
     generator = torch.Generator().manual_seed(0)
     confidences = torch.rand(num_prompts * 8, BLOCK_LENGTH, generator=generator)
     final = confidences.roll(1, -1) > 0.5
@@ -330,8 +330,8 @@ def test_a_filter_learns_what_no_threshold_on_the_confidence_can() -> None:
     assert reports[-1].progress.step == 40
     losses = [past["loss"] for past in reports[-1].progress.history]
     val = splits.val
-    kept = F.binary_cross_entropy_with_logits(network(val.confidences), val.final.float())
-    assert kept.item() == pytest.approx(min(losses))
+    loss = F.binary_cross_entropy_with_logits(network(val.confidences), val.final.float())
+    assert loss.item() == pytest.approx(min(losses))
     assert losses[0] > losses[-1] > min(losses), "the last weights were the best"
 
 

@@ -188,13 +188,13 @@ def test_examples_that_do_not_fit_are_refused() -> None:
 
 def test_the_loss_sees_the_end_of_sequence_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A visible tail would tell the model how long the answer is, which decoding never does."""
-    monkeypatch.setattr(MaskSampler, "draw", lambda _, answers, *given: answers >= 0)
+    monkeypatch.setattr(MaskSampler, "draw", lambda _, answers, *rest: answers >= 0)
     model = tiny_model()
     model.transformer.lm_head.weight.data.zero_()
     model.transformer.norm.weight.data.fill_(1.0)
     loss = MaskedDiffusion(model, MaskSampler()).loss(batch_of(KIND, 8), torch.Generator())
     assert loss.item() == pytest.approx(torch.tensor(VOCAB).log().item())
-    # Only a head that says EOS everywhere: the loss is that of the tail's share.
+    # The tail is part of the loss, so that EOS has the largest gradient.
     loss.backward()
     gradient = model.transformer.lm_head.weight.grad
     assert gradient is not None
@@ -217,8 +217,8 @@ def test_the_objective_predicts_what_decoding_is_shown() -> None:
     )  # fmt: skip
     shown = events[0].view.logits
     # A decode never proposes [MASK].
-    known = shown.isfinite()
-    torch.testing.assert_close(trained[known], shown[known])
+    finite = shown.isfinite()
+    torch.testing.assert_close(trained[finite], shown[finite])
 
 
 def prompts_of(batch: Batch) -> list[list[int]]:
@@ -241,8 +241,8 @@ def test_the_causal_loss_is_that_of_transformers_over_the_answer_and_one_eos() -
         tokens[row, :end] = torch.cat([torch.tensor(prompt), learned])
         labels[row, len(prompt) : end] = learned
     expected = model(input_ids=tokens, labels=labels).loss
-    found = Causal(model, EOS).loss(batch, torch.Generator())
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    loss = Causal(model, EOS).loss(batch, torch.Generator())
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def short_run(
@@ -262,21 +262,21 @@ def short_run(
 
 @pytest.mark.parametrize("num_samples", [16, 12, 1])
 def test_a_run_of_one_step_trains(num_samples: int) -> None:
-    """Its rate was 0, that of a run's first moment."""
+    """The rate was 0, as at the very start of a run."""
     model, progress = short_run(None, num_samples=num_samples)
     assert progress.step == 1
-    for one, before in zip(model.parameters(), tiny_model().parameters(), strict=True):
-        assert not torch.equal(one, before)
+    for weight, initial in zip(model.parameters(), tiny_model().parameters(), strict=True):
+        assert not torch.equal(weight, initial)
 
 
 def test_a_partial_checkpoint_is_ignored(tmp_path: Path) -> None:
     model, progress = short_run(tmp_path)
     (tmp_path / "partial").mkdir()
     (tmp_path / "partial" / "progress.json").write_text("{")
-    again, found = short_run(tmp_path)
+    resumed, found = short_run(tmp_path)
     assert (found.step, found.samples) == (progress.step, progress.samples) == (1, 16)
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
 
 
 @pytest.mark.parametrize(
@@ -322,16 +322,16 @@ PAST = {"step": 1, "samples": 16, "elapsed_s": 0.0, "loss": 1.0}
 def test_a_damaged_record_is_refused_with_file_and_field(
     change: bytes | dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
-    """It ended in a traceback, also after the training, or began at step 0 with trained weights."""
+    """A run ended in a traceback, even after its training, or began at 0 with trained weights."""
     short_run(tmp_path, measures=["loss"])
     file = tmp_path / "step-00000001" / "progress.json"
     if not isinstance(change, bytes):
         change = json.dumps(json.loads(file.read_text()) | change).encode()
     file.write_bytes(change)
-    with pytest.raises(ValueError, match=r"progress\.json must ") as told:
+    with pytest.raises(ValueError, match=r"progress\.json must ") as caught:
         short_run(tmp_path, measures=["loss"])
-    assert sentence in str(told.value)
-    assert f"remove {file.parent} to begin the training anew" in str(told.value)
+    assert sentence in str(caught.value)
+    assert f"remove {file.parent} to begin the training anew" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin", "optimizer_1.bin"])
@@ -341,7 +341,7 @@ def test_a_checkpoint_with_a_changed_or_a_missing_file_is_refused(
     """Without moments a run went on, ended with other weights, and said nothing."""
     short_run(tmp_path)
     file = tmp_path / "step-00000001" / name
-    # As long as before.
+    # The file is as long as before.
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
     with pytest.raises(ValueError, match=f"{name} must be as it was written, got another"):
         short_run(tmp_path)
@@ -353,8 +353,8 @@ def test_a_checkpoint_with_a_changed_or_a_missing_file_is_refused(
 def test_training_learns_and_the_weights_are_written_in_half_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[float] = []
-    monkeypatch.setattr(MaskedDiffusion, "advance", lambda _, spent: told.append(spent))
+    shares: list[float] = []
+    monkeypatch.setattr(MaskedDiffusion, "advance", lambda _, spent: shares.append(spent))
     model = tiny_model()
     objective = MaskedDiffusion(model, MaskSampler(block_length=4))
     batch = batch_of(KIND, 64)
@@ -367,7 +367,7 @@ def test_training_learns_and_the_weights_are_written_in_half_precision(
     )  # fmt: skip
     after = objective.loss(batch, torch.Generator().manual_seed(0)).item()
     assert after < 0.6 * before
-    assert told == [step / 60 for step in range(60)]
+    assert shares == [step / 60 for step in range(60)]
     save_model(model, tmp_path, dtype=torch.bfloat16)
     written, _ = load_without_tokenizer(tmp_path)
     for found, expected in zip(written.parameters(), model.bfloat16().parameters(), strict=True):
@@ -384,7 +384,7 @@ def test_workers_draw_the_rows_of_this_process_in_order() -> None:
     for step in range(2, 7):
         mine, theirs = here.parts(step, 0, 1), ahead.parts(step, 0, 1)
         assert [part.num_rows for part in mine] == ([16, 4] if step % 3 == 0 else [16])
-        for one, other, batch in zip(mine, theirs, alone[step], strict=True):
-            assert torch.equal(one.batch.tokens, other.batch.tokens)
-            assert torch.equal(one.batch.tokens, batch.tokens)
-            assert replace(one, batch=None) == replace(other, batch=None)
+        for part, ahead_part, batch in zip(mine, theirs, alone[step], strict=True):
+            assert torch.equal(part.batch.tokens, ahead_part.batch.tokens)
+            assert torch.equal(part.batch.tokens, batch.tokens)
+            assert replace(part, batch=None) == replace(ahead_part, batch=None)

@@ -1,4 +1,4 @@
-"""The law of what is written, exactly: all drafts are gone through, with all verdicts."""
+"""The exact law of the written tokens, by enumeration of all drafts and all verdicts."""
 
 from fractions import Fraction
 from typing import Any
@@ -24,11 +24,11 @@ def sixths(*numbers: Any) -> Tensor:
     return torch.tensor(numbers, dtype=torch.double) / 6.0
 
 
-# The target: of the first token, of the second given the first, of the third given the second.
+# The target's laws: first token, second given the first, third given the second.
 FIRST, SECOND = sixths(3, 2, 1), sixths([0, 3, 3], [6, 0, 0], [2, 2, 2])
 THIRD = sixths([1, 0, 5], [2, 2, 2], [0, 6, 0])
 TARGET = FIRST[:, None, None] * SECOND[:, :, None] * THIRD
-# The drafter: of each token by itself, and, for either, given the other.
+# The drafter's laws: each token by itself, and either token given the other.
 Q1, Q2 = sixths(1, 2, 3), sixths(2, 4, 0)
 GIVEN = sixths([6, 0, 0], [1, 3, 2], [0, 2, 4])
 
@@ -44,23 +44,23 @@ def stacked(first: Tensor, second: Tensor) -> Tensor:
 
 
 def only_drafted(q: Tensor) -> Tensor:
-    """The probability of what is drafted, and nothing else."""
+    """Returns the probabilities of the drafted tokens, and 0 for all others."""
     return q * torch.nn.functional.one_hot(PAIRS, 3)
 
 
 def answers(
     rule: Any, drawn: Tensor, claimed: Tensor, *, cut: bool, patch: pytest.MonkeyPatch
 ) -> tuple[Tensor, Tensor]:
-    """The law of three tokens if the target goes on by itself, and that of the accepted length.
+    """Returns the law of three tokens if the target goes on by itself, and of the accepted length.
 
     Args:
         rule: Which tokens of a draft are accepted.
         drawn: The law of two drafted tokens.
-        claimed: Of each of the nine drafts, the laws that its tokens are said to be drawn from.
+        claimed: For each of the nine drafts, the laws from which its tokens are said to be drawn.
         cut: Whether a draft ends with an EOS.
         patch: Puts all verdicts in place of random ones.
     """
-    # Between two edges no chance lies, so that one verdict stands for all.
+    # No chance is between two neighbouring edges, so that one verdict represents the interval.
     widths, middles = EDGES.diff(), (EDGES[1:] + EDGES[:-1]) / 2
     verdicts = torch.cartesian_prod(middles, middles)
     weights = torch.cartesian_prod(widths, widths).prod(-1)
@@ -80,10 +80,10 @@ def answers(
     draft = Draft(tokens, counts, claimed[drafts].log())
     accepted = rule(draft, target.log(), keys).accepted
     shares = drawn.flatten()[drafts] * weights.repeat(9)
-    (replaced,), kept = replacements, ONE_HOT[tokens]
+    (replaced,), drafted = replacements, ONE_HOT[tokens]
     length = accepted[:, None, None]
-    first = torch.where(length[:, 0] > 0, kept[:, 0], replaced)
-    second = torch.where(length > 1, kept[:, 1:], replaced[:, None])
+    first = torch.where(length[:, 0] > 0, drafted[:, 0], replaced)
+    second = torch.where(length > 1, drafted[:, 1:], replaced[:, None])
     second = torch.where(length > 0, second, SECOND)
     third = torch.where(length > 1, replaced[:, None], THIRD)
     law = torch.einsum("n,na,nab,nbc->abc", shares, first, second, third)
@@ -146,18 +146,18 @@ def test_the_papers_example_of_a_block_has_the_papers_numbers(
     monkeypatch.setattr(accepting, "uniform", lambda keys: verdicts)
     q, total = sixths(4, 2), 0.0
     for tokens in ([0, 0], [0, 1], [1, 0], [1, 1]):
-        many = len(verdicts)
+        num = len(verdicts)
         draft = Draft(
-            torch.tensor([tokens] * many), torch.full((many,), 2), q.log().expand(many, 2, 2)
+            torch.tensor([tokens] * num), torch.full((num,), 2), q.log().expand(num, 2, 2)
         )
-        keys = torch.zeros(many, 3, dtype=torch.long)
-        verdict = rule(draft, q.flip(0).log().expand(many, 3, 2), keys)
+        keys = torch.zeros(num, 3, dtype=torch.long)
+        verdict = rule(draft, q.flip(0).log().expand(num, 3, 2), keys)
         total += float(q[tokens].prod()) * float(verdict.accepted.double().mean())
     assert total == pytest.approx(expected)
 
 
 def test_of_long_drafts_what_is_accepted_ends_with_the_first_rejection() -> None:
-    """Ratios are asked for a few positions at a time, and of logits as of log-probabilities."""
+    """Ratios are computed for a few positions at a time, from logits or log-probabilities."""
     num, K, temperature = 300, 13, 0.7
     generator = torch.Generator().manual_seed(0)
     p = 0.5 * torch.randn(num, K + 1, 4, generator=generator).double()

@@ -1,4 +1,4 @@
-"""What any-subset decoding asks of models, plug-ins and options; its laws are in tests/property."""
+"""Requirements of any-subset decoding; its laws are in tests/property."""
 
 from typing import Any
 
@@ -71,9 +71,9 @@ def test_blocks_do_not_matter() -> None:
     options: dict[str, Any] = {"temperature": 1.0, "stop_at_eos": False}
     plain = decoded(**options)
     with pytest.warns(UserWarning, match="block_length=2 has no effect"):
-        other = decoded(block_length=2, **options)
-    assert other.tokens.tolist() == plain.tokens.tolist()
-    assert other.nfe.tolist() == plain.nfe.tolist()
+        short_blocks = decoded(block_length=2, **options)
+    assert short_blocks.tokens.tolist() == plain.tokens.tolist()
+    assert short_blocks.nfe.tolist() == plain.nfe.tolist()
 
 
 def test_rows_have_their_own_temperature() -> None:
@@ -84,7 +84,7 @@ def test_rows_have_their_own_temperature() -> None:
     )  # fmt: skip
     temperatures = (0.0, 1.0, 0.0, 2.0)
     requests = [decoder.request([4, 1], n, temperature=t) for n, t in enumerate(temperatures)]
-    together = {one.request: one.output for one in run(decoder, RequestQueue(requests), 4)}
+    together = {ended.request: ended.output for ended in run(decoder, RequestQueue(requests), 4)}
     assert together[0].tokens.tolist() == together[2].tokens.tolist()
     for n, request in enumerate(requests):
         (alone,) = run(decoder, RequestQueue([request]), 1)

@@ -36,23 +36,23 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 
 
 def read_alone(model: MaskPredictor, tokens: list[int], start: int) -> Float[Tensor, " V"]:
-    """Predicts the token after some tokens, each of which sees those up to itself from a start on.
+    """Predicts the next token. From column `start` on, a token sees all tokens up to itself.
 
-    Before the start, each sees its own block and those before it.
+    Before `start`, a token sees its own block and the blocks before it.
     """
-    read = tokens if model.logit_shift else [*tokens, model.mask_id]
-    columns = torch.arange(len(read))
+    input_ids = tokens if model.logit_shift else [*tokens, model.mask_id]
+    columns = torch.arange(len(input_ids))
     blocks = columns // model.causal_block_length
     attend = torch.where(
         columns[:, None] < start, blocks[:, None] >= blocks, columns[:, None] >= columns
     )
-    found = model.predict(
+    logits = model.predict(
         ForwardInputs(
-            tokens=torch.tensor([read]), positions=columns[None], wanted=columns[None, -1:],
+            tokens=torch.tensor([input_ids]), positions=columns[None], wanted=columns[None, -1:],
             attend=attend[None],
         )
     )  # fmt: skip
-    return found[0, 0]
+    return logits[0, 0]
 
 
 def test_costs_count_the_forwards_of_verification() -> None:
@@ -69,12 +69,12 @@ def test_costs_count_the_forwards_of_verification() -> None:
     assert never.drafted.tolist() == [0]
     rounds = always.nfe.item() // 2
     assert always.nfe.item() == 2 * rounds == always.forwards
-    # The first forward of each block computes the columns before it too; verification two lines.
+    # Each block's first forward also computes the 4 columns before it; verification computes 2 * 4.
     assert always.query_positions.item() == 2 * 4 + rounds * (4 + 2 * 4)
 
 
 def test_hysteresis_goes_on_until_the_lower_score_and_begins_anew_with_a_row() -> None:
-    # Rows of certain tokens, of any token, and of certain tokens.
+    # Rows 0 and 2 are certain of their tokens; row 1 is uniform.
     certain = torch.tensor([[0.0, -torch.inf, -torch.inf, -torch.inf]]).double().expand(2, -1)
     view = view_with(torch.stack([certain, torch.zeros(2, 4).double(), certain]))
     verified = torch.tensor([False, True, True])
@@ -94,7 +94,7 @@ Context = tuple[int, ...]
 class Compared(Router[Rewards]):
     """Compares each choice of UCB for one answer with its rule, one number at a time.
 
-    It is an observer of the decode too, for the rewards.
+    It also observes the decode, for the rewards.
     """
 
     router: UCB

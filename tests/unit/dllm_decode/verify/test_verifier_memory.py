@@ -1,4 +1,4 @@
-"""A round of a verifier never allocates the draft's logits once more."""
+"""A round of a verifier never allocates a second copy of the draft's logits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,22 +14,22 @@ from dllm_decode import ARVerify, CausalTarget, DraftLength, Guided, PathSearch,
 from samplers import FixedSchedule
 from samplers.logits import statistics
 
-# Large enough that no list of candidates is a large part of it.
+# V is so large that lists of candidates are small in comparison.
 V, DRAFTED = 8_192, 8
 LENGTH = DraftLength(DRAFTED, DRAFTED)
 
 
 class Largest:
-    """Notes the greatest memory that one operation made."""
+    """Notes the largest allocation of a single operation."""
 
     def __init__(self) -> None:
         self.num_bytes, self.place = 0, ""
 
     def __call__(self, func: Any, given: Any, made: Any) -> None:
-        known = {tensor.untyped_storage().data_ptr() for tensor in tensors(given)}
+        input_storages = {tensor.untyped_storage().data_ptr() for tensor in tensors(given)}
         for tensor in tensors(made):
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known and storage.nbytes() > self.num_bytes:
+            if storage.data_ptr() not in input_storages and storage.nbytes() > self.num_bytes:
                 self.num_bytes, self.place = storage.nbytes(), f"{func}{tuple(tensor.shape)}"
 
 
@@ -52,7 +52,7 @@ CASES: dict[str, tuple[Callable[[CausalTarget], Any], float, list[list[int]]]] =
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_makes_no_copy_of_the_logits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were copied up to five times, widened: at V = 126,464 a row's draft was 60 MB."""
+    """Logits were copied, widened, up to five times: at V = 126,464 a row's draft was 60 MB."""
     make, temperature, prompts = CASES[case]
     # Chunks of one position.
     monkeypatch.setitem(statistics._CHUNK_BYTES, "cpu", 8 * V)

@@ -1,4 +1,4 @@
-"""Which of several lengths, temperatures and stop strings a harness' task gets."""
+"""The choice among several lengths, temperatures and stop strings for a harness' task."""
 
 from typing import Any
 
@@ -22,8 +22,8 @@ from eval.lm_harness.generation import AnswerLength, Generation
 def test_the_length_is_the_callers_then_the_models_then_the_tasks(
     options: dict[str, Any], gen_length: AnswerLength, expected: int
 ) -> None:
-    found = Generation.of(options, gen_length=gen_length, block_length=32)
-    assert found.gen_length == expected
+    generation = Generation.of(options, gen_length=gen_length, block_length=32)
+    assert generation.gen_length == expected
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ def test_left_to_right_is_exact(logit_shift: int, causal_block_length: int) -> N
     )
     pairs = [(model.prompt(0, length=3 + i), answer) for i, answer in enumerate(LOGS)]
     scored = Likelihood(model, LeftToRight(), batch_size=3).score(pairs)
-    found = [s.estimate.log_likelihood for s in scored]
-    assert found == pytest.approx(list(LOGS.values()), abs=1e-12)
+    log_likelihoods = [s.estimate.log_likelihood for s in scored]
+    assert log_likelihoods == pytest.approx(list(LOGS.values()), abs=1e-12)
     assert [s.estimate.standard_error for s in scored] == [0.0] * 5
     assert [s.nfe for s in scored] == [4] * 5
 
@@ -53,12 +53,12 @@ def test_monte_carlo_is_unbiased(num_samples: int, causal_block_length: int) -> 
     answer = (1, 0, 2, 2)
     pairs = [(model.prompt(i), answer) for i in range(400)]
     likelihood = Likelihood(model, MonteCarlo(num_samples), batch_size=400)
-    found = torch.tensor(
+    log_likelihoods = torch.tensor(
         [s.estimate.log_likelihood for s in likelihood.score(pairs)], dtype=torch.float64
     )
-    standard_error = found.std() / len(found) ** 0.5
+    standard_error = log_likelihoods.std() / len(log_likelihoods) ** 0.5
     assert standard_error > 0.0
-    assert abs(found.mean() - LOGS[answer]) < 4 * standard_error
+    assert abs(log_likelihoods.mean() - LOGS[answer]) < 4 * standard_error
 
 
 def test_monte_carlo_is_the_mean_over_all_orders_of_a_model_without_a_joint() -> None:
@@ -66,14 +66,16 @@ def test_monte_carlo_is_the_mean_over_all_orders_of_a_model_without_a_joint() ->
     model, prompt, answer = HashModel(), (3, 1), (4, 11, 7)
     logs = [_chain(model, prompt, answer, order) for order in permutations(range(3))]
     assert max(logs) - min(logs) > 0.5
-    found = [
+    estimates = [
         Likelihood(model, MonteCarlo(10), seed).score([(prompt, answer)])[0].estimate
         for seed in range(200)
     ]
-    values = torch.tensor([estimate.log_likelihood for estimate in found], dtype=torch.float64)
+    values = torch.tensor([estimate.log_likelihood for estimate in estimates], dtype=torch.float64)
     assert abs(values.mean() - sum(logs) / 6) < 4 * values.std() / 200**0.5
     # Systematic draws beat the independent ones that the reported error assumes.
-    reported = torch.tensor([estimate.standard_error for estimate in found], dtype=torch.float64)
+    reported = torch.tensor(
+        [estimate.standard_error for estimate in estimates], dtype=torch.float64
+    )
     assert 0.2 * reported.mean() < values.std() < reported.mean()
 
 
@@ -81,11 +83,11 @@ def test_monte_carlo_is_the_mean_over_all_orders_of_a_model_without_a_joint() ->
 def test_the_conditionals_are_those_that_samplers_see(family: str) -> None:
     """Shift, padding, block-causal attention and banned tokens, against the engine's views."""
     model = Spied(tiny(family))
-    # A token that the model would give a share.
+    # A token to which the model would give some probability.
     model.banned_ids = (1, *model.banned_ids)
     pairs, expected = [], []
     for prompt in ([5, 9, 4], [7, 3, 8, 6, 2, 5, 10]):
-        # The engine fills a block-causal model's last block with masks: its end must be here.
+        # The engine fills a block-causal model's last block with masks; here none may be added.
         assert not model.causal_block_length or (len(prompt) + 5) % model.causal_block_length == 0
         for rank_of_last in (1, 2):
             answer: list[int] = []
@@ -111,10 +113,10 @@ def test_a_score_does_not_depend_on_the_batch(family: str, estimator: Estimator)
     alone = [Likelihood(model, estimator, seed=5, batch_size=1).score([pair])[0] for pair in pairs]
     for batch_size in (2, 64):
         together = Likelihood(model, estimator, seed=5, batch_size=batch_size).score(pairs)
-        for one, other in zip(alone, together, strict=True):
-            assert one.estimate[:2] == pytest.approx(other.estimate[:2], rel=1e-9)
-            assert one.estimate.is_greedy == other.estimate.is_greedy
-            assert (one.nfe, one.query_positions) == (other.nfe, other.query_positions)
+        for single, batched in zip(alone, together, strict=True):
+            assert single.estimate[:2] == pytest.approx(batched.estimate[:2], rel=1e-9)
+            assert single.estimate.is_greedy == batched.estimate.is_greedy
+            assert (single.nfe, single.query_positions) == (batched.nfe, batched.query_positions)
     other_seed = Likelihood(model, estimator, seed=6).score(pairs)
     moved = other_seed[2].estimate.log_likelihood - alone[2].estimate.log_likelihood
     assert (abs(moved) > 1e-6) == isinstance(estimator, MonteCarlo)

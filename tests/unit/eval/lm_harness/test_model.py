@@ -74,11 +74,11 @@ SETTINGS = ("sampler", "blocks", "estimator", "batch_size", "gen_length", "tempe
 def make_lm(model: MaskPredictor | None = None, **changes: Any) -> DecodeLM:
     """Returns an adapter; changes are of its settings, or options of the decode."""
     options = {"gen_length": 8, "block_length": 4, **changes}
-    own = {name: options.pop(name) for name in SETTINGS if name in options}
+    chosen = {name: options.pop(name) for name in SETTINGS if name in options}
     settings = LmSettings(
         model="toy", revision=None, dtype="float64", cache=NoCache(), verifier=NoVerifier(),
         decoding=DecodeConfig(**options),
-        **{"sampler": FixedSchedule(2), "estimator": LeftToRight(), "batch_size": 3, **own},
+        **{"sampler": FixedSchedule(2), "estimator": LeftToRight(), "batch_size": 3, **chosen},
     )  # fmt: skip
     return DecodeLM(Opened(model or HashModel(), Numbers(), settings))
 
@@ -106,28 +106,28 @@ def test_answers_are_those_of_decode_whatever_shares_their_batch() -> None:
         length = options.get("gen_length", 8)
         alone = decode(HashModel(), [prompt], FixedSchedule(2), gen_length=length, block_length=4)
         assert [int(word) for word in texts[i].split()] == alone.answers()[0]
-        told = [records[i][name] for name in ("prompt_length", "gen_length", "nfe")]
-        assert told == [len(prompt), length, int(alone.nfe[0])]
+        recorded = [records[i][name] for name in ("prompt_length", "gen_length", "nfe")]
+        assert recorded == [len(prompt), length, int(alone.nfe[0])]
     # Five of length 8 in batches of three, two of length 12.
     assert Counter(record["batch_length"] for record in records.values()) == {3: 3, 2: 4}
 
 
 def test_stop_strings_are_cut_and_save_no_forwards() -> None:
     lm = make_lm()
-    whole = lm.generate_until([asked("5 2 9")], disable_tqdm=True)[0].split()
-    assert len(whole) > 1
-    cut = lm.generate_until([asked("5 2 9", 1, until=[f" {whole[-1]}"])], disable_tqdm=True)
-    assert cut == [" ".join(whole[:-1])]
+    words = lm.generate_until([asked("5 2 9")], disable_tqdm=True)[0].split()
+    assert len(words) > 1
+    cut = lm.generate_until([asked("5 2 9", 1, until=[f" {words[-1]}"])], disable_tqdm=True)
+    assert cut == [" ".join(words[:-1])]
     first, second = lm.ledger.records()
-    assert first["length"] == second["length"] > len(whole) - 1
+    assert first["length"] == second["length"] > len(words) - 1
     assert first["nfe"] == second["nfe"]
 
 
 def test_requests_that_are_repeated_are_decoded_once_and_repeats_as_often_as_wanted() -> None:
     model = Counted()
     lm = make_lm(model, temperature=1.0, batch_size=1)
-    one, twice = asked("1", 0), asked("2", 1, repeats=2)
-    texts = lm.generate_until([one, twice, twice, twice, twice, one], disable_tqdm=True)
+    once, twice = asked("1", 0), asked("2", 1, repeats=2)
+    texts = lm.generate_until([once, twice, twice, twice, twice, once], disable_tqdm=True)
     assert texts[0] == texts[5]
     assert texts[1] != texts[2]
     assert texts[1:3] == texts[3:5]
@@ -152,12 +152,12 @@ def test_likelihoods_of_an_exact_model_are_exact() -> None:
     lm = make_lm(model, batch_size=2)
     context, *answers = (" ".join(map(str, tokens)) for tokens in (model.prompt(0), *joint.answers))
     requests = [scored(context, f" {answer}", idx=i) for i, answer in enumerate(answers)]
-    found = lm.loglikelihood(requests, disable_tqdm=True)
+    scores = lm.loglikelihood(requests, disable_tqdm=True)
     expected = [float(p) for p in joint.answers.values()]
-    assert torch.tensor([log for log, _ in found]).exp().tolist() == pytest.approx(expected)
-    assert [greedy for _, greedy in found] == [True, False, False]
+    assert torch.tensor([log for log, _ in scores]).exp().tolist() == pytest.approx(expected)
+    assert [greedy for _, greedy in scores] == [True, False, False]
     tokens = [(("", ""), model.prompt(0), list(answer)) for answer in joint.answers]
-    assert lm._loglikelihood_tokens(tokens) == found
+    assert lm._loglikelihood_tokens(tokens) == scores
     costs = [(record["nfe"], record["query_positions"]) for record in lm.ledger.records()]
     assert costs == [(3, 18)] * 3
 
@@ -183,10 +183,10 @@ def test_the_model_s_facts() -> None:
 
 def evaluate(lm: DecodeLM | str, folder: Path, *tasks: str, **options: Any) -> dict[str, Any]:
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    found: dict[str, Any] = simple_evaluate(
+    results: dict[str, Any] = simple_evaluate(
         model=lm, tasks=list(tasks), task_manager=manager, bootstrap_iters=0, **options
     )
-    return found
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +195,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mini(**options: Any) -> DecodeLM:
-    given = {"pretrained": "mini", "gen_length": 64, "dtype": "float32", **options}
-    return DecodeLM.create_from_arg_obj(given)
+    arguments = {"pretrained": "mini", "gen_length": 64, "dtype": "float32", **options}
+    return DecodeLM.create_from_arg_obj(arguments)
 
 
 def test_it_runs_offline(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,8 +215,8 @@ def test_it_runs_offline(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     model, tokenizer = load_model("mini", dtype=torch.float32)
     docs = lines_of(folder / "problems.jsonl")[:2]
     prompts = [tokenizer.encode(f"{doc['question']} answer :") for doc in docs]
-    outputs = [decode(model, [one], FixedSchedule(16), gen_length=64) for one in prompts]
-    texts = [tokenizer.decode(one.answers()[0], skip_special_tokens=True) for one in outputs]
+    outputs = [decode(model, [prompt], FixedSchedule(16), gen_length=64) for prompt in prompts]
+    texts = [tokenizer.decode(out.answers()[0], skip_special_tokens=True) for out in outputs]
     numbers = [re.findall(r"#### (\d+)", text)[:1] for text in texts]
     num_right = sum(found == [doc["number"]] for found, doc in zip(numbers, docs, strict=True))
     assert results["results"]["words_generate"]["exact_match,strict"] == num_right / 2
@@ -233,7 +233,7 @@ def test_it_runs_offline(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
         *[("words_score", doc, 0) for doc in range(2)],
     ]
     generated = [line for line in cost if line["request"] == "generate_until"]
-    nfe = [int(one.nfe[0]) for one in outputs]
+    nfe = [int(output.nfe[0]) for output in outputs]
     assert [line["nfe"] for line in generated] == nfe
     total = sum(line["length"] for line in generated) / sum(nfe)
     config = results["config"]
@@ -252,20 +252,20 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def test_the_model_s_own_template_is_applied_once(folder: Path) -> None:
     """The template of mini adds what the task's text has already."""
     lm = mini()
-    found = evaluate(lm, folder, "words_generate", limit=2, apply_chat_template=True)
-    prompts = [sample["arguments"][0][0] for sample in found["samples"]["words_generate"]]
+    results = evaluate(lm, folder, "words_generate", limit=2, apply_chat_template=True)
+    prompts = [sample["arguments"][0][0] for sample in results["samples"]["words_generate"]]
     assert [prompt.count("answer :") for prompt in prompts] == [2, 2]
     lengths = [len(lm.tokenizer.encode(prompt)) for prompt in prompts]
     assert [record["prompt_length"] for record in lm.ledger.records()] == lengths
 
 
 def test_the_harness_makes_the_model_from_its_name(folder: Path) -> None:
-    found = evaluate(
+    results = evaluate(
         "dllm-decode", folder, "words_generate", limit=1, batch_size=2,
         model_args="pretrained=mini,gen_length=task,sampler=FixedSchedule(steps_per_block=4)",
         gen_kwargs="temperature=0.5,do_sample=True",
     )  # fmt: skip
-    decoding = found["config"]["decoding"]
+    decoding = results["config"]["decoding"]
     assert decoding["sampler"] == repr(FixedSchedule(4))
     assert (decoding["gen_length"], decoding["batch_size"]) == ("task", 2)
 
@@ -273,11 +273,11 @@ def test_the_harness_makes_the_model_from_its_name(folder: Path) -> None:
 def test_a_response_cache_never_answers_for_another_sampler(folder: Path, tmp_path: Path) -> None:
     path = str(tmp_path / "answers")
     first = mini(sampler="FixedSchedule(1)")
-    kept = evaluate(first, folder, "words_generate", use_cache=path)
+    expected = evaluate(first, folder, "words_generate", use_cache=path)
     again = mini(sampler="FixedSchedule(1)")
-    found = evaluate(again, folder, "words_generate", use_cache=path)
+    results = evaluate(again, folder, "words_generate", use_cache=path)
     assert again.ledger.records() == []
-    assert found["samples"]["words_generate"] == kept["samples"]["words_generate"]
+    assert results["samples"]["words_generate"] == expected["samples"]["words_generate"]
     with pytest.raises(ValueError, match=r"sampler: .FixedSchedule\(.* there, 'Conf"):
         evaluate(mini(), folder, "words_generate", use_cache=path)
     with pytest.raises(ValueError, match="seed: 0 there, 3 here"):
@@ -287,13 +287,13 @@ def test_a_response_cache_never_answers_for_another_sampler(folder: Path, tmp_pa
 
 
 def test_a_block_schedule_decides_what_is_open() -> None:
-    found = []
+    outcomes = []
     for blocks in (Sequential(), MultiBlock(4)):
         lm = make_lm(sampler=ConfidenceThreshold(0.2), blocks=blocks)
         lm.generate_until([asked("1 2 3")], disable_tqdm=True)
         assert lm.get_model_info()["decoding"]["blocks"] == repr(blocks)
-        found.append((lm.ledger.records()[0]["nfe"], lm.settings.fingerprint()))
-    assert len({nfe for nfe, _ in found}) == len({name for _, name in found}) == 2
+        outcomes.append((lm.ledger.records()[0]["nfe"], lm.settings.fingerprint()))
+    assert len({nfe for nfe, _ in outcomes}) == len({name for _, name in outcomes}) == 2
     with pytest.raises(ValueError, match="opens all masks of a block at once"):
         make_lm(blocks=MultiBlock(4)).generate_until([asked("1")])
 
@@ -338,7 +338,7 @@ def test_mistakes_on_the_command_line_are_answered_in_a_sentence(
 
 @pytest.mark.slow
 def test_unknown_tasks_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Slow since the harness lists all of its own tasks first."""
+    """Slow, because the harness lists all of its own tasks first."""
     assert main(["lm", "--include-path", str(folder), "--tasks", "words_choose,nothing"]) == 2
     assert "Tasks must be known to the harness, got nothing." in capsys.readouterr().err
 

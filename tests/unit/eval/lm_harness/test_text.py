@@ -1,4 +1,4 @@
-"""Which special tokens stand in a prompt, and where an answer's text ends."""
+"""The special tokens in a prompt, and the end of an answer's text."""
 
 import re
 from dataclasses import dataclass, field
@@ -26,8 +26,8 @@ class Words:
         return [BOS, *ids] if add_special_tokens else ids
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        kept = [i for i in token_ids if not skip_special_tokens or i not in self.all_special_ids]
-        return " ".join(WORDS[i] for i in kept).replace(" \n", "\n").replace("\n ", "\n")
+        ids = [i for i in token_ids if not skip_special_tokens or i not in self.all_special_ids]
+        return " ".join(WORDS[i] for i in ids).replace(" \n", "\n").replace("\n ", "\n")
 
     def apply_chat_template(
         self,
@@ -54,7 +54,7 @@ def test_a_plain_prompt_gets_the_tokenizers_special_tokens_once() -> None:
 
 @pytest.mark.parametrize(("template", "head"), [("<bos><turn>", [BOS, TURN]), ("c ", [C])])
 def test_the_chat_template_writes_all_special_tokens(template: str, head: list[int]) -> None:
-    """Also one that begins with none, whose text looks like any other."""
+    """Also a template that begins with no special token, whose text looks like any other."""
     codec = Codec(Words(chat_template=template), EOS)
     text = codec.render([{"role": "user", "content": "a b"}], add_generation_prompt=True)
     assert codec.prompt(text) == [*head, A, B, TURN]
@@ -76,7 +76,7 @@ def test_a_continuation_is_encoded_behind_its_context(
     context: str, continuation: str, expected: tuple[list[int], list[int]]
 ) -> None:
     assert Codec(Words(), EOS).pair(context, continuation) == expected
-    # EOS comes before a text if there is no other token.
+    # EOS comes before a text if the tokenizer has no BOS.
     assert Codec(Words(bos_token_id=None), EOS).pair("", "a") == ([EOS], [A])
 
 

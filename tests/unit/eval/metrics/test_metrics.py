@@ -40,14 +40,14 @@ WINO = [(1.0, 0.86), (5.0, 0.85), (5.9, 0.80), (6.6, 0.73), (7.3, 0.67), (8.2, 0
 def test_speed_at_accuracy_is_the_published_value(
     points: list[tuple[float, float]], accuracy: float, published: float
 ) -> None:
-    found = metrics.speed_at_accuracy([TradeOff(*point) for point in points], accuracy)
-    assert found == pytest.approx(published, abs=0.09)
+    speed = metrics.speed_at_accuracy([TradeOff(*point) for point in points], accuracy)
+    assert speed == pytest.approx(published, abs=0.09)
 
 
 def test_a_pb_score_is_the_speed_of_a_setting_and_never_between_two() -> None:
     points = [TradeOff(1.0, 0.95), TradeOff(3.0, 0.8), TradeOff(2.0, 0.85), TradeOff(8.0, 0.4)]
-    found = [metrics.pb_score(points, accuracy) for accuracy in (0.96, 0.9, 0.8, 0.6, 0.4)]
-    assert found == [None, 1.0, 3.0, 3.0, 8.0]
+    scores = [metrics.pb_score(points, accuracy) for accuracy in (0.96, 0.9, 0.8, 0.6, 0.4)]
+    assert scores == [None, 1.0, 3.0, 3.0, 8.0]
     assert metrics.speed_at_accuracy(points, 0.6) == pytest.approx(5.5)
 
 
@@ -100,5 +100,5 @@ def test_pass_at_k_is_the_share_of_sets_with_a_right_answer() -> None:
             for k in range(1, num_answers + 1):
                 sets = [any(chosen) for chosen in itertools.combinations(answers, k)]
                 expected = sum(sets) / len(sets)
-                found = metrics.pass_at(k, num_answers, num_right)
-                assert found == pytest.approx(expected, abs=1e-12)
+                share = metrics.pass_at(k, num_answers, num_right)
+                assert share == pytest.approx(expected, abs=1e-12)

@@ -42,20 +42,20 @@ def test_the_paired_bootstrap_agrees_with_normal_theory_and_repeats() -> None:
     rng = random.Random(1)
     first = [rng.random() for _ in range(400)]
     second = [a + rng.gauss(0.1, 0.2) for a in first]
-    found = statistics.paired_bootstrap(first, second)
+    interval = statistics.paired_bootstrap(first, second)
     error = statistics.standard_error([b - a for a, b in zip(first, second, strict=True)])
-    assert found.value == pytest.approx(statistics.mean(second) - statistics.mean(first))
-    assert found.low == pytest.approx(found.value - 1.96 * error, abs=0.1 * error)
-    assert found.high == pytest.approx(found.value + 1.96 * error, abs=0.1 * error)
-    assert found == statistics.paired_bootstrap(first, second)
+    assert interval.value == pytest.approx(statistics.mean(second) - statistics.mean(first))
+    assert interval.low == pytest.approx(interval.value - 1.96 * error, abs=0.1 * error)
+    assert interval.high == pytest.approx(interval.value + 1.96 * error, abs=0.1 * error)
+    assert interval == statistics.paired_bootstrap(first, second)
     # A constant shift is a point.
     assert statistics.paired_bootstrap([0.0, 1.0, 2.0], [0.5, 1.5, 2.5]) == (0.5, 0.5, 0.5)
 
 
 def test_a_ratio_of_sums_is_no_mean_of_ratios() -> None:
-    found = statistics.ratio_of_sums([10, 1], [10, 10])
-    assert found.value == 0.55
-    assert 0.1 <= found.low < found.value < found.high <= 1.0
+    ratio = statistics.ratio_of_sums([10, 1], [10, 10])
+    assert ratio.value == 0.55
+    assert 0.1 <= ratio.low < ratio.value < ratio.high <= 1.0
     for costs in ([], [1, 2, 3], [0, 1]):
         with pytest.raises(ValueError, match="got"):
             statistics.ratio_of_sums([1, 2], costs)

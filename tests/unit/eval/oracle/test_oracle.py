@@ -78,23 +78,23 @@ def test_an_even_schedule_commits_the_remainder_first() -> None:
 
 
 def test_the_model_gives_the_exact_conditionals_of_ragged_rows() -> None:
-    """Row 0 knows that position 1 is the new item, row 1 nothing, and has a longer prompt."""
+    """Row 0 is given the new item at position 1; row 1 is given nothing, after a longer prompt."""
     joint = listed("replace_any", 3)
     model = OracleModel(joint, noise=0.0)
     seen: list[StepEvent] = []
-    given = [[model.mask_id, next(iter(joint.answers))[0]], []]
+    templates = [[model.mask_id, next(iter(joint.answers))[0]], []]
     decode(
         model, [model.prompt(0), model.prompt(1, length=6)], FixedSchedule(1), gen_length=5,
-        block_length=5, templates=given, observers=[seen.append],
+        block_length=5, templates=templates, observers=[seen.append],
     )  # fmt: skip
-    found = seen[0].view.logits.exp()
+    probabilities = seen[0].view.logits.exp()
     # The first answer is (new, item1, item2), so its first symbol, 0, is the new item.
     knowing = [answer for answer in joint.answers if answer[1] == 0]
     for row, answers in enumerate((knowing, list(joint.answers))):
         for position, symbols in enumerate(zip(*answers, strict=True)):
             share = [symbols.count(symbol) / len(answers) for symbol in range(4)]
-            assert found[row, position, :4].tolist() == pytest.approx(share)
-    assert (found[:, 3:, model.eos_ids[0]] == 1.0).all()
+            assert probabilities[row, position, :4].tolist() == pytest.approx(share)
+    assert (probabilities[:, 3:, model.eos_ids[0]] == 1.0).all()
 
 
 def test_rows_that_nothing_agrees_with_are_uniform() -> None:
@@ -153,6 +153,6 @@ def test_samplers_that_do_not_fit_are_refused_before_anything_is_printed(
     """The exact accuracies had been printed already, and samplers before the wrong one decoded."""
     samplers = ["--sampler", "FixedSchedule(1)", "--sampler", "AcceptAndRenoise()"]
     assert main(["oracle", "lists/shuffle?n=3", "--rows", "2", *samplers]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "needs a uniform-state model" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "needs a uniform-state model" in printed.err

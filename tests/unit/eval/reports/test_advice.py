@@ -15,15 +15,15 @@ from eval.runs.folder import Folder
 
 
 def compared(path: Path, num_examples: int) -> Folder:
-    """Three settings; one with fewer forwards loses answers, one with fewer columns loses none."""
-    whole = replace(SETTINGS, num_examples=num_examples)
-    steps = replace(whole, sampler="ConfidenceThreshold(threshold=0.5)")
-    cached = replace(whole, cache="DualCache(refresh_every=0, before=0, after=0)")
-    costs = ((whole, 0, 8, 160), (steps, num_examples // 10, 2, 40), (cached, 0, 8, 64))
-    return folder_of(path, [whole, steps, cached], [
-        record(own, f"e{number:04}", float(number >= num_wrong), nfe=nfe, query_positions=columns,
+    """Makes three settings: fewer forwards lose answers, fewer columns lose none."""
+    plain = replace(SETTINGS, num_examples=num_examples)
+    steps = replace(plain, sampler="ConfidenceThreshold(threshold=0.5)")
+    cached = replace(plain, cache="DualCache(refresh_every=0, before=0, after=0)")
+    costs = ((plain, 0, 8, 160), (steps, num_examples // 10, 2, 40), (cached, 0, 8, 64))
+    return folder_of(path, [plain, steps, cached], [
+        record(run, f"e{number:04}", float(number >= num_wrong), nfe=nfe, query_positions=columns,
                gains=[3] * nfe)
-        for own, num_wrong, nfe, columns in costs
+        for run, num_wrong, nfe, columns in costs
         for number in range(num_examples)
     ])  # fmt: skip
 
@@ -44,8 +44,8 @@ def test_the_advice_names_the_cheapest_setting_that_is_shown_to_be_as_good(large
 
 
 def test_the_advice_says_how_many_examples_would_be_enough(tmp_path: Path) -> None:
-    said = advice(measured(compared(tmp_path, 40)).summary["rows"], COSTS["columns"])
-    assert said == (
+    sentence = advice(measured(compared(tmp_path, 40)).summary["rows"], COSTS["columns"])
+    assert sentence == (
         "Undecided: FixedSchedule(4) + DualCache() (difference +0.000 [-0.088, +0.088] on 40 "
         "examples; 2.5 times fewer columns). If its difference stays, about 770 examples would "
         "show that it is no worse than the reference by more than 0.02 at 95 %. Keep "
@@ -61,11 +61,11 @@ def test_equal_answers_that_are_partly_right_need_examples_too(
     tmp_path: Path, num_examples: int, said: str
 ) -> None:
     """The interval of equal differences was a point, so that one example was enough."""
-    whole = replace(SETTINGS, num_examples=num_examples)
-    cached = replace(whole, cache="DualCache()")
-    folder = folder_of(tmp_path, [whole, cached], [
-        record(own, f"e{number}", 0.5, query_positions=columns)
-        for own, columns in ((whole, 160), (cached, 64))
+    plain = replace(SETTINGS, num_examples=num_examples)
+    cached = replace(plain, cache="DualCache()")
+    folder = folder_of(tmp_path, [plain, cached], [
+        record(setting, f"e{number}", 0.5, query_positions=columns)
+        for setting, columns in ((plain, 160), (cached, 64))
         for number in range(num_examples)
     ])  # fmt: skip
     rows = measured(folder).summary["rows"]

@@ -9,14 +9,14 @@ from samplers import ConfidenceThreshold, CreditDecoding, LocalLeap
 
 def shown(*samplers: str) -> list[str]:
     return names_of(
-        [{"settings": replace(SETTINGS, sampler=one).written(), "seeds": [0]} for one in samplers]
+        [{"settings": replace(SETTINGS, sampler=name).written(), "seeds": [0]} for name in samplers]
     )
 
 
 @pytest.mark.parametrize(
     ("samplers", "names"),
     [
-        # Arguments with their default are left out, also within plug-ins, unless rows differ in it.
+        # Default arguments are left out, also within plug-ins, unless rows differ in them.
         ([repr(LocalLeap())], ["LocalLeap()"]),
         ([repr(LocalLeap()), repr(LocalLeap(radius=6))],
          ["LocalLeap(radius=4)", "LocalLeap(radius=6)"]),

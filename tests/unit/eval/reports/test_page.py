@@ -35,9 +35,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 def content_of(page: str) -> dict[str, Any]:
-    found = re.search(r'<script id="content" type="application/json">(.*?)</script>', page, re.S)
-    assert found is not None
-    content: dict[str, Any] = json.loads(found.group(1))
+    match = re.search(r'<script id="content" type="application/json">(.*?)</script>', page, re.S)
+    assert match is not None
+    content: dict[str, Any] = json.loads(match.group(1))
     return content
 
 
@@ -56,7 +56,7 @@ def test_a_page_holds_every_example_with_every_answer(finished: Folder) -> None:
     assert content["notice"] == ""
     names = ["FixedSchedule(8)", "ConfidenceThreshold(0.05)"]
     assert [row["name"] for row in task["rows"]] == names
-    assert [row["full"] for row in task["rows"]] == [one.sampler for one in finished.settings()]
+    assert [row["full"] for row in task["rows"]] == [run.sampler for run in finished.settings()]
     assert len(task["examples"]) == 10
     shown = {
         (example["id"], key): answers[0]["text"]
@@ -70,11 +70,11 @@ def test_a_page_holds_every_example_with_every_answer(finished: Folder) -> None:
 def test_a_page_holds_the_reliability_of_traced_settings(finished: Folder, tmp_path: Path) -> None:
     (task,) = content_of(report_page([finished]))["tasks"]
     for row in task["rows"]:
-        own = [r for r in finished.records() if r["settings"] in row["keys"]]
-        counted = sum(count for r in own for count, *_ in r["trace"]["proposals"])
+        records = [r for r in finished.records() if r["settings"] in row["keys"]]
+        counted = sum(count for r in records for count, *_ in r["trace"]["proposals"])
         assert row["reliability"]["num_proposals"] == counted > 0
         assert sum(count for _, _, count, *_ in row["reliability"]["bins"]) == counted
-        # The lowest threshold that is told would have committed everything.
+        # The lowest threshold of the bins would have committed everything.
         assert row["reliability"]["bins"][0][5] == 1.0
     folder = changed(finished, tmp_path / "untraced", trace=None)
     (task,) = content_of(report_page([folder]))["tasks"]
@@ -135,12 +135,12 @@ def test_folders_with_other_names_are_compared_by_ids(finished: Folder, tmp_path
 
 
 def test_edited_examples_are_not_compared_with_old_ones(finished: Folder, tmp_path: Path) -> None:
-    settings = [replace(one, examples="edited") for one in finished.settings()]
+    settings = [replace(setting, examples="edited") for setting in finished.settings()]
     records = [
-        record | {"settings": own.key(""), "key": own.key(record["example"])}
-        for own in settings
+        record | {"settings": setting.key(""), "key": setting.key(record["example"])}
+        for setting in settings
         for record in finished.records()
-        if record["sampler"] == own.sampler
+        if record["sampler"] == setting.sampler
     ]
     for record in records:
         if record["example"] == records[0]["example"]:
@@ -176,9 +176,9 @@ def test_the_assets_name_only_elements_that_their_page_has() -> None:
     for name in ("report", "replay"):
         page = (ASSETS / f"{name}.html").read_text()
         script = (ASSETS / f"{name}.js").read_text()
-        wanted = set(re.findall(r'byId\("([\w-]+)"\)', script))
-        assert wanted
-        assert wanted <= set(re.findall(r'id="([\w-]+)"', page))
+        used_ids = set(re.findall(r'byId\("([\w-]+)"\)', script))
+        assert used_ids
+        assert used_ids <= set(re.findall(r'id="([\w-]+)"', page))
 
 
 def test_ticks_are_round_and_within_the_data() -> None:
@@ -186,9 +186,9 @@ def test_ticks_are_round_and_within_the_data() -> None:
     assert ticks(100.0, 3000.0) == [100.0, 200.0, 500.0, 1000.0, 2000.0]
     for low in (0.003, 0.8, 2.1, 9.0, 120.0):
         for ratio in (1.5, 4.0, 300.0):
-            found = ticks(low, low * ratio)
-            assert len(found) >= 2
-            assert all(low <= tick <= low * ratio for tick in found)
+            marks = ticks(low, low * ratio)
+            assert len(marks) >= 2
+            assert all(low <= tick <= low * ratio for tick in marks)
 
 
 def test_marks_on_one_spot_have_one_label() -> None:
@@ -203,21 +203,21 @@ def test_runners_up_are_those_of_the_step_that_committed(sampler: Any) -> None:
     trace, runners_up = Trace(), RunnersUp()
     options: Any = {"gen_length": 16, "block_length": 8, "observers": [trace, runners_up]}
     out = decode(eval_runs.model(), [[5, 6, 7], [9]], sampler, **options)
-    num_told = 0
+    num_entries = 0
     for row in range(2):
         steps = trace.steps[row].tolist()
-        for position, told in enumerate(runners_up.of(row, steps)):
-            assert (told is None) == (steps[position] < 0)
-            if told is not None:
-                num_told += 1
-                entropy, tokens = told
+        for position, entry in enumerate(runners_up.of(row, steps)):
+            assert (entry is None) == (steps[position] < 0)
+            if entry is not None:
+                num_entries += 1
+                entropy, tokens = entry
                 likely, probabilities = zip(*tokens, strict=True)
                 assert likely[0] == int(out.tokens[row, position])
                 assert list(probabilities) == sorted(probabilities, reverse=True)
                 confidence = float(trace.confidences[row][position])
                 assert probabilities[0] == pytest.approx(confidence, abs=1e-4)
                 assert 0 <= entropy < 6.0
-    assert num_told >= 8
+    assert num_entries >= 8
 
 
 def test_records_without_runners_up_still_replay(finished: Folder) -> None:
@@ -225,7 +225,7 @@ def test_records_without_runners_up_still_replay(finished: Folder) -> None:
     old = record | {"trace": {k: v for k, v in record["trace"].items() if k != "runners_up"}}
     (new_panel,), (old_panel,) = panels_of([(settings, record)]), panels_of([(settings, old)])
     assert old_panel["runners_up"] == []
-    assert any(told for told in new_panel["runners_up"])
+    assert any(entry for entry in new_panel["runners_up"])
 
 
 @pytest.mark.slow
@@ -263,8 +263,8 @@ def test_twelve_settings_fit_the_page_and_can_be_told_apart(tmp_path: Path) -> N
         for verifier in ("NoVerifier()", "SelfVerify()")
     ]
     folder = eval_runs.folder_of(tmp_path, settings, [
-        eval_runs.record(own, "a", 1.0, nfe=1 + n, gains=[1] * (1 + n), query_positions=900 - 9 * n)
-        for n, own in enumerate(settings)
+        eval_runs.record(row, "a", 1.0, nfe=1 + n, gains=[1] * (1 + n), query_positions=900 - 9 * n)
+        for n, row in enumerate(settings)
     ])  # fmt: skip
     write_report(measured(folder))
     with browser(tmp_path / "profile") as page:
@@ -287,5 +287,5 @@ def test_twelve_settings_fit_the_page_and_can_be_told_apart(tmp_path: Path) -> N
         )
         assert page.value(bold) == ["1. FixedSchedule(4)"]
         assert page.value("byId('picture-head').textContent").endswith("tokens per forward")
-        for key, said in (("nfe", "forwards"), ("tau", "left to right"), ("step_speedup", "fewer")):
-            assert said in page.value(f"document.querySelector('th[data-key={key}]').title")
+        for key, part in (("nfe", "forwards"), ("tau", "left to right"), ("step_speedup", "fewer")):
+            assert part in page.value(f"document.querySelector('th[data-key={key}]').title")

@@ -34,8 +34,8 @@ SETTINGS = replace(
 def record(
     settings: RunSettings, example: str, score: float | None, nfe: int, **own: Any
 ) -> Record:
-    """An answer of five tokens; its steps do not depend on its forwards."""
-    told = {
+    """Returns the record of an answer of five tokens, whose steps do not depend on `nfe`."""
+    fields = {
         "git": "abc", "prompt": "ask </script>", "target": "say", "text": "said",
         "scores": {"answer": score, "style": None}, "length": 5, "nfe": nfe,
         "query_positions": 8 * nfe, "committed": 5, "gains": [1] * nfe, "batch_length": 2,
@@ -44,7 +44,7 @@ def record(
                   "revisions": [[1, 9, 0, 0.4, 1]], "lead": 0},
         "pieces": {"5": "five", "6": "six", "7": "<b>", "8": "eight", "9": "nine", "0": "EOS"},
     }  # fmt: skip
-    return eval_runs.record(settings, example, score, **told, **own)
+    return eval_runs.record(settings, example, score, **fields, **own)
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def folder(tmp_path: Path) -> Folder:
     fast = replace(SETTINGS, sampler="ConfidenceThreshold(0.9)")
     slow = [record(SETTINGS, e, s, nfe=5) for e, s in zip("abcd", (1, 1, 0, 1), strict=True)]
     quick = [record(fast, e, s, nfe=2) for e, s in zip("abc", (1, 0, 0), strict=True)]
-    asked = {name: slow[3][name] for name in ("git", "prompt", "target")}
-    failed = {**eval_runs.failed(fast, "d"), **asked}
+    origin = {name: slow[3][name] for name in ("git", "prompt", "target")}
+    failed = {**eval_runs.failed(fast, "d"), **origin}
     return folder_of(tmp_path / "results", [SETTINGS, fast], [*slow, *quick, failed])
 
 
@@ -115,7 +115,7 @@ def test_tasks_and_examples_have_files_of_their_own(
 ) -> None:
     """The later overwrote the earlier, and a long id ended the report after all was decoded."""
     settings = [replace(SETTINGS, task=task, num_examples=len(examples)) for task in tasks]
-    records = [record(own, example, 1, nfe=5) for own in settings for example in examples]
+    records = [record(setting, example, 1, nfe=5) for setting in settings for example in examples]
     path = write_report(measured(folder_of(tmp_path, settings, records)))
     linked = set(re.findall(r"\]\((.*)\)", path.read_text()))
     assert len(linked - {"report.html"}) == len(tasks) * (1 + len(examples))
@@ -123,7 +123,7 @@ def test_tasks_and_examples_have_files_of_their_own(
 
 
 def test_an_id_comes_before_longer_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = [record(SETTINGS, one, 1, nfe=n) for one, n in (("10", 3), ("1", 4), ("20", 5))]
+    records = [record(SETTINGS, name, 1, nfe=n) for name, n in (("10", 3), ("1", 4), ("20", 5))]
     folder_of(tmp_path, [SETTINGS], records)
     for example, nfe in (("1", 4), ("10", 3), ("2", 5), ("", 3)):
         assert main(["trace", str(tmp_path), "--example", example]) == 0
@@ -141,18 +141,18 @@ def test_the_means_of_other_scores_have_a_table_of_their_own(folder: Folder) -> 
 
 
 def test_text_cannot_break_out_of_a_replay(folder: Folder) -> None:
-    own = [r for r in folder.records() if r["error"] is None][:1]
-    own[0]["pieces"]["7"] = "</script><script>alert(1)</script>"
-    page = replay_page([(SETTINGS, own[0])])
+    records = [r for r in folder.records() if r["error"] is None][:1]
+    records[0]["pieces"]["7"] = "</script><script>alert(1)</script>"
+    page = replay_page([(SETTINGS, records[0])])
     assert "<script>alert" not in page
     assert "ask \\u003c/script>" in page
     assert page.count("</script>") == 2
     with pytest.raises(ValueError, match="traces"):
-        replay_page([(SETTINGS, own[0] | {"trace": None})])
+        replay_page([(SETTINGS, records[0] | {"trace": None})])
     with pytest.raises(ValueError, match="trace"):
-        picture_of(own[0] | {"trace": None})
-    assert picture_of(own[0]).plain.startswith("five six ")
-    joined = own[0] | {"text": "fivesix"}
+        picture_of(records[0] | {"trace": None})
+    assert picture_of(records[0]).plain.startswith("five six ")
+    joined = records[0] | {"text": "fivesix"}
     assert picture_of(joined).plain.startswith("fivesix")
 
 
@@ -178,11 +178,11 @@ def test_the_curve_of_an_exact_model_is_that_of_its_whole_answer() -> None:
     task = parse_task("lists/remove_any?n=4").task
     example = task.examples(num_examples=1)[0]
     items = joint_of(task, example)
-    whole = Joint.uniform([("[", *answer, "]", "EOS") for answer in items.answers])
-    found = curve(task, example)
-    assert found[0] == TradeOff(6.0, pytest.approx(0.75))
-    assert found[1] == TradeOff(3.0, pytest.approx(float(whole.random_order_accuracy([3, 3]))))
-    assert found[-1] == TradeOff(1.0, 1.0)
+    joint = Joint.uniform([("[", *answer, "]", "EOS") for answer in items.answers])
+    points = curve(task, example)
+    assert points[0] == TradeOff(6.0, pytest.approx(0.75))
+    assert points[1] == TradeOff(3.0, pytest.approx(float(joint.random_order_accuracy([3, 3]))))
+    assert points[-1] == TradeOff(1.0, 1.0)
     assert curve(parse_task("word_problems").task, example) == []
     assert curve(parse_task("lists/shuffle").task, example) == []
 
@@ -202,7 +202,7 @@ def test_curves_of_long_lists_are_drawn_or_left_out() -> None:
 
 def test_random_orders_are_the_mean_of_all_orders() -> None:
     joint = Joint.uniform(["aab", "aba", "bba", "abc"])
-    orders = [[(one,), tuple({0, 1, 2} - {one})] for one in range(3)]
+    orders = [[(first,), tuple({0, 1, 2} - {first})] for first in range(3)]
     accuracies = [joint.accuracy(order) for order in orders]
     assert joint.random_order_accuracy([1, 2]) == sum(accuracies) / 3
 
@@ -211,7 +211,7 @@ def test_random_orders_are_the_mean_of_all_orders() -> None:
 def edited(tmp_path: Path) -> Folder:
     """Three states of one task, on examples of the same ids: as it was, edited, of version 2.
 
-    The last was asked another model.
+    The last state is of another model.
     """
     states = [
         replace(SETTINGS, examples="a" * 24),
@@ -221,7 +221,7 @@ def edited(tmp_path: Path) -> Folder:
     for state, score in zip(states, (1, 0, 0), strict=True):
         fast = replace(state, sampler="ConfidenceThreshold(0.9)")
         ids = "abcd"[: state.num_examples]
-        records = [record(one, e, score, nfe=n) for one, n in ((state, 5), (fast, 2)) for e in ids]
+        records = [record(run, e, score, nfe=n) for run, n in ((state, 5), (fast, 2)) for e in ids]
         folder_of(tmp_path, [state, fast], records)
     return Folder(tmp_path)
 
@@ -235,7 +235,7 @@ def test_another_version_is_a_group_with_its_own_reference(edited: Folder) -> No
     ]
     assert differences == [None, 0.0] * 3
     assert {method["num_points"] for method in summary["methods"]} == {1}
-    # Fronts, too: of the worse versions the faster row is still the best of its own.
+    # Fronts, too: the faster row of a worse version is still the best of this version.
     assert [row["fronts"] for row in summary["rows"]] == [[], ["forwards", "columns"]] * 3
 
 
@@ -252,11 +252,11 @@ def test_headings_tell_versions_apart(edited: Folder, capsys: pytest.CaptureFixt
         ("toy", "4"), ("toy", "3"), ("other", "4"),
     ]  # fmt: skip
     assert len(list(edited.path.glob("*.png"))) == 3
-    # An example has a page in each, with the settings that were asked it.
+    # An example has a page for each state, with the settings of this state.
     assert len(list(edited.path.glob("replay-*.html"))) == 3
     models = ("toy", "toy", "other")
-    named = [f"{title}, model {model}" for title, model in zip(titles, models, strict=True)]
-    assert [line for line in shown.splitlines() if line in named] == named
+    headings = [f"{title}, model {model}" for title, model in zip(titles, models, strict=True)]
+    assert [line for line in shown.splitlines() if line in headings] == headings
     page = (edited.path / "report.html").read_text()
     assert all(f'"task":"{title}"' in page for title in titles)
 
@@ -270,13 +270,13 @@ def test_pb_scores_are_of_settings_that_have_every_task(tmp_path: Path) -> None:
     settings, records = [], []
     for sampler, scores, nfe in (("Slow()", (1, 1), 6), ("Fast()", (1, 0), 2), ("Part()", (1,), 1)):
         for task, score in zip(tasks, scores, strict=False):
-            own = replace(task, sampler=sampler)
-            settings.append(own)
-            records += [record(own, example, score, nfe) for example in "abcd"]
+            setting = replace(task, sampler=sampler)
+            settings.append(setting)
+            records += [record(setting, example, score, nfe) for example in "abcd"]
     folder = folder_of(tmp_path, settings, records)
     scores = {"PB90": 1.5, "PB80": 1.5, "PB70": 1.5, "PB60": 1.5}
-    (found,) = measured(folder).summary["parallel_bench"]
-    assert found == {"model": "toy", "num_tasks": 2, "num_settings": 2, "scores": scores}
+    (row,) = measured(folder).summary["parallel_bench"]
+    assert row == {"model": "toy", "num_tasks": 2, "num_settings": 2, "scores": scores}
     report = write_report(measured(folder)).read_text()
     assert "| toy | 2 | 2 | 1.50 | 1.50 | 1.50 | 1.50 |" in report
 
@@ -287,11 +287,11 @@ def test_a_report_says_where_its_numbers_come_from_and_names_tasks_as_they_were_
     """Its title had the options of the address in another order than the command."""
     model, out = eval_runs.write_model(tmp_path / "model"), tmp_path / "out"
     typed = "lists/copy?n=3&limit=2"
-    asked = ["run", typed, str(out), "--model", str(model), "--gen-length", "8"]
+    command = ["run", typed, str(out), "--model", str(model), "--gen-length", "8"]
     machine = Folder(out)
-    assert main(asked) == 0
+    assert main(command) == 0
     (file,) = out.glob("machine-*.json")
-    file.write_text(json.dumps({**json.loads(file.read_text()), "command": " ".join(asked)}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "command": " ".join(command)}))
     capsys.readouterr()
     assert show(machine) == 0
     shown = capsys.readouterr().out

@@ -35,10 +35,10 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
         record(slow[s], e, scores[e][s], length=lengths[e][s], nfe=nfe[e][s], batch_s=0.1 * (s + 1))
         for e, s in product("abc", (0, 1))
     ]
-    # The other is right on b with both seeds, and raises once on a.
-    other = {"a": (1, 0), "b": (1, 1), "c": (0, 1)}
+    # The fast sampler is right on b with both seeds, and raises once on a.
+    fast_scores = {"a": (1, 0), "b": (1, 1), "c": (0, 1)}
     records += [
-        record(fast[s], e, other[e][s], nfe=1, batch_s=0.1)
+        record(fast[s], e, fast_scores[e][s], nfe=1, batch_s=0.1)
         for e, s in product("abc", (0, 1))
         if (e, s) != ("a", 1)
     ]
@@ -57,8 +57,8 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
     assert second["accuracy"]["value"] == pytest.approx(2 / 3)
     against = second["against_reference"]
     assert against["num_shared"] == 3
-    found = paired_bootstrap([1.0, 0.5, 0.0], [0.5, 1.0, 0.5])._asdict()
-    assert against["accuracy"] == found | {"interval": "bootstrap"}
+    interval = paired_bootstrap([1.0, 0.5, 0.0], [0.5, 1.0, 0.5])._asdict()
+    assert against["accuracy"] == interval | {"interval": "bootstrap"}
     assert "mcnemar" not in against
     # By example: lengths 5, 2, 6; forwards 3, 1.5, 4.
     speed = first["speed"]
@@ -74,7 +74,7 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
     assert "- seeds: 0, 1 (2 seeds)" in text
     assert "| answers | pass@1 | pass@2 |" in text
     # At least one of both answers is right: first a and b, second all three.
-    assert {k: one["value"] for k, one in first["pass_at"].items()} == {"1": 0.5, "2": 2 / 3}
+    assert {k: entry["value"] for k, entry in first["pass_at"].items()} == {"1": 0.5, "2": 2 / 3}
     of_two = second["pass_at"]["2"]
     assert of_two["low"] < of_two["value"] == of_two["high"] == 1.0
     shown = table([first, second], COSTS["forwards"])
@@ -90,7 +90,7 @@ def test_examples_count_alike_however_many_seeds_they_have(tmp_path: Path) -> No
     assert row["speed"]["nfe"] == 3.0
     assert row["num_missing"] == 2
     assert row["seeds"] == [3, 5, 9]
-    # Values that are undefined are no part of an example's mean.
+    # Undefined values do not count in an example's mean.
     assert per_example([("a", 1), ("b", None), ("a", None), ("a", 0)]) == {"a": 0.5}
     assert list(row["pass_at"]) == ["1"]
 
@@ -115,16 +115,16 @@ def test_settings_with_different_seeds_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_verifiers_numbers_are_sums_over_its_forwards(tmp_path: Path) -> None:
-    own = replace(SETTINGS, verifier="ARVerify(CausalTarget('t'))", sampler="")
+    setting = replace(SETTINGS, verifier="ARVerify(CausalTarget('t'))", sampler="")
     records = [record(SETTINGS, e, 1, length=6, nfe=6, gains=[1] * 6) for e in "abc"]
     records += [
-        record(own, "a", 1, length=6, nfe=2, target_nfe=2, drafted=8, accepted=4, gains=[5, 1],
+        record(setting, "a", 1, length=6, nfe=2, target_nfe=2, drafted=8, accepted=4, gains=[5, 1],
                batch_length=2, batch_forwards=4, batch_target_forwards=4),
-        record(own, "b", 1, length=8, nfe=2, target_nfe=2, drafted=8, accepted=6, gains=[5, 3],
+        record(setting, "b", 1, length=8, nfe=2, target_nfe=2, drafted=8, accepted=6, gains=[5, 3],
                batch_length=2, batch_forwards=4, batch_target_forwards=4),
-        record(own, "c", 1, length=1, nfe=1, target_nfe=1, drafted=4, accepted=1, gains=[1]),
+        record(setting, "c", 1, length=1, nfe=1, target_nfe=1, drafted=4, accepted=1, gains=[1]),
     ]  # fmt: skip
-    folder = folder_of(tmp_path, [SETTINGS, own], records)
+    folder = folder_of(tmp_path, [SETTINGS, setting], records)
     plain, verified = measured(folder).summary["rows"]
     assert "verified" not in plain
     assert verified["verified"] == {
@@ -137,7 +137,7 @@ def test_a_verifiers_numbers_are_sums_over_its_forwards(tmp_path: Path) -> None:
     }
     speed = verified["speed"]
     assert speed["tokens_per_forward"]["value"] == 3.0
-    # The target's forwards are no gift: front, curves and picture count them.
+    # The target's forwards are not free: front, curves and picture count them.
     assert speed["tokens_per_any_forward"]["value"] == 1.5
     assert (speed_of(verified, COSTS["forwards"]) or {})["value"] == 1.5
     # The columns of a target are not recorded.
@@ -182,10 +182,10 @@ def test_a_run_that_is_all_warm_up_is_timed_and_says_so(tmp_path: Path) -> None:
 def test_every_number_of_a_summary_is_documented(tmp_path: Path) -> None:
     runs = eval_runs.runs()
     folder = execute(runs, tmp_path)
-    own = [replace(s, verifier="SelfVerify()") for s in folder.settings()]
+    settings = [replace(s, verifier="SelfVerify()") for s in folder.settings()]
     records = [r | {"key": s.key(r["example"]), "settings": s.key("")}
-               for s, r in product(own, folder.records())]  # fmt: skip
-    folder = folder_of(tmp_path / "verified", own, records)
+               for s, r in product(settings, folder.records())]  # fmt: skip
+    folder = folder_of(tmp_path / "verified", settings, records)
     text = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
 
     def names(value: Any) -> set[str]:

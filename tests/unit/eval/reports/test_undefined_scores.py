@@ -1,4 +1,4 @@
-"""A score that cannot be computed is undefined on its whole way into the report, never 0."""
+"""A score that cannot be computed stays undefined up to the report, and never becomes 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from samplers import FixedSchedule, Sampler
 
 @dataclass(frozen=True)
 class Unscored(ListTask):
-    """Its first score is undefined, as without an optional package."""
+    """A task whose first score is undefined, as without an optional package."""
 
     scores_own_target = False
 
@@ -53,8 +53,8 @@ def test_an_undefined_score_is_a_dash_and_not_zero(tmp_path: Path) -> None:
 def test_an_error_beside_undefined_scores_is_no_accuracy_of_zero(tmp_path: Path) -> None:
     """Errors count as wrong; alone among undefined scores they made an accuracy of 0."""
     done = execute(unscored(FixedSchedule(8)), tmp_path / "done")
-    *kept, last = done.records()
-    records = [*kept, {**last, "error": "RuntimeError: no"}]
+    *first, last = done.records()
+    records = [*first, {**last, "error": "RuntimeError: no"}]
     row = measured(folder_of(tmp_path / "failed", done.settings(), records)).summary["rows"][0]
     assert (row["num_records"], row["num_errors"]) == (8, 1)
     assert row["accuracy"] is None
@@ -65,10 +65,10 @@ def test_an_error_beside_undefined_scores_is_no_accuracy_of_zero(tmp_path: Path)
 
 def test_a_report_does_not_need_the_files_of_the_task(tmp_path: Path) -> None:
     """The task's examples were read for a curve that only list tasks have."""
-    own = tmp_path / "own.jsonl"
-    own.write_text('{"prompt": "ask", "answer": "say"}\n')
-    folder = execute(eval_runs.runs(task=f"jsonl:{own}"), tmp_path / "results")
-    own.unlink()
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"prompt": "ask", "answer": "say"}\n')
+    folder = execute(eval_runs.runs(task=f"jsonl:{file}"), tmp_path / "results")
+    file.unlink()
     assert write_report(measured(folder)).is_file()
 
 

@@ -125,9 +125,9 @@ def test_bad_files_are_named_with_the_line(tmp_path: Path, lines: list[str], mes
 
 
 def test_every_sweep_of_the_repository_can_be_read(tmp_path: Path) -> None:
-    found = [read_sweep(path) for path in (ROOT / "eval" / "sweeps").glob("*.toml")]
-    assert found
-    assert all(sweep.tasks and sweep.samplers for sweep in found)
+    sweeps = [read_sweep(path) for path in (ROOT / "eval" / "sweeps").glob("*.toml")]
+    assert sweeps
+    assert all(sweep.tasks and sweep.samplers for sweep in sweeps)
     with pytest.raises(ValueError, match="does not exist"):
         read_sweep(tmp_path / "none.toml")
 

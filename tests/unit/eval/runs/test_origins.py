@@ -1,4 +1,4 @@
-"""Records of a plug-in that was edited since are not taken for those of the new one."""
+"""Records of a plug-in are not taken for those of the same plug-in after an edit."""
 
 import importlib
 import sys
@@ -55,7 +55,7 @@ class Module:
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
     monkeypatch.syspath_prepend(tmp_path)
-    # What is compiled is told apart by seconds, and edits here are faster.
+    # Python tells compiled files apart by seconds, and these edits are faster.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     return Module(tmp_path / "edited_rule.py")
 
@@ -69,7 +69,7 @@ def test_an_edited_sampler_is_not_given_its_old_answers(module: Module, tmp_path
         execute(module.runs(" & (view.masked.cumsum(-1) == 1)"), out)
     fresh = execute(module.runs(" & (view.masked.cumsum(-1) == 1)"), tmp_path / "fresh").records()
     assert sum(r["nfe"] for r in fresh) > sum(r["nfe"] for r in records)
-    # Undone, the old answers are those of the code again.
+    # After the edit is undone, the old answers are valid again.
     assert execute(module.runs(""), out).records() == records
 
 
@@ -78,9 +78,9 @@ def test_a_class_of_ones_own_has_records_of_its_own(module: Module, tmp_path: Pa
     ours = eval_runs.runs(samplers=(FixedSchedule(4),))
     execute(ours, tmp_path / "out")
     module.write(RULE.format(end="").replace("Mine", "FixedSchedule"))
-    (own,) = eval_runs.runs(samplers=(parse("edited_rule:FixedSchedule()"),))
-    folder = execute([*ours, own], tmp_path / "out")
-    assert [one.sampler for one in folder.results()][1] == "edited_rule:FixedSchedule()"
+    (mine,) = eval_runs.runs(samplers=(parse("edited_rule:FixedSchedule()"),))
+    folder = execute([*ours, mine], tmp_path / "out")
+    assert [settings.sampler for settings in folder.results()][1] == "edited_rule:FixedSchedule()"
     assert len(folder.records()) == 20
 
 
@@ -96,9 +96,9 @@ def test_classes_in_a_tuple_of_arguments_are_found(module: Module) -> None:
     module.write(RULE.format(end="") + STAGES)
     (module.file.parent / "other_rule.py").write_text(RULE.format(end=""))
     sampler = parse("edited_rule:Stages((other_rule:Mine(),), (2, 3))")
-    written = "edited_rule:Stages(parts=(other_rule:Mine(),), steps=(2, 3))"
-    assert expression_of(sampler) == written
-    assert parse(written) == sampler
+    expression = "edited_rule:Stages(parts=(other_rule:Mine(),), steps=(2, 3))"
+    assert expression_of(sampler) == expression
+    assert parse(expression) == sampler
     assert list(sources_of([sampler], "")) == ["edited_rule", "other_rule"]
 
 
@@ -108,10 +108,10 @@ def test_errors_of_a_mended_sampler_are_tried_again_when_asked(
     out = tmp_path / "out"
     execute(module.runs(" & False"), out)
     assert show(Folder(out)) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("10 examples raised an error, 10 of them: RuntimeError: Credit")
-    assert "must commit at least one eligible position" in said
-    assert said.endswith("decodes them anew with --retry-errors.\n")
+    message = capsys.readouterr().err
+    assert message.startswith("10 examples raised an error, 10 of them: RuntimeError: Credit")
+    assert "must commit at least one eligible position" in message
+    assert message.endswith("decodes them anew with --retry-errors.\n")
     with pytest.raises(ValueError, match="--retry-errors decodes them anew"):
         execute(module.runs(""), out)
     folder = execute(module.runs(""), out, retry_errors=True)
@@ -159,8 +159,8 @@ class Asks(Task):
 def test_an_edited_task_is_refused_with_both_remedies(module: Module, tmp_path: Path) -> None:
     """The version of a task, the remedy that the page on tasks gives, was not named."""
 
-    def runs(**own: object) -> list[Run]:
-        module.write(TASK.format(**{"version": 1, "score": 0.0, **own}))
+    def runs(**changes: object) -> list[Run]:
+        module.write(TASK.format(**{"version": 1, "score": 0.0, **changes}))
         return eval_runs.runs(samplers=(FixedSchedule(4),), task=f"{module.file.stem}:Asks")
 
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""A task of the user's own: what it gets wrong is said before anything is decoded."""
+"""A task of the user's own: its mistakes are reported before anything is decoded."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Records that are valid JSON and wrong all the same: the line is named, never a traceback."""
+"""Wrong records in valid JSON: the message names the line, and is never a traceback."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def test_each_missing_or_mistyped_field_is_named_with_its_line(whole: Path, tmp_
     second = json.loads((whole / "part-0.jsonl").read_text().splitlines()[1])
     num_refused = 0
     for name, value in second.items():
-        missing = {key: own for key, own in second.items() if key != name}
+        missing = {key: entry for key, entry in second.items() if key != name}
         for record in (missing, *({**second, name: wrong} for wrong in WRONG)):
             folder = spoilt(whole, tmp_path, record)
             try:
@@ -57,7 +57,7 @@ def test_each_missing_or_mistyped_field_is_named_with_its_line(whole: Path, tmp_
 def test_wrong_settings_are_named(whole: Path, tmp_path: Path) -> None:
     written = json.loads((whole / "settings.json").read_text())
     run = written["runs"][0]
-    for wrong in ({**run, "task": {}}, {key: own for key, own in run.items() if key != "task"}):
+    for wrong in ({**run, "task": {}}, {key: entry for key, entry in run.items() if key != "task"}):
         (tmp_path / "settings.json").write_text(json.dumps(written | {"runs": [run, wrong]}))
         with pytest.raises(ValueError, match=r"Run 2 of .*settings\.json must have .*task"):
             Folder(tmp_path).settings()
@@ -110,12 +110,12 @@ def test_records_of_no_setting_come_back(copied: Path, capsys: pytest.CaptureFix
     settings.write_text(written.replace('"batch_size": 4', '"batch_size": 5'))
     for command in ("report", "trace"):
         assert main([command, str(copied)]) == 2
-        told = capsys.readouterr().err
-        assert f"Line 1 of {copied / 'part-0.jsonl'} (and 2 other lines) must be of a" in told
-        assert str(settings) in told
+        message = capsys.readouterr().err
+        assert f"Line 1 of {copied / 'part-0.jsonl'} (and 2 other lines) must be of a" in message
+        assert str(settings) in message
     execute(RUNS(), copied)
     assert settings.read_text() == written
-    assert [len(own) for own in Folder(copied).results().values()] == [3]
+    assert [len(records) for records in Folder(copied).results().values()] == [3]
 
 
 @pytest.mark.parametrize("name", ["settings", "key", "example"])
@@ -128,9 +128,9 @@ def test_a_record_that_is_not_of_its_setting_is_named(name: str, copied: Path, w
 
 def test_records_of_dropped_settings_are_left_out_until_they_are_asked_for(copied: Path) -> None:
     folder = execute(RUNS(samplers=(FixedSchedule(2),)), copied, drop_others=True)
-    ((setting, own),) = folder.results().items()
-    assert (setting.sampler, len(own)) == (repr(FixedSchedule(2)), 3)
-    assert [len(own) for own in execute(RUNS(), copied).results().values()] == [3, 3]
+    ((setting, records),) = folder.results().items()
+    assert (setting.sampler, len(records)) == (repr(FixedSchedule(2)), 3)
+    assert [len(records) for records in execute(RUNS(), copied).results().values()] == [3, 3]
     written = json.loads((copied / "settings.json").read_text())
     assert written["dropped"] == []
     (copied / "settings.json").write_text(json.dumps(written | {"dropped": 1}))
@@ -157,9 +157,9 @@ def test_a_table_names_its_commits(copied: Path, capsys: pytest.CaptureFixture[s
     records = [json.loads(line) for line in lines]
     for record, commit in zip(records, ("a" * 40, "b" * 40 + "+", None), strict=True):
         record["git"] = commit
-    (copied / "part-0.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in records))
+    (copied / "part-0.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
     assert main(command) == 0
-    told = f"{row}aaaaaaaaaa, bbbbbbbbbb+, unknown"
-    assert told in capsys.readouterr().out
-    assert told in (copied / "report.md").read_text()
+    line_of_row = f"{row}aaaaaaaaaa, bbbbbbbbbb+, unknown"
+    assert line_of_row in capsys.readouterr().out
+    assert line_of_row in (copied / "report.md").read_text()
     assert '"commits":"aaaaaaaaaa, bbbbbbbbbb+, unknown"' in (copied / "report.html").read_text()

@@ -35,12 +35,12 @@ from samplers import FixedSchedule, Wino
 
 
 def timeless(value: Any) -> Any:
-    """Drops what differs from run to run: time and place."""
+    """Drops the fields that differ from run to run: time and place."""
     differing = ("timing", "machines", "dates")
     if isinstance(value, dict):
-        return {key: timeless(own) for key, own in value.items() if key not in differing}
+        return {key: timeless(part) for key, part in value.items() if key not in differing}
     if isinstance(value, list):
-        return [timeless(own) for own in value]
+        return [timeless(part) for part in value]
     return value
 
 
@@ -102,8 +102,8 @@ def test_a_run_cut_after_any_record_goes_on(whole: Path, tmp_path: Path, num_lin
 
 @pytest.mark.slow
 def test_several_processes_score_every_example_once(whole: Path, tmp_path: Path) -> None:
-    told = in_two_processes(str(ROOT / "tests" / "eval_runs.py"), str(tmp_path))
-    assert [code for code, _ in told] == [0, 0], told
+    exits = in_two_processes(str(ROOT / "tests" / "eval_runs.py"), str(tmp_path))
+    assert [code for code, _ in exits] == [0, 0], exits
     counts = [(tmp_path / f"part-{rank}.jsonl").read_bytes().count(b"\n") for rank in range(2)]
     assert sum(counts) == 20
     assert min(counts) > 0
@@ -133,7 +133,7 @@ def test_a_folder_takes_settings_added_and_corrected(tmp_path: Path) -> None:
     folder = execute(other, tmp_path)
     assert [s.decoding.temperature for s in folder.settings()] == [1.0, 0.5]
     assert [row["num_missing"] for row in measured(folder).summary["rows"]] == [0, 0]
-    # What has no records goes when it is asked for no longer.
+    # A setting without records is dropped when it is no longer asked for.
     folder.claim([*folder.settings(), replace(folder.settings()[0], sampler="Wrong()")])
     assert len(folder.settings()) == 3
     assert len(execute(other, tmp_path).settings()) == 2
@@ -227,13 +227,13 @@ def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
         return tiny_target()
 
     toy = Loaded(eval_runs.model(), eval_runs.TOKENIZER, "float64", load)
-    told = r"^Factor\(1.0\) is left out: Guided\(CausalTarget\('tiny'\)\) never asks it.$"
-    with pytest.warns(UserWarning, match=told):
+    message = r"^Factor\(1.0\) is left out: Guided\(CausalTarget\('tiny'\)\) never asks it.$"
+    with pytest.warns(UserWarning, match=message):
         runs = list(sweep.runs({"toy": toy}, sweep.selections(), trace=False))
     names = [(run.selection.address, *run.settings([]).parts, run.decoding.seed) for run in runs]
     assert len(names) == len(set(names)) == 2 * (2 * 2 + 2)
     assert sum("Guided" in str(name) for name in names) == 4
-    # Nor is the sampler named that is not asked.
+    # A sampler that is not asked is not named either.
     assert all(("Guided" in str(name)) != ("(steps" in str(name) or "Factor" in str(name))
                for name in names)  # fmt: skip
     assert set(loaded) == {"tiny"}
@@ -293,9 +293,9 @@ def constrained(tmp_path: Path, *words: str) -> Any:
     """Runs a tiny model with options of the command line; returns its folder."""
     model = eval_runs.write_model(tmp_path / "model")
     out = tmp_path / "out"
-    asked = ["run", "word_problems?limit=3", str(out), "--model", str(model), "--gen-length", "8",
+    command = ["run", "word_problems?limit=3", str(out), "--model", str(model), "--gen-length", "8",
              "--sampler", "FixedSchedule(4)", "--batch-size", "2"]  # fmt: skip
-    assert main([*asked, *words]) == 0
+    assert main([*command, *words]) == 0
     return Folder(out)
 
 
@@ -307,16 +307,16 @@ def test_answers_of_a_run_with_a_constraint_match_it_and_never_mix_with_others(
     folder = constrained(tmp_path, "--regex", PATTERN)
     free, bound = folder.results().items()
     assert (free[0].constraint, json.loads(bound[0].constraint)) == ("", {"regex": PATTERN})
-    assert not any(re.fullmatch(PATTERN, one["text"]) for one in free[1])
-    assert [bool(re.fullmatch(PATTERN, one["text"])) for one in bound[1]] == [True] * 3
+    assert not any(re.fullmatch(PATTERN, record["text"]) for record in free[1])
+    assert [bool(re.fullmatch(PATTERN, record["text"])) for record in bound[1]] == [True] * 3
     unforced, forced = (panels_of([(s, records[0])])[0]["forced"] for s, records in (free, bound))
-    told = bound[1][0]["trace"]["runners_up"]
-    wanted = [
+    runners_up = bound[1][0]["trace"]["runners_up"]
+    expected = [
         at
-        for at, (token, one) in enumerate(zip(bound[1][0]["tokens"], told, strict=True))
-        if one and one[1][0][0] != token
+        for at, (token, entry) in enumerate(zip(bound[1][0]["tokens"], runners_up, strict=True))
+        if entry and entry[1][0][0] != token
     ]
-    assert (unforced, forced) == ([], wanted)
+    assert (unforced, forced) == ([], expected)
     assert forced
     rows = measured(folder).summary["rows"]
     assert names_of(rows)[0].endswith("constraint=none")
@@ -338,9 +338,9 @@ def test_a_task_names_a_constraint_unless_the_run_names_another(tmp_path: Path) 
     pytest.importorskip("outlines_core")
     (run,) = eval_runs.runs(samplers=(FixedSchedule(8),))
     run = replace(run, selection=Selection("bounded", Bounded(), limit=2))
-    assert {one["text"] for one in execute([run], tmp_path / "a").records()} <= {"3", "4"}
+    assert {record["text"] for record in execute([run], tmp_path / "a").records()} <= {"3", "4"}
     other = replace(run, constraint='{"choice":["5"]}')
-    assert [one["text"] for one in execute([other], tmp_path / "b").records()] == ["5", "5"]
+    assert [record["text"] for record in execute([other], tmp_path / "b").records()] == ["5", "5"]
 
 
 def test_a_constraint_that_cannot_be_met_is_refused_before_the_first_forward(

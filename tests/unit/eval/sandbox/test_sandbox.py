@@ -1,4 +1,4 @@
-"""The sandbox: verdicts, forged verdicts, how a runner is found, what a program cannot reach."""
+"""The sandbox: verdicts, forged verdicts, the choice of a runner, and the limits of programs."""
 
 import os
 import shlex
@@ -65,7 +65,7 @@ def test_a_failure_has_a_reason(candidate: str, compiled: bool, loaded: bool, re
 
 @pytest.mark.parametrize("said", ["passed", "0 passed", "\n\0 " * 99])
 def test_a_made_up_report_does_not_count(said: str) -> None:
-    """Every open file is written to, so also the one that the verdict goes to."""
+    """The forger writes to every open file, and one of them is read for the verdict."""
     forger = (
         "import os\nprint(said)\n"
         "for number in range(64):\n    try:\n        os.write(number, (said + '\\n').encode())\n"
@@ -245,10 +245,10 @@ def test_the_first_runner_that_works_is_taken(
     path: Path, scripts: dict[str, str], runner: str, chosen: str
 ) -> None:
     pretend(path, **scripts)
-    found = Sandbox(runner)
-    found.require_ready("humaneval")
-    assert sandbox._working_command(found)[0] == chosen
-    assert found.run(SUM, TESTS).passed
+    box = Sandbox(runner)
+    box.require_ready("humaneval")
+    assert sandbox._working_command(box)[0] == chosen
+    assert box.run(SUM, TESTS).passed
 
 
 def test_without_a_runner_both_remedies_are_named(path: Path) -> None:
@@ -323,8 +323,8 @@ def test_ordinary_programs_are_not_in_the_way(isolated: Sandbox) -> None:
 
 
 def test_bubblewrap_lends_the_packages_of_this_interpreter() -> None:
-    found = working(Sandbox("bwrap"))
-    assert found.run(f"import numpy\nassert numpy.ones(3).sum() == 3\n{SUM}", TESTS).passed
+    box = working(Sandbox("bwrap"))
+    assert box.run(f"import numpy\nassert numpy.ones(3).sum() == 3\n{SUM}", TESTS).passed
 
 
 @pytest.mark.parametrize(
@@ -372,10 +372,10 @@ def descendants(pid: int) -> set[int]:
             continue
         if state != "Z":
             parents[int(stat.parent.name)] = int(parent)
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
+    pids = {pid}
+    while more := {child for child, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return pids - {pid}
 
 
 def require_gone(pids: set[int]) -> None:

@@ -64,17 +64,17 @@ def test_a_certificate_comes_early_and_a_lack_of_prompts_is_told() -> None:
 
 
 def test_the_sequence_ends_at_the_first_setting_without_a_certificate() -> None:
-    asked: list[str] = []
+    decoded: list[str] = []
 
     def setting(name: str, pairs: Pairs) -> Iterator[Pairs]:
-        asked.append(name)
+        decoded.append(name)
         yield from batches(pairs)
 
     good, bad = [(1.0, 1.0)] * 300, [(1.0, 0.0)] * 30 + [(1.0, 1.0)] * 270
     settings = [setting("a", good), setting("b", bad), setting("c", good)]
     verdicts = certify(settings, Guarantee(0.05, 0.9))
     assert [verdict.certified for verdict in verdicts] == [True, False]
-    assert asked == ["a", "b"]
+    assert decoded == ["a", "b"]
     assert (verdicts[1].num_lost, verdicts[1].drop) == (30, pytest.approx(0.1))
 
 
@@ -100,7 +100,7 @@ def test_at_the_boundary_at_most_delta_of_2000_calibrations_certify_falsely(
     """The true drop is the limit itself: every certificate is false."""
     draws = np.random.default_rng(7).random((2000, num_prompts))
     drops = np.where(draws < regressions, 1, np.where(draws < regressions + gains, -1, 0))
-    # Stopped at the best moment: whenever the wealth is ever high enough.
+    # Each calibration stops at its best moment, where its wealth is highest.
     best = bounds.wealth(drops, max_drop).max(1)
     for test in ("both", "binomial", "betting"):
         level = Guarantee(max_drop, 0.9, test).level

@@ -56,7 +56,7 @@ def test_a_verifier_runs_the_forwards_and_the_answers_are_its_own() -> None:
     for cache in (NoCache(), PrefixCache()):
         run = replace(plain, cache=cache)
         alone, verified = error_of(run), error_of(replace(run, verifier=SelfVerify(3)))
-        # SelfVerify keeps the tokens, and so the decisions on the same canvases.
+        # SelfVerify changes no token, so decisions are compared on the same canvases.
         assert verified.changed == pytest.approx(alone.changed)
         assert verified.divergence == pytest.approx(alone.divergence, abs=1e-9)
         assert verified.nfe < alone.nfe
@@ -76,17 +76,17 @@ def test_a_verifier_that_decides_itself_is_refused(
 
 def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
-    written = tmp_path / "errors.json"
+    file = tmp_path / "errors.json"
     status = main(
         ["cache-error", "word_problems?limit=2", "--model", str(write_model(tmp_path / "tiny")),
          "--gen-length", "8", "--block-length", "8", "--cache", "NoCache()", "--cache",
          "PrefixCache()", "--threads", "1",
-         "--json", str(written)]
+         "--json", str(file)]
     )  # fmt: skip
     torch.set_num_threads(threads)
     assert status == 0
     assert "| `NoCache()` | 0.0000 (0.0000) | 0.000 (0.000) | 0.000" in capsys.readouterr().out
-    content = json.loads(written.read_text())
+    content = json.loads(file.read_text())
     assert content["settings"]["num_prompts"] == 2
     assert len(content["errors"]) == 2
 
@@ -96,9 +96,9 @@ def test_a_task_says_how_many_prompts_and_its_unknown_words_are_named(
 ) -> None:
     rows = [{"prompt": f"zorblax has {number} apples .", "answer": "3"} for number in range(2)]
     task = f"jsonl:{write_lines(tmp_path / 'own.jsonl', *rows)}?gen_length=8"
-    written = tmp_path / "errors.json"
+    file = tmp_path / "errors.json"
     command = ["cache-error", task, "--model", str(write_model(tmp_path / "tiny")),
-               "--cache", "NoCache()", "--json", str(written)]  # fmt: skip
+               "--cache", "NoCache()", "--json", str(file)]  # fmt: skip
     assert main(command) == 0
     assert "not known to the tokenizer: zorblax." in capsys.readouterr().err
-    assert json.loads(written.read_text())["settings"]["num_prompts"] == 2
+    assert json.loads(file.read_text())["settings"]["num_prompts"] == 2

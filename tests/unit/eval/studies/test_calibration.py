@@ -71,15 +71,15 @@ def test_stored_records_are_used_and_told(out: Path, capsys: pytest.CaptureFixtu
 
 def test_prompts_that_overlap_with_those_of_a_calibration_are_told(tmp_path: Path) -> None:
     """A set with one prompt more had no warning."""
-    said = []
+    warnings = []
     for limit in (2, 3):
         main([
             "calibrate", f"word_problems?split=val&limit={limit}", str(tmp_path), "--sampler",
             f"FixedSchedule({limit})", "--reference", "FixedSchedule(8)", "--gen-length", "8",
         ])  # fmt: skip
-        said.append("".join(read_card(tmp_path / "card.json").warnings))
-    assert said[0] == ""
-    assert "chosen after looking" in said[1]
+        warnings.append("".join(read_card(tmp_path / "card.json").warnings))
+    assert warnings[0] == ""
+    assert "chosen after looking" in warnings[1]
 
 
 def test_prompts_of_the_training_and_settings_that_were_decoded_before_are_told(
@@ -197,14 +197,14 @@ def test_results_are_compared_in_python(tmp_path: Path) -> None:
     better = replace(second, records=tuple(
         {**r, "scores": {**r["scores"], r["primary"]: right[r["example"]]}} for r in second.records
     ))  # fmt: skip
-    found = evaluation.compare(first, better)
-    assert (found.num_shared, found.first, found.second, found.difference) == (10, 0.0, 0.3, 0.3)
-    assert (found.gained, found.lost, found.p_value) == (3, 0, 0.25)
-    assert found.low < 0.3 < found.high
-    same = evaluation.compare(first, first)
-    assert (same.difference, same.p_value) == (0.0, 1.0)
+    pair = evaluation.compare(first, better)
+    assert (pair.num_shared, pair.first, pair.second, pair.difference) == (10, 0.0, 0.3, 0.3)
+    assert (pair.gained, pair.lost, pair.p_value) == (3, 0, 0.25)
+    assert pair.low < 0.3 < pair.high
+    with_itself = evaluation.compare(first, first)
+    assert (with_itself.difference, with_itself.p_value) == (0.0, 1.0)
     # Tango's interval of no discordant pair: z^2 / (n + z^2).
-    assert same.high == pytest.approx(3.8415 / 13.8415, abs=1e-3) == -same.low
+    assert with_itself.high == pytest.approx(3.8415 / 13.8415, abs=1e-3) == -with_itself.low
     # A file that was edited keeps its ids.
     edited = [{**r, "prompt": "other"} for r in second.records]
     partly = replace(second, records=(*second.records[:4], *edited[4:]))

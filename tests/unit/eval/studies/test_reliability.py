@@ -20,7 +20,7 @@ def record(confidences: list[float | None], revisions: list[Any]) -> Any:
 
 
 def proposed(**told: list[float]) -> Any:
-    """A record with some proposals, by bin: `b18=[2, 1, 1.8]`."""
+    """Makes a record with some proposals, by bin: `b18=[2, 1, 1.8]`."""
     bins: list[tuple[float, ...]] = [(0, 0, 0.0)] * NUM_BINS
     for name, numbers in told.items():
         bins[int(name[1:])] = tuple(numbers)
@@ -29,22 +29,22 @@ def proposed(**told: list[float]) -> Any:
 
 def test_proposals_of_all_records_share_the_bins() -> None:
     """A threshold commits the proposals of its bin and of the bins above."""
-    found = reliability_of_proposals([
+    diagram = reliability_of_proposals([
         proposed(b18=[2, 1, 1.82], b2=[1, 0, 0.12]), proposed(b18=[2, 2, 1.88], b19=[5, 5, 5.0]),
         record([0.5], []),
     ])  # fmt: skip
-    assert [(one.low, one.num_commits, one.agreement, *one[-2:]) for one in found.bins] == [
+    assert [(part.low, part.num_commits, part.agreement, *part[-2:]) for part in diagram.bins] == [
         (0.1, 1, 0.0, 1.0, 0.8), (0.9, 4, 0.75, 0.9, 8 / 9), (0.95, 5, 1.0, 0.5, 1.0),
     ]  # fmt: skip
-    assert found.bins[1].confidence == pytest.approx(0.925)
+    assert diagram.bins[1].confidence == pytest.approx(0.925)
     # |0.12 - 0| + |3.7 - 3| + |5 - 5|, over ten.
-    assert found.calibration_error == pytest.approx(0.082)
+    assert diagram.calibration_error == pytest.approx(0.082)
 
 
 def test_damaged_proposals_are_named() -> None:
-    told = {"proposals": [(1, 1, 0.9)]}
+    trace = {"proposals": [(1, 1, 0.9)]}
     with pytest.raises(ValueError, match="must be 20 bins of 3 numbers, got others for a"):
-        reliability_of_proposals([record([], []) | {"example": "a", "trace": told}])
+        reliability_of_proposals([record([], []) | {"example": "a", "trace": trace}])
     with pytest.raises(ValueError, match="records with proposals, got none"):
         reliability_of_proposals([record([0.95], [])])
 
@@ -68,13 +68,13 @@ def test_proposals_are_those_of_every_state_up_to_the_end_of_the_answer(sampler:
     )  # fmt: skip
     lengths = out.lengths()
     assert int(lengths.min()) < 16, "no answer ended early"
-    found = torch.tensor(proposals.of(out.tokens, lengths))
-    wanted = torch.zeros(2, NUM_BINS, 3)
+    counts = torch.tensor(proposals.of(out.tokens, lengths))
+    expected = torch.zeros(2, NUM_BINS, 3)
     for request, position, token, confidence in seen:
         if position < lengths[request]:
-            own = wanted[request, min(int(confidence * NUM_BINS), NUM_BINS - 1)]
+            sums = expected[request, min(int(confidence * NUM_BINS), NUM_BINS - 1)]
             agrees = token == int(out.tokens[request, position])
-            own += torch.tensor([1.0, float(agrees), confidence])
-    assert found == pytest.approx(wanted, abs=1e-3)
-    num_proposals, num_agreeing = found[..., 0].sum(), found[..., 1].sum()
+            sums += torch.tensor([1.0, float(agrees), confidence])
+    assert counts == pytest.approx(expected, abs=1e-3)
+    num_proposals, num_agreeing = counts[..., 0].sum(), counts[..., 1].sum()
     assert num_proposals > num_agreeing > 0

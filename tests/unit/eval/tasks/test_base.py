@@ -140,12 +140,12 @@ def test_a_split_without_a_possible_question_is_refused_instead_of_sought_for_ev
 def test_every_example_that_can_be_drawn_is_in_one_split() -> None:
     """A task of few questions: each split returns all of its own, `test` about 1 in 20."""
     task = Doubling(199)
-    found = {split: task.examples(split, 500) for split in task.splits}
-    assert sorted(int(e.target) // 2 for some in found.values() for e in some) == list(range(200))
-    assert 3 < len(found["test"]) < 20
-    assert 3 < len(found["val"]) < 20
+    splits = {split: task.examples(split, 500) for split in task.splits}
+    assert sorted(int(e.target) // 2 for part in splits.values() for e in part) == list(range(200))
+    assert 3 < len(splits["test"]) < 20
+    assert 3 < len(splits["val"]) < 20
     by_tens = ByTens(399)
-    tens = [{int(e.target) // 20 for e in by_tens.examples(one, 399)} for one in by_tens.splits]
+    tens = [{int(e.target) // 20 for e in by_tens.examples(split, 399)} for split in by_tens.splits]
     assert all(tens)
     assert sum(map(len, tens)) == 40
 
@@ -174,5 +174,5 @@ def test_an_example_is_named_by_its_prompt_unless_it_has_a_name() -> None:
 
 
 def test_a_digest_tells_targets_and_numbers_of_examples_apart() -> None:
-    one, other = Example("why ?", "so"), Example("why ?", "because")
-    assert len({digest_of(examples) for examples in ([one], [other], [one, other])}) == 3
+    first, second = Example("why ?", "so"), Example("why ?", "because")
+    assert len({digest_of(examples) for examples in ([first], [second], [first, second])}) == 3

@@ -87,8 +87,8 @@ def test_training_asks_for_the_permission_that_it_can_be_given(
 
 
 def test_splits_of_mbpp_go_by_number(mbpp: str) -> None:
-    found = {split: [e.id for e in Mbpp(mbpp).examples(split)] for split in Mbpp.splits}
-    numbers = {split: [int(i[5:].split("-")[0]) for i in ids] for split, ids in found.items()}
+    by_split = {split: [e.id for e in Mbpp(mbpp).examples(split)] for split in Mbpp.splits}
+    numbers = {split: [int(i[5:].split("-")[0]) for i in ids] for split, ids in by_split.items()}
     assert numbers == {
         "test": [11, 12, 510], "val": [511, 600], "train": [601, 974], "prompt": [1, 2, 3, 4, 10],
     }  # fmt: skip
@@ -98,15 +98,15 @@ def test_plain_prompts_are_continued_by_the_answer(humaneval: str, mbpp: str) ->
     assert HumanEval(humaneval).examples()[0].prompt == HALVES["prompt"]
     prompt = Mbpp(mbpp).examples()[0].prompt
     assert isinstance(prompt, str)
-    *shown, asked, rest = prompt.split("[BEGIN]\n")
+    *shown, last, rest = prompt.split("[BEGIN]\n")
     assert rest == ""
-    assert asked.endswith("add 11. These tests must pass:\n\nassert add(0) == 11\n"
-                          "assert add(1) == 12\n")  # fmt: skip
-    numbers = [text.partition("to add ")[2].partition(".")[0] for text in (*shown, asked)]
+    assert last.endswith("add 11. These tests must pass:\n\nassert add(0) == 11\n"
+                         "assert add(1) == 12\n")  # fmt: skip
+    numbers = [text.partition("to add ")[2].partition(".")[0] for text in (*shown, last)]
     assert numbers == ["2", "3", "4", "11"]
     assert "def add(x):\n    return x + 2\n[DONE]\n\n" in prompt
     assert "\r" not in prompt
-    assert Mbpp(mbpp, num_fewshot=0).examples()[0].prompt == asked.rpartition("[DONE]\n\n")[2] + (
+    assert Mbpp(mbpp, num_fewshot=0).examples()[0].prompt == last.rpartition("[DONE]\n\n")[2] + (
         "[BEGIN]\n"
     )
 
@@ -123,9 +123,9 @@ def test_instructions_are_turns_that_end_with_the_users(humaneval: str, mbpp: st
 
 def test_a_problem_is_never_its_own_demonstration(mbpp: str) -> None:
     for example in Mbpp(mbpp, num_fewshot=4).examples("prompt"):
-        own = int(example.id[5:].split("-")[0])
+        number = int(example.id[5:].split("-")[0])
         assert str(example.prompt).count("[BEGIN]") == 5
-        assert str(example.prompt).count(f"Write a function to add {own}.") == 1
+        assert str(example.prompt).count(f"Write a function to add {number}.") == 1
     with pytest.raises(ValueError, match=r"num_fewshot must be at most .* 1 to 10, 5, got 6"):
         Mbpp(mbpp, num_fewshot=6).examples()
 
@@ -159,14 +159,14 @@ def test_a_plain_answer_ends_where_something_new_begins(humaneval: str, mbpp: st
 def test_an_answer_in_a_fence_is_found_among_words(humaneval: str, mbpp: str) -> None:
     task = HumanEval(humaneval, "instruct", sandbox=QUICK)
     example = task.examples()[0]
-    whole = "def halves(n):\n    return n.bit_length()\n"
+    program = "def halves(n):\n    return n.bit_length()\n"
     uses_helper = "def halves(n):\n    return 0 if n == 0 else 1 + halves(half(n))\n"
     body = "    return n.bit_length()\n"
     for answer in (
-        f"First\n```bash\nls\n```\nthen\n```\nhalves(8)\n```\nand\n```py\n{whole}```",
+        f"First\n```bash\nls\n```\nthen\n```\nhalves(8)\n```\nand\n```py\n{program}```",
         f"``` Python \n{uses_helper}",
         f"```\n{body}```",
-        whole,
+        program,
     ):
         assert task.score(example, answer) == RIGHT, answer
     assert python_blocks("```\na\n```\n```js\nb\n```\n") == ["a\n"]
@@ -179,7 +179,7 @@ def test_an_answer_in_a_fence_is_found_among_words(humaneval: str, mbpp: str) ->
     task = HumanEval(humaneval, "fast_dllm", sandbox=QUICK)
     example = task.examples()[0]
     assert task.score(example, example.target) == RIGHT
-    assert task.score(example, f"Sure:\n```python\n{whole}```") == RIGHT
+    assert task.score(example, f"Sure:\n```python\n{program}```") == RIGHT
 
 
 @pytest.mark.parametrize(
@@ -256,13 +256,15 @@ def test_the_command_line_decodes_and_scores_only_if_told_to(
         assert evaluate(command) == 2
         assert "mbpp is scored by running programs" in capsys.readouterr().err
         assert evaluate([*command, "--allow-code", "--code-runner", "no-such-one"]) == 2
-        said = capsys.readouterr().err
-    assert "no-such-one: not installed" in said
-    assert "install bubblewrap" in said
+        message = capsys.readouterr().err
+    assert "no-such-one: not installed" in message
+    assert "install bubblewrap" in message
     assert not Path(out).exists()
     assert evaluate([*command, "--allow-code", "--code-runner", PYTHON]) == 0
     records = Folder(out).records()
-    assert [(one["error"], one["scores"]["passed"]) for one in records] == [(None, 0.0)] * 2
+    assert [(record["error"], record["scores"]["passed"]) for record in records] == [
+        (None, 0.0)
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -270,6 +272,6 @@ def test_the_command_line_decodes_and_scores_only_if_told_to(
     [("fast_dllm", ("chat", 3, 256, 32)), ("llada_base", ("plain", 3, 1024, 1024))],
 )
 def test_a_name_is_its_setting(mbpp: str, name: str, published: tuple[str, int, int, int]) -> None:
-    own = Mbpp(mbpp, name)
-    assert (own.prompts, own.num_fewshot, own.gen_length, own.block_length) == published
-    assert str(own.examples()[0].prompt).count("These tests must pass") == own.num_fewshot + 1
+    task = Mbpp(mbpp, name)
+    assert (task.prompts, task.num_fewshot, task.gen_length, task.block_length) == published
+    assert str(task.examples()[0].prompt).count("These tests must pass") == task.num_fewshot + 1

@@ -119,7 +119,7 @@ def test_numbers_are_extracted(text: str, strict: str | None, flexible: str | No
     [
         ("lm_eval", "It is 202.\n#### 202\n\nQuestion: and 5?\nAnswer: 5\n#### 5", 1.0, 1.0),
         ("dream", "The answer is 202.\nQ: and 5?\nA: The answer is 10.", 1.0, 1.0),
-        # At the end of the text the number counts whole.
+        # A number at the end of the text counts in full.
         ("dream", "The answer is 202", 1.0, 1.0),
         ("dream", "#### 202", 0.0, 1.0),
         ("dream", "The answer is 20.", 0.0, 0.0),
@@ -129,8 +129,8 @@ def test_answers_are_scored_up_to_the_next_question(
     folder: Path, protocol: str, text: str, strict: float, flexible: float
 ) -> None:
     task = Gsm8k(str(folder), num_fewshot=0, protocol=protocol)
-    found = task.score(task.examples()[0], text)
-    assert found == {"answer": strict, "answer_flexible": flexible}
+    scores = task.score(task.examples()[0], text)
+    assert scores == {"answer": strict, "answer_flexible": flexible}
 
 
 def test_lengths_asked_for_come_before_those_of_the_protocol(folder: Path) -> None:
@@ -152,5 +152,5 @@ def test_a_sweep_leaves_the_block_length_to_each_task(folder: Path) -> None:
     sweep = Sweep(("toy",), tasks, ("FixedSchedule()",))
     loaded = {"toy": Loaded(eval_runs.model(), eval_runs.TOKENIZER, "float32")}
     runs = list(sweep.runs(loaded, sweep.selections(), trace=False))
-    found = [run.settings(run.selection.examples()).decoding.block_length for run in runs]
-    assert found == [8, 32]
+    lengths = [run.settings(run.selection.examples()).decoding.block_length for run in runs]
+    assert lengths == [8, 32]

@@ -47,8 +47,8 @@ def test_accounts_come_in_any_order_and_steps_of_one_account_do_not() -> None:
     ben = "with ben added : 0 + 30 = 30 , so the total is now 30 ."
     anna = "with anna added : 30 + 44 = 74 , so the total is now 74 ."
     assert scores(third, ben, first, second, anna, last)["answer"] == 1.0
-    found = scores(second, first, total, third, together, last)
-    assert found == {"answer": 0.0, "result": 1.0, "steps": 0.0}
+    swapped = scores(second, first, total, third, together, last)
+    assert swapped == {"answer": 0.0, "result": 1.0, "steps": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_accounts_come_in_any_order_and_steps_of_one_account_do_not() -> None:
     ],
 )  # fmt: skip
 def test_a_mistake_counts_where_it_stands(line: int, old: str, new: str) -> None:
-    found = changed(line, old, new)
-    assert (found["answer"], found["steps"]) == (0.0, line / 5)
+    result = changed(line, old, new)
+    assert (result["answer"], result["steps"]) == (0.0, line / 5)
 
 
 def test_a_step_that_is_missing_or_there_twice_is_a_mistake() -> None:

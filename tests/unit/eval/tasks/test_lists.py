@@ -26,16 +26,16 @@ def drawn(task: ListTask, split: str = "train", count: int = 60):
 @pytest.mark.parametrize("keyword", KEYWORDS)
 def test_answers_are_distinct(keyword: str) -> None:
     for example in drawn(ListTask(keyword), count=30):
-        asked = example.meta["request"]
-        if len(asked.items) <= 6:
-            answers = valid_outputs(asked)
+        question = example.meta["request"]
+        if len(question.items) <= 6:
+            answers = valid_outputs(question)
             assert len(answers) == len(set(answers)) > 0
 
 
 def test_a_huge_enumeration_is_refused() -> None:
-    asked = ListQuestion("shuffle", ITEMS[:9])
+    question = ListQuestion("shuffle", ITEMS[:9])
     with pytest.raises(ValueError, match=r"at most 50000 answers, got 362880"):
-        valid_outputs(asked)
+        valid_outputs(question)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_references_are_uniform_over_the_answers() -> None:
     task = ListTask("shuffle", n=4)
     counts: dict[tuple[int, ...], int] = {}
     for example in drawn(task, count=4800):
-        given = example.meta["request"].items
-        order = tuple(given.index(item) for item in example.target.split()[1:-1])
+        items = example.meta["request"].items
+        order = tuple(items.index(item) for item in example.target.split()[1:-1])
         counts[order] = counts.get(order, 0) + 1
     assert len(counts) == 24
     assert all(abs(count - 200) < 60 for count in counts.values())

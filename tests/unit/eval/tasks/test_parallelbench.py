@@ -48,15 +48,15 @@ TASKS: Mapping[str, tuple[str, str, list[dict[str, Any]]]] = {
 
 
 def write_files(folder: Path) -> Path:
-    """Writes tasks as both versions write them beside a `task_config.yaml`."""
+    """Writes tasks as both versions write them, with a `task_config.yaml`."""
     for name, (prompt, metric, rows) in TASKS.items():
         file = folder / f"{name}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         write_lines(file, *rows)
         config = file.parent / "task_config.yaml"
-        known = yaml.safe_load(config.read_text()) if config.exists() else {}
-        known[name] = {"prompt": prompt, "metric": metric, "num_samples": len(rows)}
-        config.write_text(yaml.dump(known))
+        tasks = yaml.safe_load(config.read_text()) if config.exists() else {}
+        tasks[name] = {"prompt": prompt, "metric": metric, "num_samples": len(rows)}
+        config.write_text(yaml.dump(tasks))
     return folder
 
 
@@ -70,13 +70,13 @@ def write_hub(folder: Path, kind: str) -> None:
             label = answer if isinstance(answer, str) else json.dumps(answer)
             packed.append({"input": json.dumps(row["input"]), "answer": label,
                            "output_format": None, "prompt": prompt, "metric": metric})  # fmt: skip
-        own = folder / name.replace("/", "-", 1)
-        own.mkdir(parents=True)
+        task_folder = folder / name.replace("/", "-", 1)
+        task_folder.mkdir(parents=True)
         table = datasets.Dataset.from_list(packed)
         if kind == "parquet":
-            table.to_parquet(own / "test-00000-of-00001.parquet")
+            table.to_parquet(task_folder / "test-00000-of-00001.parquet")
         else:
-            datasets.DatasetDict({"test": table}).save_to_disk(own)
+            datasets.DatasetDict({"test": table}).save_to_disk(task_folder)
 
 
 @pytest.fixture(params=["v1", "v2 generated", "v2 parquet", "v2 saved"])
@@ -136,10 +136,10 @@ def test_prebuilt_words_of_a_v2_checkout_are_found(tmp_path: Path) -> None:
 def test_answers_to_v2_end_at_a_blank_line_and_those_to_v1_do_not(tmp_path: Path) -> None:
     write_files(tmp_path / "old/dataset/parallel_bench/data/output/test")
     write_files(tmp_path / "new/test")
-    said = f"{json.dumps(QUEUE[::-1])}\n\nOr else [no]."
-    for version, wanted in (("old", 0.0), ("new", 1.0)):
+    answer = f"{json.dumps(QUEUE[::-1])}\n\nOr else [no]."
+    for version, score in (("old", 0.0), ("new", 1.0)):
         task = ParallelBench(str(tmp_path / version), "waiting_line/reverse")
-        assert task.score(task.examples()[0], said)["answer"] == wanted
+        assert task.score(task.examples()[0], answer)["answer"] == score
 
 
 def test_a_wrong_folder_task_or_score_is_named(tmp_path: Path) -> None:
@@ -263,8 +263,8 @@ def test_repeated_names_and_several_changes_are_scored_as_upstream(
     metric: str, label: dict[str, Any], items: list[str], wanted: float
 ) -> None:
     """Any place was tried, so that answers scored 1 where upstream's functions say 0."""
-    found = SCORERS[f"list_random_{metric}_score"].score(json.dumps(items), {}, label)
-    assert found == {"answer": wanted, "answer_strict": wanted}
+    scores = SCORERS[f"list_random_{metric}_score"].score(json.dumps(items), {}, label)
+    assert scores == {"answer": wanted, "answer_strict": wanted}
 
 
 SQUARE = "A,B,C\nB,C,A\nC,A,B"
@@ -283,8 +283,8 @@ SQUARE = "A,B,C\nB,C,A\nC,A,B"
     ],
 )
 def test_latin_squares_are_scored_as_upstream(text: str, answer: float, strict: float) -> None:
-    found = SCORERS["latin_square_score"].score(text, {}, {"symbols": ["C", "A", "B"]})
-    assert found == {"answer": answer, "answer_strict": strict}
+    scores = SCORERS["latin_square_score"].score(text, {}, {"symbols": ["C", "A", "B"]})
+    assert scores == {"answer": answer, "answer_strict": strict}
 
 
 def test_a_latin_square_begins_with_the_first_row_of_the_label() -> None:
@@ -364,16 +364,16 @@ def test_a_run_keeps_the_given_part_of_infilled_answers(tmp_path: Path) -> None:
     masked = {**INSERTED, "output_format": "emma [MASK] apples [MASK]"}
     write_lines(tmp_path / "test/waiting_line/insert_random.jsonl", masked, INSERTED | masked)
     address = f"parallelbench:{tmp_path}#waiting_line/insert_random?form=infill"
-    one, *_ = eval_runs.runs(task=address)
-    records = execute([one], tmp_path / "results").records()
+    run, *_ = eval_runs.runs(task=address)
+    records = execute([run], tmp_path / "results").records()
     emma, apples = TOKENIZER.encode("emma apples", add_special_tokens=False)
     assert len(records) == 2
     for record in records:
         assert (record["error"], len(record["tokens"])) == (None, 8)
         tokens = record["tokens"]
-        assert (tokens[0], tokens[2], tokens[4:]) == (emma, apples, [one.model.eos_ids[0]] * 4)
-        assert one.model.mask_id not in tokens
+        assert (tokens[0], tokens[2], tokens[4:]) == (emma, apples, [run.model.eos_ids[0]] * 4)
+        assert run.model.mask_id not in tokens
         assert record["nfe"] == 2
-    short = replace(one, decoding=replace(one.decoding, gen_length=3, block_length=3))
+    short = replace(run, decoding=replace(run.decoding, gen_length=3, block_length=3))
     with pytest.raises(ValueError, match="gen_length must be at least 4, the length of the temp"):
         execute([short], tmp_path / "short")

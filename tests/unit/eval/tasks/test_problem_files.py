@@ -42,14 +42,14 @@ def test_a_file_a_folder_an_archive_and_a_list_give_the_same(name: str, tmp_path
     make, file, row = TASKS[name]
     # JSON text may hold U+2028 unescaped; it must not split a row in two.
     path = Path(write_lines(tmp_path / file, row(11) | {"more": "one\u2028two"}, "", row(12)))
-    wanted = make(str(path)).examples()
-    assert len(wanted) == 2
-    assert make(str(tmp_path)).examples() == wanted
+    expected = make(str(path)).examples()
+    assert len(expected) == 2
+    assert make(str(tmp_path)).examples() == expected
     packed = path.with_suffix(".jsonl.gz")
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    assert make(str(packed)).examples() == wanted
+    assert make(str(packed)).examples() == expected
     packed.with_suffix(".json").write_text(json.dumps([row(11), row(12)], indent=1))
-    assert make(str(packed.with_suffix(".json"))).examples() == wanted
+    assert make(str(packed.with_suffix(".json"))).examples() == expected
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -102,10 +102,10 @@ def test_the_hub_is_asked_for_the_split_and_its_rows_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     datasets = pytest.importorskip("datasets")
-    asked: list[tuple[str, str | None, str]] = []
+    calls: list[tuple[str, str | None, str]] = []
 
     def load(name: str, config: str | None, split: str) -> list[dict[str, Any]]:
-        asked.append((name, config, split))
+        calls.append((name, config, split))
         if name.startswith("openai"):
             return [function(1)]
         return [chore(n) for n in ((2, 3, 4) if split == "prompt" else (511,))]
@@ -114,7 +114,7 @@ def test_the_hub_is_asked_for_the_split_and_its_rows_are_read(
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     assert HumanEval().examples()[0].prompt == "def f():\n"
     assert len(Mbpp().examples("val")) == 1
-    assert asked == [
+    assert calls == [
         ("openai/openai_humaneval", None, "test"),
         ("google-research-datasets/mbpp", "full", "validation"),
         ("google-research-datasets/mbpp", "full", "prompt"),

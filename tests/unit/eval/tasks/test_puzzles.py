@@ -39,25 +39,27 @@ def test_references_score_one_and_corrupted_references_zero(task: LatinSquare | 
 def test_every_latin_square_is_accepted_and_drawn() -> None:
     task = LatinSquare(3)
     rng = random.Random(0)
-    found = set()
+    squares = set()
     for _ in range(150):
         example = task.draw(rng)
         assert task.score(example, example.target)["answer"] == 1.0
         symbols = example.meta["symbols"]
-        found.add(tuple(symbols.index(word) for word in example.target.split() if word != "|"))
-    assert len(found) == 12
+        squares.add(tuple(symbols.index(word) for word in example.target.split() if word != "|"))
+    assert len(squares) == 12
 
 
 @pytest.mark.parametrize("task", [Sudoku4(), Sudoku4(9, 12)], ids=repr)
 def test_puzzles_have_exactly_one_solution(task: Sudoku4) -> None:
     for example in task.examples("test", 40):
         rows = [row.split() for row in example.prompt.split(" : ")[1].split(" | ")]
-        given = {(i, j): rows[i][j] for i, j in product(range(4), repeat=2) if rows[i][j] != "_"}
+        clues = {(i, j): rows[i][j] for i, j in product(range(4), repeat=2) if rows[i][j] != "_"}
         fitting = [
-            g for g in sudoku_grids() if all(str(g[i][j]) == v for (i, j), v in given.items())
+            grid
+            for grid in sudoku_grids()
+            if all(str(grid[i][j]) == v for (i, j), v in clues.items())
         ]
         assert fitting == [example.meta["solution"]]
-        assert task.min_blanks <= 16 - len(given) <= task.max_blanks
+        assert task.min_blanks <= 16 - len(clues) <= task.max_blanks
 
 
 def test_wrong_cells_lower_the_share_of_cells() -> None:

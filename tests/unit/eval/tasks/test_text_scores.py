@@ -47,18 +47,18 @@ def test_bleu_and_rouge_have_their_closed_forms() -> None:
     pytest.importorskip("sacrebleu")
     pytest.importorskip("rouge_score")
     # Seven words and a mark, the seventh differs: precisions 7/8, 5/7, 4/6, 3/5, a quarter in all.
-    one, other = "Who of us can row this boat ?", "Who of us can row this tub ?"
+    first, second = "Who of us can row this boat ?", "Who of us can row this tub ?"
     precisions = 7 / 8 * 5 / 7 * 4 / 6 * 3 / 5
-    assert bleu(one, other) == pytest.approx(precisions**0.25)
-    assert bleu(other, other) == 1.0
+    assert bleu(first, second) == pytest.approx(precisions**0.25)
+    assert bleu(second, second) == 1.0
     # Words in common, but no four in a row: nothing is smoothed.
-    assert bleu("Who of us can dive ?", other) > 0
-    assert bleu("Who of us dive ?", other) == 0.0
+    assert bleu("Who of us can dive ?", second) > 0
+    assert bleu("Who of us dive ?", second) == 0.0
     # Two of three words in common, of four: precision 2/3, recall 1/2; stems are compared.
-    found = rouge("the boats sank", "a boat sank slowly")
-    assert found["rouge1"] == pytest.approx(4 / 7)
-    assert found["rouge2"] == pytest.approx(2 / 5)
-    assert found["rougeL"] == pytest.approx(4 / 7)
+    shares = rouge("the boats sank", "a boat sank slowly")
+    assert shares["rouge1"] == pytest.approx(4 / 7)
+    assert shares["rouge2"] == pytest.approx(2 / 5)
+    assert shares["rougeL"] == pytest.approx(4 / 7)
 
 
 def test_without_their_packages_scores_are_undefined(nothing_installed: None) -> None:

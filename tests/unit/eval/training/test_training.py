@@ -35,34 +35,34 @@ def jsonl(folder: Path, count: int = 10, name: str = "own.jsonl") -> str:
 
 
 def test_every_fifth_prompt_is_held_out(tmp_path: Path) -> None:
-    asked, judged = read_questions(jsonl(tmp_path), "", prompts="plain")
-    assert [one.target for one in asked.examples] == list("01235678")
-    assert [one.target for one in judged.examples] == ["4", "9"]
-    assert asked.prompts == judged.prompts == "plain"
+    training, judged = read_questions(jsonl(tmp_path), "", prompts="plain")
+    assert [example.target for example in training.examples] == list("01235678")
+    assert [example.target for example in judged.examples] == ["4", "9"]
+    assert training.prompts == judged.prompts == "plain"
 
 
 def test_the_training_split_is_taken_unless_another_is_named() -> None:
-    asked, judged = read_questions("word_problems?limit=10", "word_problems?split=val&limit=5")
-    assert asked.selection.address == "word_problems?limit=10&split=train"
-    assert (len(asked.examples), len(judged.examples)) == (10, 5)
-    asked, _ = read_questions("word_problems?limit=10&split=test", "")
-    assert asked.selection.split == "test"
+    training, judged = read_questions("word_problems?limit=10", "word_problems?split=val&limit=5")
+    assert training.selection.address == "word_problems?limit=10&split=train"
+    assert (len(training.examples), len(judged.examples)) == (10, 5)
+    training, _ = read_questions("word_problems?limit=10&split=test", "")
+    assert training.selection.split == "test"
 
 
 def test_unknown_words_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, tokenizer = load_model("mini")
-    for address, named in ((jsonl(tmp_path), True), ("word_problems?limit=10", False)):
-        asked, _ = read_questions(address, "")
-        asked.warn(tokenizer)
-        said = capsys.readouterr().err
-        assert ("own, jsonl, say" in said and "8 of 8 prompts" in said) is named, said
+    for address, is_named in ((jsonl(tmp_path), True), ("word_problems?limit=10", False)):
+        questions, _ = read_questions(address, "")
+        questions.warn(tokenizer)
+        message = capsys.readouterr().err
+        assert ("own, jsonl, say" in message and "8 of 8 prompts" in message) is is_named, message
 
 
 def test_what_is_trained_on_is_not_judged_by(tmp_path: Path) -> None:
-    one, other = jsonl(tmp_path), jsonl(tmp_path, name="other.jsonl")
-    read_questions(one, other)
+    first, second = jsonl(tmp_path), jsonl(tmp_path, name="other.jsonl")
+    read_questions(first, second)
     with pytest.raises(ValueError, match=r"must not be trained on, got 10 of 10 that are prompts"):
-        read_questions(one, one)
+        read_questions(first, first)
 
 
 @pytest.mark.parametrize("least", [1, 5, 9])
@@ -73,32 +73,32 @@ def test_as_many_prompts_as_the_error_asks_for_are_enough(least: int, tmp_path: 
     needed = int(str(caught.value).partition("at least ")[2].partition(" ")[0])
     with pytest.raises(ValueError, match=f"at least {needed} prompts, of which every 5th is held"):
         read_questions(jsonl(tmp_path, needed - 1), "", least=least)
-    asked, judged = read_questions(jsonl(tmp_path, needed), "", least=least)
-    assert len(asked.examples) >= least
+    training, judged = read_questions(jsonl(tmp_path, needed), "", least=least)
+    assert len(training.examples) >= least
     assert judged.examples
 
 
 def test_a_setting_that_differs_is_named_alone(tmp_path: Path) -> None:
     """Whole dictionaries were printed twice, later the differences of the first file alone."""
-    asked, more, plain = (
+    task, more, plain = (
         read_questions(f"word_problems{limit}", "")[0].settings()
         for limit in ("?limit=20", "?limit=25", "")
     )
     folder = tmp_path / "run"
-    before = {"task": asked, "model digest": "a", "cache": None, "sizes": (1, 2)}
+    before = {"task": task, "model digest": "a", "cache": None, "sizes": (1, 2)}
     claim(folder, before, {"steps": 100})
     # Until the training begins, its settings may change.
     training = {"steps": 5000}
     claim(folder, before | {"cache": ""}, training)
     claim_training(folder, training)
     claim(folder, before, training)
-    for changes, steps, told in (
+    for changes, steps, message in (
         ({"task": more}, 100, "task limit: 20 -> 25, steps: 5000 -> 100"),
         ({"task": plain}, 5000, "task limit: 20 -> unset"),
-        ({"task": asked | {"examples digest": "0"}}, 5000, "task examples digest: [^:]* -> 0"),
+        ({"task": task | {"examples digest": "0"}}, 5000, "task examples digest: [^:]* -> 0"),
         ({"model digest": "b"}, 100, "model digest: a -> b, steps: 5000 -> 100"),
     ):
-        with pytest.raises(ValueError, match=rf"of this command.*, got others: {told}\. Choose"):
+        with pytest.raises(ValueError, match=rf"of this command.*, got others: {message}\. Choose"):
             claim(folder, before | changes, {"steps": steps})
     for name in ("training_settings.json", "settings.json"):
         for text in ("{", "[1]"):
@@ -125,15 +125,17 @@ def run_of(questions: Questions, batch_size: int = 3) -> Run:
 def test_a_measurement_is_the_same_however_many_processes_share_it(tmp_path: Path) -> None:
     _, judged = read_questions(jsonl(tmp_path, 40), "", prompts="plain")
     run = run_of(judged)
-    whole = measure(run, judged.examples)
-    assert len(whole.scores) == len(whole.forwards) == 8
-    assert set(whole.forwards) <= set(range(1, 5))
-    kept: list[Any] = []
-    measure(run, judged.examples, place=Place(1, 2), gather=lambda mine: kept.extend(mine) or mine)
-    shared = measure(run, judged.examples, place=Place(0, 2), gather=lambda mine: mine + kept)
-    assert shared == whole
-    whole.save(tmp_path / "measured.json")
-    assert read_measured(tmp_path / "measured.json", judged) == whole
+    alone = measure(run, judged.examples)
+    assert len(alone.scores) == len(alone.forwards) == 8
+    assert set(alone.forwards) <= set(range(1, 5))
+    rank_1: list[Any] = []
+    measure(
+        run, judged.examples, place=Place(1, 2), gather=lambda mine: rank_1.extend(mine) or mine
+    )
+    shared = measure(run, judged.examples, place=Place(0, 2), gather=lambda mine: mine + rank_1)
+    assert shared == alone
+    alone.save(tmp_path / "measured.json")
+    assert read_measured(tmp_path / "measured.json", judged) == alone
 
 
 def test_an_undefined_score_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,35 +147,35 @@ def test_an_undefined_score_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_teacher_answers_hold_the_order_of_commits(tmp_path: Path) -> None:
-    asked, _ = read_questions(jsonl(tmp_path), "", prompts="plain")
-    run = run_of(asked, 8)
-    prompts = asked.encoded(run.tokenizer)
+    questions, _ = read_questions(jsonl(tmp_path), "", prompts="plain")
+    run = run_of(questions, 8)
+    prompts = questions.encoded(run.tokenizer)
     events: list[StepEvent] = []
     output = decode(run.model, prompts, run.sampler, config=run.decoding, observers=[events.append])
-    found = ask(run, asked.examples, prompts)
-    for row, one in enumerate(found):
-        assert one.prompt == tuple(prompts[row])
-        assert list(one.answer) == output.tokens[row, : len(one.answer)].tolist()
+    answers = ask(run, questions.examples, prompts)
+    for row, answer in enumerate(answers):
+        assert answer.prompt == tuple(prompts[row])
+        assert list(answer.answer) == output.tokens[row, : len(answer.answer)].tolist()
         order: list[int] = []
         for event in events:
             if row in event.requests.tolist():
                 at = event.requests.tolist().index(row)
                 written = event.before.masked[at] & ~event.after.masked[at]
                 order += written[len(prompts[row]) :].nonzero().flatten().tolist()
-        order = [position for position in order if position < len(one.answer)]
-        assert [order.index(p) for p in range(len(one.answer))] == list(one.ranks)
-    assert any(sorted(one.ranks) != list(one.ranks) for one in found)
+        order = [position for position in order if position < len(answer.answer)]
+        assert [order.index(p) for p in range(len(answer.answer))] == list(answer.ranks)
+    assert any(sorted(answer.ranks) != list(answer.ranks) for answer in answers)
 
 
 def test_comparisons_are_paired() -> None:
     before = HeldOutScores([1.0] * 50 + [0.0] * 50, [10] * 100, [20] * 100)
     after = HeldOutScores([1.0] * 48 + [0.0] * 52, [4] * 50 + [6] * 50, [20] * 100)
-    found = compared(before, after)
-    assert found["accuracy_difference"]["value"] == pytest.approx(-0.02)
-    assert found["accuracy_difference"]["low"] > -0.08
-    assert found["forwards_ratio"]["value"] == pytest.approx(0.5)
-    assert 0.4 < found["forwards_ratio"]["low"] < 0.5 < found["forwards_ratio"]["high"] < 0.6
-    assert found["tokens_per_forward"] == pytest.approx(4.0)
+    change = compared(before, after)
+    assert change["accuracy_difference"]["value"] == pytest.approx(-0.02)
+    assert change["accuracy_difference"]["low"] > -0.08
+    assert change["forwards_ratio"]["value"] == pytest.approx(0.5)
+    assert 0.4 < change["forwards_ratio"]["low"] < 0.5 < change["forwards_ratio"]["high"] < 0.6
+    assert change["tokens_per_forward"] == pytest.approx(4.0)
     assert after.accuracy["low"] < 0.48 < after.accuracy["high"]
     assert HeldOutScores([0.5, 0.25], [1, 1], [1, 1]).accuracy["value"] == pytest.approx(0.375)
 
@@ -333,13 +335,13 @@ def test_a_damaged_measurement_is_named_with_the_remedy(text: str, tmp_path: Pat
 
 def test_damaged_answers_are_named_with_the_remedy(tmp_path: Path) -> None:
     file = tmp_path / "000000.json"
-    one = {"prompt": [1, 2], "answer": [3], "ranks": [0], "score": 1.0}
-    write_json(file, {"answers": [one]})
-    assert [astuple(found) for found in read_batch(file, [[1, 2]])] == [((1, 2), (3,), (0,), 1.0)]
+    answer = {"prompt": [1, 2], "answer": [3], "ranks": [0], "score": 1.0}
+    write_json(file, {"answers": [answer]})
+    assert [astuple(read) for read in read_batch(file, [[1, 2]])] == [((1, 2), (3,), (0,), 1.0)]
     with pytest.raises(ValueError, match="must hold answers to the 1 prompts of its batch"):
         read_batch(file, [[1, 3]])
     parts = ({"ranks": [0, 1]}, {"score": "1"}, {"answer": None})
-    for text in (*DAMAGED, *(json.dumps({"answers": [one | part]}) for part in parts)):
+    for text in (*DAMAGED, *(json.dumps({"answers": [answer | part]}) for part in parts)):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"000000\.json must .* remove the file, and"):
             read_batch(file, [[1, 2]])

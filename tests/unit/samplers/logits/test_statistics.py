@@ -74,8 +74,8 @@ def confident_logits(dtype: torch.dtype) -> Tensor:
 def test_confidences_near_one_have_a_resolution_of_their_own(
     dtype: torch.dtype, raised: bool
 ) -> None:
-    """A bug: exp(logit - log_normaliser) has that of the logits, 4e-6 at 40, so different
-    confidences tied, and others crossed a threshold of 0.9999."""
+    """A bug: exp(logit - log_normaliser) has the resolution of the logits, 4e-6 at 40, so that
+    different confidences tied, and some crossed a threshold of 0.9999."""
     logits = confident_logits(dtype)
     view = view_with(logits)
     exact = logits.double()
@@ -90,11 +90,11 @@ def test_confidences_near_one_have_a_resolution_of_their_own(
     best = torch.full_like(view.tokens, 77_777)
     for got in (view.confidence, view.probability(best), view.likeliest(2).probabilities[..., 0]):
         assert (got.double() - share.amax(-1))[confident].abs().max() <= 2e-7
-    given = statistics.probability(logits, best)
+    direct = statistics.probability(logits, best)
     if not raised:
-        assert (given.double() - share.amax(-1))[confident].abs().max() <= 2e-7
-    other = view.probability(torch.full_like(best, 5)).double()
-    torch.testing.assert_close(other, share[..., 5], rtol=2e-5, atol=0)
+        assert (direct.double() - share.amax(-1))[confident].abs().max() <= 2e-7
+    unlikely = view.probability(torch.full_like(best, 5)).double()
+    torch.testing.assert_close(unlikely, share[..., 5], rtol=2e-5, atol=0)
 
 
 def test_huge_logits_neither_overflow_nor_draw_nan() -> None:
@@ -137,7 +137,7 @@ def test_a_hopeless_score_ranks_behind_others_but_before_outsiders(hopeless: flo
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_highest_one_is_that_of_the_ranking(dtype: torch.dtype) -> None:
-    """It is found without sorting; ties, NaN and infinities must not tell the two apart."""
+    """`highest_one` does not sort; ties, NaN and infinities must not make the two differ."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(0, 7, (400, 9), generator=generator)
     scores = torch.tensor([-2.0, 0.0, 0.5, 0.5, torch.inf, -torch.inf, torch.nan]).to(dtype)[drawn]
@@ -162,26 +162,26 @@ def test_the_largest_logits_are_found_in_any_vocabulary(vocab_size: int) -> None
     logits = logits[:, 2:7]
     order = logits.sort(dim=-1, descending=True, stable=True)
     for n in (n for n in (1, 2, 5) if n <= vocab_size):
-        found = top_k(logits, n)
-        assert torch.equal(found.logits.bfloat16(), order.values[..., :n])
-        assert torch.equal(logits.gather(-1, found.tokens), order.values[..., :n])
+        top = top_k(logits, n)
+        assert torch.equal(top.logits.bfloat16(), order.values[..., :n])
+        assert torch.equal(logits.gather(-1, top.tokens), order.values[..., :n])
         if n <= 2:
             possible = order.values[..., :n] > -torch.inf
-            assert torch.equal(found.tokens[possible], order.indices[..., :n][possible])
+            assert torch.equal(top.tokens[possible], order.indices[..., :n][possible])
     assert torch.equal(most_likely(logits), order.indices[..., 0])
 
 
 @pytest.mark.parametrize("vocab_size", [2, 600, 2048, 7000])
 def test_a_token_is_not_the_second_largest_too(vocab_size: int) -> None:
-    """Where all others were -inf in every block but its own, the margin of a certain token was 0,
-    and other tokens were committed."""
+    """If all other tokens were -inf outside its block, a certain token had a margin of 0, and
+    other tokens were committed."""
     certain = torch.tensor([0, 1, vocab_size // 2, vocab_size - 1])
     logits = torch.full((1, 4, vocab_size), -torch.inf)
     logits[0, torch.arange(4), certain] = 5.0
-    found = top_k(logits, 2)
-    assert torch.equal(found.tokens[0, :, 0], certain)
-    assert (found.tokens[0, :, 0] != found.tokens[0, :, 1]).all()
-    assert (found.logits[..., 1] == -torch.inf).all()
+    top = top_k(logits, 2)
+    assert torch.equal(top.tokens[0, :, 0], certain)
+    assert (top.tokens[0, :, 0] != top.tokens[0, :, 1]).all()
+    assert (top.logits[..., 1] == -torch.inf).all()
 
 
 def test_it_makes_no_difference_what_is_asked_for_first() -> None:
@@ -207,8 +207,8 @@ def test_no_statistic_copies_the_logits(
     view = view_with(logits[:, 1:-1], temperature=temperature)
     sizes: list[int] = []
 
-    def measure(func: Any, given: Any, made: Any) -> None:
-        for part in made if isinstance(made, tuple | list) else [made]:
+    def measure(func: Any, arguments: Any, outputs: Any) -> None:
+        for part in outputs if isinstance(outputs, tuple | list) else [outputs]:
             if isinstance(part, Tensor) and part.untyped_storage().data_ptr() != logits.data_ptr():
                 sizes.append(part.untyped_storage().nbytes())
 
@@ -244,31 +244,33 @@ def test_ranks_and_log_probabilities_of_given_tokens_are_those_of_the_whole_dist
     monkeypatch.setitem(statistics._CHUNK_BYTES, "cpu", 2 * 8 * 30)
     logits = random_view(dtype).logits
     tokens = torch.arange(12).view(3, 4) * 2
-    own = logits.gather(-1, tokens[..., None])
-    assert torch.equal(num_larger(logits, own.squeeze(-1)), (logits > own).sum(-1))
-    assert len((logits > own).sum(-1).unique()) > 3
+    token_logits = logits.gather(-1, tokens[..., None])
+    assert torch.equal(
+        num_larger(logits, token_logits.squeeze(-1)), (logits > token_logits).sum(-1)
+    )
+    assert len((logits > token_logits).sum(-1).unique()) > 3
     exact = (logits.double() / 0.7).log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
-    found = log_probability(logits, tokens, 0.7)
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, exact)
+    logprobs = log_probability(logits, tokens, 0.7)
+    assert logprobs.dtype == torch.float64
+    torch.testing.assert_close(logprobs, exact)
 
 
 @pytest.mark.parametrize("temperature", [1e-15, 1e-30])
 def test_equal_tokens_share_a_log_probability_at_any_temperature(temperature: float) -> None:
-    """Quotients are so large that log 2 was lost in their rounding: both had 0."""
+    """The quotients are so large that log 2 was lost in rounding: both tokens had 0."""
     logits = torch.tensor([[[7.0, 7.0, 6.0]]])
-    found = log_probability(logits.expand(1, 3, 3), torch.tensor([[0, 1, 2]]), temperature)
-    assert found[0, :2].tolist() == pytest.approx([-math.log(2)] * 2)
-    assert float(found[0, 2]) == pytest.approx(-1 / temperature)
+    logprobs = log_probability(logits.expand(1, 3, 3), torch.tensor([[0, 1, 2]]), temperature)
+    assert logprobs[0, :2].tolist() == pytest.approx([-math.log(2)] * 2)
+    assert float(logprobs[0, 2]) == pytest.approx(-1 / temperature)
 
 
 def test_the_divergence_is_that_of_the_new_distribution_from_the_old() -> None:
-    """The last is the authors' first step, which compares with zeros."""
+    """The last case is the authors' first step, which compares with zeros."""
     new, old, sure = (0.95, 0.04, 0.01), (0.80, 0.15, 0.05), (0.0, 0.0, 0.0, 1.0)
-    for one, other, expected in (
+    for later, earlier, expected in (
         (new, (0.94, 0.05, 0.01), 0.001127), (new, old, 0.094293),
         ((0.7, 0.2, 0.1, 0.0), sure, 26.8292),
     ):  # fmt: skip
-        logs = [torch.tensor([[shares]]).double().log() for shares in (one, other)]
-        found = statistics.divergence(*logs).item()
-        assert found == pytest.approx(expected, abs=5e-7, rel=2e-6)
+        logs = [torch.tensor([[shares]]).double().log() for shares in (later, earlier)]
+        divergence = statistics.divergence(*logs).item()
+        assert divergence == pytest.approx(expected, abs=5e-7, rel=2e-6)

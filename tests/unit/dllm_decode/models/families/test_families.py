@@ -30,7 +30,7 @@ def without(family: str, name: str) -> dict[str, Any]:
 
 
 def read_tiny(family: str, **changes: Any) -> Any:
-    options = {key: one for key, one in OPTIONS.get(family, {}).items() if key != "family"}
+    options = {key: value for key, value in OPTIONS.get(family, {}).items() if key != "family"}
     return FAMILIES[family].read({**config_of(family), **changes}, **options)
 
 
@@ -67,7 +67,7 @@ SWITCHES = [
 
 
 def other_than(allowed: tuple[object, ...]) -> object:
-    """A value of the same type where there is a type."""
+    """Returns a value that is not allowed, of the same type if there is a type."""
     values = {bool: not allowed[0], str: "another", int: 7}
     return values.get(type(allowed[0]), {"type": "linear"})
 
@@ -87,7 +87,7 @@ def test_a_variant_that_is_not_implemented_is_refused_by_its_switch(
 
 @pytest.mark.parametrize("key", sorted({*EVERY_FAMILY} - {"llada2_moe"}))
 def test_a_head_that_is_rotated_in_part_is_refused(key: str) -> None:
-    """It was rotated whole, and the logits were wrong without a word."""
+    """Such a head was rotated as a whole, and the logits were silently wrong."""
     rope = {"rope_type": "default", "partial_rotary_factor": 0.5}
     if key == "nemotron_labs_diffusion":
         rope["rope_theta"] = 1e4
@@ -100,12 +100,11 @@ def test_a_head_that_is_rotated_in_part_is_refused(key: str) -> None:
     read_tiny(key, partial_rotary_factor=1.0)
 
 
-# Keys whose authors document what null means.
 YARN = config_of("nemotron_labs_diffusion")["rope_parameters"]
 # Every key of every family with every kind of wrong value: property/test_fuzz_files.py.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dream", {"rms_norm_eps": 511}, "'rms_norm_eps' must be a number above 0 and at most 0.01, "),
-    # 0.001 turned rising frequencies.
+    # With 0.001, frequencies rose.
     ("dream", {"rope_theta": 0.001}, "'rope_theta' must be a number above 1 and at most 1e"),
     ("llada", {"n_layers": 1.5}, "config.json: 'n_layers' must be an integer from 1 to 4096"),
     ("a2d_llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
@@ -116,7 +115,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llada2_moe", {"routed_scaling_factor": None}, "'routed_scaling_factor' must be a number"),
     ("llada", {"rope": None}, "need 'rope' to be true, got null"),
     ("dream", {"tie_word_embeddings": 1}, "'tie_word_embeddings' must be true or false, got"),
-    # An empty list silently was the tokens of the family.
+    # An empty list silently meant the tokens of the family.
     ("llada", {"eos_token_id": []}, "'eos_token_id' must be one token or more, got []"),
     *(("llada", {"eos_token_id": value}, "'eos_token_id' must be integers from 0 to 511, got")
       for value in (512, [[3]])),
@@ -149,7 +148,7 @@ def test_a_wrong_value_is_refused_in_a_sentence(
 
 def test_several_tokens_may_end_a_text_and_a_missing_key_is_named() -> None:
     assert read_tiny("llada", eos_token_id=[3, 5]).eos_ids == (3, 5)
-    # Its configuration names the token that pads alone, which ends texts too.
+    # Its configuration names only the padding token, which also ends texts.
     assert read_tiny("llada2_moe", pad_token_id=6).eos_ids == (6,)
     missing = "must have the key 'd_model', which is missing.* of your own, change its read_shape"
     with pytest.raises(ValueError, match=missing):
@@ -167,7 +166,7 @@ def test_null_is_as_good_as_absent() -> None:
 
 
 def test_a_mask_token_that_the_tokenizer_contradicts_is_refused() -> None:
-    """Config.json won without a word."""
+    """Config.json silently won."""
     message = "'mask_token_id' must be the .MASK. token of the tokenizer, 7, got 508. Pass mask_id"
     with pytest.raises(ValueError, match=message):
         LLADA.read(config_of("llada"), tokenizer_mask_id=7)
@@ -177,7 +176,7 @@ def test_a_mask_token_that_the_tokenizer_contradicts_is_refused() -> None:
 
 
 def test_an_error_in_a_folder_names_its_config(tmp_path: Path) -> None:
-    """It named "config.json", whichever of several folders that was in."""
+    """The error named "config.json", but not its folder."""
     path = tmp_path / "config.json"
     for changes in ({"n_layers": 0}, {"architectures": ["Other"]}, {"mask_token_id": 512}):
         path.write_text(json.dumps(config_of("llada") | changes))
@@ -240,16 +239,17 @@ def test_a_caller_overrides_the_mask_token_and_the_block_length(key: str) -> Non
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_the_selection_bias_stays_in_float32(dtype: torch.dtype) -> None:
     loaded, exact, converted = (
-        load_tiny("llada2_moe", dtype=one) for one in (dtype, torch.float64, torch.float64)
+        load_tiny("llada2_moe", dtype=precision)
+        for precision in (dtype, torch.float64, torch.float64)
     )
     converted.to(torch.bfloat16)
     for layer in (1, 2):
-        one, other, same = (
+        router, exact_router, converted_router = (
             model.transformer.layers[layer].mlp.router for model in (loaded, exact, converted)
         )
-        assert one.selection_bias.dtype == torch.promote_types(dtype, torch.float32)
-        assert torch.equal(one.selection_bias.double(), other.selection_bias)
-        assert same.weight.dtype == torch.bfloat16
+        assert router.selection_bias.dtype == torch.promote_types(dtype, torch.float32)
+        assert torch.equal(router.selection_bias.double(), exact_router.selection_bias)
+        assert converted_router.weight.dtype == torch.bfloat16
 
 
 SIZES = {
@@ -314,10 +314,10 @@ def test_an_adapter_of_a_joined_tensor_is_read_back(tmp_path: Path) -> None:
 
 
 def test_gate_and_up_may_be_one_tensor_of_every_expert() -> None:
-    whole = "model.layers.{n}.mlp.experts.{e}.w13.weight"
+    joined = "model.layers.{n}.mlp.experts.{e}.w13.weight"
     split = (".experts.{e}.gate.weight", ".experts.{e}.up.weight")
-    names = {name: one for name, one in MOE_NAMES.items() if not name.endswith(split)}
-    family = replace(OWN, names=names | {"layers.{n}.experts.{e}.gate_up.weight": whole})
+    names = {name: official for name, official in MOE_NAMES.items() if not name.endswith(split)}
+    family = replace(OWN, names=names | {"layers.{n}.experts.{e}.gate_up.weight": joined})
     moe = MoEConfig(num_experts=3, num_active=2, hidden_size=8)
     network = Transformer(replace(MINIMAL, num_layers=2, moe=moe))
     for weight in network.parameters():
@@ -326,13 +326,13 @@ def test_gate_and_up_may_be_one_tensor_of_every_expert() -> None:
     for n in range(2):
         for e in range(3):
             pieces = [parts[f"layers.{n}.experts.{e}.{kind}.weight"] for kind in ("gate", "up")]
-            assert torch.equal(tensors[whole.format(n=n, e=e)], torch.cat(pieces))
+            assert torch.equal(tensors[joined.format(n=n, e=e)], torch.cat(pieces))
 
 
 def test_names_that_lack_a_tensor_or_tell_two_not_apart_are_refused() -> None:
     """The first ended in a KeyError, the others in tensors that were left over."""
     network = Transformer(OWN.read(CONFIG).shape)
-    lacking = {name: one for name, one in OWN.names.items() if "_norm" not in name}
+    lacking = {name: official for name, official in OWN.names.items() if "_norm" not in name}
     missing = "got none for layers.{n}.attention_norm.weight, layers.{n}.mlp_norm.weight."
     with pytest.raises(ValueError, match=re.escape(missing)):
         replace(OWN, names=lacking).tensors(network)
@@ -346,8 +346,8 @@ def test_every_name_of_ours_is_one_of_a_network_with_the_switch_that_the_manual_
     rows = text[text.index("| `embedding.weight`") :].partition("\n\n")[0]
     table = dict(re.findall(r"^\| `([\w.{}]+)` \| `?(.*?)`? \| ", rows, re.MULTILINE))
     moe = MoEConfig(num_experts=2, num_active=1, hidden_size=8)
-    found = names_of(MINIMAL) | names_of(replace(MINIMAL, moe=moe))
-    assert found == {name for name, switch in table.items() if switch in ("", "moe")}
+    basic_names = names_of(MINIMAL) | names_of(replace(MINIMAL, moe=moe))
+    assert basic_names == {name for name, switch in table.items() if switch in ("", "moe")}
     switches = {
         "not tied_head": replace(MINIMAL, tied_head=False),
         "qkv_bias": replace(MINIMAL, qkv_bias=True),
@@ -358,20 +358,20 @@ def test_every_name_of_ours_is_one_of_a_network_with_the_switch_that_the_manual_
     assert {*table.values()} == {"", "moe", *switches}
     for switch, shape in switches.items():
         brought = {name for name, by in table.items() if by == switch}
-        assert brought == names_of(shape) - found != set()
+        assert brought == names_of(shape) - basic_names != set()
 
 
 def names_of(shape: NetworkConfig) -> set[str]:
-    """The names of a network's tensors, whether projections are joined or not."""
+    """Returns the names of a network's tensors, with projections joined and split."""
     network = Transformer(shape)
     parts = [name for split in (True, False) for name in network.parts(split_qkv=split)]
-    found = {re.sub(r"experts\.\d+", "experts.{e}", part) for part in parts}
-    found = {re.sub(r"layers\.\d+", "layers.{n}", part) for part in found}
-    return found | {name.replace(".gate.", ".gate_up.") for name in found}
+    names = {re.sub(r"experts\.\d+", "experts.{e}", part) for part in parts}
+    names = {re.sub(r"layers\.\d+", "layers.{n}", part) for part in names}
+    return names | {name.replace(".gate.", ".gate_up.") for name in names}
 
 
 def test_keys_inside_of_objects_are_named_with_dots_everywhere() -> None:
-    """They were read in read_shape alone; elsewhere such a key was as good as absent."""
+    """Such keys were read in read_shape alone, and ignored elsewhere."""
     family = replace(
         OWN, eos_id=None, mask_keys=("tokens.mask",), eos_keys=("tokens.eos",),
         block_keys=("net.block",),
@@ -384,13 +384,13 @@ def test_keys_inside_of_objects_are_named_with_dots_everywhere() -> None:
         family.read({**config, "net": {"activation": "gelu"}})
     with pytest.raises(ValueError, match=r"'tokens.eos' must be integers from 0 to 63, got 64"):
         family.read({**config, "tokens": {"mask": 5, "eos": 64}})
-    # A key that has a dot of its own is that key.
+    # A key with a dot in its name comes first.
     assert ConfigReader({"a.b": 3, "a": {"b": 4}}).integer("a.b") == 3
     assert not ConfigReader({"a": "text"}).has("a.b")
 
 
 def test_the_tokenizer_says_what_ends_an_answer_where_nothing_else_does() -> None:
-    """It said what [MASK] is, but not this."""
+    """The tokenizer said what [MASK] is, but not what ends an answer."""
     family, config = replace(OWN, eos_id=None), dict(CONFIG)
     assert family.read(config, tokenizer_eos_id=4).eos_ids == (4,)
     assert family.read({**config, "eos_token_id": 3}, tokenizer_eos_id=4).eos_ids == (3,)
@@ -401,7 +401,7 @@ def test_the_tokenizer_says_what_ends_an_answer_where_nothing_else_does() -> Non
 
 
 def test_a_family_that_is_passed_needs_no_architecture_in_the_file() -> None:
-    """'Leave family out' was the remedy, for a file that then was of no known family."""
+    """The remedy was 'Leave family out', although the file names no known family."""
     for named in (None, []):
         assert family_of({"architectures": named}, OWN) is OWN
     with pytest.raises(ValueError, match="in 'architectures', got None"):
@@ -411,7 +411,7 @@ def test_a_family_that_is_passed_needs_no_architecture_in_the_file() -> None:
 
 
 def test_generation_config_says_what_config_does_not() -> None:
-    """A null, which transformers 5 writes by itself, was refused, whatever stood beside it."""
+    """A null, which transformers 5 writes, was refused, although generation_config had ids."""
     stated = ConfigReader({"eos_token_id": [500, 501], "mask_token_id": 507})
     for nothing in ({"eos_token_id": None, "mask_token_id": None}, {}):
         config = without("dream", "eos_token_id") | {"mask_token_id": None} | nothing

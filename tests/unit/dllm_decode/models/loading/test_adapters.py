@@ -40,11 +40,11 @@ def write(folder: Path, family: str, *, rank: int = 3, **config: Any) -> dict[st
         added[name] = up @ down
     folder.mkdir(exist_ok=True)
     save_file(weights, folder / "adapter_model.safetensors")
-    stated = {
+    defaults = {
         "peft_type": "LORA", "r": rank, "lora_alpha": 6, "target_modules": list(TARGETS[family]),
         "bias": "none", "lora_dropout": 0.1, "task_type": "CAUSAL_LM",
     }  # fmt: skip
-    (folder / "adapter_config.json").write_text(json.dumps(stated | config))
+    (folder / "adapter_config.json").write_text(json.dumps(defaults | config))
     return added
 
 
@@ -60,13 +60,13 @@ def test_the_product_is_added_and_nothing_else_changes(
 ) -> None:
     added = write(tmp_path, family, **config)
     model, _ = load_model(MODELS / family, dtype="float64", adapter=tmp_path)
-    found = FAMILIES[family].tensors(model.transformer)
+    merged = FAMILIES[family].tensors(model.transformer)
     assert len(added) >= 4
     for name, weight in official(family).items():
         expected = weight.double()
         if name in added:
             expected = expected + scale * added[name].double()
-        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(merged[name], expected, rtol=1e-5, atol=1e-5)
     # A filter that was trained for one must not be served to the other.
     plain, _ = load_model(MODELS / family)
     assert len({plain.fingerprint, model.fingerprint}) == 2
@@ -75,11 +75,11 @@ def test_the_product_is_added_and_nothing_else_changes(
 def test_patterns_override_rank_and_alpha(tmp_path: Path) -> None:
     added = write(tmp_path, "dream", alpha_pattern={"layers.0.self_attn.q_proj": 12})
     model, _ = load_model(MODELS / "dream", dtype="float64", adapter=tmp_path)
-    found, before = FAMILIES["dream"].tensors(model.transformer), official("dream")
+    merged, before = FAMILIES["dream"].tensors(model.transformer), official("dream")
     for layer, scale in ((0, 4.0), (1, 2.0)):
         name = f"model.layers.{layer}.self_attn.q_proj.weight"
         expected = before[name].double() + scale * added[name].double()
-        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(merged[name], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -125,16 +125,16 @@ def test_other_kinds_are_refused(config: dict[str, Any], message: str, tmp_path:
 
 Weights = dict[str, Tensor]
 DAMAGES: list[tuple[Callable[[Weights, str], Weights], str]] = [
-    (lambda every, one: {name: every[name] for name in every if name != one}, "a lora_A of shape"),
-    (lambda every, one: every | {one: every[one] * torch.nan},
+    (lambda every, key: {name: every[name] for name in every if name != key}, "a lora_A of shape"),
+    (lambda every, key: every | {key: every[key] * torch.nan},
      "got NaN or infinity in base_model"),
-    (lambda every, one: every | {"base_model.model.x.lora_magnitude_vector": torch.ones(2)},
+    (lambda every, key: every | {"base_model.model.x.lora_magnitude_vector": torch.ones(2)},
      "lora_A and lora_B of linear maps only, got base_model"),
-    # The one that came last was merged.
-    (lambda every, one: every | {one.replace(".weight", ".default.weight"): every[one].clone()},
+    # The tensor that came last was merged.
+    (lambda every, key: every | {key.replace(".weight", ".default.weight"): every[key].clone()},
      "must hold one adapter, got a second tensor for"),
-    # They were multiplied as if they were weights.
-    (lambda every, one: every | {one: every[one].to(torch.int8)},
+    # Integers were multiplied as if they were weights.
+    (lambda every, key: every | {key: every[key].to(torch.int8)},
      r"got I8 for .*lora_.* in .*adapter_model\.safetensors'"),
 ]  # fmt: skip
 
@@ -163,7 +163,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 
 
 def test_a_target_that_the_model_lacks_is_said(tmp_path: Path, caplog: Any) -> None:
-    """It was refused, although PEFT trains, saves and loads such an adapter."""
+    """Such an adapter was refused, although PEFT trains, saves and loads it."""
     write(tmp_path, "llada", target_modules=[*TARGETS["llada"], "att_proj"])
     load_model(MODELS / "llada", adapter=tmp_path)
     assert "target_modules names 'att_proj', which the model lacks" in caplog.text

@@ -27,17 +27,17 @@ def test_a_saved_model_has_the_official_names_and_its_own_logits(
 ) -> None:
     model = load_tiny(family)
     model.save(tmp_path)
-    came = load_file(MODELS / family / "model.safetensors")
-    went = load_file(tmp_path / "model.safetensors")
-    assert came.keys() == went.keys()
-    assert all(torch.equal(came[name], went[name]) for name in came)
-    # [MASK] is stated, so that only the name of a family is to be given again.
-    told = {key: v for key, v in OPTIONS.get(family, {}).items() if key == "family"}
-    again, _ = load_model(tmp_path, device="cpu", **told)
-    assert again.fingerprint == model.fingerprint
-    assert (again.mask_id, again.eos_ids) == (model.mask_id, model.eos_ids)
-    assert again.causal_block_length == model.causal_block_length
-    assert torch.equal(logits(again), logits(model))
+    official = load_file(MODELS / family / "model.safetensors")
+    saved = load_file(tmp_path / "model.safetensors")
+    assert official.keys() == saved.keys()
+    assert all(torch.equal(official[name], saved[name]) for name in official)
+    # The saved files state [MASK], so that only the name of a family must be given again.
+    options = {key: v for key, v in OPTIONS.get(family, {}).items() if key == "family"}
+    loaded, _ = load_model(tmp_path, device="cpu", **options)
+    assert loaded.fingerprint == model.fingerprint
+    assert (loaded.mask_id, loaded.eos_ids) == (model.mask_id, model.eos_ids)
+    assert loaded.causal_block_length == model.causal_block_length
+    assert torch.equal(logits(loaded), logits(model))
     config = json.loads((MODELS / family / "config.json").read_text())
     written = json.loads((tmp_path / "config.json").read_text())
     added = written.keys() - config.keys()
@@ -49,9 +49,9 @@ def test_a_changed_model_is_saved_with_its_tokenizer_and_in_another_dtype(tmp_pa
     model, tokenizer = load_required("mini", device="cpu", dtype="float32")
     model.transformer.embedding.weight.data[0, 0] = 0.5
     model.save(str(tmp_path / "new"), dtype=torch.bfloat16)
-    again, words = load_required(tmp_path / "new", device="cpu")
-    assert again.dtype == torch.bfloat16
-    assert again.transformer.embedding.weight[0, 0] == 0.5
+    loaded, words = load_required(tmp_path / "new", device="cpu")
+    assert loaded.dtype == torch.bfloat16
+    assert loaded.transformer.embedding.weight[0, 0] == 0.5
     assert words.get_vocab() == tokenizer.get_vocab()
     assert words.chat_template == tokenizer.chat_template
     names = {path.name for path in (tmp_path / "new").iterdir()}
@@ -77,8 +77,8 @@ def test_the_command_line_exports(tmp_path: Path, capsys: pytest.CaptureFixture[
     folder = tmp_path / "out"
     assert main(["export", "mini", str(folder), "--dtype", "float32"]) == 0
     assert capsys.readouterr().out == f"{folder} holds mini, in float32.\n"
-    again, model = load_required(folder)[0], load_required("mini", dtype="float32")[0]
-    assert again.dtype == torch.float32
-    assert torch.equal(logits(again), logits(model))
+    exported, model = load_required(folder)[0], load_required("mini", dtype="float32")[0]
+    assert exported.dtype == torch.float32
+    assert torch.equal(logits(exported), logits(model))
     assert main(["export", "mini-uniform", str(tmp_path / "other")]) == 2
     assert "must be a network of this package" in capsys.readouterr().err

@@ -60,7 +60,7 @@ def test_an_embedded_model_is_loaded_by_its_name_and_others_are_refused(
 
 
 class Hub:
-    """Stands in for the hub: answers with a folder, or an error, and keeps what it was asked."""
+    """Stands in for the hub: returns a folder or raises an error, and records the calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, here: Any, there: Any = None) -> None:
         self.here, self.there = here, there
@@ -69,19 +69,19 @@ class Hub:
 
     def __call__(self, hub_id: str, **options: Any) -> str:
         self.asked.append({"hub_id": hub_id, **options})
-        found = self.here if options["local_files_only"] else self.there
-        if isinstance(found, Exception):
-            raise found
-        return str(found)
+        answer = self.here if options["local_files_only"] else self.there
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
 
 
 def test_a_hub_id_is_downloaded_without_code_and_pickles(folder, monkeypatch) -> None:
     hub = Hub(monkeypatch, LocalEntryNotFoundError("not cached"), folder)
     model, _ = load_model("someone/small-1.5", revision="abc", token="t", cache_dir="c")
     assert model.name == "someone/small-1.5"
-    (here, there), same = hub.asked, ("hub_id", "revision", "token", "cache_dir")
-    assert [here[name] for name in same] == [there[name] for name in same]
-    assert [there[name] for name in same] == ["someone/small-1.5", "abc", "t", "c"]
+    (here, there), names = hub.asked, ("hub_id", "revision", "token", "cache_dir")
+    assert [here[name] for name in names] == [there[name] for name in names]
+    assert [there[name] for name in names] == ["someone/small-1.5", "abc", "t", "c"]
     assert not [end for end in there["allow_patterns"] if end.endswith((".py", ".bin", ".pt", "*"))]
 
 
@@ -97,7 +97,7 @@ def test_the_hub_is_asked_for_what_is_not_in_the_cache_alone(
     for cached, answers in ((folder, [True]), (partial, [True, False])):
         hub = Hub(monkeypatch, cached, folder)
         load_model("someone/small")
-        assert [asked["local_files_only"] for asked in hub.asked] == answers
+        assert [call["local_files_only"] for call in hub.asked] == answers
 
 
 def test_without_a_network_a_hub_id_ends_in_one_sentence_that_helps(monkeypatch) -> None:
@@ -190,14 +190,14 @@ def test_saving_again_leaves_nothing_of_the_earlier_model(folder) -> None:
 
 
 def test_a_causal_model_alone_goes_to_cuda_where_others_are_spread(monkeypatch) -> None:
-    """It was asked for on "auto", which is no device, wherever there was CUDA."""
-    asked = []
-    there = torch.device("cpu")
+    """With CUDA, the loader asked for the device "auto", which does not exist."""
+    devices = []
+    cpu = torch.device("cpu")
     monkeypatch.setattr(
-        "dllm_decode.models.targets.load.available", lambda device: asked.append(device) or there
+        "dllm_decode.models.targets.load.available", lambda device: devices.append(device) or cpu
     )
     load_model("mini-long-ar", family="causal", device="auto")
-    assert asked == ["cuda"]
+    assert devices == ["cuda"]
 
 
 def test_a_seed_is_a_model() -> None:
@@ -221,7 +221,7 @@ def test_a_new_model_is_made_in_its_dtype_from_the_start(monkeypatch) -> None:
 
 
 def test_one_tensor_at_a_time_is_read(folder, monkeypatch) -> None:
-    """Counts tensors alive, not bytes: the model is made once, and each tensor is gone in time."""
+    """Counts living tensors, not bytes: each tensor is freed before the next one is read."""
     alive: list[weakref.ref[torch.Tensor]] = []
     opened_as_before = weights.safe_open
 
@@ -244,7 +244,7 @@ def test_one_tensor_at_a_time_is_read(folder, monkeypatch) -> None:
 
 
 def test_missing_left_over_and_misshaped_tensors_are_all_named(folder, monkeypatch) -> None:
-    """Before memory is allocated."""
+    """The error comes before memory is allocated."""
     layer = "model.transformer.blocks.1"
     monkeypatch.setattr(load, "allocate", lambda *args, **kwargs: pytest.fail("built"))
     edit_weights(folder, **{
@@ -288,7 +288,7 @@ def without_a_shard(folder: Path) -> None:
 
 
 def with_an_index_of_another_file(folder: Path) -> None:
-    """Only the tensor was named, as missing, and if another file had it nothing was."""
+    """The error named only the tensor, as missing; if another file had it, there was no error."""
     first, second = sharded(folder)[:2]
     index = json.loads((folder / INDEX).read_text())
     name = next(key for key, place in index["weight_map"].items() if place == first.name)
@@ -297,7 +297,7 @@ def with_an_index_of_another_file(folder: Path) -> None:
 
 
 def with_a_tensor_twice(folder: Path) -> None:
-    """The one that was read last won."""
+    """The tensor that was read last won."""
     first, second = sharded(folder)[:2]
     name, tensor = next(iter(load_file(first).items()))
     save_file({**load_file(second), name: tensor + 1}, second)
@@ -358,7 +358,7 @@ def test_large_weights_whose_sum_overflows_are_numbers(folder) -> None:
 
 
 def test_a_missing_tokenizer_is_an_error_unless_asked_for(folder) -> None:
-    """It was `None`, which failed much later, in the first call that encoded a text."""
+    """The tokenizer was `None`, which failed much later, in the first call that encoded a text."""
     with pytest.raises(FileNotFoundError, match=r"must hold tokenizer\.json.*'optional'"):
         load_required(folder)
     (folder / "tokenizer.json").write_text("{")
@@ -416,7 +416,7 @@ def test_the_length_that_a_model_was_trained_for_is_known(folder) -> None:
     assert load_model(folder)[0].max_length is None
     edit_config(folder, max_sequence_length=4096)
     assert load_model(folder)[0].max_length == 4096
-    # Such a value was as good as absent.
+    # Such values counted as absent.
     for wrong in ("4096", True, -1):
         edit_config(folder, max_sequence_length=wrong)
         with pytest.raises(ValueError, match="'max_sequence_length' must be an integer from 1"):
@@ -427,7 +427,7 @@ def test_the_length_that_a_model_was_trained_for_is_known(folder) -> None:
 @pytest.mark.parametrize("family", sorted(set(EVERY_FAMILY) - {"llada", "a2d_llama", "a2d_qwen2"}))
 def test_only_what_the_llada_format_can_say_is_saved(family, tmp_path) -> None:
     model = load_tiny(family)
-    # As if it had not been loaded.
+    # This makes the model look new, and not loaded.
     model.family = None
     with pytest.raises(ValueError, match="Only models of the LLaDA family can be saved"):
         save_model(model, tmp_path)
@@ -471,7 +471,7 @@ def test_ids_with_a_meaning_are_not_banned(golden_dir, tmp_path) -> None:
 
 
 def test_a_revision_of_anything_but_a_hub_id_is_refused(folder) -> None:
-    """It was ignored, and records of an evaluation named a revision that was never read."""
+    """The revision was ignored, and records of an evaluation named one that was never read."""
     for source, what in (("mini", "an embedded model"), (folder, "a folder")):
         with pytest.raises(ValueError, match=f"which is {what}; only a hub id has revisions, got "):
             load_model(source, revision="v2")
@@ -481,7 +481,7 @@ def test_a_revision_of_anything_but_a_hub_id_is_refused(folder) -> None:
 
 
 def test_a_stored_head_that_is_the_embedding_is_taken_and_another_named(tmp_path) -> None:
-    """It was left over, although many tied checkpoints have it."""
+    """Such a head was an error, although many tied checkpoints have one."""
     model = new_tiny(tied_head=True)
     save_model(model, tmp_path)
     name = "model.transformer.ff_out.weight"
@@ -493,7 +493,7 @@ def test_a_stored_head_that_is_the_embedding_is_taken_and_another_named(tmp_path
 
 
 def test_weights_that_are_there_twice_are_said(folder, tmp_path, caplog) -> None:
-    """Shards were read without a word, where transformers reads the single file."""
+    """Shards were silently read, although transformers reads the single file."""
     save_model(new_tiny(seed=1), tmp_path / "shards", max_shard_bytes=4000)
     shutil.copytree(tmp_path / "shards", folder, dirs_exist_ok=True)
     assert same(load_model(folder)[0], new_tiny())
@@ -501,7 +501,7 @@ def test_weights_that_are_there_twice_are_said(folder, tmp_path, caplog) -> None
 
 
 def test_no_compiler_is_imported_to_load_and_to_generate() -> None:
-    """Half of the time to the first answer went to it."""
+    """The import of a compiler took half of the time to the first answer."""
     program = (
         "import sys; from dllm_decode import generate, load_model\n"
         "model, tokenizer = load_model('mini', device='cpu')\n"
@@ -524,7 +524,7 @@ def test_no_compiler_is_imported_to_load_and_to_generate() -> None:
 def test_an_option_of_others_is_refused_with_what_to_pass_instead(
     options: dict[str, Any], sentence: str
 ) -> None:
-    """It was a bare TypeError of Python."""
+    """The error was a bare TypeError of Python."""
     for loads in (load_required, load_target):
         said = sentence.replace("load_model", loads.__name__)
         with pytest.raises(TypeError, match=re.escape(said)):

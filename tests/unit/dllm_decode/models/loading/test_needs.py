@@ -1,4 +1,4 @@
-"""What published models need, from their configurations: the numbers that their authors give."""
+"""Needs computed from configurations of published models are the numbers of their authors."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from dllm_decode.cli.plugins import parse_blocks, parse_sampler
 from dllm_decode.models.loading import needs
 from dllm_decode.models.loading.needs import free_bytes, needs_of, warn_if_too_large
 
-# Of Qwen2.5 and Qwen3, from their published config.json.
+# Qwen2.5 and Qwen3, from their published config.json.
 QWEN2_7B = {
     "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
     "num_key_value_heads": 4, "intermediate_size": 18944, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
@@ -110,17 +110,17 @@ def test_parameters_are_the_published_ones(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_what_is_read_is_what_is_loaded(family: str) -> None:
     model = load_tiny(family)
-    found = needs_of(MODELS / family, **OPTIONS.get(family, {}))
-    assert found.num_parameters == sum(part.numel() for part in model.parameters())
-    assert found.facts.mask_id == model.mask_id
-    assert found.facts.eos_ids == model.eos_ids
-    assert found.max_length == model.max_length
+    read = needs_of(MODELS / family, **OPTIONS.get(family, {}))
+    assert read.num_parameters == sum(part.numel() for part in model.parameters())
+    assert read.facts.mask_id == model.mask_id
+    assert read.facts.eos_ids == model.eos_ids
+    assert read.max_length == model.max_length
     cache = model.new_kv_cache(2, 40)
     held = 0
     while cache is not None:
         held += cache.keys.nbytes + cache.values.nbytes
         cache = cache.further
-    assert found.kv_bytes(model.dtype, 40) * 2 == held
+    assert read.kv_bytes(model.dtype, 40) * 2 == held
 
 
 def test_the_command_says_it_before_anything_is_downloaded(
@@ -130,12 +130,12 @@ def test_the_command_says_it_before_anything_is_downloaded(
     folder = written(tmp_path, "LLaDA-8B")
     assert main(["models", str(folder)]) == 0
     shown = capsys.readouterr().out
-    for said in (
+    for text in (
         "LLaDA (llada)", "8,015,581,184", "in both directions", "126336", "126081, 126348",
         "4,096 columns", "chat template  none", "32.1 GB", "16.0 GB", "536.9 MB", "4.3 GB",
         "cpu has 20.0 GB free: the weights fit in bfloat16.", '--sampler "FixedSchedule(32)"',
     ):  # fmt: skip
-        assert said in shown
+        assert text in shown
     assert all(len(line) <= 80 for line in shown.splitlines() if str(folder) not in line)
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     assert main(["models", str(folder)]) == 0
@@ -147,8 +147,8 @@ def test_the_command_says_it_before_anything_is_downloaded(
 def test_the_authors_settings_are_commands_that_run() -> None:
     published = tomllib.loads(command._PUBLISHED.read_text(encoding="utf-8"))
     assert published.keys() == set(EVERY_FAMILY)
-    for one in published.values():
-        options = make_parser().parse_args(["generate", "q", *shlex.split(one["options"])])
+    for entry in published.values():
+        options = make_parser().parse_args(["generate", "q", *shlex.split(entry["options"])])
         parse_blocks(options.blocks)
         if options.sampler:
             parse_sampler(options.sampler)

@@ -43,12 +43,12 @@ def test_a_model_decodes_with_its_new_weights(dtype: str) -> None:
     model = load_tiny("sdar", dtype=dtype, block_length=4)
     before, weights, fingerprint = answers(model), changed(model), model.fingerprint
     model.load_weights(weights)
-    other = load_tiny("sdar", dtype=dtype, block_length=4)
-    other.load_state_dict(weights)
-    assert torch.equal(answers(model), answers(other))
+    loaded = load_tiny("sdar", dtype=dtype, block_length=4)
+    loaded.load_state_dict(weights)
+    assert torch.equal(answers(model), answers(loaded))
     assert not torch.equal(answers(model), before)
     assert model.fingerprint != fingerprint
-    assert version_of(model) == version_of(other)
+    assert version_of(model) == version_of(loaded)
 
 
 def test_weights_come_from_a_folder_too() -> None:
@@ -103,22 +103,22 @@ def test_models_that_cannot_follow_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_request_that_begins_after_the_change_has_the_answer_of_the_new_weights() -> None:
-    """Between two rounds of one run, with a cache, in which a longer row has been before."""
+    """Weights change between two rounds of one run, whose cache has held an earlier request."""
     model = load_tiny("sdar", dtype="float64", block_length=4)
     weights = changed(model)
     config = DecodeConfig(gen_length=12, block_length=4)
     decoder = new_decoder(model, SAMPLER, cache=PrefixCache(), config=config)
     queue = RequestQueue([decoder.request(PROMPTS[0], 0)])
-    found = {}
+    tokens = {}
     for answer in run(decoder, queue, 1):
-        found[answer.request] = answer.output.tokens
+        tokens[answer.request] = answer.output.tokens
         if answer.request == 0:
             model.load_weights(weights)
             queue.put(decoder.request(PROMPTS[0], 1))
-    other = load_tiny("sdar", dtype="float64", block_length=4)
-    other.load_state_dict(weights)
-    assert torch.equal(found[1], decode(other, PROMPTS[:1], SAMPLER, config=config).tokens)
-    assert not torch.equal(found[0], found[1])
+    loaded = load_tiny("sdar", dtype="float64", block_length=4)
+    loaded.load_state_dict(weights)
+    assert torch.equal(tokens[1], decode(loaded, PROMPTS[:1], SAMPLER, config=config).tokens)
+    assert not torch.equal(tokens[0], tokens[1])
 
 
 def test_the_version_of_weights_changes_with_any_of_them() -> None:
@@ -138,7 +138,7 @@ def test_packing_weights_is_no_new_version() -> None:
 
 
 @pytest.mark.slow
-# Inductor's own.
+# The warnings are Inductor's own.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.untyped
 def test_compiled_forwards_take_the_new_weights() -> None:

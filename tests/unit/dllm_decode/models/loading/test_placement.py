@@ -25,24 +25,24 @@ FOLDER = pytest.mark.parametrize("folder", [MODELS / key for key in FULLY_CONFIG
 
 
 def logits(model: MaskedTransformer, kv_cache: KVCache | None) -> Tensor:
-    """A forward over everything; with a memory, another over a block of it in two of three rows."""
+    """Returns logits of a full forward and, with a memory, of another over a block of two rows."""
     vocab_size = model.vocab_size
     tokens = torch.arange(36).reshape(3, 12) * 7 % vocab_size
     columns = torch.arange(12).expand(3, 12)
     attend = (torch.arange(12) >= torch.tensor([0, 2, 1])[:, None])[:, None]
     slots = None if kv_cache is None else slice(0, 12)
-    whole = ForwardInputs(
+    inputs = ForwardInputs(
         tokens, columns, columns[:, 3:9], attend=attend, kv_cache=kv_cache, slots=slots
     )
-    found = [model.predict(whole)]
+    outputs = [model.predict(inputs)]
     if kv_cache is not None:
         rows, block = torch.tensor([2, 0]), columns[:2, 4:8]
-        again = dataclasses.replace(
-            whole, tokens=(tokens[rows, 4:8] + 1) % vocab_size, positions=block, wanted=block - 4,
+        block_inputs = dataclasses.replace(
+            inputs, tokens=(tokens[rows, 4:8] + 1) % vocab_size, positions=block, wanted=block - 4,
             attend=attend[rows], slots=block, rows=rows,
         )  # fmt: skip
-        found.append(model.predict(again))
-    return torch.cat([part.flatten() for part in found])
+        outputs.append(model.predict(block_inputs))
+    return torch.cat([part.flatten() for part in outputs])
 
 
 DISK_MAPS: dict[str, DeviceMap] = {
@@ -101,18 +101,18 @@ def test_a_tied_model_in_files_shares_its_weight_where_it_is_computed(tmp_path) 
 
 @pytest.mark.slow
 def test_no_forward_meets_weights_activations_or_memory_of_another_device(golden_dir) -> None:
-    """On accelerators that are made up: see the module that is run."""
+    """The accelerators are simulated: see the program that is run."""
     script = TESTS / "programs" / "two_devices.py"
     ran = subprocess.run(
         [sys.executable, str(script), str(golden_dir / "models")], capture_output=True, text=True,
         check=True, cwd=TESTS.parent, env={"PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
     )  # fmt: skip
     seen = json.loads(ran.stdout)
-    refused = {case: found for case, found in seen.items() if case.endswith("without a route")}
+    refused = {case: result for case, result in seen.items() if case.endswith("without a route")}
     assert len(refused) == len(seen) / 2 == 4 * 3 * 2
-    assert all("found at least two devices" in found for found in refused.values())
+    assert all("found at least two devices" in result for result in refused.values())
     for family in ("llada", "dream", "sdar"):
-        # Logits come back to where tokens are expected; then keys and values, by runs of layers.
+        # First the device of logits, equal to that of tokens; then of keys and values by layers.
         assert seen[f"{family}, halves, afresh"] == ["fake:0"]
         first, second = ["fake:0"] * 2, ["fake:1"] * 2
         assert seen[f"{family}, halves, memory"] == ["fake:0", *first, *second]
@@ -169,7 +169,7 @@ def imagined(device: str | int | torch.device) -> torch.device:
 
 @pytest.fixture
 def on_meta(monkeypatch) -> Transformer:
-    """Nothing is allocated, and any device is there."""
+    """Returns a network that allocates nothing; every device counts as available."""
     monkeypatch.setattr(placement, "available", imagined)
     with torch.device("meta"):
         return Transformer(new_tiny(num_layers=3).transformer.config)
@@ -193,7 +193,7 @@ def test_one_device_needs_no_route(device, on_meta) -> None:
 def test_automatic_maps_fill_devices_in_turn_and_keep_layers_whole(
     on_meta, tmp_path, monkeypatch
 ) -> None:
-    """Beside what the first device keeps, it needs room for a layer that is kept elsewhere."""
+    """Next to its own layers, the first device needs room for a layer that is kept elsewhere."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     layer = sum(parameter.nbytes for parameter in on_meta.layers[0].parameters())
     room = on_meta.embedding.weight.nbytes + 64

@@ -17,12 +17,12 @@ from dllm_decode.models.network.transformer import Transformer
 
 needs_vnni = pytest.mark.skipif(not can_multiply_int8(), reason="needs AVX-512 VNNI")
 # In an environment that has the extra `int8`, torchao's own sources raise warnings: give pytest
-# -W "ignore:invalid escape sequence". What it stores on an accelerator, it stores on a CPU too.
+# -W "ignore:invalid escape sequence". torchao stores alike on accelerators and CPUs.
 needs_torchao = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None, reason="needs the extra int8"
 )
 DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-# Rows end on a step; beyond half a step, bfloat16 rounds what comes out.
+# Errors are at most half a step; in bfloat16, rounding of the product adds to them.
 MOST_STEPS = {torch.float32: 0.51, torch.bfloat16: 1.01}
 
 LLADA = MODELS / "llada"
@@ -38,8 +38,8 @@ def logits(model: MaskedTransformer) -> Tensor:
 
 
 def num_bytes(parameters: list[Tensor]) -> int:
-    """What is really held: torchao's tensors say what they stand for."""
-    held = [part for one in parameters for part in (getattr(one, "qdata", one), one)]
+    """Returns the bytes that are stored; torchao's tensors report the size before quantisation."""
+    held = [part for tensor in parameters for part in (getattr(tensor, "qdata", tensor), tensor)]
     return sum(part.nbytes for part in held[::2])
 
 
@@ -84,7 +84,7 @@ def test_groups_in_one_call_are_groups_one_by_one(folder) -> None:
 @needs_vnni
 @DTYPE
 def test_logits_are_close(dtype, family) -> None:
-    """Of every network, with a tied head, biases, and experts, which stay as they are."""
+    """Networks have a tied head, biases, or experts; experts stay unquantised."""
     plain = logits(load_tiny(family, dtype=dtype))
     eight = load_tiny(family, dtype=dtype, quantize="int8")
     layers = [part for part in eight.modules() if isinstance(part, Int8Linear)]
@@ -115,7 +115,7 @@ def test_a_quantised_model_stays_where_and_as_it_is(tmp_path) -> None:
 @needs_torchao
 @DTYPE
 def test_logits_of_fp8_are_near_in_half_the_bytes(dtype) -> None:
-    """Three bits behind the point: each weight is within a sixteenth of itself."""
+    """With three bits after the point, each weight is within a sixteenth of itself."""
     plain, _ = load_model("mini", dtype=dtype)
     eight = stored_by_torchao("mini", "fp8", dtype)
     for old, new in zip(plain.transformer.layers, eight.transformer.layers, strict=True):
@@ -123,7 +123,7 @@ def test_logits_of_fp8_are_near_in_half_the_bytes(dtype) -> None:
         assert new_rows.qdata.dtype == torch.float8_e4m3fn
         product = F.linear(torch.eye(old_rows.shape[1], dtype=dtype), new_rows).T.float()
         error = (product - old_rows.float()).abs()
-        # Least steps are those of the smallest numbers that are written with a full exponent.
+        # `least` is the step between the smallest normal numbers of the format.
         least = old_rows.float().abs().amax(1, keepdim=True) / 448 * 2**-9
         assert (error <= 0.07 * old_rows.float().abs() + least).all()
         assert error.max() > 0

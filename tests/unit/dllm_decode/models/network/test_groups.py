@@ -14,7 +14,7 @@ MATRICES = ("mm", "addmm", "linear")
 
 
 def groups_of(num_groups: int) -> list[ForwardInputs]:
-    """Two rows of nine columns, and one row of four."""
+    """Returns a group of two rows of nine columns and, if two are wanted, one of a row of four."""
     columns = [torch.arange(9).repeat(2, 1), torch.arange(4)[None]]
     return [ForwardInputs(part, part, part[:, 1:3]) for part in columns[:num_groups]]
 

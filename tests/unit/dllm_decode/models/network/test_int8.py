@@ -30,50 +30,50 @@ def columns(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def rounded(values: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """Rounds to multiples of the scale of each vector, whose largest value has so many steps."""
+    """Rounds to multiples of each vector's scale; its largest value is `steps` times the scale."""
     scale = (values.float().abs().amax(-1, keepdim=True) / steps).to(dtype).double()
     return (values.double() / scale).round() * scale
 
 
 @DTYPE
 def test_weights_and_columns_are_rounded_to_steps_of_their_own(dtype: torch.dtype) -> None:
-    linear, given = plain(dtype), columns(dtype)
+    linear, inputs = plain(dtype), columns(dtype)
     scaled_in = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     weight = rounded(linear.weight, 127, torch.float32)
-    expected = rounded(given, 126, scaled_in) @ weight.T + linear.bias.double()
-    found = eight(linear)(given)
-    assert found.dtype == dtype
+    expected = rounded(inputs, 126, scaled_in) @ weight.T + linear.bias.double()
+    outputs = eight(linear)(inputs)
+    assert outputs.dtype == dtype
     size = expected.abs().amax(-1, keepdim=True)
-    error = ((found.double() - expected).abs() / size).max()
-    # A few roundings to the dtype, in place of hundreds.
+    error = ((outputs.double() - expected).abs() / size).max()
+    # There are a few roundings to the dtype, not hundreds.
     assert error < 4 * torch.finfo(dtype).eps + 1e-6
 
 
 @DTYPE
 def test_a_column_is_the_same_alone_and_among_others(dtype: torch.dtype) -> None:
-    layer, given = eight(plain(dtype)), columns(dtype)
-    together = layer(given)
+    layer, inputs = eight(plain(dtype)), columns(dtype)
+    together = layer(inputs)
     for row in range(3):
-        assert torch.equal(layer(given[row]), together[row])
-        assert torch.equal(layer(given[row : row + 1, 4:5])[0, 0], together[row, 4])
+        assert torch.equal(layer(inputs[row]), together[row])
+        assert torch.equal(layer(inputs[row : row + 1, 4:5])[0, 0], together[row, 4])
 
 
 def test_numbers_that_are_no_numbers_stay_so_in_their_column_alone() -> None:
-    layer, given = eight(plain()), columns()
-    clean = layer(given)
-    given[0, 0, 5], given[1, 2, 6] = torch.nan, torch.inf
-    given[2, 1] = 0.0
-    found = layer(given)
-    assert not found[0, 0].isfinite().any()
-    assert not found[1, 2].isfinite().any()
-    assert torch.equal(found[2, 1], plain().bias)
-    assert torch.equal(found[0, 1:], clean[0, 1:])
+    layer, inputs = eight(plain()), columns()
+    clean = layer(inputs)
+    inputs[0, 0, 5], inputs[1, 2, 6] = torch.nan, torch.inf
+    inputs[2, 1] = 0.0
+    outputs = layer(inputs)
+    assert not outputs[0, 0].isfinite().any()
+    assert not outputs[1, 2].isfinite().any()
+    assert torch.equal(outputs[2, 1], plain().bias)
+    assert torch.equal(outputs[0, 1:], clean[0, 1:])
 
 
 def test_it_is_copied_and_pickled() -> None:
-    layer, given = eight(plain(bias=False)), columns()
-    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert torch.equal(other(given), layer(given))
+    layer, inputs = eight(plain(bias=False)), columns()
+    for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(copied(inputs), layer(inputs))
 
 
 def test_gradients_are_refused() -> None:

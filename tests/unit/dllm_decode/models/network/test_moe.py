@@ -54,7 +54,7 @@ def open_experts(config: MoEConfig, preference: list[float]) -> list[int]:
 
 
 def slowly(layer: MoE, hidden: Tensor) -> Tensor:
-    """One token after another, in float64, from the tensors that a checkpoint holds."""
+    """Computes one token after another, in float64, from the tensors of a checkpoint."""
     config = layer.router.config
     parts = {name: part.double() for name, part in parts_of(layer).items()}
     out = torch.zeros(hidden.shape, dtype=torch.float64)
@@ -88,14 +88,14 @@ def test_a_layer_is_the_slow_loop(config: MoEConfig, size: tuple[int, int]) -> N
 def test_in_lower_precision_it_is_the_slow_loop_up_to_rounding(
     config: MoEConfig, dtype: torch.dtype, device: str
 ) -> None:
-    # A grouped product wants rows of whole 16 bytes.
+    # A grouped product needs rows of a multiple of 16 bytes.
     config = dataclasses.replace(config, hidden_size=16) if device == "cuda" else config
     width = 16 if device == "cuda" else H
     layer, hidden = make(config, dtype, width), random(3, 7, width, seed=99, dtype=dtype)
     expected = slowly(layer, hidden)
     mixed = layer.to(device)(hidden.to(device)).cpu()
     assert mixed.dtype == dtype
-    # In bfloat16 a near tie of two experts may fall otherwise; few tokens have one.
+    # In bfloat16, two experts that nearly tie may change order; few tokens have such experts.
     error = (mixed.double() - expected).abs().amax(-1)
     exact = 1e-4 if device == "cpu" else 1e-2
     bound = exact if dtype == torch.float32 else 0.05 * float(expected.abs().max())
@@ -110,7 +110,7 @@ def test_experts_without_tokens_are_not_computed(
     chosen = set(layer.router(hidden[0]).experts.flatten().tolist())
     unused = sorted(set(range(config.num_experts)) - chosen)
     expected = layer(hidden)
-    # Whoever reads them spoils the sum.
+    # If these weights are read, the sum is NaN.
     layer.experts.gate_up[unused] = torch.nan
     layer.experts.down[unused] = torch.nan
     assert torch.equal(layer(hidden), expected)
@@ -137,14 +137,14 @@ def two_threads() -> Iterator[None]:
 def test_grouped_products_are_the_loop(
     config: MoEConfig, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On one thread, as on CUDA and with gradients, and shared out to threads."""
+    """Groups on one thread, as on CUDA and with gradients, and groups distributed over threads."""
     layer, hidden = make(config, torch.float32), random(*size, H, seed=9, dtype=torch.float32)
     grouped = layer(hidden)
     with torch.no_grad():
-        shared = layer(hidden)
+        threaded = layer(hidden)
     monkeypatch.setattr(Experts, "_can_group", lambda self, columns: False)
     looped = layer(hidden)
-    assert torch.equal(shared, grouped)
+    assert torch.equal(threaded, grouped)
     assert torch.allclose(grouped, looped, rtol=1e-4, atol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Packed weights: the same bits, and weights that nothing loses."""
+"""Packed weights give the same bits, and are never lost."""
 
 import copy
 from collections.abc import Callable
@@ -50,11 +50,11 @@ def test_answers_are_those_of_unpacked_weights(
             model, PROMPTS, ConfidenceThreshold(), cache=cache, gen_length=16, block_length=8
         ).tokens
 
-    found = answers()
+    packed = answers()
     assert is_packed(model)
     model.transformer.unpack()
     monkeypatch.setattr(model.transformer, "pack", lambda: None)
-    assert torch.equal(found, answers())
+    assert torch.equal(packed, answers())
     assert not is_packed(model)
 
 
@@ -103,9 +103,9 @@ def test_whoever_reads_the_weights_gets_them(
     expected = {name: value.clone() for name, value in read(model).items()}
     model.to(torch.bfloat16)
     logits_of(model)
-    found = read(model)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    state = read(model)
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], value) for name, value in expected.items())
     with torch.no_grad():
         assert plain_logits(model).isfinite().all()
 

@@ -40,7 +40,7 @@ def test_gradients_reach_every_parameter(family: str) -> None:
     hidden = model.transformer(TOKENS, attend=torch.ones(L, L).tril().bool().expand(B, -1, -1))
     model.transformer.head(hidden[TOKENS % 3 == 0]).logsumexp(-1).sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
-    # Built on the meta device, rotary tables in buffers stay uninitialised: NaN, silently.
+    # On the meta device, rotary tables in buffers would stay uninitialised, and silently give NaN.
     assert not list(model.buffers())
 
 
@@ -135,18 +135,18 @@ def test_attention_with_gradients_is_that_without(num_kv_heads: int, masked: boo
     bias = torch.zeros(2, 1, 1, 7, dtype=torch.float64)
     bias[0, ..., 3:] = -torch.inf
     bias[1] = -torch.inf
-    given = bias if masked else None
+    mask = bias if masked else None
     heads = [each.clone().requires_grad_() for each in tensors]
-    found = attend(*heads, given)
-    expected = attend(*tensors, given)
+    output = attend(*heads, mask)
+    expected = attend(*tensors, mask)
     sees = slice(0, 1) if masked else slice(None)
-    torch.testing.assert_close(found[sees], expected[sees])
-    assert found.isfinite().all()
-    found[sees].square().sum().backward()
-    again = [each.clone().requires_grad_() for each in tensors]
-    repeated = [each.repeat_interleave(4 // each.shape[1], 1) for each in again]
-    wanted = F.scaled_dot_product_attention(*repeated, attn_mask=given)
-    wanted[sees].square().sum().backward()
-    for ours, theirs in zip(heads, again, strict=True):
+    torch.testing.assert_close(output[sees], expected[sees])
+    assert output.isfinite().all()
+    output[sees].square().sum().backward()
+    copies = [each.clone().requires_grad_() for each in tensors]
+    repeated = [each.repeat_interleave(4 // each.shape[1], 1) for each in copies]
+    reference = F.scaled_dot_product_attention(*repeated, attn_mask=mask)
+    reference[sees].square().sum().backward()
+    for ours, theirs in zip(heads, copies, strict=True):
         assert theirs.grad is not None
         torch.testing.assert_close(ours.grad, theirs.grad.nan_to_num())

@@ -16,15 +16,15 @@ from dllm_decode.models.loading.find import ASSETS
 
 
 def config(**changes: Any) -> Callable[[Path], object]:
-    """Changes the configuration; functions get the value that is there."""
+    """Returns a damage that sets keys of the configuration; functions get the present value."""
 
     def damage(folder: Path) -> None:
         path = folder / "config.json"
-        known = json.loads(path.read_text())
+        settings = json.loads(path.read_text())
         for key, change in changes.items():
-            known[key] = change(known[key]) if callable(change) else change
-        known.pop("layer_types", None)
-        path.write_text(json.dumps(known))
+            settings[key] = change(settings[key]) if callable(change) else change
+        settings.pop("layer_types", None)
+        path.write_text(json.dumps(settings))
 
     return damage
 

@@ -64,7 +64,7 @@ class Knowing(Drafting):
             beginning.noise_keys.tolist(), firsts, lengths.tolist(), strict=True
         ):
             right = self.answers[keys.index(key)][first : first + min(length, 1 + first % 3)]
-            # Nodes 2d and 2d + 1 are of depth d; the wrong one stands first.
+            # Nodes 2d and 2d + 1 are of depth d; the wrong one comes first.
             words = [word for token in right for word in ((token + 1) % 500, token)]
             tokens.append(words + [0] * (6 - len(words)))
             parents.append([-1, -1, 1, 1, 3, 3])

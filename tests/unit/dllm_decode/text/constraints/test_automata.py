@@ -25,8 +25,8 @@ EOS, MASK = 0, 1
 
 def vocabulary_of(texts: Sequence[bytes]) -> Vocabulary:
     """Returns a vocabulary with an EOS and a [MASK] before the texts."""
-    own = [None, None, *texts]
-    return Vocabulary.of(own, own, (EOS,))
+    token_texts = [None, None, *texts]
+    return Vocabulary.of(token_texts, token_texts, (EOS,))
 
 
 def bytes_and_pairs(num_pairs: int) -> list[bytes]:
@@ -50,7 +50,7 @@ VOCABULARY = vocabulary_of(TEXTS)
 
 
 def accepts(automaton: Automaton, tokens: Sequence[int]) -> bool:
-    """Follows the edges one by one."""
+    """Returns whether the automaton accepts the tokens, following its edges one by one."""
     edges = {
         (int(source), int(label)): int(target)
         for source, label, target in zip(
@@ -65,13 +65,13 @@ def accepts(automaton: Automaton, tokens: Sequence[int]) -> bool:
 
 def random_tokens(text: bytes, draw: random.Random) -> list[int]:
     """Splits a text into random tokens of the vocabulary."""
-    found = []
+    tokens = []
     while text:
         sizes = [size for size in range(1, 7) if text[:size] in TEXTS and len(text) >= size]
         size = draw.choice(sizes)
-        found.append(TEXTS.index(text[:size]) + 2)
+        tokens.append(TEXTS.index(text[:size]) + 2)
         text = text[size:]
-    return found
+    return tokens
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_an_automaton_accepts_what_python_matches_however_it_is_split(expression
     draw, automaton = random.Random(1), compile_constraint(Regex(expression), VOCABULARY)
     fitting = ["1-11", "11-1", "", "yes", "aaaa", "abcé", "x漢é\t", "23.4", "漢", "a\nb"]
     others = ["1-111", "y", "xabcd", "x\n", "é漢", "ab1", "2.34", "a b", "no!"]
-    found = []
+    matches = []
     for text in [*fitting, *others]:
         expected = re.fullmatch(expression, text) is not None
         for _ in range(3):
             assert accepts(automaton, random_tokens(text.encode(), draw)) == expected, text
-        found.append(expected)
-    assert any(found)
-    assert not all(found) or expression == "(?s).*"
+        matches.append(expected)
+    assert any(matches)
+    assert not all(matches) or expression == "(?s).*"
 
 
 def test_classes_are_the_equal_columns_of_the_full_table() -> None:
@@ -103,8 +103,8 @@ def test_classes_are_the_equal_columns_of_the_full_table() -> None:
     assert automaton.classes[MASK] == DEAD_CLASS
     assert automaton.classes[EOS] == EOS_CLASS
     for label in range(automaton.num_classes):
-        own = (automaton.classes == label).nonzero()
-        assert automaton.examples[label] == own.min()
+        members = (automaton.classes == label).nonzero()
+        assert automaton.examples[label] == members.min()
 
 
 def test_no_edge_leads_to_a_state_without_an_end() -> None:
@@ -128,7 +128,7 @@ def test_distances_and_least_lengths_count_tokens() -> None:
 
 
 def test_the_first_token_of_an_answer_may_have_another_text() -> None:
-    """Words with spaces between them, as the embedded models have."""
+    """As in tokenizers of words with spaces between them, which the embedded models have."""
     first = [None, None, b"a", b"b"]
     later = [None, None, b" a", b" b"]
     automaton = compile_constraint(Regex("a( b)*"), Vocabulary.of(first, later, (EOS,)))
@@ -166,7 +166,7 @@ def test_an_expression_that_cannot_be_compiled_is_refused(constraint: Regex, mes
 def test_an_expression_that_needs_too_much_time_or_memory_ends(
     limit_s: float, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its automaton has 2^30 states."""
+    """The automaton of the expression has 2^30 states."""
     monkeypatch.setattr(characters, "_MEMORY_BYTES", memory_bytes)
     started_s = time.monotonic()
     with pytest.raises(ValueError, match="must be small enough to be compiled within"):
@@ -191,5 +191,5 @@ def test_a_text_that_the_tokenizer_cannot_write_is_refused() -> None:
         compile_constraint(OneOf(["yes", "no"]), vocabulary)
     with pytest.raises(ValueError, match="got 'né', whose character 1, 'é'"):
         compile_constraint(Regex("né+"), vocabulary)
-    # Texts that cannot be written are left out where others can.
+    # A text that cannot be written is left out if another text can be written.
     assert compile_constraint(Regex("no?"), vocabulary).least_length() == 1

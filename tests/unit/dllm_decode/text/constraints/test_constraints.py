@@ -54,7 +54,7 @@ class Pair:
 def walks(automaton: Automaton, number: int, *, most: int = 80) -> list[str]:
     """Returns random texts: a walk along random edges, then the shortest way to an end."""
     draw = random.Random(0)
-    ahead: dict[int, list[tuple[int, int]]] = {}
+    edges_from: dict[int, list[tuple[int, int]]] = {}
     for source, label, target in zip(
         automaton.sources.tolist(),
         automaton.labels.tolist(),
@@ -62,24 +62,24 @@ def walks(automaton: Automaton, number: int, *, most: int = 80) -> list[str]:
         strict=True,
     ):
         if label != EOS_CLASS:
-            ahead.setdefault(source, []).append((label, target))
+            edges_from.setdefault(source, []).append((label, target))
     tokens_of: dict[int, list[int]] = {}
     for token, label in enumerate(automaton.classes.tolist()):
         tokens_of.setdefault(label, []).append(token)
     distances = automaton.distances.tolist()
-    found = []
+    texts = []
     for _ in range(number):
         state, text, length = 0, bytearray(), draw.randint(0, most)
         while length > len(text) or distances[state]:
-            edges = ahead.get(state)
+            edges = edges_from.get(state)
             if not edges:
                 break
             if length <= len(text):
                 edges = [min(edges, key=lambda edge: distances[edge[1]])]
             label, state = draw.choice(edges)
             text += TEXTS[draw.choice(tokens_of[label])] or b""
-        found.append(text.decode())
-    return found
+        texts.append(text.decode())
+    return texts
 
 
 def accepts(constraint: Constraint, text: str) -> bool:
@@ -243,11 +243,11 @@ def test_integers_within_bounds_are_those_that_are_matched() -> None:
         if least is not None and most is not None and least > most:
             continue
         schema = {"type": "integer", "minimum": least, "maximum": most}
-        given = {name: bound for name, bound in schema.items() if bound is not None}
-        expression = re.compile(JsonSchema(given).pattern())
+        fields = {name: bound for name, bound in schema.items() if bound is not None}
+        expression = re.compile(JsonSchema(fields).pattern())
         for value in values:
             expected = (least is None or value >= least) and (most is None or value <= most)
-            assert (expression.fullmatch(str(value)) is not None) == expected, (given, value)
+            assert (expression.fullmatch(str(value)) is not None) == expected, (fields, value)
     for text in ("007", "-0", "+1", "1.0"):
         assert not re.fullmatch(JsonSchema({"type": "integer", "minimum": -5}).pattern(), text)
     closed = JsonSchema({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 4})
@@ -257,11 +257,11 @@ def test_integers_within_bounds_are_those_that_are_matched() -> None:
 def test_decimals_within_bounds_are_those_that_are_matched() -> None:
     bounds = (None, -12, -1, 0, 1, 5, 20)
     parts = ("", ".0", ".00", ".5", ".07", ".999")
-    texts = [f"{whole}{part}" for whole in range(-22, 23) for part in parts] + ["-0.5", "-0.01"]
+    texts = [f"{integer}{part}" for integer in range(-22, 23) for part in parts] + ["-0.5", "-0.01"]
     names = product(("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
     for least, most, (low, high) in product(bounds, bounds, names):
-        given = {name: end for name, end in ((low, least), (high, most)) if end is not None}
-        schema = {"type": "number", **given}
+        limits = {name: end for name, end in ((low, least), (high, most)) if end is not None}
+        schema = {"type": "number", **limits}
         validator = jsonschema.Draft202012Validator(schema)
         valid = {text for text in texts if validator.is_valid(json.loads(text))}
         if not valid:

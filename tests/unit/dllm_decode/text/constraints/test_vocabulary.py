@@ -13,7 +13,7 @@ LINES = ["the yes and no", '{"name": [1, 2]}', "née 漢字 😀😀", "  two  s
 
 
 def byte_level() -> PreTrainedTokenizerFast:
-    """As GPT-2's: some tokens are parts of characters."""
+    """Returns a tokenizer like GPT-2's: some tokens are parts of characters."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -26,7 +26,7 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 
 def sentence_piece() -> PreTrainedTokenizerFast:
-    """As Llama's: an underscore for a space, bytes by name, no space at the beginning."""
+    """Returns a tokenizer like Llama's: "▁" for a space, bytes by name, no leading space."""
     pieces = ["<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁yes", "no", "▁é"]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
@@ -56,13 +56,13 @@ def test_texts_of_tokens_make_the_text_of_an_answer(make) -> None:
     tokens = [token for token, text in enumerate(vocabulary.later) if text is not None]
     assert len(tokens) > 50
     for _ in range(400):
-        own = draw.choices(tokens, k=draw.randint(1, 4))
-        texts = [vocabulary.first[own[0]], *(vocabulary.later[token] for token in own[1:])]
+        ids = draw.choices(tokens, k=draw.randint(1, 4))
+        parts = [vocabulary.first[ids[0]], *(vocabulary.later[token] for token in ids[1:])]
         try:
-            text = b"".join(own or b"" for own in texts).decode()
+            text = b"".join(part or b"" for part in parts).decode()
         except UnicodeDecodeError:
             continue
-        assert tokenizer.decode(own, skip_special_tokens=True) == text
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
         num_compared += 1
     assert num_compared >= 30
 

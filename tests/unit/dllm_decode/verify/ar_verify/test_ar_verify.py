@@ -53,13 +53,13 @@ SHORT = DraftLength(2, 6, growth=2)
 
 
 def test_the_target_reads_every_token_once() -> None:
-    target, read = tiny_target(seed=2), []
+    target, reads = tiny_target(seed=2), []
     answers = answers_of(target, PROMPTS, 12)
     original = target.read
 
-    def spied(past: Any, tokens: Tensor, counts: Tensor, **wanted: Any) -> Any:
-        read.append((past.lengths.tolist(), counts.tolist()))
-        return original(past, tokens, counts, **wanted)
+    def spied(past: Any, tokens: Tensor, counts: Tensor, **options: Any) -> Any:
+        reads.append((past.lengths.tolist(), counts.tolist()))
+        return original(past, tokens, counts, **options)
 
     target.read = spied  # type: ignore[method-assign]
     model = Knowing(answers=dict(zip(map(tuple, PROMPTS), answers, strict=True)), wrong_every=3)
@@ -67,15 +67,15 @@ def test_the_target_reads_every_token_once() -> None:
         model, PROMPTS, SAMPLER, verifier=ARVerify(target, DraftLength(4, 4), ARGMAX),
         gen_length=12, block_length=4,
     )  # fmt: skip
-    assert read[0] == ([0, 0, 0], [3 + 4, 1 + 4, 6 + 4])
-    for _, counts in read[1:]:
+    assert reads[0] == ([0, 0, 0], [3 + 4, 1 + 4, 6 + 4])
+    for _, counts in reads[1:]:
         assert max(counts) <= 1 + 4, "something was read again"
 
 
 def law_of(
     model: Any, prompt: list[int], temperature: float, length: int, *, eos: int
 ) -> dict[tuple[int, ...], float]:
-    """The target's own distribution over answers, by enumeration; id 4 is [MASK]."""
+    """Returns the target's distribution over answers, by enumeration; id 4 is [MASK]."""
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         longer = {}
@@ -117,11 +117,11 @@ def test_answers_with_drawn_drafts_follow_the_targets_law() -> None:
 def test_the_papers_draft_length_collapses_and_ours_does_not() -> None:
     def lengths(start: Any, accepted: int) -> list[int]:
         policy = DraftLength(start=start)
-        state, found = policy.first(torch.zeros(1, dtype=torch.long)), []
+        state, draft_lengths = policy.first(torch.zeros(1, dtype=torch.long)), []
         for _ in range(4):
-            found.append(int(state.length))
+            draft_lengths.append(int(state.length))
             state = policy.after(state, state.length, torch.tensor([accepted]))
-        return found
+        return draft_lengths
 
     assert lengths("zero", 7) == [30, 20, 20, 20]
     assert lengths("longest", 7) == [30, 30, 30, 30]
@@ -209,7 +209,7 @@ def test_given_tokens_must_begin_the_answer() -> None:
 @pytest.mark.parametrize("drafting", [ARGMAX, PathSearch(), Sampled(), Tree(5)], ids=repr)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_no_numbers_are_reported(drafting: Drafting, temperature: float) -> None:
-    """They were written as some token; the mask predictor's are in test_loop.py."""
+    """Such logits were written as some token; for the mask predictor see test_loop.py."""
     target = tiny_target(seed=1)
     verifier = ARVerify(target, DraftLength(1, 2), drafting)
     options: Any = {
@@ -233,7 +233,7 @@ def test_logits_that_are_no_numbers_are_reported(drafting: Drafting, temperature
 def by_hand(
     model: Any, prompt: list[int], answer: list[int], *, masks: int, wanted: int, threshold: float
 ) -> tuple[list[int], int]:
-    """A draft in three forwards at most: one row, one loop; returns also how many it took."""
+    """Returns a draft of at most three forwards, for one row, and how many forwards it took."""
     begin = len(prompt) + len(answer)
     canvas = torch.tensor([[*prompt, *answer, *[model.mask_id] * masks]])
     for forward in (1, 2, 3):
@@ -260,17 +260,17 @@ def test_a_draft_is_what_the_sampler_commits_in_so_many_forwards(
     target, model, threshold = tiny_target(seed=2), DriftingModel(drift=0.8), 0.18
     target.eos_ids = (22, 13)
     drafting = PathSearch(width=1, weight=1.0, num_forwards=3)
-    found: list[tuple[int, list[int], list[int]]] = []
+    drafts: list[tuple[int, list[int], list[int]]] = []
 
-    def spied(decoder: Decoder, state: State, *given: Any, **rest: Any) -> Any:
-        _, past, tokens, counts = given
+    def spied(decoder: Decoder, state: State, *arguments: Any, **options: Any) -> Any:
+        _, past, tokens, counts = arguments
         for place, (row, end) in enumerate((row.request.index, row.end) for row in state.rows):
-            own = state.canvas.tokens[place, :end].tolist()
-            answer = [token for token in own[len(PROMPTS[row]) :] if token != 23]
+            row_tokens = state.canvas.tokens[place, :end].tolist()
+            answer = [token for token in row_tokens[len(PROMPTS[row]) :] if token != 23]
             read = tokens[place, : counts[place]].tolist()
             unread = len(PROMPTS[row]) + len(answer) - int(past.lengths[place])
-            found.append((row, answer, read[unread:]))
-        return read_target(decoder, state, *given, **rest)
+            drafts.append((row, answer, read[unread:]))
+        return read_target(decoder, state, *arguments, **options)
 
     monkeypatch.setattr(target_round, "read_target", spied)
     out = decode(
@@ -278,7 +278,7 @@ def test_a_draft_is_what_the_sampler_commits_in_so_many_forwards(
         verifier=ARVerify(target, DraftLength(6, 6), drafting),
     )  # fmt: skip
     forwards, sizes = Counter[int](), Counter[int]()
-    for row, answer, draft in found:
+    for row, answer, draft in drafts:
         masks = 12 - len(answer)
         expected, num = by_hand(
             model, PROMPTS[row], answer, masks=masks, wanted=min(6, masks), threshold=threshold
@@ -314,7 +314,7 @@ LOOKS = PathSearch(num_forwards=9)
 def test_what_the_target_cannot_say_is_neither_drafted_nor_written(
     temperature: float, drafting: Drafting | None
 ) -> None:
-    """Guided diffusion used to let it read such tokens: an IndexError, or nonsense."""
+    """Guided diffusion let the target read such tokens, which gave an IndexError or nonsense."""
     target = small_target()
     guided = Guided(target, top_k=9)
     out = decode(

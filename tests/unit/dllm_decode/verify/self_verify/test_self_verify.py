@@ -130,7 +130,9 @@ def test_a_row_is_billed_for_its_own_drafts_and_not_for_those_of_its_batch(evalu
     model, options = tiny("llada"), {"gen_length": 16, "block_length": 8}
     verifier = SelfVerify(4, evaluate)
     together = decode(model, PROMPTS, Hierarchy(), verifier=verifier, **options)
-    alone = [decode(model, [one], Hierarchy(), verifier=verifier, **options) for one in PROMPTS]
+    alone = [
+        decode(model, [prompt], Hierarchy(), verifier=verifier, **options) for prompt in PROMPTS
+    ]
     assert together.nfe.unique().numel() > 1
     assert together.query_positions.tolist() == [int(out.query_positions) for out in alone]
     assert torch.equal(together.tokens, torch.cat([out.tokens for out in alone]))

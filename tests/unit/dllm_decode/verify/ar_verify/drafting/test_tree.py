@@ -40,7 +40,7 @@ def tree_of(tree: Tree, logits: Tensor, ends: tuple[int, ...] = ()) -> Draft:
 
 
 def paths_of(draft: Draft, row: int = 0) -> list[Path_]:
-    """The beginning that each node stands for."""
+    """Returns the tokens on the path to each node."""
     assert draft.parents is not None
     paths: list[Path_] = []
     nodes = zip(draft.tokens[row].tolist(), draft.parents[row].tolist(), strict=True)
@@ -69,7 +69,7 @@ def test_a_tree_is_the_authors_node_by_node(case: dict[str, Any]) -> None:
 
 
 def share(logs: Tensor, path: Path_) -> float:
-    """The probability of a beginning."""
+    """Returns the probability of a path."""
     return float(logs[range(len(path)), path].sum().exp())
 
 
@@ -77,8 +77,8 @@ def share(logs: Tensor, path: Path_) -> float:
 def test_a_tree_with_near_ties_is_worth_as_much_as_the_authors(case: dict[str, Any]) -> None:
     logits, budget = torch.tensor(case["log_probs"], dtype=torch.double), case["budget"]
     draft, logs = tree_of(Tree(budget, max_candidates=budget), logits), logits.log_softmax(-1)
-    own = sum(share(logs, path) for path in paths_of(draft))
-    assert own == pytest.approx(case["sum_prob"], abs=1e-4)
+    total = sum(share(logs, path) for path in paths_of(draft))
+    assert total == pytest.approx(case["sum_prob"], abs=1e-4)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["id"])
@@ -95,21 +95,21 @@ def test_a_walk_accepts_what_the_authors_accept(case: dict[str, Any]) -> None:
 
 
 def best_first(logits: Tensor, budget: int, ends: tuple[int, ...]) -> list[Path_]:
-    """The authors' way, by a heap; ties as `Tree` breaks them."""
+    """Returns the nodes of the authors' search by heap, with ties broken as in `Tree`."""
     logs = logits.double().log_softmax(-1).clamp(max=0.0)
     order = [row.sort(descending=True, stable=True) for row in logs]
     heap: list[tuple[float, int, Path_]] = [(0.0, 0, ())]
-    found: list[Path_] = []
-    while heap and len(found) <= budget:
+    paths: list[Path_] = []
+    while heap and len(paths) <= budget:
         cost, depth, ranks = heapq.heappop(heap)
         tokens = tuple(int(order[at].indices[rank]) for at, rank in enumerate(ranks))
-        found.append(tokens)
+        paths.append(tokens)
         if depth < len(logits) and tokens[-1:] not in [(end,) for end in ends]:
             for rank, log in enumerate(order[depth].values.tolist()):
                 if log > -torch.inf:
                     heapq.heappush(heap, (cost - log, depth + 1, (*ranks, rank)))
     # The first one is the root.
-    return found[1:]
+    return paths[1:]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -146,9 +146,9 @@ def test_a_node_is_added_as_long_as_it_raises_the_tokens_per_unit_of_cost() -> N
     for cost in (0.0, 0.002, 0.01, 0.03, 0.1, 1.0):
         rates = [(1 + sum(shares[:n])) / (1 + cost * n) for n in range(1, 65)]
         best = 1 + max(range(64), key=rates.__getitem__)
-        kept = paths_of(tree_of(Tree(64, column_cost=cost), logits))
-        assert kept == every[:best]
-        sizes.add(len(kept))
+        paths = paths_of(tree_of(Tree(64, column_cost=cost), logits))
+        assert paths == every[:best]
+        sizes.add(len(paths))
     assert len(sizes) > 3
 
 
@@ -168,7 +168,7 @@ def test_a_proxy_prefers_the_order_that_it_knows() -> None:
 
 @dataclass(frozen=True)
 class Given(Drafting):
-    """Drafts one tree whatever the mask predictor says."""
+    """Drafts one tree, and ignores the mask predictor."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
@@ -194,7 +194,7 @@ def test_a_draft_that_is_no_tree_is_refused(drafting: Drafting, num_broken: int)
 
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8], [1, 4, 1, 4, 2, 1]]).repeat(1, 2)
-# Three nodes that follow the root, one of them with a path below it; a path; one node.
+# Row 0: three children of the root, one of them with descendants. Row 1: a path. Row 2: a node.
 PARENTS = torch.tensor([[-1, -1, 0, 2, 0, -1], [-1, 0, 1, 2, -1, -1], [-1, -1, -1, -1, -1, -1]])
 COUNTS = torch.tensor([6, 4, 1])
 
@@ -214,7 +214,7 @@ def read_trees(target: CausalTarget, past: Any, unread: list[int]) -> Reading:
 def check_nodes(
     target: CausalTarget, read: list[list[int]], past: Any, unread: list[int]
 ) -> Reading:
-    """Reads a tree behind some text; each node's logits must be those of its path alone."""
+    """Reads trees after text; each node's logits must be those of its path alone."""
     reading = read_trees(target, past, unread)
     for row in range(3):
         text = read[row] + TOKENS[row, : unread[row]].tolist()
@@ -227,7 +227,7 @@ def check_nodes(
 
 
 def tiny_gpt2() -> PreTrainedModel:
-    """Learned positions, and attention of another kind."""
+    """Returns a model with learned positions and another kind of attention."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=2, eos_token_id=22)
     model = GPT2LMHeadModel(config).double().eval().requires_grad_(False)
@@ -242,7 +242,7 @@ def tiny_gpt2() -> PreTrainedModel:
 def test_a_node_is_predicted_as_its_path_alone_and_only_the_accepted_path_is_kept(
     make: Any,
 ) -> None:
-    """At the start and behind a past, rows ragged, accepted paths of different lengths."""
+    """Checked at the start and after a past, with ragged rows and paths of different lengths."""
     target = CausalTarget(make(), name="tiny")
     read: list[list[int]] = [[], [], []]
     past, unread = target.start(3), [5, 2, 6]
@@ -274,8 +274,8 @@ def test_a_target_that_ignores_its_mask_is_refused(monkeypatch: pytest.MonkeyPat
     forward = model.forward
 
     @wraps(forward)
-    def deaf(**given: Any) -> Any:
-        return forward(**given | {"attention_mask": None})
+    def deaf(**options: Any) -> Any:
+        return forward(**options | {"attention_mask": None})
 
     monkeypatch.setattr(model, "forward", deaf)
     target = CausalTarget(model, name="deaf")

@@ -1,4 +1,4 @@
-"""Drafts that ask no mask predictor: what is copied, what is iterated, and who is loaded."""
+"""Drafts without a mask predictor: copies, iterations of the target, and loading such a model."""
 
 from typing import Any
 
@@ -40,10 +40,10 @@ def never(inputs: ForwardInputs) -> Any:
 
 
 def looked_up(texts: list[list[int]], ngram: int, length: int) -> list[list[int]]:
-    rows = [Row.of(Request(0, one, DecodeConfig(gen_length=9)), 1, mask_id=99) for one in texts]
+    rows = [Row.of(Request(0, text, DecodeConfig(gen_length=9)), 1, mask_id=99) for text in texts]
     width = max(map(len, texts)) + 9
     canvas = Canvas.blank(rows, width=width, mask_id=99, eos_ids=(98,))
-    first = torch.tensor([len(one) for one in texts])
+    first = torch.tensor([len(text) for text in texts])
     beginning = Beginning(canvas, first, first, 0.0)
     lengths = torch.full_like(first, 7)
     draft = PromptLookup(ngram, length).draft(beginning, torch.zeros(len(texts), 7, 0), lengths)
@@ -66,7 +66,7 @@ def test_a_copy_begins_where_most_of_the_last_tokens_stood_last() -> None:
 
 @pytest.mark.parametrize("drafting", UNDRAFTED, ids=repr)
 def test_no_forward_of_the_mask_predictor_is_run(drafting: Drafting) -> None:
-    """Every draft began with one, whose logits `PromptLookup` does not read."""
+    """Every draft began with such a forward, whose logits `PromptLookup` does not read."""
     model, target = HashModel(), tiny_target(seed=2)
     model.predict = never  # type: ignore[method-assign]
     gains = Gains()
