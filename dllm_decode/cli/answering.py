@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from dllm_decode.cli.files import read_input, require_file, require_there
+from dllm_decode.cli.files import input_file, output_file, read_input
 
 
 def generate_once(options: Namespace) -> int:
@@ -55,7 +55,7 @@ def named_constraint(options: Namespace) -> Mapping[str, Any] | None:
             'their own: "constraint": {"regex": "[0-9]+"}.'
         )
     if "json" in constraint:
-        file = require_there("--json-schema", options.json_schema, "JSON")
+        file = input_file("--json-schema", options.json_schema, "JSON")
         try:
             constraint["json"] = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -78,8 +78,8 @@ def _check_generate(options: Namespace) -> None:
     if not options.input and options.text is None and not options.template:
         raise ValueError("A question must be given, or --template, or --input with --output.")
     if options.input:
-        require_there("--input", options.input, "JSON lines")
-        require_file("--output", options.output)
+        input_file("--input", options.input, "JSON lines")
+        output_file("--output", options.output)
     if options.template and (options.gen_length is not None or options.stop_at_eos):
         raise ValueError(
             "--gen-length and --stop-at-eos must be left out with --template, which is filled as "

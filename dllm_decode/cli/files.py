@@ -106,7 +106,7 @@ def write_text(file: Path, text: str) -> None:
     partial.replace(file)
 
 
-def require_file(option: str, path: str) -> Path:
+def output_file(option: str, path: str) -> Path:
     """Returns the path of a file to write, checked before the contents are computed.
 
     Raises ValueError if the path is a folder, or its folder does not exist.
@@ -117,7 +117,7 @@ def require_file(option: str, path: str) -> Path:
     return file
 
 
-def require_there(option: str, path: str, what: str) -> Path:
+def input_file(option: str, path: str, what: str) -> Path:
     """Returns the path of a file to read; raises ValueError if there is no such file."""
     file = Path(path)
     if not file.is_file():
@@ -125,7 +125,7 @@ def require_there(option: str, path: str, what: str) -> Path:
     return file
 
 
-def require_folder(path: Path) -> None:
+def require_folder_or_new(path: Path) -> None:
     """Raises ValueError if a folder cannot be made because a file is in its place."""
     nearest = next(place for place in (path, *path.parents) if place.exists())
     if not nearest.is_dir():
@@ -154,7 +154,7 @@ def cut_torn_line(path: Path) -> None:
             file.truncate(end)
 
 
-def digest_of(file: Path) -> str:
+def digest_of_file(file: Path) -> str:
     """Returns a digest of a file's size and contents; the time of writing does not count.
 
     A file of up to 16 MiB is read completely. In a larger file, such as 16 GB of weights, only 1024

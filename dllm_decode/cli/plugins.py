@@ -122,7 +122,7 @@ def built(
 
     Raises ValueError if one cannot be built. `target` loads a verifier's causal model.
     """
-    plugins = {name: parse(parts[name]) for name, parse in CHECKS.items() if name != "verifier"}
+    plugins = {name: check(parts[name]) for name, check in CHECKS.items() if name != "verifier"}
     return {**plugins, "verifier": parse_verifier(parts["verifier"], target)}
 
 

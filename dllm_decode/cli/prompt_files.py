@@ -12,9 +12,9 @@ from dllm_decode.cli.files import (
     cut_torn_line,
     decoded,
     digest,
-    digest_of,
+    digest_of_file,
     only_writer,
-    require_file,
+    output_file,
 )
 from dllm_decode.cli.models import Speaker
 from dllm_decode.cli.plugins import parse_model, sources_of
@@ -100,7 +100,7 @@ def answer_file(
     decoded together. Raises ValueError, before anything is decoded, if a line cannot be answered,
     or the output belongs to another input or to other settings.
     """
-    file = require_file("--output", target)
+    file = output_file("--output", target)
     with only_writer(Path(f"{file}.lock"), f"Another process writes {file}; wait until it ends."):
         lines = read_prompts(Path(source))
         templates = {
@@ -197,7 +197,7 @@ def _settings(speaker: Speaker, chat: UseTemplate) -> list[object]:
     return [
         fingerprint_of(speaker.model), speaker.dtype, parse_model(speaker.source).quantize, chat,
         *map(expression_of, (*plugins, speaker.config)),
-        sources_of(plugins, speaker.source), [digest_of(file) for file in files],
+        sources_of(plugins, speaker.source), [digest_of_file(file) for file in files],
     ]  # fmt: skip
 
 

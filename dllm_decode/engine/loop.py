@@ -139,8 +139,8 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
         prompts: Token ids, any iterable; taken as rows become free.
         sampler: As in `decode`.
         num_rows: Rows of a forward, at most.
-        templates: As in `decode`; any iterable, taken together with the prompts. If it is
-            empty, the default, no token is given.
+        templates: As in `decode`; any iterable, taken together with the prompts. With
+            `()`, the default, no token is given; an iterator must yield one for each prompt.
 
     Returns:
         An iterator over one output of one row for each prompt, in the order of the prompts. Its

@@ -32,7 +32,7 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> tu
     if index is not None:
         stepping = seen.stepping(len(state.rows))
         canvas, rows = canvas.take(index), [state.rows[row] for row in stepping]
-    moves = moves_of(decoder.sampler, canvas.mask_id, view, decision, window.part(canvas.given))
+    moves = moves_of(decoder, canvas, window, view, decision)
     culprit = decoder.sampler if seen.decision is None else decoder.verifier
     state = _checked(decoder, state, seen, decision, moves, culprit=culprit)
     before, moved = canvas, _moved(canvas, window, moves)
@@ -86,7 +86,7 @@ def _recorded(state: State, seen: Look, moves: Moves, before: Canvas, after: Can
 
 
 def moves_of(
-    sampler: Sampler, mask_id: int, view: View, decision: Decision, given: Bool[Tensor, "B W"]
+    decoder: Decoder, canvas: Canvas, window: Window, view: View, decision: Decision
 ) -> Moves:
     """Returns the part of a decision that keeps the rules.
 
@@ -94,18 +94,21 @@ def moves_of(
     them; [MASK] is never written; given tokens are neither changed nor re-masked.
 
     Args:
-        sampler: The sampler.
-        mask_id: The [MASK] token.
+        decoder: All but the requests.
+        canvas: The canvas of the rows in view.
+        window: The columns in view.
         view: The view that the sampler was shown.
         decision: The sampler's decision.
-        given: Columns of the window whose tokens never change.
     """
-    allowed = view.eligible if sampler.scope == "block" else view.eligible | view.masked
+    sees_block = decoder.sampler.scope == "block"
+    allowed = view.eligible if sees_block else view.eligible | view.masked
     tokens = view.proposal if decision.tokens is None else view.decided(decision.tokens)
-    commit = settled = decision.commit & allowed & (tokens != mask_id)
+    commit = settled = decision.commit & allowed & (tokens != canvas.mask_id)
     if decision.settle is not None:
         settled = decision.settle & allowed & (commit | ~view.masked)
-    remask = None if decision.remask is None else decision.remask & ~view.masked & ~given
+    remask = decision.remask
+    if remask is not None:
+        remask = remask & ~view.masked & ~window.part(canvas.given)
     return Moves(commit, tokens, settled, remask)
 
 
@@ -114,8 +117,7 @@ def with_sampler_check(decoder: Decoder, state: State, seen: Look, decision: Dec
 
     The look has all rows.
     """
-    given = seen.window.part(state.canvas.given)
-    moves = moves_of(decoder.sampler, state.canvas.mask_id, seen.view, decision, given)
+    moves = moves_of(decoder, state.canvas, seen.window, seen.view, decision)
     return _checked(decoder, state, seen, decision, moves, culprit=decoder.sampler)
 
 
@@ -160,9 +162,7 @@ def canvas_after(
     decoder: Decoder, canvas: Canvas, window: Window, view: View, decision: Decision
 ) -> Canvas:
     """Returns the canvas after a decision, see `moves_of`."""
-    given = window.part(canvas.given)
-    moves = moves_of(decoder.sampler, canvas.mask_id, view, decision, given)
-    return _moved(canvas, window, moves)
+    return _moved(canvas, window, moves_of(decoder, canvas, window, view, decision))
 
 
 def _moved(canvas: Canvas, window: Window, moves: Moves) -> Canvas:

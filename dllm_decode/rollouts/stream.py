@@ -12,7 +12,6 @@ from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.model import MaskPredictor, UniformState, fingerprint_of
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config, require_integer
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.prompts import require_templates
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.engine.compatibility import default_sampler, require_model
 from dllm_decode.engine.decoder import Decoder, Verifier
@@ -21,9 +20,8 @@ from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
-from dllm_decode.text.blanks import template_ids
 from dllm_decode.text.constraints import Constraint
-from dllm_decode.text.generation import as_long_as, requests_of_texts
+from dllm_decode.text.generation import requests_of_texts, with_blanks
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import shown
@@ -115,12 +113,7 @@ def roll_out(
         raise ValueError(
             f'new_weights must be "begin again" or "finish", got {shown(new_weights)}.'
         )
-    require_templates(templates)
-    texts = [templates] if isinstance(templates, str) else templates
-    blanks = [template_ids(tokenizer, text, model) for text in texts]
-    config = config.updated(**options)
-    if blanks:
-        config = as_long_as(blanks, config, options)
+    blanks, config = with_blanks(tokenizer, model, templates, config, options)
     decoder = new_decoder(
         model, default_sampler(model) if sampler is None else sampler, cache=cache,
         verifier=verifier, blocks=blocks, config=config,

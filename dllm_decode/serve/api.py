@@ -101,8 +101,8 @@ def require_key(api_key: str | None) -> None:
     """Raises ValueError without a key, which guards the weights."""
     if not api_key:
         raise ValueError(
-            "--weights-root lets clients replace the weights and must come with an --api-key, got "
-            "none."
+            "weights_root (--weights-root) lets clients replace the weights and must come with an "
+            "api_key (--api-key), got none."
         )
 
 

@@ -115,13 +115,13 @@ def generate(
             sampler draws its order.
         return_logprobs: Fill `Answer.commits` and `decoded.commits`: for each token the step that
             committed the token, and its log-probability as drawn and in the model.
-        num_rows: Inputs that are decoded together, at most.
+        num_rows: Answers that are decoded together, at most.
         progress: Show on standard error how many answers and tokens are done.
         **options: Fields of `DecodeConfig`, which override `config`; also by the names that
             transformers has for them, see `GenerateOptions`.
 
     Returns:
-        One answer for each input, in their order, and the decode that gave the answers.
+        `num_return_sequences` answers for each input, in order, and the decode that gave them.
 
     Raises:
         TypeError: If an option is unknown.
@@ -133,13 +133,7 @@ def generate(
     require_integer("num_return_sequences", num_return_sequences, least=1)
     require_model(model)
     require_observers(observers)
-    require_templates(templates)
-    texts = [templates] if isinstance(templates, str) else templates
-    blanks = [template_ids(tokenizer, text, model) for text in texts]
-    config = config.updated(**overrides)
-    if blanks:
-        check_config(model, config, blanks)
-        config = as_long_as(blanks, config, overrides)
+    blanks, config = with_blanks(tokenizer, model, templates, config, overrides)
     sampler = default_sampler(model) if sampler is None else sampler
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config,
@@ -200,7 +194,7 @@ def requests_of_texts(
     """Returns `copies` requests for each prompt, in turn; the arguments are those of `generate`."""
     check_one_template_each(len(blanks), len(prompts))
     automata: list[Automaton | None]
-    if isinstance(constraint, list | tuple):
+    if isinstance(constraint, Sequence) and not isinstance(constraint, str):
         require_constraints(constraint, len(prompts))
         automata = [compiled(decoder, tokenizer, entry) for entry in constraint]
     else:
@@ -219,13 +213,28 @@ def _repeated(values: Sequence[T], copies: int) -> list[T]:
     return [value for value in values for _ in range(copies)]
 
 
-def as_long_as(
-    blanks: Sequence[Sequence[int]], config: DecodeConfig, options: DecodeOptions
-) -> DecodeConfig:
-    """Returns the config with the length of the longest template."""
+def with_blanks(
+    tokenizer: Tokenizer,
+    model: MaskPredictor,
+    templates: str | Sequence[str],
+    config: DecodeConfig,
+    options: DecodeOptions,
+) -> tuple[list[list[int]], DecodeConfig]:
+    """Returns the tokens of templates, and the config with options and the longest one's length.
+
+    Raises:
+        ValueError: If there is no such template, or the options do not fit the templates.
+    """
+    require_templates(templates)
+    texts = [templates] if isinstance(templates, str) else templates
+    blanks = [template_ids(tokenizer, text, model) for text in texts]
+    config = config.updated(**options)
+    if not blanks:
+        return blanks, config
+    check_config(model, config, blanks)
     if config.gen_length != DecodeConfig.gen_length:
         options = {**options, "gen_length": config.gen_length}
-    return config.updated(**filling_options(max(blanks, key=len), options))
+    return blanks, config.updated(**filling_options(max(blanks, key=len), options))
 
 
 def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from dllm_decode.cli.files import require_folder
+from dllm_decode.cli.files import require_folder_or_new
 from dllm_decode.cli.options import OPTIONS
 from eval.lm_harness.generation import ALLOWANCES, Generation
 from eval.lm_harness.settings import DEFAULTS, read_arguments
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--tasks must name at least one task, got none.")
     if options.output:
         options.output = Path(options.output)
-        require_folder(options.output)
+        require_folder_or_new(options.output)
         if (options.output / RESULTS_FILE).exists():
             raise ValueError(f"{options.output} holds results already; choose another folder.")
     if options.threads:

@@ -118,7 +118,8 @@ def aup(points: Sequence[TradeOff], best_accuracy: float) -> float:
         best_accuracy: The best accuracy of all compared methods on the task, y_max.
     """
     first, *others = sorted(points)
-    limit = first.accuracy - AUP_TOLERANCE
+    # A point exactly at the limit counts, which rounding must not change.
+    limit = first.accuracy - AUP_TOLERANCE - 1e-9
     curve = [first, *(point for point in others if point.accuracy >= limit)]
     weighted = [
         (speed, 100 * y * min(1.0, math.exp(-AUP_ALPHA * (1 - y / best_accuracy))))

@@ -6,7 +6,7 @@ from collections import Counter
 
 from rich.console import Console
 
-from dllm_decode.cli.files import require_file, write_text
+from dllm_decode.cli.files import output_file, write_text
 from eval.metrics.costs import COSTS, CostMeasure, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice
@@ -80,7 +80,7 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
 
 def trace(options: argparse.Namespace) -> int:
     """Shows how one example was decoded, in the terminal or as a page."""
-    page = require_file("--html", options.html) if options.html else None
+    page = output_file("--html", options.html) if options.html else None
     pairs, console = _examples_of(Folder(options.folder), options.example), Console(highlight=False)
     if page:
         write_text(page, replay_page(pairs))

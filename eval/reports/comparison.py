@@ -27,6 +27,8 @@ class Comparison:
 
     Attributes:
         num_shared: Number of the examples that both have.
+        first: Mean score of the reference.
+        second: Mean score of the other setting.
         difference: Second less first; `low` and `high` are its 95 per cent interval.
         interval: "score": Tango's, for scores of 0 and 1. "bootstrap" over examples otherwise;
             "wilson" where all differences are equal.

@@ -13,7 +13,7 @@ from dllm_decode.cli.files import (
     digest,
     only_writer,
     read_object,
-    require_folder,
+    require_folder_or_new,
     write_json,
 )
 from eval.runs.records import Record, read_parts
@@ -93,7 +93,7 @@ class Folder:
 
         Raises ValueError if the path is a file, or a folder in another format.
         """
-        require_folder(self.path)
+        require_folder_or_new(self.path)
         if (self.path / SETTINGS_FILE).exists():
             self.settings()
         elif any(self.path.glob("part-*.jsonl")):

@@ -96,7 +96,7 @@ class Selection:
             require_target_score(self.address, self.task, example)
 
 
-def digest_of(examples: Sequence[Example]) -> str:
+def digest_of_examples(examples: Sequence[Example]) -> str:
     """Returns a hash of ids, prompts, targets and templates, so that changes are noticed."""
     parts = ([example.id, example.prompt, example.target, example.template] for example in examples)
     return digest([part if part[-1] else part[:-1] for part in parts])

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dllm_decode.cli.files import digest_of, read_object, write_json
+from dllm_decode.cli.files import digest_of_file, read_object, write_json
 from dllm_decode.cli.plugins import own_modules, sources_of
 from eval.runs.settings import Run
 
@@ -128,7 +128,7 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
     changed since. Returns the notes of all settings of the folder, to be written by `write_notes`.
     """
     # Each file is read once, however many settings read it.
-    digest = cache(digest_of)
+    digest = cache(digest_of_file)
     notes = {name: _read(folder / name) for name in (CODE_NOTE, FILES_NOTE)}
     for setting, run in runs.items():
         files = files_of(run)

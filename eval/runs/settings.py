@@ -19,7 +19,7 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import new_decoder
 from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.generation import compiled
-from eval.runs.names import Selection, digest_of
+from eval.runs.names import Selection, digest_of_examples
 from eval.runs.prompts import PromptTokenizer, require_template, templates_of
 from eval.tasks import Example
 from samplers import Sampler
@@ -212,7 +212,7 @@ class Run:
             dtype=self.dtype,
             task=self.selection.address,
             task_version=self.selection.task.version,
-            examples=digest_of(examples),
+            examples=digest_of_examples(examples),
             num_examples=len(examples),
             sampler=expression_of(self.sampler) if self.verifier.asks_sampler else "",
             cache=expression_of(self.cache),

@@ -20,7 +20,7 @@ from dllm_decode import (
     PrefixCache,
     Verifier,
 )
-from dllm_decode.cli.files import require_file, write_json
+from dllm_decode.cli.files import output_file, write_json
 from dllm_decode.cli.models import open_model
 from dllm_decode.cli.options import given_of
 from dllm_decode.cli.plugins import parse_blocks, parse_cache, parse_sampler, parse_verifier
@@ -173,7 +173,7 @@ def run(options: argparse.Namespace) -> int:
     selection = parse_task(options.task)
     # Before the model is loaded: files may be missing.
     selection.require_scores(selection.examples())
-    written = None if options.json is None else require_file("--json", options.json)
+    written = None if options.json is None else output_file("--json", options.json)
     loaded = open_model(options.model, options, options.revision)
     base = Run(
         loaded.model, loaded.tokenizer, selection, sampler, blocks=blocks, verifier=verifier,

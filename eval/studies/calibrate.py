@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from msgspec import structs
 from rich.console import Console
 
-from dllm_decode.cli.files import digest, read_object, require_file, write_json
+from dllm_decode.cli.files import digest, output_file, read_object, write_json
 from dllm_decode.cli.models import Place, open_model
 from dllm_decode.cli.options import given_of
 from eval.runs.folder import Folder
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         )
     folder = Folder(options.out)
     folder.require_usable()
-    card_file = require_file("--card", options.card) if options.card else folder.path / CARD_FILE
+    card_file = output_file("--card", options.card) if options.card else folder.path / CARD_FILE
     rungs = _rungs(options)
     selection = _selection(options)
     checked = _checked(options, rungs, selection)

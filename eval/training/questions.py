@@ -10,7 +10,7 @@ from dllm_decode import CachePolicy, DecodeConfig
 from dllm_decode.cli.models import Loaded
 from dllm_decode.cli.plugins import split_address
 from dllm_decode.engine.loop import new_decoder
-from eval.runs.names import Selection, digest_of, parse_task
+from eval.runs.names import Selection, digest_of_examples, parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt, said_of_unknown_words
 from eval.runs.settings import Run, decoding_of
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
@@ -66,7 +66,7 @@ class Questions:
         return {
             "address": self.selection.address,
             "num_examples": len(self.examples),
-            "examples": digest_of(self.examples),
+            "examples": digest_of_examples(self.examples),
             "prompts": self.prompts,
         }
 
@@ -77,7 +77,7 @@ class Questions:
             "name": name,
             **options,
             "prompts": self.prompts,
-            f"examples {DIGEST}": digest_of(self.examples),
+            f"examples {DIGEST}": digest_of_examples(self.examples),
         }
 
 

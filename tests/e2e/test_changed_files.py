@@ -12,7 +12,7 @@ from eval_runs import write_model
 
 from dllm_decode import load_model, load_target
 from dllm_decode.cli import files
-from dllm_decode.cli.files import digest_of
+from dllm_decode.cli.files import digest_of_file
 from dllm_decode.verify import ARVerify, Guided
 from eval.commands import evaluate as main
 from eval.runs.provenance import CODE_NOTE, FILES_NOTE, files_of
@@ -105,7 +105,7 @@ def test_large_files_are_known_by_pieces(tmp_path: Path, monkeypatch: pytest.Mon
 
     def digest(contents: bytes) -> str:
         file.write_bytes(contents)
-        return digest_of(file)
+        return digest_of_file(file)
 
     # Up to 8 bytes every byte counts; of 20 the pieces at 0, 6, 12 and 18.
     assert len({digest(bytes(i == k for i in range(8))) for k in range(9)}) == 9

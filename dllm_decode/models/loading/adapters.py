@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dllm_decode.models.families.reader import ConfigReader, shown
 from dllm_decode.models.loading.json_files import read_json
-from dllm_decode.models.loading.weights import check_finite, check_stored, open_weights
+from dllm_decode.models.loading.weights import check_finite, check_float_storage, open_weights
 
 _CONFIG = "adapter_config.json"
 Value = TypeVar("Value")
@@ -156,7 +156,7 @@ def _pairs(path: Path) -> dict[str, tuple[Tensor, Tensor]]:
                     f"{str(path)!r} must hold lora_A and lora_B of linear maps only, got {key}. "
                     "Merge it with PEFT, and load the result."
                 )
-            check_stored(opened.get_slice(key).get_dtype(), key, path)
+            check_float_storage(opened.get_slice(key).get_dtype(), key, path)
             part = opened.get_tensor(key)
             check_finite(part, key, path)
             pair = pairs.setdefault(f"{matched['module']}.weight", {})

@@ -35,11 +35,15 @@ from dllm_decode.models.loading.placement import (
     only_device,
     place,
 )
-from dllm_decode.models.loading.quantize import check_quantization, check_stored, quantize_layers
+from dllm_decode.models.loading.quantize import (
+    check_not_quantized,
+    check_quantization,
+    quantize_layers,
+)
 from dllm_decode.models.loading.tokenizer import padding_ids, read_tokenizer
 from dllm_decode.models.loading.weights import (
     check_weights,
-    digest_of,
+    digest_of_tensor,
     fill,
     model_files,
     weight_files,
@@ -154,7 +158,7 @@ def load_model(
     adapter_hub = hub._replace(revision=None)
     lora = None if adapter is None else read_adapter(find_model(adapter, adapter_hub))
     config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
-    check_stored(config, file=file)
+    check_not_quantized(config, file=file)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     kind = "causal" if family == "causal" else str(config.get("model_type"))
     if kind in _BY_TRANSFORMERS:
@@ -280,7 +284,10 @@ def _read_weights(
     factors = {} if lora is None else lora.factors
     identity = (
         sorted(digests.items()),
-        sorted((name, digest_of(f.down), digest_of(f.up), f.scale) for name, f in factors.items()),
+        sorted(
+            (name, digest_of_tensor(f.down), digest_of_tensor(f.up), f.scale)
+            for name, f in factors.items()
+        ),
         (model.mask_id, model.causal_block_length, model.logit_shift),
     )
     model.fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]

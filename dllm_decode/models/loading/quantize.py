@@ -40,7 +40,7 @@ def _check_on_cpu(kind: str) -> None:
         )
 
 
-def check_stored(config: Mapping[str, Any], *, file: str) -> None:
+def check_not_quantized(config: Mapping[str, Any], *, file: str) -> None:
     """Raises ValueError if a checkpoint's weights were quantised before they were stored."""
     quantization = config.get("quantization_config")
     if not quantization:

@@ -232,12 +232,12 @@ def _headers(files: list[Path]) -> dict[str, _Header]:
                         "in another of the same folder. Download the whole repository."
                     )
                 part = opened.get_slice(name)
-                check_stored(part.get_dtype(), name, path)
+                check_float_storage(part.get_dtype(), name, path)
                 headers[name] = _Header(part.get_shape(), part.get_dtype())
     return headers
 
 
-def check_stored(dtype: str, name: str, path: Path) -> None:
+def check_float_storage(dtype: str, name: str, path: Path) -> None:
     """Raises ValueError if a tensor is not stored as floating-point numbers of 16 to 64 bits."""
     if dtype not in _DTYPES:
         raise ValueError(
@@ -255,7 +255,7 @@ def fill(transformer: Transformer, family: Family, files: list[Path]) -> dict[st
             # The network has no tensor for a stored head that is tied to the embedding.
             for name in parts.keys() & opened.keys():
                 tensor = opened.get_tensor(name)
-                digests[name] = digest_of(tensor)
+                digests[name] = digest_of_tensor(tensor)
                 parts[name].copy_(tensor)
                 # Frees this tensor before the next one is read.
                 del tensor
@@ -263,7 +263,7 @@ def fill(transformer: Transformer, family: Family, files: list[Path]) -> dict[st
     return digests
 
 
-def digest_of(stored: Float[Tensor, "..."]) -> str:
+def digest_of_tensor(stored: Float[Tensor, "..."]) -> str:
     """Returns a digest of at most 127 numbers of a tensor, each rounded to bfloat16."""
     flat = stored.flatten()
     sample = flat[:: max(1, len(flat) // 64)].to(torch.bfloat16).view(torch.int16)
@@ -273,7 +273,7 @@ def digest_of(stored: Float[Tensor, "..."]) -> str:
 def fingerprint_of_network(network: nn.Module) -> str:
     """Returns a fingerprint of the weights of a network that transformers computes."""
     digests = [
-        (name, digest_of(weight.detach()))
+        (name, digest_of_tensor(weight.detach()))
         for name, weight in sorted(network.state_dict().items())
         # Weights in files (on the meta device) are left out; the others tell models apart.
         if weight.is_floating_point() and not weight.is_meta

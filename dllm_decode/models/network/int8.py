@@ -17,7 +17,9 @@ def can_multiply_int8() -> bool:
 
     On other processors oneDNN's products of 8 bits are slow, or overflow in 16 bits.
     """
-    return torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+    # A private function of torch, of which no other one says the same.
+    has_vnni = getattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    return torch.backends.mkldnn.is_available() and bool(has_vnni())
 
 
 class Int8Linear(nn.Module):

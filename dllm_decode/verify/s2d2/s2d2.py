@@ -143,6 +143,8 @@ class S2D2(Verifier):
         memory = self.router.init(seen.view) if state.verifier is None else state.verifier
         chosen, memory = self.router.verifies(seen.view, span, memory)
         state = state._replace(verifier=memory)
+        # A full block has nothing to verify.
+        chosen = chosen & span.any(-1)
         counts = span.sum(-1) * chosen
         # The host waits to learn which rows take part in the second forward.
         lengths = counts.tolist()

@@ -216,7 +216,7 @@ def test_wrong_weights_leave_rows_that_run_alone(server: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--weights-root", "."], "must come with an --api-key"),
+        (["--weights-root", "."], "must come with an api_key (--api-key)"),
         (["--weights-root", "nowhere", "--api-key", "k"], "--weights-root must be a folder"),
     ],
 )

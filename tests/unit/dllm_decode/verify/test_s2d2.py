@@ -24,6 +24,7 @@ from dllm_decode import (
     ScoreThreshold,
     StepEvent,
     decode,
+    decode_many,
 )
 from dllm_decode.core.model import ForwardInputs, MaskPredictor
 from dllm_decode.verify import Router
@@ -85,6 +86,25 @@ def test_hysteresis_goes_on_until_the_lower_score_and_begins_anew_with_a_row() -
     assert chosen.tolist() == [True, False, True]
     # A full block has nothing to verify.
     assert not router.verifies(view, ~view.masked, verified)[0].any()
+
+
+@dataclass(frozen=True)
+class Always(Router[None]):
+    """Chooses every row, also those whose block is full."""
+
+    def verifies(self, view: View, span: Tensor, state: None) -> tuple[Tensor, None]:
+        return torch.ones_like(span[:, 0]), None
+
+
+def test_a_full_block_that_a_router_chooses_is_settled_beside_a_row_that_verifies() -> None:
+    """The sampler's settle was dropped, and the row ended with an error."""
+    model = model_of("sdar", 1, 2.0, 4, ())
+    options: Any = {"gen_length": 12, "stop_at_eos": False, "verifier": S2D2(Always())}
+    sampler = JointThreshold(0.9, 0.5, 4)
+    together = decode(model, PROMPTS, sampler, **options)
+    for row, alone in enumerate(decode_many(model, PROMPTS, sampler, num_rows=1, **options)):
+        assert torch.equal(together.tokens[row], alone.tokens[0])
+        assert together.nfe[row] == alone.nfe[0]
 
 
 Context = tuple[int, ...]

@@ -26,6 +26,8 @@ def test_aup_depends_on_the_competitors_and_leaves_out_what_is_too_low() -> None
     points = [TradeOff(*point) for point in GSM8K["d3LLM"][0]]
     assert metrics.aup(points, 0.8394) == pytest.approx(485.7, abs=0.06)
     assert metrics.aup([TradeOff(1.0, 0.8), TradeOff(3.0, 0.7)], 0.8) == pytest.approx(80.0)
+    # 0.17 - 0.05 is above 0.12 in float64.
+    assert metrics.aup([TradeOff(1.0, 0.17), TradeOff(3.0, 0.12)], 0.17) > 35.0
 
 
 # ParallelBench's leaderboard was computed from curves that its site shows rounded to 0.1.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.runs.names import TASKS, digest_of, parse_task
+from eval.runs.names import TASKS, digest_of_examples, parse_task
 from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
 from eval.tasks.base import Example, SampledTask, content_id
 from eval.tasks.checks import require_examples, require_target_score
@@ -175,4 +175,7 @@ def test_an_example_is_named_by_its_prompt_unless_it_has_a_name() -> None:
 
 def test_a_digest_tells_targets_and_numbers_of_examples_apart() -> None:
     first, second = Example("why ?", "so"), Example("why ?", "because")
-    assert len({digest_of(examples) for examples in ([first], [second], [first, second])}) == 3
+    assert (
+        len({digest_of_examples(examples) for examples in ([first], [second], [first, second])})
+        == 3
+    )

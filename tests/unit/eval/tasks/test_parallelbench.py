@@ -10,7 +10,7 @@ import eval_runs
 import pytest
 from eval_runs import TOKENIZER, write_lines
 
-from eval.runs.names import digest_of, parse_task
+from eval.runs.names import digest_of_examples, parse_task
 from eval.runs.runner import execute
 from eval.tasks import ParallelBench
 from eval.tasks.parallelbench_scores import SCORERS, official_items, strict_items
@@ -352,7 +352,7 @@ def test_infilled_answers_have_the_form_of_the_row(tmp_path: Path) -> None:
     free = parse_task(address).examples()
     infilled = parse_task(f"{address}?form=infill").examples()
     assert (free[0].template, infilled[0].template) == ("", '["[MASK]", "[MASK]"]')
-    assert digest_of(free) != digest_of(infilled)
+    assert digest_of_examples(free) != digest_of_examples(infilled)
     with pytest.raises(ValueError, match=r"Line 1 of .* must have an 'output_format'.*form=free"):
         parse_task(f"parallelbench:{tmp_path}#waiting_line/reverse?form=infill").examples()
     with pytest.raises(ValueError, match=r"form must be one of .*'blank'"):
