@@ -59,7 +59,9 @@ class MaskPredict(RevisingSampler[Predicted]):
         num_steps = state.masks.clamp(min=1, max=self.steps_per_block)
         left = (num_steps - state.steps - 1).clamp(min=0)
         num_sure = view.eligible.sum(-1) - state.masks * left // num_steps
-        doubtful = view.eligible & ~highest(confidence, view.eligible, num_sure.clamp(min=1))
-        settle = view.eligible & (left == 0)[:, None]
+        # An EOS may have ended the row's block early: one more token than before is kept.
+        num_sure = num_sure.maximum(filled.sum(-1) + 1)
+        doubtful = view.eligible & ~highest(confidence, view.eligible, num_sure)
+        settle = view.eligible & ((left == 0) | ~empty.any(-1))[:, None]
         decision = Decision(empty & ~doubtful, settle=settle, remask=filled & doubtful)
         return decision, Predicted(state.masks, state.steps + 1, confidence)

@@ -151,7 +151,8 @@ def draw_path(
     for number in range(logits.shape[1]):
         law.append(_log_sum_of_class(automata, divided(in_float64(logits[:, number]), temperature)))
         choice.append(_largest_of_class(automata, perturbed(number)[:, None]))
-    weights = _Weights(*(_with_excluded(torch.cat(part, 1)) for part in (law, choice)))
+    parts = (torch.cat(part, 1) for part in (law, choice))
+    weights = _Weights(*(_with_excluded(part, temperature) for part in parts))
     plan = _planned(automata, span, columns, weights, _log_sum)
     tokens = [
         _token_of(automata, perturbed(number), plan.labels[:, number])
@@ -284,11 +285,19 @@ def _log_sum_of_class(automata: Automata, values: Float[Tensor, "B V"]) -> Float
     return sums[:, None].to(device, widest(device))
 
 
-def _with_excluded(weights: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
-    """Returns weights without -inf, so that an excluded token is taken if no other is possible."""
+def _with_excluded(
+    weights: Float[Tensor, "B N C"], temperature: Float[Tensor, " B"] | float = 1.0
+) -> Float[Tensor, "B N C"]:
+    """Returns weights without -inf, so that an excluded token is taken if no other is possible.
+
+    Args:
+        weights: The weights of classes, at the rows' temperature.
+        temperature: Below 1 the weights differ by so much more, and an excluded token must too.
+    """
     largest = weights.amax(-1, keepdim=True)
-    floor = torch.where(largest > -torch.inf, largest, 0.0) + _EXCLUDED
-    return weights.maximum(floor)
+    below = divided(torch.full_like(largest, _EXCLUDED), temperature)
+    below = below.clamp(max=_EXCLUDED).to(largest)
+    return weights.maximum(torch.where(largest > -torch.inf, largest, 0.0) + below)
 
 
 def _token_of(

@@ -21,7 +21,7 @@ from torch import Tensor
 from dllm_decode.core.commits import log_probabilities
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.options import DecodeConfig
-from dllm_decode.core.output import DecodeOutput
+from dllm_decode.core.output import DecodeOutput, before_end
 from dllm_decode.core.rows import Request, Row
 from dllm_decode.engine.decoder import Decoder
 
@@ -207,7 +207,8 @@ class RolloutRecorder:
     ) -> Rollout:
         """Returns the rollout of a request that has ended, and drops the request's writes."""
         tokens = tuple(output.tokens[0].tolist())
-        has_eos = any(token in output.eos_ids for token in tokens)
+        answer = before_end(tokens, output.eos_ids)
+        has_stopped = bool(output.unsettled.any()) or request.stop.stops(answer)
         row = Row.of(request, decoder.align, decoder.model.mask_id)
         return Rollout(
             prompt=tuple(request.prompt),
@@ -215,7 +216,7 @@ class RolloutRecorder:
             tokens=tokens,
             length=row.end - row.prompt_length,
             writes=tuple(self._writes.pop(request.index, ())),
-            finish="stop" if has_eos or bool(output.unsettled.any()) else "length",
+            finish="stop" if has_stopped or len(answer) < len(tokens) else "length",
             forwards=int(output.nfe[0]),
             config=request.config,
             model=decoder.model.name,

@@ -125,6 +125,8 @@ def roll_out(
             "a temperature, such as 1.0.",
             stacklevel=2,
         )
+    if not isinstance(stop_strings, Sequence):
+        raise ValueError(f"stop_strings must be a text or texts, got {shown(stop_strings)}.")
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     requests = requests_of_texts(
         decoder, tokenizer, prompt_ids(tokenizer, prompts, chat=chat), blanks,

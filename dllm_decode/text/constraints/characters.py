@@ -84,12 +84,14 @@ def read_expression(
             "A constraint needs outlines_core. Install it with: "
             'pip install "dllm-decode[structured]"'
         )
+    try:
+        written = pattern.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{owner} must be text in UTF-8, got {shown(pattern)}.") from None
     program = str(Path(__file__).with_name("child.py"))
     command = [sys.executable, program, str(_MEMORY_BYTES), "" if has_null else "0"]
     until_s = time.monotonic() + limit_s
-    output = _output_of(
-        command, pattern.encode(), lambda: is_wanted() and time.monotonic() < until_s
-    )
+    output = _output_of(command, written, lambda: is_wanted() and time.monotonic() < until_s)
     if output.status == _REFUSED:
         if "no transitions" in output.error:
             raise ValueError(f"{owner} must match a text, got one that matches none.")

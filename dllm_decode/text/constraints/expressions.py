@@ -7,7 +7,9 @@ from typing import NamedTuple
 from samplers.checks import shown
 
 _PART = re.compile(
-    r"\\(?:[pPxuU]\{[^}]*\}|x[0-9a-fA-F]{2}|.)|\(\?(?:<?[=!]|P=)|\[\^?\]?|.", re.DOTALL
+    r"\\(?:[pPxuU]\{[^}]*\}|[pP].|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)"
+    r"|\(\?(?:<?[=!]|P=)|\[\^?\]?|.",
+    re.DOTALL,
 )
 
 _REFUSED = {
@@ -73,7 +75,8 @@ def without_escaped(pattern: str) -> str:
             is_in_class, text = True, f"[{text}"
         elif text == ".":
             text = _KEPT
-        elif text == '"' or (text.startswith("\\") and (text[1:2].isalpha() or text == r"\\")):
+        # A character that JSON escapes, itself or escaped; or an escape that may be one.
+        elif text[-1] in '"\\' or text[-1] < " " or (text[0] == "\\" and text[1].isalpha()):
             text = f"[{text}&&{_KEPT}]"
         texts.append(text)
     return "".join(texts)

@@ -5,6 +5,7 @@ and keep the schema's order, and strings that a `pattern` describes have no esca
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -42,6 +43,9 @@ _NOTES = {
     "$schema", "$id", "$comment", "$defs", "definitions",
 }  # fmt: skip
 
+_SPACES = re.compile(
+    r"(?:[ \t\n\r?*+|)]|\\[ntr]|\((?:\?:)?|\[(?:[ \t\n\r]|\\[ntr])+\]|\{[0-9]+(?:,[0-9]*)?\})*"
+)
 _MAX_BOUND = 10**18
 # A longer expression takes minutes to compile.
 _MAX_LENGTH = 200_000
@@ -55,7 +59,13 @@ def expression_of(schema: Schema, *, depth: int, whitespace: str) -> str:
     Raises:
         ValueError: If `schema` is not a JSON schema, or has an unsupported keyword.
     """
-    return _Reader(schema, depth, whitespace).read(schema, "#", ())
+    if not isinstance(whitespace, str) or not _SPACES.fullmatch(whitespace):
+        raise ValueError(
+            "whitespace must be an expression of spaces, tabs and line ends, as JSON allows, such "
+            f"as ' ?' or '[ \\n]*', got {shown(whitespace)}."
+        )
+    space = f"(?:{whole_text(whitespace, owner='whitespace')})"
+    return _Reader(schema, depth, space).read(schema, "#", ())
 
 
 @dataclass(frozen=True)

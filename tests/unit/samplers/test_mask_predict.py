@@ -40,3 +40,19 @@ def test_a_token_of_an_earlier_step_is_doubted() -> None:
     assert decision.remask is not None
     assert positions(decision.commit) == [[1, 2]]
     assert positions(decision.remask) == [[0]]
+
+
+def test_a_block_that_an_eos_cut_short_goes_on() -> None:
+    """With fewer positions left than the schedule counts on, a step changed nothing."""
+    rule = MaskPredict(10)
+    view = pinned(with_confidences((0.9,) * 8), confidence=[[0.9, 0.8, 0.7] + [0.1] * 5])
+    decision, state = rule.step(view, rule.init(view))
+    assert positions(decision.commit) == [[0]]
+    view = pinned(with_confidences((0.9,) * 8), confidence=[[0.9, 0.8, 0.7] + [0.1] * 5])
+    for masked, commit, settle in (([1, 2], [1], []), ([2], [2], []), ([], [], [0, 1, 2])):
+        object.__setattr__(view, "eligible", torch.arange(8)[None] < 3)
+        object.__setattr__(view, "masked", torch.isin(torch.arange(8), torch.tensor(masked))[None])
+        decision, state = rule.step(view, state)
+        assert decision.settle is not None
+        assert positions(decision.commit) == [commit]
+        assert positions(decision.settle) == [settle]

@@ -175,6 +175,23 @@ def test_draws_follow_the_law_of_the_strings() -> None:
         assert chi < len(common) + 4 * math.sqrt(2 * len(common))
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-5, 1e-20])
+def test_a_draw_at_a_small_temperature_is_the_best_path(temperature: float) -> None:
+    """Logits far below the largest were as improbable as excluded ones, and tied."""
+    generator = torch.Generator().manual_seed(3)
+    for number in range(20):
+        expression = EXPRESSIONS[number % len(EXPRESSIONS)]
+        automata = Automata.of([compile_constraint(Regex(expression), VOCABULARY)])
+        logits = 30 * torch.randn(1, 4, V, generator=generator, dtype=torch.float64)
+        logits[..., 0] = -torch.inf
+        columns, keys = torch.arange(4)[None], torch.arange(4)[None]
+        for span in (span_of([-1] * 4), span_of([-1, -1, -1, EOS])):
+            best = best_path(automata, span, logits, columns)
+            drawn = draw_path(automata, span, logits, columns, temperature=temperature, keys=keys)
+            assert torch.equal(drawn.found, best.found)
+            assert not best.found or torch.equal(drawn.tokens, best.tokens)
+
+
 def test_a_draw_from_one_text_class_is_the_draw_without_a_constraint() -> None:
     """Tokens get the noise of unconstrained draws, so that both agree if every text is allowed."""
     generator = torch.Generator().manual_seed(1)

@@ -92,6 +92,18 @@ def test_a_stop_string_ends_a_rollout() -> None:
     assert difference < 1e-4
 
 
+def test_a_stop_string_in_the_last_token_ends_a_rollout_too() -> None:
+    """An answer that was full had the finish "length"."""
+    options: Any = {"gen_length": 3, "num_return_sequences": 1}
+    (unstopped,) = next(roll_out(MODEL, TOKENIZER, QUESTIONS[:1], SAMPLER, **options)).rollouts
+    assert unstopped.finish == "length"
+    last = TOKENIZER.decode(unstopped.tokens[-1:]).strip()
+    group = next(roll_out(MODEL, TOKENIZER, QUESTIONS[:1], SAMPLER, stop_strings=last, **options))
+    assert (group.rollouts[0].finish, group.answers[0].finish_reason) == ("stop", "stop")
+    with pytest.raises(ValueError, match="stop_strings must be a text or texts, got 5"):
+        roll_out(MODEL, TOKENIZER, QUESTIONS, SAMPLER, stop_strings=5, **options)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("new_weights", ["begin again", "finish"])
 def test_each_rollout_is_of_the_weights_that_it_names(new_weights: Any) -> None:
     """Weights change after each group; running rows begin again, or are finished first."""

@@ -319,6 +319,37 @@ def test_a_tagged_union_of_models_is_followed() -> None:
         assert not re.fullmatch(expression, text)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "valid", "invalid"),
+    [
+        (r'a\"?b', '"ab"', '"a"b"'), ("a\n?b", '"ab"', '"a\nb"'), ("a\\\t?b", '"ab"', '"a\tb"'),
+        (r"\u0041", '"A"', '"u0041"'), (r"\pL\.", '"a."', '"1."'), (r"\U00000041", '"A"', '"B"'),
+    ],
+)  # fmt: skip
+def test_a_pattern_never_lets_a_text_through_that_json_must_escape(
+    pattern: str, valid: str, invalid: str
+) -> None:
+    """An escaped quote and a line end gave texts that are not JSON; \\u0041 was refused."""
+    constraint = JsonSchema({"type": "string", "pattern": pattern})
+    assert accepts(constraint, valid)
+    assert not accepts(constraint, invalid)
+
+
+def test_whitespace_is_one_expression_of_spaces() -> None:
+    """An alternative split the expression of the whole text."""
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
+    assert accepts(JsonSchema(schema, whitespace=r" |\n"), "[ 1 ,\n2\n]")
+    for whitespace in (5, "x", ")(", r"\s*", "5", "[a]"):
+        with pytest.raises(ValueError, match="whitespace must"):
+            JsonSchema(schema, whitespace=whitespace)  # type: ignore[arg-type]
+
+
+def test_a_text_that_is_no_utf8_is_refused() -> None:
+    for constraint in (Regex("\ud800"), OneOf(["\ud800"])):
+        with pytest.raises(ValueError, match="must be text in UTF-8"):
+            compile_constraint(constraint, VOCABULARY)
+
+
 def test_anchors_at_the_ends_change_nothing() -> None:
     for expression in ("^a|bc$", r"[$^]\$\\", r"a\\$", "^[]^]$"):
         for text in ("a", "bc", "a\\", "$$\\", "]", "^"):
