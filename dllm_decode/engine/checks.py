@@ -106,7 +106,7 @@ def _twin(plugin: Kind, base: type, **methods: Callable[..., Any]) -> Kind:
         if getattr(kind, name) is not getattr(base, name)
     }
     attributes = {
-        "__module__": kind.__module__, "__qualname__": kind.__qualname__, "unchecked": plugin
+        "__module__": kind.__module__, "__qualname__": kind.__qualname__, "unchecked": kind
     }  # fmt: skip
     twin = copy(plugin)
     # The class changes, so that repr, fields and properties stay those of the plug-in.
@@ -118,7 +118,13 @@ def _twin(plugin: Kind, base: type, **methods: Callable[..., Any]) -> Kind:
 
 def _unchecked(plugin: Kind) -> Kind:
     """Returns the plug-in that a twin checks, or the plug-in itself."""
-    return cast(Kind, getattr(plugin, "unchecked", plugin))
+    kind = getattr(plugin, "unchecked", None)
+    if kind is None:
+        return plugin
+    # Not the plug-in that was wrapped: `replace` may have changed fields of the twin.
+    plain = copy(plugin)
+    object.__setattr__(plain, "__class__", kind)
+    return plain
 
 
 def is_foreign(plugin: PlugIn) -> bool:
