@@ -57,7 +57,7 @@ def named_constraint(options: Namespace) -> Mapping[str, Any] | None:
     if "json" in constraint:
         file = input_file("--json-schema", options.json_schema, "JSON")
         try:
-            constraint["json"] = json.loads(file.read_text(encoding="utf-8"))
+            constraint["json"] = json.loads(file.read_text(encoding="utf-8-sig"))
         except ValueError as error:
             raise ValueError(
                 f"--json-schema must be a file of JSON, got {options.json_schema}: {error}."
@@ -78,8 +78,10 @@ def _check_generate(options: Namespace) -> None:
     if not options.input and options.text is None and not options.template:
         raise ValueError("A question must be given, or --template, or --input with --output.")
     if options.input:
-        input_file("--input", options.input, "JSON lines")
-        output_file("--output", options.output)
+        source = input_file("--input", options.input, "JSON lines")
+        target = output_file("--output", options.output)
+        if target.exists() and target.samefile(source):
+            raise ValueError(f"--output must be another file than --input, got {options.output!r}.")
     if options.template and (options.gen_length is not None or options.stop_at_eos):
         raise ValueError(
             "--gen-length and --stop-at-eos must be left out with --template, which is filled as "

@@ -5,6 +5,7 @@ A file appears under its name only when it is complete.
 
 import json
 import os
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -14,6 +15,8 @@ from typing import Any, TypeVar
 
 import msgspec
 from filelock import FileLock, Timeout
+
+from samplers.checks import shown
 
 Value = TypeVar("Value")
 
@@ -36,7 +39,7 @@ def decoded(content: bytes, kind: type[Value] | GenericAlias, where: str, remedy
     as a file and its line, the field, and the remedy.
     """
     with _refused(where, remedy, kind):
-        return msgspec.json.decode(content, type=kind)
+        return msgspec.json.decode(content.removeprefix(BOM_UTF8), type=kind)
 
 
 def converted(value: object, kind: type[Value] | GenericAlias, where: str, remedy: str) -> Value:
@@ -109,10 +112,10 @@ def write_text(file: Path, text: str) -> None:
 def output_file(option: str, path: str) -> Path:
     """Returns the path of a file to write, checked before the contents are computed.
 
-    Raises ValueError if the path is a folder, or its folder does not exist.
+    Raises ValueError if the path is a folder or a device, or its folder does not exist.
     """
     file = Path(path)
-    if file.is_dir() or not file.parent.is_dir():
+    if (file.exists() and not file.is_file()) or not file.parent.is_dir():
         raise ValueError(f"{option} must be a file in a folder that is there, got {path!r}.")
     return file
 
@@ -145,13 +148,28 @@ def only_writer(file: Path, refusal: str) -> Iterator[None]:
         raise ValueError(refusal) from None
 
 
-def cut_torn_line(path: Path) -> None:
-    """Removes an incomplete last line, which a killed process has left."""
+def cut_torn_line(path: Path, beginning: bytes) -> None:
+    """Removes an incomplete last line, which a killed process has left.
+
+    Args:
+        path: The file.
+        beginning: The first bytes of every line that such a process writes.
+
+    Raises:
+        ValueError: If the line begins otherwise, so that somebody else wrote it.
+    """
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
-    if end < len(content):
-        with path.open("r+b") as file:
-            file.truncate(end)
+    torn = content[end:]
+    if not torn:
+        return
+    if torn[: len(beginning)] != beginning[: len(torn)]:
+        raise ValueError(
+            f"{path} must be new, or hold lines that begin with {beginning.decode()}, got a last "
+            f"line {shown(torn[:80].decode(errors='replace'))}. Choose another file."
+        )
+    with path.open("r+b") as file:
+        file.truncate(end)
 
 
 def digest_of_file(file: Path) -> str:

@@ -181,6 +181,9 @@ def run_line(
             word.encode()
         except UnicodeEncodeError:
             parser.error(f"every argument must be text in UTF-8, got {word!a}")
+        # As of a variable of the shell that is not set.
+        if not word or (word.startswith("--") and word.partition("=")[1:] == ("=", "")):
+            parser.error(f"every argument must have a value, got {word!r}")
     for name, command in commands.items():
         if words[:1] == [name] and command.takes_words:
             return _act(parser, command, argparse.Namespace(name=name, words=words[1:]))

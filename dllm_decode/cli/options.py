@@ -51,7 +51,9 @@ def value_of(written: object, kind: Any) -> Any:
     if NoneType in kinds and written == "None" and str not in kinds:
         return None
     if isinstance(written, str) and tuple[int, ...] in kinds:
-        value = [part.strip() for part in written.strip("()[]").split(",") if part.strip()]
+        # A tuple of one number is written with a comma at its end.
+        listed = written.strip("()[] ").removesuffix(",")
+        value = [part.strip() for part in listed.split(",")] if listed else []
     elif isinstance(written, str) and tuple[str, ...] in kinds:
         value = written.split(",")
     elif isinstance(written, str) and float in kinds:

@@ -202,7 +202,7 @@ def _settings(speaker: Speaker, chat: UseTemplate) -> list[object]:
 
 
 def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:
-    """Returns the numbers of the answered prompts; removes an incomplete last line."""
+    """Returns the numbers of the answered prompts; removes an incomplete last line of our own."""
     if not file.exists():
         return set()
     *lines, _ = file.read_bytes().split(b"\n")
@@ -216,7 +216,7 @@ def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:
                 "command, but prompt or settings differ; choose another --output."
             )
         done.add(answered.line - 1)
-    cut_torn_line(file)
+    cut_torn_line(file, b'{"line":')
     return done
 
 

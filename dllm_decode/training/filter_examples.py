@@ -106,7 +106,7 @@ class _Oracle(Sampler[None]):
 
     @property
     def needs(self) -> frozenset[Fact]:
-        # The same facts as for the filter that learns from the examples.
+        # The filter that learns from the examples needs these facts too.
         return super().needs | {Fact.LOGITS_OF_COMMITTED, Fact.WHOLE_BLOCKS}
 
     def reference(self, view: View) -> Int[Tensor, "B W"]:

@@ -28,6 +28,10 @@ _SAMPLERS = (
 def run(options: argparse.Namespace) -> int:
     """Prints exact accuracies, and accuracies of samplers."""
     selection = parse_task(options.task)
+    if selection.limit is not None:
+        raise ValueError(
+            "limit= must be left out, because the oracle takes one example; see --rows."
+        )
     example = selection.task.examples(selection.split, 1, selection.examples_seed)[0]
     joint = joint_of(selection.task, example)
     config = DecodeConfig(

@@ -10,7 +10,7 @@ from dllm_decode.cli.files import output_file, write_text
 from eval.metrics.costs import COSTS, CostMeasure, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice
-from eval.reports.page import page_of
+from eval.reports.page import page_of, unfinished_notice
 from eval.reports.replay import parts_of, picture_of, replay_page
 from eval.reports.report import PAGE, write_report
 from eval.reports.summary import measured
@@ -49,6 +49,8 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
     path = write_report(contents, num_replays=num_replays, cost=cost)
     rows = contents.summary["rows"]
     console = Console(highlight=False)
+    if notice := unfinished_notice(rows):
+        _say(console, f"{notice}\n", folds=console.is_terminal)
     groups = groups_of(row for row in rows if row["num_records"])
     titles = titles_of((group.asked for group in groups), contents.summary["machines"])
     has_several = len({group.model for group in groups}) > 1
@@ -123,7 +125,7 @@ def _examples_of(folder: Folder, example: str) -> list[tuple[RunSettings, Record
     chosen = sorted((e for e in ids if e.startswith(example)), key=lambda e: e != example)
     if not chosen:
         raise ValueError(
-            f"{folder.path} has no finished example whose id starts with {example!r}; "
+            f"{folder.path} must have a finished example whose id starts with {example!r}; "
             f"it has {', '.join(sorted(set(ids))[:5]) or 'none'}."
         )
     pairs = [pair for pair in finished if pair[1]["example"] == chosen[0]]

@@ -165,7 +165,7 @@ class Folder:
         """Returns the file of a process, a torn last line removed."""
         path = self.path / f"part-{rank}.jsonl"
         if path.exists():
-            cut_torn_line(path)
+            cut_torn_line(path, b'{"key":')
         return path
 
     def note_machine(self, machine: Mapping[str, Any]) -> str:

@@ -45,7 +45,8 @@ TASKS: Mapping[str, Callable[..., Task]] = {
 LISTS = "lists/"
 JSON_LINES = "jsonl:"
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-SELECTION: Mapping[str, Any] = {"split": str, "limit": _Count, "examples_seed": _Count}
+_Limit: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+SELECTION: Mapping[str, Any] = {"split": str, "limit": _Limit, "examples_seed": _Count}
 """By option of every task its type."""
 MAX_LIMIT = 1_000_000
 _EXAMPLE = "word_problems?split=test&limit=200"

@@ -16,6 +16,7 @@ Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Real: TypeAlias = Annotated[float, Meta(ge=-(2.0**63), le=2.0**63)]
+Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=2.0**63)]
 
 Told: TypeAlias = tuple[Real, list[tuple[Whole, Real]]]
@@ -70,7 +71,7 @@ class ScoredExample(AnswerCost, total=False):
 
     error: Required[str | None]
     text: str
-    scores: dict[str, Real | None]
+    scores: dict[str, Share | None]
     committed: Count
     gains: list[Whole]
     tokens: list[Whole]

@@ -251,9 +251,10 @@ def read_sweep(path: str | Path) -> Sweep:
 def _toml_of(path: str | Path) -> dict[str, Any]:
     file = Path(path)
     if not file.is_file():
-        raise ValueError(f"A sweep must be a TOML file, got {path}, which does not exist.")
+        got = "is a folder" if file.is_dir() else "does not exist"
+        raise ValueError(f"A sweep must be a TOML file, got {path}, which {got}.")
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except RecursionError:
         raise ValueError(f"{path} must not be nested deeper than Python reads.") from None
     except ValueError as error:

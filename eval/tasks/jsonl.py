@@ -11,7 +11,7 @@ from eval.tasks.base import Example, content_id
 from eval.tasks.checks import is_prompt
 from eval.tasks.gsm8k import FLEXIBLE, normalised
 from eval.tasks.problem_files import FileTask, Found, read_objects
-from samplers.checks import require_choice, require_count
+from samplers.checks import require_choice, require_count, shown
 
 _MATCHES = ("auto", "exact", "number", "contains")
 _NUMBER = re.compile(r"\s*[-+$]?[\d,]*\.?\d+\s*")
@@ -57,8 +57,21 @@ class JsonLines(FileTask):
 
     def read(self, split: str) -> list[Example]:
         if not Path(self.path).is_file():
-            raise ValueError(f"{self.path} must be a file of examples, got no such file.")
-        return [_example(row) for row in read_objects(Path(self.path))]
+            raise ValueError(
+                f"jsonl:FILE must name a file of examples, got no such file: {self.path!r}."
+            )
+        return [self._example(row) for row in read_objects(Path(self.path))]
+
+    def _example(self, row: Found) -> Example:
+        example = _example(row)
+        is_empty = self.match == "contains" and not _plain(example.target)
+        if is_empty or self.score(example, example.target)["answer"] != 1.0:
+            kind = "a text" if is_empty else "a number"
+            raise ValueError(
+                f"{row.where} must have {kind} as its answer with match={self.match}, got "
+                f"{shown(example.target)}; repair or remove the line."
+            )
+        return example
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer: `answer` (primary) as `match` says."""

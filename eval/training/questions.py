@@ -126,7 +126,7 @@ def read_questions(
 def _require_enough(address: str, num_found: int, least: int, *, splits: bool) -> None:
     needed, why = least, ""
     if splits:
-        # Of n * 5 / 4 prompts, n stay, and at least one prompt must be held out.
+        # A fifth of the prompts is held out, and at least one prompt must be.
         needed = max(HELD_OUT_EVERY, least + (least - 1) // (HELD_OUT_EVERY - 1))
         why = f", of which every {HELD_OUT_EVERY}th is held out"
     if num_found < needed:

@@ -63,6 +63,20 @@ def test_the_first_example_of_the_help_is_answered_right(
     assert capsys.readouterr().out.split()[-2:] == ["####", "15"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["generate", "q", "--regex", ""], ["generate", "q", "--regex="],
+     ["eval", "run", "lists/copy", ""], ["eval", "report", "out", "--before", ""]],
+)  # fmt: skip
+def test_an_argument_without_a_value_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty constraint was left out, and an empty folder was the one at hand."""
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(words)
+    assert "every argument must have a value, got" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["chat", "--model", "\udcff"], ["eval", "report", "\udcff"]])
 def test_an_argument_that_is_no_text_is_refused(
     words: list[str], capsys: pytest.CaptureFixture[str]

@@ -130,6 +130,10 @@ def test_the_oracle_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["run", "lists/copy", "out", "--sampler", "Nothing()"], "'Nothing' is not known"),
         (["report", "nowhere"], "without it"),
+        (["oracle", "lists/copy?limit=2"], "limit= must be left out, because the oracle takes one"),
+        (["run", "lists/copy?limit=-1", "out"], "at least 1, got -1"),
+        (["sweep", ".", "out"], "must be a TOML file, got ., which is a folder"),
+        (["run", "jsonl:", "out"], "jsonl:FILE must name a file of examples, got no such file: ''"),
         (["run", "lists/copy?limit=1", "file/out"], "must be a folder, or be new"),
         (["run", "lists/copy", "out", "--batch-size", f"{10**20}"], "must be at most 2147483647"),
         (["run", "lists/copy", "out", "--threads", "100000"], "must be at most 1024, got 100000"),

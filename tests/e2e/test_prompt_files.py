@@ -72,6 +72,29 @@ def test_a_stopped_command_goes_on_where_it_stopped_with_the_same_settings(
         assert Path(files[-1]).read_bytes() == written
 
 
+@pytest.mark.parametrize("content", ["my notes", '{"text": "a question without a line end"}'])
+def test_a_file_that_holds_something_else_is_never_cut(
+    files: list[str], content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A single line without an end was taken for a torn answer, and the file was emptied."""
+    target, source = Path(files[-1]), Path(files[2])
+    target.write_text(content)
+    assert main(files) == 2
+    assert "must be new, or hold lines that begin with" in capsys.readouterr().err
+    assert target.read_text() == content
+    source.write_text(content)
+    assert main([*files[:-1], str(source)]) == 2
+    assert "--output must be another file than --input" in capsys.readouterr().err
+    assert source.read_text() == content
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(files: list[str]) -> None:
+    source = Path(files[2])
+    source.write_text(json.dumps({"text": QUESTION, "gen_length": 8}), encoding="utf-8-sig")
+    assert main(files) == 0
+    assert sorted(answers(files)) == [1]
+
+
 def test_answers_of_an_edited_plug_in_are_kept(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -139,6 +162,7 @@ def test_a_line_that_cannot_be_answered_is_named_before_anything_is_decoded(
         (["--template", "[MASK]", "--gen-length", "8"], "must be left out with --template"),
         (["--template", "[MASK]", "--stop-at-eos"], "must be left out with --template"),
         (["--input", "absent", "--output", "b"], "must be a file of JSON lines, got 'absent'"),
+        (["--input", __file__, "--output", "/dev/full"], "--output must be a file in a folder"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(

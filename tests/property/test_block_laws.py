@@ -23,7 +23,7 @@ from samplers import ConfidenceThreshold, CreditDecoding, Sampler
 from samplers.facts import Fact
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
-# So many that a delimiter is predicted in most windows.
+# With this many delimiters, most windows predict one.
 DELIMITERS = tuple(range(0, 512, 7))
 # Each decodes like blocks of 4, one after another.
 LIKE_SEQUENTIAL: list[BlockSchedule] = [MultiBlock(4, 1.0, 1.0), AdaptiveBlocks((), 0.0, 4)]

@@ -1,8 +1,10 @@
 """New weights over HTTP: who may load them, from where and when; wrong ones change nothing."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from dllm_decode import generate, load_model
 from dllm_decode.cli.main import main
 from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.serve.limits import Limits
-from samplers import ConfidenceThreshold, FixedSchedule
+from samplers import ConfidenceThreshold, Decision, FixedSchedule, View
+from samplers.fixed_schedule import ScheduleState
 
 httpx = pytest.importorskip("httpx2", reason="needs the client of OpenAI")
 pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -23,7 +26,18 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 MODEL, TOKENIZER = load_model("mini", dtype="float32")
 KEY = {"authorization": "Bearer secret"}
 LIMITS = Limits(num_rows=2, max_tokens=64, gen_length=64, max_length=512, max_columns=4096)
-SLOW = FixedSchedule(64)
+
+
+@dataclass(frozen=True)
+class Slow(FixedSchedule):
+    """Leaves time for requests that a test makes while a row is decoded."""
+
+    def step(self, view: View, state: ScheduleState) -> tuple[Decision, ScheduleState]:
+        time.sleep(0.02)
+        return super().step(view, state)
+
+
+SLOW = Slow(64)
 
 
 def perturbed() -> Any:

@@ -81,7 +81,10 @@ def test_a_page_holds_the_reliability_of_traced_settings(finished: Folder, tmp_p
     assert [row["reliability"] for row in task["rows"]] == [None, None]
 
 
-def test_an_unfinished_folder_says_so_everywhere(finished: Folder, tmp_path: Path) -> None:
+def test_an_unfinished_folder_says_so_everywhere(
+    finished: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The terminal gave advice on what was there, without a word."""
     folder = changed(finished, tmp_path / "cut", 17)
     text = write_report(measured(folder)).read_text()
     assert text.count("3 of 20 examples are missing") == 2
@@ -93,6 +96,8 @@ def test_an_unfinished_folder_says_so_everywhere(finished: Folder, tmp_path: Pat
     assert [row["missing"] for row in content["tasks"][0]["rows"]] == [0, 3]
     assert "UNFINISHED" in next(folder.path.glob("*.svg")).read_text()
     assert "<title>cut (unfinished)</title>" in (folder.path / "report.html").read_text()
+    show(folder)
+    assert capsys.readouterr().out.startswith("Unfinished: 3 of 20 examples are missing")
 
 
 def test_examples_link_to_their_replays_and_back(finished: Folder) -> None:

@@ -85,8 +85,8 @@ def test_a_file_of_ones_own_is_a_task(tmp_path: Path) -> None:
         "",
         {"question": turns, "answer": 2},
     )
-    selection = parse_task(f"jsonl:{path}?match=number&gen_length=9")
-    assert selection.task == JsonLines(path, "number", 9)
+    selection = parse_task(f"jsonl:{path}?match=contains&gen_length=9")
+    assert selection.task == JsonLines(path, "contains", 9)
     first, second = selection.examples()
     assert (first.id, first.prompt, first.target, first.meta) == ("a", "two?", "Two", {"level": 3})
     assert second.turns() == turns

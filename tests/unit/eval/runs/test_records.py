@@ -77,6 +77,7 @@ def test_wrong_settings_are_named(whole: Path, tmp_path: Path) -> None:
         ("trace", {"revisions": [[1, 2, 3]]}),
         ("trace", {"runners_up": [[0.5, [[10_000, 0.5]]]]}),
         ("prompt", "a\ud800b"),
+        ("scores", {"answer": -1}),
     ],
     ids=str,
 )

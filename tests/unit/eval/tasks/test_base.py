@@ -61,16 +61,21 @@ def test_a_registered_task_scores_its_own_targets_and_its_splits_are_disjoint(na
 
 
 def test_a_file_of_questions_scores_its_own_targets_if_they_can_match(tmp_path: Path) -> None:
-    """All was decoded, and every answer counted as wrong if the target had no number."""
-    for match, answer in (
-        ("auto", "42"), ("number", "so 6 * 7 = 42"), ("contains", "forty two"), ("number", "many"),
+    """All was decoded, and every answer was wrong without a number, or right without a text."""
+    first = json.dumps({"prompt": "6 * 7 ?", "answer": "so 6 * 7 = 42"})
+    for match, answer, refusal in (
+        ("auto", "42", ""), ("number", "so 6 * 8 = 48", ""), ("contains", "forty two", ""),
+        ("exact", "", ""), ("number", "many", "must have a number as its answer .* got 'many'"),
+        ("contains", " ", "must have a text as its answer .* got ' '"),
     ):  # fmt: skip
-        (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "6 * 7 ?", "answer": answer}))
+        second = json.dumps({"prompt": "6 * 8 ?", "answer": answer})
+        (tmp_path / "own.jsonl").write_text(f"{first}\n{second}\n")
         selection = parse_task(f"jsonl:{tmp_path}/own.jsonl?match={match}")
-        if answer != "many":
+        if refusal:
+            with pytest.raises(ValueError, match=f"Line 2 of .*{refusal}"):
+                selection.examples()
+        else:
             selection.require_scores(selection.examples())
-    with pytest.raises(ValueError, match=r"own target must score 1 .* got 0.0 for .*'many'"):
-        selection.require_scores(selection.examples())
 
 
 @pytest.mark.parametrize(
