@@ -181,7 +181,7 @@ def run_line(
             word.encode()
         except UnicodeEncodeError:
             parser.error(f"every argument must be text in UTF-8, got {word!a}")
-        # As of a variable of the shell that is not set.
+        # A variable of the shell that is not set gives an empty argument.
         if not word or (word.startswith("--") and word.partition("=")[1:] == ("=", "")):
             parser.error(f"every argument must have a value, got {word!r}")
     for name, command in commands.items():

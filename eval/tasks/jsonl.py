@@ -60,9 +60,10 @@ class JsonLines(FileTask):
             raise ValueError(
                 f"jsonl:FILE must name a file of examples, got no such file: {self.path!r}."
             )
-        return [self._example(row) for row in read_objects(Path(self.path))]
+        return [self._scorable(row) for row in read_objects(Path(self.path))]
 
-    def _example(self, row: Found) -> Example:
+    def _scorable(self, row: Found) -> Example:
+        """Returns the example of a line; raises ValueError if `match` can score no answer to it."""
         example = _example(row)
         is_empty = self.match == "contains" and not _plain(example.target)
         if is_empty or self.score(example, example.target)["answer"] != 1.0:
