@@ -161,19 +161,15 @@ class View:
 
         In rows with a constraint it is the token in `proposed`, unless that is -1.
         """
-        return self.decided(self._own_proposal)
-
-    @property
-    def _own_proposal(self) -> Int[Tensor, "B W"]:
         if self.is_greedy:
-            return self.most_likely
+            return self.decided(self.most_likely)
         window, keys, columns = self._window, self.position_keys, self.computed.columns
         keys = keys if columns is None else keys.gather(1, columns)
         drawn = statistics.draw(window.raised, self.temperature, keys)
         drawn = window.certain(window.scattered(drawn), self.tokens)
         if isinstance(self.temperature, Tensor):
-            return torch.where(self.temperature[:, None] > 0.0, drawn, self.most_likely)
-        return drawn
+            drawn = torch.where(self.temperature[:, None] > 0.0, drawn, self.most_likely)
+        return self.decided(drawn)
 
     @cached_property
     def most_likely(self) -> Int[Tensor, "B W"]:
@@ -186,13 +182,14 @@ class View:
 
         1 / sum over j of exp(l_j - l_max) for the most likely token: accurate near 1.
         """
+        likeliest = (1.0 + self._window.odds_against).reciprocal()
         if self.is_greedy and self.proposed is None:
-            return self._defer(self._highest_probability, scale=_DEFERRED)
+            return self._defer(likeliest, scale=_DEFERRED)
         probability = self.probability(self.proposal)
         if isinstance(self.temperature, Tensor):
             may_differ = self.temperature[:, None] > 0.0
             may_differ = may_differ if self.proposed is None else may_differ | (self.proposed >= 0)
-            probability = torch.where(may_differ, probability, self._highest_probability)
+            probability = torch.where(may_differ, probability, likeliest)
         return self._defer(probability, scale=_DEFERRED)
 
     @cached_property
@@ -413,11 +410,6 @@ class View:
         return WindowLogits(
             self.tokens, self.computed, self.masked, self.reads_committed, self.logit_bias
         )
-
-    @property
-    def _highest_probability(self) -> Float[Tensor, "B W"]:
-        """Probability of the most likely token."""
-        return (1.0 + self._window.odds_against).reciprocal()
 
     def _defer(
         self, values: Float[Tensor, "B W"], *, scale: float = 1.0, raised: float = 0.0

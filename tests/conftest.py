@@ -52,14 +52,6 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-@pytest.fixture(autouse=True)
-def _checked_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks the results of our own plug-ins too, which a decode leaves unchecked."""
-    checks = sys.modules.get("dllm_decode.engine.checks")
-    if checks is not None:
-        monkeypatch.setattr(checks, "is_foreign", lambda plugin: True)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _thin_out(items)

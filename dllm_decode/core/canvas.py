@@ -150,6 +150,14 @@ class Canvas:
         parts: dict[str, Any] = {name: getattr(self, name)[rows] for name in _TENSORS}
         return replace(self, **parts)
 
+    def put(self, rows: Int[Tensor, " N"], part: "Canvas") -> "Canvas":
+        """Returns the canvas with the tokens of some rows, and what is settled in them."""
+        return replace(
+            self,
+            tokens=self.tokens.index_copy(0, rows, part.tokens),
+            unsettled=self.unsettled.index_copy(0, rows, part.unsettled),
+        )
+
     def joined(self, others: "Canvas") -> "Canvas":
         """Returns these rows, then the others, as wide as the wider canvas."""
         width = max(self.width, others.width)
@@ -171,19 +179,19 @@ class Canvas:
             given=pad(self.given, padding),
         )
 
-    def truncated(self, where: Bool[Tensor, " B"] | None, *, keeps_tokens: bool) -> "Canvas":
+    def truncated(self, where: Bool[Tensor, " B"], *, keeps_tokens: bool) -> "Canvas":
         """Settles an EOS in every column after the first EOS of some rows; given tokens stay.
 
         Masks before that EOS stay too, and are still decoded.
 
         Args:
-            where: The rows; `None`: all.
+            where: The rows.
             keeps_tokens: True if tokens other than [MASK] stay, as for a sampler that edits them.
         """
         eos = self.eos
         after = (eos.cumsum(-1) > eos.long()) & self.in_answer & ~self.given
         after = after & self.masked if keeps_tokens else after
-        return self.filled(after if where is None else after & where[:, None])
+        return self.filled(after & where[:, None])
 
     def filled(self, where: Bool[Tensor, "B L"]) -> "Canvas":
         """Returns the canvas with an EOS settled in some columns."""

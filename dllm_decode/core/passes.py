@@ -22,32 +22,32 @@ class Window:
     Attributes:
         starts: First column of each row.
         width: Columns of each row, W.
+        open: Columns of the window that may be settled now, if they are unsettled.
         index: Columns of the window; `None`: a slice serves, because all rows start at the
             same column.
         offsets: For each column of the canvas its offset in the window; arbitrary if outside.
         inside: Columns of the canvas that are in the window.
-        open: Columns of the window that may be settled now, if they are unsettled; `None`: all
-            columns, regardless of the schedule.
     """
 
     starts: tuple[int, ...]
     width: int
+    open: Bool[Tensor, "_ W"]
     index: Int[Tensor, "B W"] | None = None
     offsets: Int[Tensor, "B L"] | None = None
     inside: Bool[Tensor, "B L"] | None = None
-    open: Bool[Tensor, "_ W"] | None = None
 
     @staticmethod
     def of(starts: Sequence[int], width: int, canvas: Canvas) -> "Window":
-        """Returns a window; columns after the canvas' last one repeat the last."""
+        """Returns an open window; columns after the canvas' last one repeat the last."""
         device, last = canvas.tokens.device, canvas.width - 1
+        is_open = torch.ones(1, width, dtype=torch.bool, device=device)
         if len(set(starts)) == 1 and starts[0] + width <= canvas.width:
-            return Window(tuple(starts), width)
+            return Window(tuple(starts), width, is_open)
         firsts = sent(starts, device)[:, None]
         index = (firsts + torch.arange(width, device=device)).clamp(max=last)
         offsets = torch.arange(canvas.width, device=device) - firsts
         inside = (offsets >= 0) & (offsets < width)
-        return Window(tuple(starts), width, index, offsets.clamp(0, width - 1), inside)
+        return Window(tuple(starts), width, is_open, index, offsets.clamp(0, width - 1), inside)
 
     @property
     def first_columns(self) -> int | Int[Tensor, " B"]:

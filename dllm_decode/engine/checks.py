@@ -1,139 +1,26 @@
-"""Wraps plug-ins that this package did not write in checks, once, when a decoder is built.
+"""Checks of what plug-ins return, where the engine calls them; `samplers.base` has a sampler's.
 
-A plug-in of somebody else is wrapped in a twin: an object of a subclass, with the same repr, whose
-methods check what the plug-in returns. Plug-ins of this package are not checked in a decode; the
-tests wrap all of them. Rules that a decision or logits break are noted for every plug-in by
-`State.with_breach`; the rows in which a rule was broken end at the end of the round.
+Each error names the plug-in. Rules that a decision or logits break are noted by
+`State.with_breach` instead; the rows in which a rule was broken end at the end of the round.
 """
-
-from collections.abc import Callable
-from copy import copy
-from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar, cast
 
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.blocks.base import BlockSchedule
-from dllm_decode.caches.base import CachePolicy, CacheQuery
-from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, are_columns
 from dllm_decode.core.passes import Branches
 from dllm_decode.core.rows import Opening, Row
-from dllm_decode.core.state import State
-from dllm_decode.engine.decoder import Decoder, Look, Verifier
-from samplers.base import Sampler, first_state, next_step, require_decision
+from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.look import Look
+from dllm_decode.engine.state import State
+from samplers.base import require_decision
 from samplers.checks import shown
-from samplers.expression import is_ours, parts_of
-from samplers.facts import Fact, PlugIn
+from samplers.facts import Fact
 from samplers.state import map_state
 
-Kind = TypeVar("Kind", bound=PlugIn)
 
-
-def with_checks(decoder: Decoder) -> Decoder:
-    """Returns the decoder in which plug-ins of somebody else are replaced by checking twins."""
-    # A twin that was made for another decoder is made anew.
-    sampler, schedule = _unchecked(decoder.sampler), _unchecked(decoder.schedule)
-    cache, verifier = _unchecked(decoder.cache), _unchecked(decoder.verifier)
-
-    def opening(row: Row, block_length: int, shift: int) -> Opening:
-        new_opening = schedule.opening(row, block_length, shift)
-        require_opening(decoder, new_opening, row)
-        return new_opening
-
-    def recompute(query: CacheQuery) -> Columns:
-        columns = cache.recompute(query)
-        require_columns(decoder, columns, query.end, f"recompute of {cache!r} must return")
-        return columns
-
-    def hidden(query: CacheQuery) -> Columns:
-        columns = cache.hidden(query)
-        require_hidden(decoder, columns, query.end)
-        return columns
-
-    return replace(
-        decoder,
-        sampler=_twin(
-            sampler, Sampler, step=partial(next_step, sampler), init=partial(first_state, sampler),
-            max_steps=partial(_max_steps, sampler),
-        ),
-        schedule=_twin(
-            schedule, BlockSchedule, opening=opening, numbers=partial(_numbers, schedule)
-        ),
-        cache=_twin(
-            cache, CachePolicy, recompute=recompute, hidden=hidden, numbers=partial(_numbers, cache)
-        ),
-        verifier=_twin(
-            verifier, Verifier, after=partial(_after, verifier),
-            max_steps=partial(_max_steps, verifier),
-            look=lambda *args: require_look(verifier.look(*args), owner=verifier),
-        ),
-    )  # fmt: skip
-
-
-def _numbers(owner: BlockSchedule | CachePolicy, canvas: Canvas, *args: Any) -> Any:
-    numbers = owner.numbers(canvas, *args)
-    if numbers is not None:
-        require_numbers(numbers, len(canvas), owner=owner)
-    return numbers
-
-
-def _max_steps(owner: Sampler | Verifier, *args: Any) -> int:
-    limit: int = owner.max_steps(*args)
-    require_max_steps(limit, owner=owner)
-    return limit
-
-
-def _after(
-    verifier: Verifier, decoder: Decoder, state: State
-) -> tuple[State, Int[Tensor, "B N"] | None]:
-    state, numbers = require_after(verifier.after(decoder, state), owner=verifier)
-    if numbers is not None:
-        require_numbers(numbers, len(state.rows), owner=verifier)
-    return state, numbers
-
-
-def _twin(plugin: Kind, base: type, **methods: Callable[..., Any]) -> Kind:
-    """Returns a twin of a foreign plug-in: `methods` replace those that its class overrides."""
-    kind = type(plugin)
-    if not is_foreign(plugin):
-        return plugin
-    checked: dict[str, Any] = {
-        name: staticmethod(method)
-        for name, method in methods.items()
-        if getattr(kind, name) is not getattr(base, name)
-    }
-    attributes = {
-        "__module__": kind.__module__, "__qualname__": kind.__qualname__, "unchecked": kind
-    }  # fmt: skip
-    twin = copy(plugin)
-    # The class changes, so that repr, fields and properties stay those of the plug-in.
-    object.__setattr__(
-        twin, "__class__", cast(Any, type(kind))(kind.__name__, (kind,), attributes | checked)
-    )
-    return twin
-
-
-def _unchecked(plugin: Kind) -> Kind:
-    """Returns the plug-in that a twin checks, or the plug-in itself."""
-    kind = getattr(plugin, "unchecked", None)
-    if kind is None:
-        return plugin
-    # Not the plug-in that was wrapped: `replace` may have changed fields of the twin.
-    plain = copy(plugin)
-    object.__setattr__(plain, "__class__", kind)
-    return plain
-
-
-def is_foreign(plugin: PlugIn) -> bool:
-    """Returns whether somebody else wrote a plug-in, or a plug-in that it holds."""
-    return not all(is_ours(type(part)) for part in parts_of(plugin) if isinstance(part, PlugIn))
-
-
-def require_opening(decoder: Decoder, opening: object, row: Row) -> None:
-    """Raises RuntimeError unless `opening` returned a valid `Opening` of unsettled columns."""
+def require_opening(decoder: Decoder, opening: object, row: Row) -> Opening:
+    """Returns an opening; raises RuntimeError unless it is one, of unsettled columns."""
     owner, align = decoder.schedule, decoder.align
     if not isinstance(opening, Opening):
         raise RuntimeError(
@@ -164,22 +51,28 @@ def require_opening(decoder: Decoder, opening: object, row: Row) -> None:
             f"opening of {owner!r} must end where a block of the model ends, at a multiple of "
             f"{align} columns, got {opening}. Override needs with Fact.SEES_BOTH_WAYS."
         )
+    return opening
 
 
-def require_max_steps(limit: object, *, owner: object) -> None:
-    """Raises RuntimeError unless `max_steps` returned a number of steps."""
+def require_max_steps(limit: object, *, owner: object) -> int:
+    """Returns a number of steps; raises RuntimeError unless `max_steps` returned one."""
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
         raise RuntimeError(
             f"max_steps of {owner!r} must return a number of steps, got {shown(limit)}."
         )
+    return limit
 
 
-def require_numbers(numbers: object, num_rows: int, *, owner: object) -> None:
-    """Raises RuntimeError unless `numbers` of a plug-in returned integers of the shape (B, N)."""
+def require_numbers(
+    numbers: object, num_rows: int, *, owner: object
+) -> Int[Tensor, "B N"] | None:
+    """Returns numbers; raises RuntimeError unless they are `None`, or integers, N for each row."""
+    if numbers is None:
+        return None
     if isinstance(numbers, Tensor):
         is_right = numbers.ndim == 2 and len(numbers) == num_rows
         if is_right and not numbers.is_floating_point():
-            return
+            return numbers
         got = f"{numbers.dtype} {tuple(numbers.shape)} for {num_rows} rows"
     else:
         got = f"{shown(numbers)} ({type(numbers).__name__})"
@@ -195,11 +88,11 @@ def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
         )
     state, look = found
     total = len(state.rows)
-    stepping = look.stepping(total)
-    if set(stepping) - set(range(total)) or not 0 < len(stepping) == len(set(stepping)):
+    stepping = look.stepping(state)
+    if len(stepping) + len(look.waiting) != total or not stepping:
         raise RuntimeError(
-            f"rows of the Look of {owner!r} must be some of the {total} rows, each of them once, "
-            f"or None for all of them, got {look.rows}."
+            f"waiting of the Look of {owner!r} must be some of the {total} rows, each of them "
+            f"once, and not all of them, got {look.waiting}."
         )
     if len(look.view.tokens) != len(stepping):
         raise RuntimeError(
@@ -223,20 +116,24 @@ def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
 
 
 def require_after(found: object, *, owner: Verifier) -> tuple[State, Int[Tensor, "B N"] | None]:
-    """Returns the result of a verifier's `after`; raises RuntimeError if the result is no pair."""
+    """Returns the result of a verifier's `after`; raises RuntimeError if the result is invalid."""
     if isinstance(found, tuple) and len(found) == 2:
-        return found
+        state, numbers = found
+        return state, require_numbers(numbers, len(state.rows), owner=owner)
     raise RuntimeError(
         f"after of {owner!r} must return the pair (state, numbers), got a {type(found).__name__}."
     )
 
 
-def require_columns(decoder: Decoder, chosen: object, end: int, culprit: str) -> None:
-    """Raises RuntimeError unless a forward can compute these columns of a row."""
+def require_columns(decoder: Decoder, chosen: object, end: int, duty: str) -> None:
+    """Raises RuntimeError unless a forward can compute these columns of a row.
+
+    `duty` is the beginning of the message, with fields of the decoder to fill in.
+    """
     if not are_columns(chosen, end):
         raise RuntimeError(
-            f"{culprit} ranges of columns in ascending order, at least one and all within "
-            f"[0, {end}), got {shown(chosen)} ({type(chosen).__name__})."
+            f"{duty.format(decoder)} ranges of columns in ascending order, at least one and all "
+            f"within [0, {end}), got {shown(chosen)} ({type(chosen).__name__})."
         )
     if not decoder.sight.with_kv_cache and chosen != (range(end),):
         raise RuntimeError(
@@ -245,10 +142,10 @@ def require_columns(decoder: Decoder, chosen: object, end: int, culprit: str) ->
         )
 
 
-def require_hidden(decoder: Decoder, hidden: Columns, end: int) -> None:
-    """Raises RuntimeError unless hidden columns are one range, or none, and not all columns."""
+def require_hidden(decoder: Decoder, hidden: Columns, end: int) -> Columns:
+    """Returns hidden columns; raises RuntimeError unless they are none, or one range, not all."""
     if hidden == () or (are_columns(hidden, end) and len(hidden) == 1 and len(hidden[0]) < end):
-        return
+        return hidden
     raise RuntimeError(
         f"hidden of {decoder.cache!r} must return one range of columns, or none, within "
         f"[0, {end}) and not all of it, got {shown(hidden)} ({type(hidden).__name__})."

@@ -8,40 +8,27 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.constraints import Constraints
 from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
-from dllm_decode.core.state import State
+from dllm_decode.engine.constraints import Constraints
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.paths import Path, Span, best_path, draw_path
+from dllm_decode.engine.state import State
 from samplers.view import View, by_row
 
 
-def with_paths(
-    decoder: Decoder,
-    state: State,
-    view: View,
-    *,
-    canvas: Canvas,
-    window: Window,
-    rows: Sequence[int] | None,
-) -> View:
+def with_paths(decoder: Decoder, state: State, view: View, window: Window) -> View:
     """Returns the view in which rows with a constraint propose the tokens of a path.
 
     Args:
         decoder: The decoder.
         state: The rows, of which some have a constraint.
         view: The view without constraints.
-        canvas: The tokens: the state's, or drafts.
         window: The window of the view.
-        rows: Which rows of the state the view has; `None`: all.
     """
-    assert state.constraints is not None
-    constraints = state.constraints.among(rows)
-    if constraints is None:
-        return view
-    view_rows = state.rows if rows is None else [state.rows[row] for row in rows]
-    length = _length(decoder, [view_rows[row] for row in constraints.rows], constraints)
+    canvas, constraints = state.canvas, state.constraints
+    assert constraints is not None
+    length = _length(decoder, [state.rows[row] for row in constraints.rows], constraints)
     span = _span(canvas, constraints, length)
     offsets = view.computed.columns
     W = view.tokens.shape[1]

@@ -1,13 +1,10 @@
 """The decoder: a model, plug-ins and options; and the contract of a verifier."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import repeat, zip_longest
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, Unpack
+from typing import Unpack
 
 from jaxtyping import Int
 from torch import Tensor
@@ -17,19 +14,17 @@ from dllm_decode.caches.base import CachePolicy
 from dllm_decode.core.language import EOS_CLASS, Automaton
 from dllm_decode.core.model import Compilable, MaskPredictor, UniformState
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, RequestOptions
-from dllm_decode.core.passes import Window
-from dllm_decode.core.plan import Sight
-from dllm_decode.core.prompts import Prompt, filling_options, read_prompt, read_template
+from dllm_decode.core.prompts import Prompt, read_prompt, read_template
 from dllm_decode.core.rows import Request
-from dllm_decode.core.sending import sent
 from dllm_decode.core.sizes import round_up
-from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.core.uniform_state import canvas_length_of, check_request
-from samplers.base import Decision, Sampler
+from dllm_decode.engine.look import Look
+from dllm_decode.engine.plan import Sight
+from dllm_decode.engine.state import State
+from samplers.base import Sampler
 from samplers.checks import require_plugin, shown
 from samplers.facts import Fact, PlugIn
-from samplers.view import View
 
 
 @dataclass(frozen=True)
@@ -44,6 +39,18 @@ class Decoder:
         schedule: Which unsettled positions are open.
         config: The options; a request may replace some of them.
         return_logprobs: As in `decode`.
+        block_length: Tokens per block.
+        align: Tokens per block of a block-causal model, else 1: blocks begin at multiples of it.
+        window_length: Columns of the sampler's window, W: one number for a whole decode.
+        sight: How the model sees and predicts.
+        banned_ids: Tokens that are never proposed, in ascending order.
+        starts_as_noise: True if a block begins as random tokens, not as [MASK].
+        num_passes: Canvases of a row that a forward looks at: with guidance also one without the
+            prompt.
+        tokens_are_final: True if a token that the sampler has written never changes.
+        reads_committed: True if the sampler needs the model's logits at committed positions.
+        cache_narrows: True if the cache policy may leave out columns that predict open positions.
+        cache_reads_look: True if the cache policy reads how each [MASK] was last predicted.
     """
 
     model: MaskPredictor
@@ -53,90 +60,64 @@ class Decoder:
     schedule: BlockSchedule
     config: DecodeConfig
     return_logprobs: bool = False
+    block_length: int = field(init=False)
+    align: int = field(init=False)
+    window_length: int = field(init=False)
+    sight: Sight = field(init=False)
+    banned_ids: tuple[int, ...] = field(init=False)
+    starts_as_noise: bool = field(init=False)
+    num_passes: int = field(init=False)
+    tokens_are_final: bool = field(init=False)
+    reads_committed: bool = field(init=False)
+    cache_narrows: bool = field(init=False)
+    cache_reads_look: bool = field(init=False)
 
-    @cached_property
-    def block_length(self) -> int:
-        """Tokens per block.
+    def __post_init__(self) -> None:
+        """Works out the rest.
 
         Raises:
-            ValueError: If it is given twice, or does not fit the answer or the model.
+            ValueError: If the block length is given twice, or does not fit the answer or the model.
         """
-        model, fixed, chosen = self.model, self.schedule.block_length, self.config.block_length
+        model, sampler, cache, config = self.model, self.sampler, self.cache, self.config
+        fixed, chosen = self.schedule.block_length, config.block_length
         if fixed is not None and chosen not in (None, fixed):
             raise ValueError(f"block_length must be said once, got {chosen} and {self.schedule!r}.")
-        length = canvas_length_of(model, chosen or fixed, self.config.gen_length)
-        config = self.config if length is None else replace(self.config, block_length=length)
-        return config.resolved_block_length(model.causal_block_length, model=model.name)
-
-    @cached_property
-    def align(self) -> int:
-        """Tokens per block of a block-causal model, else 1: blocks begin at multiples of it."""
-        return self.model.causal_block_length or 1
-
-    @cached_property
-    def answer_length(self) -> int:
-        """Columns from a row's first block to the end of its answer, at most."""
-        return round_up(self.config.gen_length + self.align - 1, self.align)
-
-    @cached_property
-    def window_length(self) -> int:
-        """Columns of the sampler's window, W: one number for a whole decode."""
-        if self.sampler.scope != "block":
-            return self.answer_length
-        return self.schedule.window_length(self.block_length, self.answer_length)
-
-    @cached_property
-    def sight(self) -> Sight:
-        """How the model sees and predicts."""
-        return Sight(
-            shift=self.model.logit_shift,
-            causal_block_length=self.model.causal_block_length,
-            sees_later_blocks=not (self.model.causal_block_length or self.starts_as_noise),
-            with_kv_cache=self.cache.needs_kv_cache,
-            device=self.model.device,
-        )
-
-    @cached_property
-    def banned_ids(self) -> tuple[int, ...]:
-        """Tokens that are never proposed, in ascending order."""
-        model = self.model
-        banned = {model.mask_id, *model.banned_ids, *self.config.banned_ids}
-        return tuple(sorted(token for token in banned if token < model.vocab_size))
-
-    @cached_property
-    def starts_as_noise(self) -> bool:
-        """True if a block begins as random tokens, not as [MASK]."""
-        return isinstance(self.model, UniformState)
-
-    @property
-    def num_passes(self) -> int:
-        """Canvases of a row that a forward looks at: with guidance also one without the prompt."""
-        return 2 if self.config.cfg_scale else 1
+        length = canvas_length_of(model, chosen or fixed, config.gen_length)
+        blocks = config if length is None else replace(config, block_length=length)
+        length = blocks.resolved_block_length(model.causal_block_length, model=model.name)
+        align = model.causal_block_length or 1
+        answer_length = round_up(config.gen_length + align - 1, align)
+        window_length = answer_length
+        if sampler.scope == "block":
+            window_length = self.schedule.window_length(length, answer_length)
+        starts_as_noise = isinstance(model, UniformState)
+        banned = {model.mask_id, *model.banned_ids, *config.banned_ids}
+        derived = {
+            "block_length": length,
+            "align": align,
+            "window_length": window_length,
+            "sight": Sight(
+                shift=model.logit_shift,
+                causal_block_length=model.causal_block_length,
+                sees_later_blocks=not (model.causal_block_length or starts_as_noise),
+                with_kv_cache=cache.needs_kv_cache,
+                device=model.device,
+            ),
+            "banned_ids": tuple(sorted(token for token in banned if token < model.vocab_size)),
+            "starts_as_noise": starts_as_noise,
+            "num_passes": 2 if config.cfg_scale else 1,
+            "tokens_are_final": Fact.FINAL_TOKENS in sampler.gives,
+            "reads_committed": Fact.LOGITS_OF_COMMITTED in sampler.needs,
+            "cache_narrows": Fact.ANY_PART in cache.needs,
+            "cache_reads_look": Fact.LAST_LOOK in cache.needs and cache.reads_history,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @property
     def compiles(self) -> bool:
         """True if the statistics of logits are compiled, because the model is."""
         return isinstance(self.model, Compilable) and self.model.compiled
-
-    @cached_property
-    def tokens_are_final(self) -> bool:
-        """True if a token that the sampler has written never changes."""
-        return Fact.FINAL_TOKENS in self.sampler.gives
-
-    @cached_property
-    def reads_committed(self) -> bool:
-        """True if the sampler needs the model's logits at committed positions."""
-        return Fact.LOGITS_OF_COMMITTED in self.sampler.needs
-
-    @cached_property
-    def cache_narrows(self) -> bool:
-        """True if the cache policy may leave out columns that predict open positions."""
-        return Fact.ANY_PART in self.cache.needs
-
-    @cached_property
-    def cache_reads_look(self) -> bool:
-        """True if the cache policy reads how each [MASK] was last predicted."""
-        return Fact.LAST_LOOK in self.cache.needs and self.cache.reads_history
 
     def request(
         self,
@@ -204,10 +185,6 @@ class Decoder:
         return request
 
 
-Constraining: TypeAlias = Automaton | Sequence[Automaton | None] | None
-"""The texts of which answers must be one: the same for all prompts, or those of each."""
-
-
 def _check_constraint(decoder: Decoder, constraint: object, request: Request) -> None:
     """Raises ValueError unless an answer can be, and will be, one of a constraint's texts."""
     model, sampler, verifier = decoder.model, decoder.sampler, decoder.verifier
@@ -241,88 +218,6 @@ def _check_constraint(decoder: Decoder, constraint: object, request: Request) ->
             f"gen_length must be at least {least}, the tokens of the shortest answer that the "
             f"constraint allows, got {request.config.gen_length}."
         )
-
-
-def require_constraints(constraint: object, num_prompts: int, *, least: bool = False) -> None:
-    """Raises ValueError unless a list has one constraint a prompt; `least` also allows more."""
-    if not isinstance(constraint, Sequence):
-        return
-    if len(constraint) < num_prompts or (not least and len(constraint) > num_prompts):
-        raise ValueError(
-            f"constraint must hold one for each of {num_prompts} prompts, got {len(constraint)}."
-        )
-
-
-def requests_of(
-    decoder: Decoder,
-    prompts: Iterable[Prompt],
-    templates: Iterable[Sequence[int]],
-    stop: StopRule,
-    *,
-    constraint: Constraining = None,
-    fills_blanks: bool = False,
-) -> Iterator[Request]:
-    """Yields a request for each prompt, with its template and constraint if there are any.
-
-    With `fills_blanks` an answer is as long as its template, and goes on after an EOS.
-
-    Raises:
-        ValueError: If a prompt, template or constraint cannot be decoded, or one is missing.
-    """
-    constraints = iter(constraint) if isinstance(constraint, Sequence) else repeat(constraint)
-    everything_open = isinstance(templates, Sized) and not len(templates)
-    pairs = zip_longest(prompts, () if everything_open else templates)
-    for row, (prompt, template) in enumerate(pairs):
-        if prompt is None or (template is None and not everything_open):
-            fewer, more = ("prompts", "templates") if prompt is None else ("templates", "prompts")
-            raise ValueError(
-                f"templates must hold one answer per prompt, got {row} {fewer} and more {more}."
-            )
-        answer = () if template is None else template
-        options: RequestOptions = {}
-        if fills_blanks and template is not None:
-            options = filling_options(answer, options)
-        with _named(row):
-            require_constraints(constraint, row + 1, least=True)
-            request = decoder.request(
-                prompt, row, template=answer, stop=stop, constraint=next(constraints), **options
-            )
-        yield request
-
-
-@contextmanager
-def _named(row: int) -> Iterator[None]:
-    """Names the row in errors about its request."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"In row {row}: {error}") from None
-
-
-class Look(NamedTuple):
-    """A verifier's result of one round.
-
-    Attributes:
-        view: The view of the rows that take a step.
-        window: The columns of the view, of the same rows.
-        rows: The rows that take a step; `None`: all.
-        decision: The verifier's decision within the window; `None`: the sampler decides.
-    """
-
-    view: View
-    window: Window
-    rows: tuple[int, ...] | None = None
-    decision: Decision | None = None
-
-    def stepping(self, num_rows: int) -> Sequence[int]:
-        """Returns the rows that take a step, out of `num_rows`."""
-        return range(num_rows) if self.rows is None else self.rows
-
-    @property
-    def row_index(self) -> Int[Tensor, " N"] | None:
-        """The rows that take a step, as a tensor; `None`: all."""
-        rows, device = self.rows, self.view.tokens.device
-        return None if rows is None else sent(rows, device)
 
 
 class Verifier(PlugIn, ABC):

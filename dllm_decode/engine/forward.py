@@ -13,16 +13,16 @@ from dllm_decode.caches.base import CacheQuery
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, union, without
 from dllm_decode.core.history import History
-from dllm_decode.core.layout import Layout
 from dllm_decode.core.model import num_calls, predict_all
 from dllm_decode.core.passes import Branches, Pass, Window
-from dllm_decode.core.plan import Plan
 from dllm_decode.core.sending import sent
-from dllm_decode.core.state import State
-from dllm_decode.engine.checks import require_columns
+from dllm_decode.engine.checks import require_columns, require_hidden
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.inputs import inputs_of, part_of
+from dllm_decode.engine.layout import Layout
 from dllm_decode.engine.packing import packed_of, unpack, with_room
+from dllm_decode.engine.plan import Plan
+from dllm_decode.engine.state import State
 from samplers.logits.statistics import certain_where
 
 
@@ -78,11 +78,11 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
         hidden: Columns = ()
         if spec.columns is None:
             chosen = decoder.cache.recompute(query)
-            hidden = decoder.cache.hidden(query)
+            hidden = require_hidden(decoder, decoder.cache.hidden(query), end)
+            duty = "recompute of {0.cache!r} must return"
         else:
-            chosen = spec.columns[n]
-            culprit = f"columns of Pass by {decoder.verifier!r} must be"
-            require_columns(decoder, chosen, end, culprit)
+            chosen, duty = spec.columns[n], "columns of Pass by {0.verifier!r} must be"
+        require_columns(decoder, chosen, end, duty)
         if sight.with_kv_cache:
             # A slot holds nothing, and must not be read, until its column is computed.
             unwritten = without(without((range(end),), hidden), row.computed)
@@ -181,8 +181,7 @@ def _checked(
         return state, logits
     window = layout.window
     if spec.branches is None:
-        is_open = window.part(state.canvas.unsettled)
-        is_open = is_open if spec.window.open is None else is_open & spec.window.open
+        is_open = window.part(state.canvas.unsettled) & spec.window.open
         is_broken, duty = ~known & is_open, "compute every column that predicts an open position"
         if decoder.cache_narrows:
             is_broken = ~(known & is_open).any(-1)
@@ -196,7 +195,7 @@ def with_finite_check(
     state: State,
     logits: Float[Tensor, "N _ V"],
     culprit: str,
-    rows: Sequence[int] | None = None,
+    rows: Sequence[int] = (),
 ) -> State:
     """Notes columns with NaN or infinity; some tokens of a column may be at -inf, but not all."""
     # A sum is five times faster than a maximum; on a GPU this check would wait for the device.

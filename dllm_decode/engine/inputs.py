@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from dllm_decode.core.layout import Group
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Branches, Pass
 from dllm_decode.core.sending import sent
-from dllm_decode.core.state import State
+from dllm_decode.engine.layout import Group
+from dllm_decode.engine.state import State
 
 
 def inputs_of(state: State, spec: Pass, branches: Branches, group: Group) -> ForwardInputs:

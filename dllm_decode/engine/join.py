@@ -7,14 +7,15 @@ from typing import NamedTuple
 import torch
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.commits import CommitState
-from dllm_decode.core.constraints import Constraints
 from dllm_decode.core.history import History
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Numbers, Request, Row
 from dllm_decode.core.sending import sent
-from dllm_decode.core.state import CacheState, State
+from dllm_decode.engine.checks import require_numbers
+from dllm_decode.engine.commits import CommitState
+from dllm_decode.engine.constraints import Constraints
 from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.state import CacheState, State
 from samplers.logits.noise import row_keys
 from samplers.state import pad_state, take_state
 
@@ -26,7 +27,9 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     mask_id, now = decoder.model.mask_id, time.perf_counter()
     new = [Row.of(request, decoder.align, mask_id, now) for request in requests]
     canvas = blank(decoder, new)
-    numbers = decoder.schedule.numbers(canvas, decoder.block_length, None)
+    schedule = decoder.schedule
+    numbers = schedule.numbers(canvas, decoder.block_length, None)
+    numbers = require_numbers(numbers, len(new), owner=schedule)
     if numbers is not None:
         read = [Numbers(schedule=tuple(values)) for values in numbers.tolist()]
         new = [
@@ -112,21 +115,12 @@ def leave(state: State, rows: Sequence[int]) -> State:
         cost = state.cost._replace(drafted=empty.noise_keys, accepted=empty.noise_keys)
         cache = state.cache._replace(history=None)
         return empty._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)
-    index = sent(order, state.device)
     for place, row in enumerate(order):
         for buffer in state.cache.buffers if place != row else ():
             buffer[:, place] = buffer[:, row]
-    cost, rows_left = state.cost, tuple(state.rows[row] for row in order)
-    return state._replace(
-        rows=rows_left,
-        canvas=state.canvas.take(index),
-        noise_keys=state.noise_keys[index],
-        cost=cost._replace(drafted=cost.drafted[index], accepted=cost.accepted[index]),
-        sampler=take_state(state.sampler, index),
-        schedule=take_state(state.schedule, index),
+    index = sent(order, state.device)
+    return state.take(order)._replace(
         verifier=take_state(state.verifier, index),
-        commits=take_state(state.commits, index),
-        constraints=Constraints.of(rows_left, state.device),
         cache=state.cache._replace(history=take_state(state.cache.history, index)),
         window=None,
         layout=None,

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Pass, Window
-from dllm_decode.core.state import State
-from dllm_decode.engine.decoder import Decoder, Look
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
+from dllm_decode.engine.look import Look
+from dllm_decode.engine.state import State
 from dllm_decode.engine.views import truncation_of, view_of, with_window
 from samplers.logits.statistics import probability
 
@@ -33,7 +34,7 @@ def look_without_own_token(decoder: Decoder, state: State) -> tuple[State, Look]
     num_copies = decoder.num_passes * window.width
     rows = [row._replace(query_positions=row.query_positions + num_copies) for row in state.rows]
     state, width = state._replace(rows=tuple(rows)), window.width
-    view = view_of(decoder, state, state.canvas, window, logits[:, :width])
+    view = view_of(decoder, state, window, logits[:, :width])
     trust = _trust(decoder, state, window, logits[:, width:])
     return state, Look(replace(view, leave_one_out=trust), window)
 

@@ -23,21 +23,15 @@ from dllm_decode.core.prompts import (
     token_lists,
 )
 from dllm_decode.core.rows import RequestQueue
-from dllm_decode.core.state import State
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.core.uniform_state import check_commits
 from dllm_decode.engine import compatibility
-from dllm_decode.engine.checks import with_checks
-from dllm_decode.engine.decoder import (
-    Constraining,
-    Decoder,
-    Verifier,
-    requests_of,
-    require_constraints,
-)
+from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.join import Ended, blank, ended_at_once, join, leave, outputs_of
 from dllm_decode.engine.no_verifier import NoVerifier
+from dllm_decode.engine.requests import Constraining, requests_of, require_constraints
 from dllm_decode.engine.round import one_round
+from dllm_decode.engine.state import State
 from samplers.base import Sampler
 from samplers.checks import require_bool, shown
 
@@ -187,7 +181,7 @@ def new_decoder(
         ValueError: If the parts do not fit together; the message names both and the remedy.
     """
     compatibility.check(model, sampler, cache, verifier=verifier, blocks=blocks)
-    decoder = with_checks(Decoder(model, sampler, cache, verifier, blocks, config, return_logprobs))
+    decoder = Decoder(model, sampler, cache, verifier, blocks, config, return_logprobs)
     sampler.check_model(name=model.name, fingerprint=fingerprint_of(model))
     sampler.check(model=model.name, gen_length=config.gen_length, block_length=decoder.block_length)
     verifier.check(model)

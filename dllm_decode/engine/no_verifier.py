@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from dllm_decode.core.state import State
-from dllm_decode.engine.decoder import Decoder, Look, Verifier
+from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.leave_one_out import look_without_own_token
+from dllm_decode.engine.look import Look
+from dllm_decode.engine.state import State
 from dllm_decode.engine.uniform_state import look_at_noise
 from dllm_decode.engine.views import look
 from samplers.facts import Fact

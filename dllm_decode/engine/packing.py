@@ -25,14 +25,14 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from dllm_decode.core.layout import Group, Layout
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Branches
 from dllm_decode.core.sending import sent
-from dllm_decode.core.state import State
 from dllm_decode.engine.checks import require_branches
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.inputs import cache_rows
+from dllm_decode.engine.layout import Group, Layout
+from dllm_decode.engine.state import State
 
 
 def with_room(decoder: Decoder, state: State, branches: Branches, layout: Layout) -> State:

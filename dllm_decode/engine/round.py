@@ -20,10 +20,18 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.observers import Observer, StepEvent, final_tokens
 from dllm_decode.core.rows import Numbers, Opening, Row
 from dllm_decode.core.sending import sent
-from dllm_decode.core.state import Breach, State
+from dllm_decode.engine.checks import (
+    require_after,
+    require_look,
+    require_max_steps,
+    require_numbers,
+    require_opening,
+)
 from dllm_decode.engine.decide import decide
-from dllm_decode.engine.decoder import Decoder, Look
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.look import Look
 from dllm_decode.engine.settle import settle
+from dllm_decode.engine.state import Breach, State
 from samplers.checks import shown
 from samplers.facts import Fact
 
@@ -44,11 +52,12 @@ def one_round(
     state = open_blocks(decoder, state)
     if state.constraints is not None:
         state = state._replace(constraints=state.constraints.read(state.rows, state.canvas))
-    state, seen = decoder.verifier.look(decoder, state)
-    state, seen, decision = decide(decoder, state, seen)
-    before = state.canvas
-    state, moved = settle(decoder, state, seen, decision)
-    state, done = advance(decoder, state, seen)
+    state, seen = require_look(decoder.verifier.look(decoder, state), owner=decoder.verifier)
+    stepping = seen.stepping(state)
+    part, seen, decision = decide(decoder, state.take(stepping), seen)
+    before = part.canvas
+    part, moved = settle(decoder, part, seen, decision)
+    state, done = advance(decoder, state.put(stepping, part), seen)
     if observers:
         event = _event(decoder, before, moved, state, seen, done)
         for observer in observers:
@@ -70,15 +79,18 @@ def open_blocks(decoder: Decoder, state: State) -> State:
 
 def _opened(decoder: Decoder, row: Row) -> Row:
     """Returns a row with its new opening."""
-    opening = decoder.schedule.opening(row, decoder.block_length, decoder.model.logit_shift)
+    chosen = decoder.schedule.opening(row, decoder.block_length, decoder.model.logit_shift)
+    opening = require_opening(decoder, chosen, row)
     if decoder.sampler.scope != "block":
         opening = _with_scope(decoder, row, opening)
     if opening.phase == row.opening.phase and row.steps >= row.limit:
         return row._replace(error=_too_many_steps(decoder, row))
     previous, row = row.opening, row._replace(opening=opening)
     if opening.phase != previous.phase:
+        sampler, verifier = decoder.sampler, decoder.verifier
         masks = _num_masks(row, decoder.model.mask_id)
-        limit = decoder.verifier.max_steps(decoder.sampler, masks)
+        require_max_steps(sampler.max_steps(masks), owner=sampler)
+        limit = require_max_steps(verifier.max_steps(sampler, masks), owner=verifier)
         row = row._replace(is_fresh=True, steps=0, limit=limit)
     return row._replace(turn_forwards=0) if opening.turn != previous.turn else row
 
@@ -113,8 +125,8 @@ def advance(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int
     A row ends with an error if a plug-in broke its contract in this row.
     """
     verifier = decoder.verifier
-    state, verified = verifier.after(decoder, state)
-    stepping, rows, done = seen.stepping(len(state.rows)), [], []
+    state, verified = require_after(verifier.after(decoder, state), owner=verifier)
+    stepping, rows, done = seen.stepping(state), [], []
     readings = _read_on_host(decoder, state, seen, verified)
     for n, (unsettled, has_ended, numbers, error) in enumerate(readings):
         row = state.rows[n]
@@ -147,19 +159,18 @@ def _read_on_host(
     first = torch.where(canvas.unsettled, columns, canvas.width).amin(-1)
     has_ended = (canvas.eos & (columns < first[:, None])).any(-1)
     schedule, cache = decoder.schedule, decoder.cache
-    numbers = [
-        schedule.numbers(canvas, decoder.block_length, state.schedule),
-        None if history is None else cache.numbers(canvas, history, decoder.model.logit_shift),
-        verified,
-    ]
+    opened = schedule.numbers(canvas, decoder.block_length, state.schedule)
+    numbers = [require_numbers(opened, B, owner=schedule), None, verified]
+    if history is not None:
+        cached = cache.numbers(canvas, history, decoder.model.logit_shift)
+        numbers[1] = require_numbers(cached, B, owner=cache)
     broken = [breach.found for breach in state.breaches]
     unsettled, ended, *lists = _on_host([first, has_ended, *numbers, *broken])
     by_plugin = [[()] * B if values is None else values for values in lists[:3]]
     by_row = [Numbers(*row_numbers) for row_numbers in zip(*by_plugin, strict=True)]
     errors = [""] * B
     for breach, values in zip(state.breaches, lists[3:], strict=True):
-        rows = range(B) if breach.rows is None else breach.rows
-        for row, is_broken in zip(rows, values, strict=True):
+        for row, is_broken in zip(breach.rows, values, strict=True):
             if is_broken and not errors[row]:
                 errors[row] = _error(decoder, state, seen, breach, row)
     return zip(unsettled, ended, by_row, errors, strict=True)
@@ -183,7 +194,7 @@ def _on_host(tensors: Sequence[Tensor | None]) -> list[Any]:
 def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int) -> str:
     """Returns the sentence that names a rule broken in a row, and the plug-in that broke it."""
     culprit, duty = breach.culprit, breach.duty
-    stepping = seen.stepping(len(state.rows))
+    stepping = seen.stepping(state)
     # Read only now, because the host waits: no sampler can commit if nothing is eligible.
     has_decided = culprit is decoder.sampler and row in stepping
     if has_decided and not seen.view.eligible[stepping.index(row)].any():
@@ -219,21 +230,17 @@ def _event(
 ) -> StepEvent:
     """Returns the event that observers see: the rows that took a step, before and after it.
 
-    `moved` is the canvas of these rows with the decision's tokens only.
+    `before` and `moved` are canvases of these rows; `moved` has the decision's tokens only.
     """
-    stepping = list(seen.stepping(len(state.rows)))
-    rows = tuple(state.rows[n] for n in stepping)
+    stepping = seen.stepping(state)
+    part = state.take(stepping)
     numbers = [
         (row.request.index, row.query_positions, n in done)
-        for n, row in zip(stepping, rows, strict=True)
+        for n, row in zip(stepping, part.rows, strict=True)
     ]
     # One tensor, because each tensor needs a copy to the device.
     requests, query_positions, ended = sent(numbers, state.device).unbind(-1)
-    after, drafted, accepted = state.canvas, state.cost.drafted, state.cost.accepted
-    index = seen.row_index
-    if index is not None:
-        before, after = before.take(index), after.take(index)
-        drafted, accepted = drafted[index], accepted[index]
+    after = part.canvas
     filled = after.tokens != moved.tokens
     if done:
         rest = after.unsettled & ended.bool()[:, None]
@@ -243,13 +250,13 @@ def _event(
         after=after,
         filled=filled,
         view=seen.view,
-        rows=rows,
+        rows=part.rows,
         ended=ended.bool(),
         is_final=decoder.tokens_are_final,
         decode=state.decode,
         requests=requests,
         forwards=state.cost.forwards,
         query_positions=query_positions,
-        drafted=drafted,
-        accepted=accepted,
+        drafted=part.cost.drafted,
+        accepted=part.cost.accepted,
     )

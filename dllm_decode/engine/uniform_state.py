@@ -7,8 +7,9 @@ import torch
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Edit
 from dllm_decode.core.sending import sent
-from dllm_decode.core.state import State
-from dllm_decode.engine.decoder import Decoder, Look
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.look import Look
+from dllm_decode.engine.state import State
 from dllm_decode.engine.views import look, with_window
 from samplers.logits import noise
 from samplers.view import by_row

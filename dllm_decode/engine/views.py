@@ -7,15 +7,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Edit, Pass, Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import sent
 from dllm_decode.core.sizes import round_up
-from dllm_decode.core.state import State
 from dllm_decode.engine.constrained import with_paths
-from dllm_decode.engine.decoder import Decoder, Look
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
+from dllm_decode.engine.look import Look
+from dllm_decode.engine.state import State
 from samplers.logits.summary import Summary
 from samplers.logits.truncation import Truncation
 from samplers.view import View
@@ -37,7 +37,7 @@ def look(decoder: Decoder, state: State, *, edit: Edit | None = None) -> tuple[S
     state, logits = forward(decoder, state, Pass(window, offsets, edit=edit))
     if decoder.cache_narrows:
         window = _narrowed(state, window)
-    view = view_of(decoder, state, state.canvas, window, logits, asked=offsets)
+    view = view_of(decoder, state, window, logits, asked=offsets)
     history = state.cache.history
     if decoder.cache_reads_look and history is not None:
         history = history._replace(looked=history.last_look.after(state.canvas, window, view))
@@ -50,58 +50,45 @@ def _narrowed(state: State, window: Window) -> Window:
     predicted = None if state.layout is None else state.layout.known()
     if predicted is None:
         return window
-    return replace(window, open=predicted if window.open is None else predicted & window.open)
+    return replace(window, open=predicted & window.open)
 
 
 def with_window(decoder: Decoder, state: State) -> tuple[State, Window]:
     """Returns the state that keeps the sampler's window of each row, and this window."""
-    window = state.window or window_of(decoder, state.rows, state.canvas)
+    window = state.window or window_of(decoder, state)
     return state._replace(window=window), window
 
 
-def window_of(decoder: Decoder, rows: Sequence[Row], canvas: Canvas) -> Window:
-    """Returns the window that the sampler sees of some rows, with its open columns."""
-    scope = decoder.sampler.scope
-    width = decoder.window_length
-    starts = [row.first if scope == "answer" else row.opening.phase[0] for row in rows]
-    window = Window.of(starts, width, canvas)
-    if scope == "block" and all(
-        row.opening.start <= start and row.opening.stop >= min(start + width, row.end)
-        for row, start in zip(rows, starts, strict=True)
-    ):
-        return window
-    return window.with_open([row.opening.bounds for row in rows], canvas.tokens.device)
+def window_of(decoder: Decoder, state: State) -> Window:
+    """Returns the window that the sampler sees, with its open columns."""
+    sees_answer = decoder.sampler.scope == "answer"
+    starts = [row.first if sees_answer else row.opening.phase[0] for row in state.rows]
+    window = Window.of(starts, decoder.window_length, state.canvas)
+    return window.with_open([row.opening.bounds for row in state.rows], state.device)
 
 
 def view_of(
     decoder: Decoder,
     state: State,
-    canvas: Canvas,
     window: Window,
     logits: Float[Tensor, "B N V"],
     *,
     asked: Int[Tensor, "B N"] | None = None,
-    rows: Sequence[int] | None = None,
 ) -> View:
     """Returns the sampler's view of a canvas, given logits of its window.
 
     Args:
         decoder: The decoder.
-        state: The rows.
-        canvas: The tokens: the state's, or drafts.
-        window: The sampler's window of the same rows.
+        state: The rows, whose canvas may hold drafts.
+        window: The sampler's window of these rows.
         logits: Logits of the window, as `forward` returns them.
         asked: As in `Pass`.
-        rows: Which rows of the state the canvas has; `None`: all.
     """
-    sampler = decoder.sampler
-    viewed = state.rows if rows is None else [state.rows[row] for row in rows]
+    sampler, canvas, viewed = decoder.sampler, state.canvas, state.rows
     # If tokens are final, all unsettled columns are masked, and one operation is saved.
     not_written = canvas.unsettled if decoder.tokens_are_final else canvas.masked
-    masked, eligible = window.part(not_written), window.part(canvas.unsettled)
-    if window.open is not None:
-        eligible = eligible & window.open
-        masked = masked & eligible if sampler.scope == "block" else masked
+    masked, eligible = window.part(not_written), window.part(canvas.unsettled) & window.open
+    masked = masked & eligible if sampler.scope == "block" else masked
     device = state.device
     starts = [start - row.prompt_length for row, start in zip(viewed, window.starts, strict=True)]
     sizes = [row.end - row.prompt_length for row in viewed]
@@ -116,7 +103,7 @@ def view_of(
         gen_length=_shared([row.config.gen_length for row in viewed], device),
         committed=(size - not_written.sum(-1)).minimum(canvas.gen_lengths),
         temperature=temperature_of(viewed, masked.device),
-        noise_keys=state.noise_keys if rows is None else state.noise_keys[sent(rows, device)],
+        noise_keys=state.noise_keys,
         # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.
         block_start=sent(offsets, device) if sampler.scope == "answer" else 0,
         block_length=None if sampler.scope == "block" else decoder.block_length,
@@ -126,7 +113,7 @@ def view_of(
     )
     if state.constraints is None:
         return view
-    return with_paths(decoder, state, view, canvas=canvas, window=window, rows=rows)
+    return with_paths(decoder, state, view, window)
 
 
 def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:
@@ -136,11 +123,10 @@ def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"]
     """
     if decoder.reads_committed or decoder.sampler.scope != "block":
         return None
-    unsettled = window.part(state.canvas.unsettled)
+    unsettled = window.part(state.canvas.unsettled) & window.open
     if unsettled.device.type != "cpu":
         # The host would wait for the device to learn which columns are unsettled.
-        return None if window.open is None else _between(state, window)
-    unsettled = unsettled if window.open is None else unsettled & window.open
+        return _between(state, window)
     num_read = round_up(int(unsettled.sum(-1).max()), _STRIDE)
     if num_read >= window.width:
         return None

@@ -18,11 +18,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.core.commits import log_probabilities
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import DecodeOutput, before_end
 from dllm_decode.core.rows import Request, Row
+from dllm_decode.engine.commits import log_probabilities
 from dllm_decode.engine.decoder import Decoder
 
 

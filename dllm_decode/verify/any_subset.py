@@ -10,9 +10,10 @@ from torch import Tensor
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Branches, Edit, Pass, Window
 from dllm_decode.core.sending import sent
-from dllm_decode.core.state import State
-from dllm_decode.engine.decoder import Decoder, Look, Verifier
+from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.forward import forward
+from dllm_decode.engine.look import Look
+from dllm_decode.engine.state import State
 from dllm_decode.engine.views import view_of
 from dllm_decode.verify.acceptance import accept_by_ratio
 from dllm_decode.verify.drafts import Draft
@@ -80,10 +81,10 @@ class AnySubsetVerify(Verifier):
         window, places = to_draft.window, to_draft.places
         spec = Pass(window, places, edit=_in_order(state.canvas.given))
         state, q = forward(decoder, state, spec)
-        view = view_of(decoder, state, state.canvas, window, q, asked=places)
+        view = view_of(decoder, state, window, q, asked=places)
         draft = Draft(view.proposal.gather(1, places), to_draft.counts, _log_law(view, q))
         state, p = _judged(decoder, state, to_draft, view, q)
-        view = view_of(decoder, state, state.canvas, window, p, asked=places)
+        view = view_of(decoder, state, window, p, asked=places)
         law = _log_law(view, p)
         positions = view.positions.gather(1, places)
         keys = position_keys(state.noise_keys, torch.zeros_like(to_draft.counts), positions)

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.state import State
 from dllm_decode.engine.views import temperature_of
 from samplers.logits import noise
 from samplers.logits.statistics import draw, most_likely

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.rows import Request
-from dllm_decode.core.state import State
-from dllm_decode.engine.decoder import Decoder, Look, Verifier
+from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.look import Look
+from dllm_decode.engine.state import State
 from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.verify.drafts import Beginning, Draft
@@ -100,7 +101,7 @@ class Guided(Verifier):
         counts = state.canvas.unsettled.sum(-1).clamp(max=self.num_proposals)
         width = int(counts.max())
         state, window, logits = ask_drafter(decoder, state, self.target, width)
-        view = view_of(decoder, state, state.canvas, window, logits)
+        view = view_of(decoder, state, window, logits)
         # After the row's end there may be tokens that the target does not know.
         proposed = torch.arange(width, device=counts.device) < counts[:, None]
         draft = Draft(view.proposal.masked_fill(~proposed, 0), counts)

@@ -10,9 +10,9 @@ from torch.nn.functional import pad
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Request
-from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward, on_device, with_finite_check
+from dllm_decode.engine.state import State
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
 from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.base import Decision

@@ -311,7 +311,7 @@ def _odds_against(logits: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Fl
     shares = _shares(logits)
     best = shares.gather(-1, tokens[:, None]).squeeze(-1)
     # The rounding of the softmax's normaliser cancels in the quotient.
-    return _without(shares, tokens).sum(-1) / best
+    return shares.scatter_(-1, tokens[:, None], 0.0).sum(-1) / best
 
 
 def _odds_and_entropy(
@@ -321,15 +321,10 @@ def _odds_and_entropy(
     best = shares.gather(-1, tokens[:, None])
     # In place: one more array of this size can cost more in page faults than in arithmetic.
     gaps = logits.to(shares.dtype, copy=True).sub_(logits.gather(-1, tokens[:, None]))
-    odds = _without(shares, tokens).sum(-1, keepdim=True) / best
+    odds = shares.scatter_(-1, tokens[:, None], 0.0).sum(-1, keepdim=True) / best
     # Excluded tokens give 0 times -inf, which counts as 0. If a logit is NaN, so are the odds.
     surplus = shares.mul_(gaps).nansum(-1, keepdim=True) / best
     return torch.cat([odds, odds.log1p() - surplus / (1.0 + odds)], -1)
-
-
-def _without(shares: Float[Tensor, "n V"], tokens: Int[Tensor, " n"]) -> Float[Tensor, "n V"]:
-    """Sets the share of one token of each position to 0, in place."""
-    return shares.scatter_(-1, tokens[:, None], 0.0)
 
 
 def _shares(logits: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:

@@ -58,19 +58,21 @@ class Summary:
     @cached_property
     def most_likely(self) -> Int[Tensor, "B N"]:
         """The token of the largest logit; among ties the lowest id."""
-        if self._knows("top"):
+        if self.compiled or "top" in vars(self):
             return self.top.tokens[..., 0]
         return statistics.most_likely(self.logits)
 
-    @property
+    @cached_property
     def odds_against(self) -> Float[Tensor, "B N"]:
         """(1 - p) / p of the most likely token; see `statistics.odds_against`."""
-        return self._spread.odds_against if self._knows("_spread") else self._odds_against
+        if self.compiled or "_spread" in vars(self):
+            return self._spread.odds_against
+        return statistics.odds_against(self.logits, self.most_likely)
 
     @cached_property
     def largest(self) -> Float[Tensor, "B N"]:
         """The largest logit."""
-        if self._knows("top"):
+        if self.compiled or "top" in vars(self):
             return self.top.logits[..., 0]
         return statistics.gather(self.logits, self.most_likely)
 
@@ -80,15 +82,8 @@ class Summary:
         return self._spread.entropy
 
     @cached_property
-    def _odds_against(self) -> Float[Tensor, "B N"]:
-        return statistics.odds_against(self.logits, self.most_likely)
-
-    @cached_property
     def _spread(self) -> Spread:
         return self._all[1] if self.compiled else statistics.spread(self.logits, self.most_likely)
-
-    def _knows(self, name: str) -> bool:
-        return self.compiled or name in vars(self)
 
     @cached_property
     def _all(self) -> tuple[TopK, Spread]:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dllm_decode import CachePolicy, FreeCache, NoCache, PrefixCache, decode
 from dllm_decode.core.model import ForwardInputs
-from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.state import State
 from dllm_decode.engine.uniform_state import with_noise
 from samplers import AcceptAndRenoise, Decision, View
 from samplers.accept_and_renoise import Denoising

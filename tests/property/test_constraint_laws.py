@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dllm_decode import decode, decode_many
 from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential, SubBlocks
 from dllm_decode.caches import DualCache, NoCache
-from dllm_decode.core.constraints import Constraints
 from dllm_decode.engine.compatibility import refusal_of
+from dllm_decode.engine.constraints import Constraints
 from dllm_decode.text.constraints import JsonSchema, Regex, compile_constraint
 from dllm_decode.verify import S2D2, NoVerifier, SelfVerify
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler

@@ -21,7 +21,7 @@ from torch import Tensor
 from dllm_decode import DecodeConfig, RequestQueue, Rollout, StepEvent, score
 from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, SubBlocks
 from dllm_decode.caches import DelayedCache, DualCache, FreeCache, NoCache, PrefixCache
-from dllm_decode.core.layout import attention_mask
+from dllm_decode.engine.layout import attention_mask
 from dllm_decode.engine.loop import new_decoder, run
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.new_weights import version_of

@@ -97,7 +97,7 @@ def test_functions_that_the_picture_of_a_round_names_are_there() -> None:
     text = (DOCS / "img" / "round.svg").read_text(encoding="utf-8")
     for room, name in [
         ("engine.round", "open_blocks"), ("engine.decide", "decide"), ("engine.settle", "settle"),
-        ("engine.round", "advance"), ("core.layout", "Layout.of"), ("engine.forward", "forward"),
+        ("engine.round", "advance"), ("engine.layout", "Layout.of"), ("engine.forward", "forward"),
         ("core.rows", "RequestQueue"),
     ]:  # fmt: skip
         assert name in text, f"{name} is not in the picture any more"

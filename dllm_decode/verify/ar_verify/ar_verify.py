@@ -13,9 +13,10 @@ from dllm_decode.core.passes import Branches, Window
 from dllm_decode.core.rows import Request
 from dllm_decode.core.sending import sent
 from dllm_decode.core.sizes import round_up
-from dllm_decode.core.state import State
-from dllm_decode.engine.decoder import Decoder, Look, Verifier
-from dllm_decode.engine.settle import canvas_after
+from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.look import Look
+from dllm_decode.engine.settle import state_after
+from dllm_decode.engine.state import State
 from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget, Past
 from dllm_decode.verify.acceptance import accept
@@ -31,7 +32,7 @@ from dllm_decode.verify.target_round import (
     require_target,
     written,
 )
-from samplers.base import Sampler
+from samplers.base import Sampler, first_state, next_step
 from samplers.logits.statistics import certain_where, leading, most_likely
 from samplers.state import merge_state
 from samplers.view import View
@@ -177,10 +178,10 @@ class ARVerify(Verifier):
             window = Window.of([row.unsettled for row in state.rows], width, state.canvas)
             size = (len(wanted), width, decoder.model.vocab_size)
             nothing = torch.zeros(size, device=wanted.device)
-            look = Look(view_of(decoder, state, state.canvas, window, nothing), window)
+            look = Look(view_of(decoder, state, window, nothing), window)
             return state, look, nothing[:, :longest, :0]
         state, window, logits = ask_drafter(decoder, state, self.target, width)
-        seen = Look(view_of(decoder, state, state.canvas, window, logits), window)
+        seen = Look(view_of(decoder, state, window, logits), window)
         if self.drafting.num_forwards > 1:
             state, logits = self._look_again(decoder, state, seen, wanted)
         return state, seen, logits[:, :longest, : self.target.num_shared_ids]
@@ -198,11 +199,12 @@ class ARVerify(Verifier):
         canvas = replace(state.canvas, unsettled=state.canvas.unsettled & inside)
         memory: Any = None
         for step in range(1, self.drafting.num_forwards):
-            view = view_of(decoder, state, canvas, window, logits)
+            drafted = state._replace(canvas=canvas)
+            view = view_of(decoder, drafted, window, logits)
             view = replace(view, temperature=0.0)
-            memory = decoder.sampler.init(view) if step == 1 else memory
-            decision, memory = decoder.sampler.step(view, memory)
-            canvas = canvas_after(decoder, canvas, window, view, decision)
+            memory = first_state(decoder.sampler, view) if step == 1 else memory
+            decision, memory = next_step(decoder.sampler, view, memory)
+            canvas = state_after(decoder, drafted, window, view, decision).canvas
             numbers = canvas.unsettled.any(-1).nonzero().squeeze(-1).tolist()
             if not numbers:
                 break

@@ -11,11 +11,12 @@ from torch import Tensor
 from dllm_decode.core.model import ForwardInputs, MaskPredictor
 from dllm_decode.core.passes import Branches, Edit, Pass, Window
 from dllm_decode.core.sending import sent
-from dllm_decode.core.state import State
 from dllm_decode.engine.decide import decide
-from dllm_decode.engine.decoder import Decoder, Look, Verifier
+from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.forward import forward
+from dllm_decode.engine.look import Look
 from dllm_decode.engine.settle import with_sampler_check
+from dllm_decode.engine.state import State
 from dllm_decode.engine.views import look
 from dllm_decode.verify.acceptance import accept_by_ratio
 from dllm_decode.verify.drafts import Draft

@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import sent
-from dllm_decode.core.state import State
-from dllm_decode.engine.decoder import Decoder, Look, Verifier
+from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.settle import canvas_after, truncated
+from dllm_decode.engine.look import Look
+from dllm_decode.engine.settle import state_after, truncated
+from dllm_decode.engine.state import State
 from dllm_decode.engine.views import look, view_of, window_of, with_window
 from dllm_decode.verify.self_verify.evaluated_states import (
     EvaluatedStates,
@@ -24,9 +24,9 @@ from dllm_decode.verify.self_verify.evaluated_states import (
     num_unsettled,
     placed,
 )
+from samplers.base import next_step
 from samplers.checks import count_from
 from samplers.facts import Fact
-from samplers.state import take_state
 
 Evaluate = Literal["batch", "tree", "sequential"]
 Reach = Literal["block", "next"]
@@ -155,17 +155,16 @@ class SelfVerify(Verifier):
         rows = [n for n, row in enumerate(state.rows) if not row.is_fresh]
         if not rows:
             return levels
-        index = sent(rows, state.device)
         seen = _shown(decoder, state, rows, standings)
-        canvas, memory, alive = state.canvas.take(index), take_state(state.sampler, index), rows
-        bounds = [state.rows[row].opening.bounds for row in rows]
+        part, alive = state.take(rows), rows
+        bounds = [row.opening.bounds for row in part.rows]
         finishing = self._finishing(decoder, state)
         num_steps = max(standings[row].expected_steps for row in rows)
         while alive and len(levels) < self.draft_steps:
             drafts = []
             for _ in range(max(1, min(num_steps, self.draft_steps - len(levels)))):
-                canvas, memory = _stepped(decoder, state, canvas, seen, memory)
-                drafts.append(canvas)
+                part = _stepped(decoder, part, seen)
+                drafts.append(part.canvas)
             # The host waits to learn which rows have finished; their later drafts are dropped.
             num_steps = 1
             counts = torch.stack([num_unsettled(draft, bounds) for draft in drafts]).tolist()
@@ -253,25 +252,21 @@ def _shown(
 ) -> Look:
     """Returns the sampler's view of some rows, with the logits of their latest states."""
     evaluated: EvaluatedStates = state.verifier
-    index = sent(rows, state.device)
-    starts = [_starts(state)[row] for row in rows]
+    part = state.take(rows)
+    window = window_of(decoder, part)
     logit_starts = [standings[row].start for row in rows]
-    logits = evaluated.shown(index, starts, logit_starts, decoder.window_length)
-    canvas = state.canvas if len(rows) == len(state.rows) else state.canvas.take(index)
-    window = window_of(decoder, [state.rows[row] for row in rows], canvas)
-    view = view_of(decoder, state, canvas, window, logits, rows=rows)
-    return Look(view, window, None if len(rows) == len(state.rows) else tuple(rows))
+    index = sent(rows, state.device)
+    logits = evaluated.shown(index, window.starts, logit_starts, decoder.window_length)
+    waiting = sorted(set(range(len(state.rows))) - set(rows))
+    return Look(view_of(decoder, part, window, logits), window, waiting)
 
 
-def _stepped(
-    decoder: Decoder, state: State, canvas: Canvas, seen: Look, memory: Any
-) -> tuple[Canvas, Any]:
+def _stepped(decoder: Decoder, state: State, seen: Look) -> State:
     """Returns drafts after one more step of the sampler, on logits of an earlier state."""
-    rows = seen.stepping(len(state.rows))
     computed = seen.view.computed
-    view = view_of(decoder, state, canvas, seen.window, computed.model_logits, rows=rows)
+    view = view_of(decoder, state, seen.window, computed.model_logits)
     # All drafts share the statistics of the logits.
     view = replace(view, computed=computed)
-    decision, memory = decoder.sampler.step(view, memory)
-    after = canvas_after(decoder, canvas, seen.window, view, decision)
-    return truncated(decoder, [state.rows[row] for row in rows], after), memory
+    decision, memory = next_step(decoder.sampler, view, state.sampler)
+    after = state_after(decoder, state, seen.window, view, decision)
+    return truncated(decoder, after._replace(sampler=memory))

@@ -26,7 +26,6 @@ from dllm_decode.core.columns import columns
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Opening
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.loop import new_decoder
 from dllm_decode.engine.views import look
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, View
 from samplers.facts import Fact
@@ -197,9 +196,9 @@ def drafting(change: Callable[[Branches, Window], Branches]) -> Any:
 VERIFIERS: list[tuple[Any, str]] = [
     (looking(lambda old, new, seen: seen), r"look of Own\(\) must return the pair"),
     (looking(lambda old, new, seen: (old, seen)), "no forward is counted"),
-    (looking(lambda old, new, seen: (new, seen._replace(rows=()))), "rows of the Look"),
-    (looking(lambda old, new, seen: (new, seen._replace(rows=(0, 0)))), "each of them once"),
-    (looking(lambda old, new, seen: (new, seen._replace(rows=(0,)))),
+    (looking(lambda old, new, seen: (new, seen._replace(waiting=(0, 1)))), "waiting of the Look"),
+    (looking(lambda old, new, seen: (new, seen._replace(waiting=(0, 0)))), "each of them once"),
+    (looking(lambda old, new, seen: (new, seen._replace(waiting=(1,)))),
      "view of the Look of .* must have its 1 rows, got 2"),
     (looking(lambda old, new, seen: (new._replace(verifier=torch.zeros(7)), seen)),
      r"an entry for 2 rows, got shape \(7,\)"),
@@ -320,17 +319,3 @@ def test_what_is_no_observer_stop_rule_or_option_is_refused(
 ) -> None:
     with pytest.raises((ValueError, TypeError), match=sentence):
         run(**options)
-
-
-def test_a_twin_whose_field_was_replaced_decodes_with_the_new_value() -> None:
-    """A decoder made of another decoder's plug-ins kept the old value."""
-    model, sampler = tiny("llada"), FixedSchedule(4)
-
-    def columns_of(cache: CachePolicy) -> int:
-        options: Any = {"gen_length": 8, "block_length": 4, "stop_at_eos": False}
-        return int(decode(model, [[5, 6, 7, 8]], sampler, cache=cache, **options).query_positions)
-
-    twin = new_decoder(model, sampler, cache=DualCache()).cache
-    assert type(twin) is not DualCache
-    wider = replace(twin, before=3)
-    assert columns_of(wider) == columns_of(DualCache(before=3)) > columns_of(twin)

@@ -9,13 +9,13 @@ from dllm_decode.core.columns import Columns
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.passes import Pass, Window
 from dllm_decode.core.rows import RequestQueue
-from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.join import blank, join
 from dllm_decode.engine.loop import new_decoder
 from dllm_decode.engine.packing import Packed, unpack
 from dllm_decode.engine.round import open_blocks
+from dllm_decode.engine.state import State
 from samplers import ConfidenceThreshold
 
 NO_CACHE = NoCache()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import load_tiny
 
-from dllm_decode.core.layout import attention_mask
+from dllm_decode.engine.layout import attention_mask
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training import Batch
 from dllm_decode.training.block_diffusion import BlockDiffusion, hidden_of_copies

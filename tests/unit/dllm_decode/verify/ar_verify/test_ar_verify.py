@@ -36,8 +36,8 @@ from dllm_decode import (
 )
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.rows import Request, Row
-from dllm_decode.core.state import State
 from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.state import State
 from dllm_decode.verify import target_round
 from dllm_decode.verify.acceptance import accept
 from dllm_decode.verify.drafts import Beginning

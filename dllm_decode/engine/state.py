@@ -8,13 +8,15 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.commits import CommitState
-from dllm_decode.core.constraints import Constraints
 from dllm_decode.core.history import History
-from dllm_decode.core.layout import Layout
 from dllm_decode.core.model import KVCache
 from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
+from dllm_decode.core.sending import sent
+from dllm_decode.engine.commits import CommitState
+from dllm_decode.engine.constraints import Constraints
+from dllm_decode.engine.layout import Layout
+from samplers.state import pad_state, put_state, take_state
 
 
 class CacheState(NamedTuple):
@@ -69,13 +71,13 @@ class Breach(NamedTuple):
         found: True where the rule was broken.
         culprit: The plug-in, or the model's name.
         duty: The rule, to be read after "must".
-        rows: The row of each entry of `found`; `None`: all rows, in order.
+        rows: The row of each entry of `found`.
     """
 
     found: Bool[Tensor, " N"]
     culprit: object
     duty: str
-    rows: Sequence[int] | None
+    rows: Sequence[int]
 
 
 class State(NamedTuple):
@@ -140,11 +142,48 @@ class State(NamedTuple):
         found: Bool[Tensor, "N ..."],
         culprit: object,
         duty: str,
-        rows: Sequence[int] | None = None,
+        rows: Sequence[int] = (),
     ) -> "State":
-        """Returns the state with a breach, see `Breach`; the round ends the rows that have one."""
+        """Returns the state with a breach, see `Breach`; without `rows`, entry n is of row n."""
         by_row = found if found.ndim == 1 else found.flatten(1).any(-1)
-        return self._replace(breaches=(*self.breaches, Breach(by_row, culprit, duty, rows)))
+        breach = Breach(by_row, culprit, duty, rows or range(len(self.rows)))
+        return self._replace(breaches=(*self.breaches, breach))
+
+    def take(self, rows: Sequence[int]) -> "State":
+        """Returns the state of some rows, in all parts that a decision reads or changes."""
+        if len(rows) == len(self.rows):
+            return self
+        index, cost, constraints = sent(rows, self.device), self.cost, self.constraints
+        return self._replace(
+            rows=tuple(self.rows[row] for row in rows),
+            canvas=self.canvas.take(index),
+            noise_keys=self.noise_keys[index],
+            cost=cost._replace(drafted=cost.drafted[index], accepted=cost.accepted[index]),
+            sampler=take_state(self.sampler, index),
+            schedule=take_state(self.schedule, index),
+            commits=take_state(self.commits, index),
+            constraints=constraints and constraints.among(rows),
+            breaches=(),
+        )
+
+    def put(self, rows: Sequence[int], part: "State") -> "State":
+        """Returns the state after a decision on some rows, whose state was taken by `take`."""
+        if len(rows) == len(self.rows):
+            return part
+        index, values = sent(rows, self.device), list(self.rows)
+        for row, value in zip(rows, part.rows, strict=True):
+            values[row] = value
+        changes = {
+            name: _put(getattr(self, name), index, getattr(part, name), len(values))
+            for name in ("sampler", "schedule", "commits")
+        }
+        found = (breach._replace(rows=[rows[n] for n in breach.rows]) for breach in part.breaches)
+        return self._replace(
+            rows=tuple(values),
+            canvas=self.canvas.put(index, part.canvas),
+            breaches=(*self.breaches, *found),
+            **changes,
+        )
 
     def with_drafts(
         self, *, drafted: Int[Tensor, " B"] | None = None, accepted: Int[Tensor, " B"] | None = None
@@ -156,3 +195,10 @@ class State(NamedTuple):
         if accepted is not None:
             cost = cost._replace(accepted=cost.accepted + accepted)
         return self._replace(cost=cost)
+
+
+def _put(before: Any, index: Int[Tensor, " N"], after: Any, num_rows: int) -> Any:
+    """Returns a plug-in's state for all rows, updated in the rows that took a step."""
+    if before is None and after is not None:
+        before = pad_state(take_state(after, index[:0]), num_rows)
+    return put_state(before, index, after)

@@ -71,10 +71,8 @@ class Constraints(NamedTuple):
             states, columns = torch.where(is_next, next_states, states), columns + is_next
         return self._replace(starts=starts, columns=columns, states=states)
 
-    def among(self, rows: Sequence[int] | None) -> "Constraints | None":
+    def among(self, rows: Sequence[int]) -> "Constraints | None":
         """Returns the constraints of some rows, numbered as listed; `None` if there are none."""
-        if rows is None:
-            return self
         places = {row: place for place, row in enumerate(self.rows)}
         pairs = [(n, places[row]) for n, row in enumerate(rows) if row in places]
         if not pairs:

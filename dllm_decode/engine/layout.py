@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dllm_decode.core.columns import Columns
 from dllm_decode.core.passes import Window
-from dllm_decode.core.plan import Plan, Sight
 from dllm_decode.core.sending import sent
+from dllm_decode.engine.plan import Plan, Sight
 
 
 class Group(NamedTuple):
