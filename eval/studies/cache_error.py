@@ -24,6 +24,7 @@ from dllm_decode.cli.files import output_file, write_json
 from dllm_decode.cli.models import open_model
 from dllm_decode.cli.options import given_of
 from dllm_decode.cli.plugins import parse_blocks, parse_cache, parse_sampler, parse_verifier
+from dllm_decode.core.sending import sent
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder, Look
 from dllm_decode.engine.settle import settle
@@ -109,22 +110,23 @@ def _note(
     decoder: Decoder, state: State, seen: Look, exact: Look, sums: Float[Tensor, "4 B"]
 ) -> None:
     """Adds the differences between two looks of one canvas to the sums of the rows that step."""
-    index, stepping = seen.row_index, seen.stepping(len(state.rows))
-    if index is not None:
-        exact = Look(exact.view.take(index), seen.window, seen.rows)
-    view, tokens = _decided(decoder, state, seen)
+    stepping = seen.stepping(state)
+    part = state.take(stepping)
+    if seen.waiting:
+        exact = Look(exact.view.take(sent(stepping, state.device)), seen.window)
+    view, tokens = _decided(decoder, part, seen)
     # The open positions may depend on the logits, too.
-    expected, expected_tokens = _decided(decoder, state, exact)
+    expected, expected_tokens = _decided(decoder, part, exact)
     divergence = _divergence(expected.logits, view.logits)
     divergence = divergence.masked_fill(~view.eligible, 0.0)
-    changed = (expected_tokens != tokens).any(-1)[list(stepping)]
+    changed = (expected_tokens != tokens).any(-1)
     parts = (divergence.sum(-1), view.eligible.sum(-1), changed, torch.ones_like(changed))
-    rows = [state.rows[n].request.index for n in stepping]
-    sums[:, rows] += torch.stack([part.double() for part in parts]).cpu()
+    rows = [row.request.index for row in part.rows]
+    sums[:, rows] += torch.stack([values.double() for values in parts]).cpu()
 
 
 def _decided(decoder: Decoder, state: State, seen: Look) -> tuple[View, Int[Tensor, "B L"]]:
-    """Returns the sampler's view, and the tokens after its decision."""
+    """Returns the sampler's view, and the tokens after its decision; no row of the state waits."""
     after, seen, decision = decide(decoder, state, seen)
     return seen.view, settle(decoder, after, seen, decision)[0].canvas.tokens
 
