@@ -20,8 +20,8 @@ from benchmarks.frame import Row, make_parser, origin, table_of
 from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
 from benchmarks.setting import DEFAULT_GEOMETRIES, DEVICE, GEOMETRIES, Setting
 from benchmarks.step import step_rows
-from dllm_decode.cli.options import documented, first_sentence
 from dllm_decode.launch import run_main
+from dllm_decode.settings.options import documented, first_sentence
 
 HELP = {name: first_sentence(text) for name, text in documented(Setting).items()}
 OPTIONS = {

@@ -27,9 +27,9 @@ from benchmarks.floor import measure_machine
 from benchmarks.frame import Row, least_seconds, make_parser, origin, table_of
 from benchmarks.setting import DEVICE, GEOMETRIES, Setting
 from benchmarks.step import step_rows
-from dllm_decode.cli.files import write_json
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.models import MaskedTransformer
+from dllm_decode.settings.files import write_json
 
 Rows: TypeAlias = list[Row]
 LIMIT_S = 480

@@ -24,8 +24,8 @@ import torch
 
 from benchmarks.frame import Row, make_parser, median_of, origin, table_of
 from dllm_decode import decode_many, load_model
-from dllm_decode.cli.plugins import parse_cache
 from dllm_decode.launch import run_main
+from dllm_decode.settings.plugins import parse_cache
 from eval.runs.names import parse_task
 from eval.runs.prompts import encode_prompt
 from samplers import parse

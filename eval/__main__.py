@@ -1,5 +1,8 @@
 """`python -m eval`, which is `dllm-decode eval`."""
 
+import dllm_decode.launch  # noqa: F401 - before torch is loaded
+
+# isort: split
 import sys
 
 from eval.commands import evaluate

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from dllm_decode.cli.arguments import Count, Expression, File, Folder, Positive
+from dllm_decode.settings.arguments import Count, Expression, File, Folder, Positive
 
 Nll: TypeAlias = Literal["mc", "l2r"]
 

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dllm_decode.cli.arguments import Plugins, Question
-from dllm_decode.cli.main import (
+from dllm_decode.own_packages import require_own
+from dllm_decode.settings.arguments import ConstraintOptions, Plugins
+from dllm_decode.settings.commands import (
     GOES_ON,
     MACHINE,
     MODEL,
@@ -19,8 +20,7 @@ from dllm_decode.cli.main import (
     make_parser_of,
     run_line,
 )
-from dllm_decode.cli.options import LENGTHS, OptionParser, OptionsOf, decoding
-from dllm_decode.own_packages import require_own
+from dllm_decode.settings.options import LENGTHS, OptionParser, OptionsOf, decoding
 from eval import arguments as own
 from eval.training import arguments as training
 
@@ -40,7 +40,7 @@ EVAL_COMMANDS = {
         "decode and score one task with one or more samplers",
         "eval.reports.command:run_and_report",
         (_MEASURED, MODEL, OptionsOf(Plugins, repeat=True, defaults=_TWO), _BATCHES,
-         *_SEVERAL, OptionsOf(Question, "constraint", ("regex", "json_schema", "choice"))),
+         *_SEVERAL, OptionsOf(ConstraintOptions, "constraint")),
         _KEPT,
     ),
     "sweep": Command(

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping
 
-from dllm_decode.cli.listing import line_of, print_table
+from dllm_decode.settings.listing import line_of, print_table
 from eval.runs.names import JSON_LINES, LISTS, TASKS
 from eval.tasks.jsonl import JsonLines
 from eval.tasks.lists import ListTask

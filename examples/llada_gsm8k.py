@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from dllm_decode import DecodeOutput, MaskPredictor, Verifier, decode_many, load_model
-from dllm_decode.cli.plugins import parse_cache, parse_verifier
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
 from dllm_decode.core.progress import ProgressBar
 from dllm_decode.models import load_target
 from dllm_decode.models.loading.needs import can_multiply_bfloat16
+from dllm_decode.settings.plugins import parse_cache, parse_verifier
 from eval.metrics.statistics import wilson
 from eval.runs.names import parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt

@@ -16,8 +16,8 @@ from toys import HashModel
 
 from dllm_decode import DecodeConfig, ForwardInputs
 from dllm_decode.blocks import Sequential
-from dllm_decode.cli.models import Place
 from dllm_decode.models import new_llada, save_model
+from dllm_decode.settings.models import Place
 from eval.runs.folder import Folder
 from eval.runs.names import parse_task
 from eval.runs.records import Record, append

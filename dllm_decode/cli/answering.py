@@ -1,12 +1,11 @@
 """The commands `generate` and `read`; wrong options are refused before torch is loaded."""
 
-import json
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
 from typing import Any, Literal
 
-from dllm_decode.cli.files import input_file, output_file, read_input
+from dllm_decode.settings.constraints import named_constraint
+from dllm_decode.settings.files import input_file, output_file, read_input
 
 
 def generate_once(options: Namespace) -> int:
@@ -17,7 +16,7 @@ def generate_once(options: Namespace) -> int:
         raise ValueError("The question must not be empty; give a text, or - to read one.")
     constraint = named_constraint(options)
     chat: Literal["auto", False] = False if options.plain else "auto"
-    from dllm_decode.cli.models import load_speaker
+    from dllm_decode.cli.speaker import load_speaker
 
     speaker = load_speaker(options)
     if options.input:
@@ -38,33 +37,6 @@ def generate_once(options: Namespace) -> int:
     return 0
 
 
-def named_constraint(options: Namespace) -> Mapping[str, Any] | None:
-    """Returns the constraint that options name, as `constraint_of` reads it, or `None`.
-
-    Raises ValueError if options name several constraints, or one for a file of prompts.
-    """
-    named = {"regex": options.regex, "json": options.json_schema, "choice": options.choice}
-    constraint = {name: value for name, value in named.items() if value}
-    if not constraint:
-        return None
-    if len(constraint) > 1:
-        raise ValueError("One of --regex, --json-schema and --choice must be given, got several.")
-    if options.input:
-        raise ValueError(
-            "--regex, --json-schema and --choice must be left out with --input, whose lines have "
-            'their own: "constraint": {"regex": "[0-9]+"}.'
-        )
-    if "json" in constraint:
-        file = input_file("--json-schema", options.json_schema, "JSON")
-        try:
-            constraint["json"] = json.loads(file.read_text(encoding="utf-8-sig"))
-        except ValueError as error:
-            raise ValueError(
-                f"--json-schema must be a file of JSON, got {options.json_schema}: {error}."
-            ) from None
-    return constraint
-
-
 def _check_generate(options: Namespace) -> None:
     """Raises ValueError if the options of `generate` contradict each other."""
     if bool(options.input) != bool(options.output):
@@ -78,10 +50,7 @@ def _check_generate(options: Namespace) -> None:
     if not options.input and options.text is None and not options.template:
         raise ValueError("A question must be given, or --template, or --input with --output.")
     if options.input:
-        source = input_file("--input", options.input, "JSON lines")
-        target = output_file("--output", options.output)
-        if target.exists() and target.samefile(source):
-            raise ValueError(f"--output must be another file than --input, got {options.output!r}.")
+        _check_files(options)
     if options.template and (options.gen_length is not None or options.stop_at_eos):
         raise ValueError(
             "--gen-length and --stop-at-eos must be left out with --template, which is filled as "
@@ -89,10 +58,23 @@ def _check_generate(options: Namespace) -> None:
         )
 
 
+def _check_files(options: Namespace) -> None:
+    """Raises ValueError if a file of prompts cannot be answered with the options."""
+    if options.regex or options.json_schema or options.choice:
+        raise ValueError(
+            "--regex, --json-schema and --choice must be left out with --input, whose lines "
+            'have their own: "constraint": {"regex": "[0-9]+"}.'
+        )
+    source = input_file("--input", options.input, "JSON lines")
+    target = output_file("--output", options.output)
+    if target.exists() and target.samefile(source):
+        raise ValueError(f"--output must be another file than --input, got {options.output!r}.")
+
+
 def read_once(options: Namespace) -> int:
     """Writes how probable each allowed answer is at each choice of a text."""
     from dllm_decode import read
-    from dllm_decode.cli.models import open_model
+    from dllm_decode.settings.models import open_model
 
     loaded = open_model(options.model, options, options.revision)
     # Declared as in `Loaded`.

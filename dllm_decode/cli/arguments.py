@@ -1,70 +1,9 @@
-"""Options of the commands, as dataclasses. Nothing heavy is imported."""
+"""Options of the commands of this package, as dataclasses. Nothing heavy is imported."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated
 
-from msgspec import Meta
-
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Positive: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Port: TypeAlias = Annotated[int, Meta(ge=0, le=2**16 - 1)]
-# OpenMP ends the process if there is too little memory for its threads.
-Threads: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
-Expression: TypeAlias = Annotated[str, "EXPR"]
-File: TypeAlias = Annotated[str, "FILE"]
-Folder: TypeAlias = Annotated[str, "FOLDER"]
-Name: TypeAlias = Annotated[str, "NAME"]
-Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """Which model is decoded.
-
-    Attributes:
-        model: Embedded name, folder or hub id; options follow a question mark, as in
-            'FOLDER?family=my_module:MY_FAMILY&mask_id=5'; also block_length, adapter, quantize.
-        revision: Branch, tag or commit of a hub id.
-    """
-
-    model: Annotated[str, "MODEL"] = "mini"
-    revision: Name = ""
-
-
-@dataclass(frozen=True)
-class MachineOptions:
-    """Where and how the model runs.
-
-    Attributes:
-        device: Device of the model: cpu, cuda, cuda:1, or auto, which spreads the model over all
-            devices; with several processes, 'cuda' is another device for each.
-        dtype: Precision of the parameters. `None`: the checkpoint's.
-        compile: Run forwards through torch.compile; the first forwards then take long.
-        threads: Processor threads. `None`: torch's choice.
-    """
-
-    device: Name = "cpu"
-    dtype: Dtype | None = None
-    compile: bool = False
-    threads: Threads | None = None
-
-
-@dataclass(frozen=True)
-class Plugins:
-    """Plug-ins of a decode.
-
-    Attributes:
-        sampler: Which positions to commit. `None`: ConfidenceThreshold(0.9), on a uniform-state
-            model AcceptAndRenoise().
-        cache: Which columns to recompute.
-        verifier: How to run the forwards of a round, and who decides.
-        blocks: Block schedule: which positions are open.
-    """
-
-    sampler: Expression | None = None
-    cache: Expression = "NoCache()"
-    verifier: Expression = "NoVerifier()"
-    blocks: Expression = "Sequential()"
+from dllm_decode.settings.arguments import Dtype, File, Name, Port, Positive
 
 
 @dataclass(frozen=True)
@@ -74,9 +13,6 @@ class Question:
     Attributes:
         text: The question; - reads it from standard input.
         template: The answer with blanks to fill: [MASK:12] is twelve tokens, [MASK] one.
-        regex: Regular expression that the answer must match.
-        json_schema: JSON schema that the answer must follow.
-        choice: A text that the answer may be; repeat the option to allow several texts.
         input: Prompts, one JSON object per line: text or messages, template, constraint, id,
             gen_length, temperature and so on.
         output: Answers to --input, one per line; prompts that have an answer are not decoded again.
@@ -87,9 +23,6 @@ class Question:
 
     text: str | None = field(default=None, metadata={"nargs": "?"})
     template: Annotated[str, "TEXT"] = ""
-    regex: Expression = ""
-    json_schema: File = ""
-    choice: list[Annotated[str, "TEXT"]] = field(default_factory=list)
     input: File = ""
     output: File = ""
     num_rows: Positive | None = None

@@ -15,12 +15,12 @@ from pathlib import Path
 from rich.console import Console
 
 from dllm_decode import StepEvent
-from dllm_decode.cli.files import read_input
 from dllm_decode.cli.listing import SAID
-from dllm_decode.cli.models import Speaker, load_speaker
-from dllm_decode.cli.options import OPTIONS
-from dllm_decode.cli.plugins import parse_sampler, read
+from dllm_decode.cli.speaker import Speaker, load_speaker
 from dllm_decode.core.output import before_end
+from dllm_decode.settings.files import read_input
+from dllm_decode.settings.options import OPTIONS
+from dllm_decode.settings.plugins import parse_sampler, read
 
 
 @dataclass

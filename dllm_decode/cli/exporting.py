@@ -5,8 +5,8 @@ from argparse import Namespace
 
 import torch
 
-from dllm_decode.cli.models import load
 from dllm_decode.models.masked_transformer import own_network
+from dllm_decode.settings.models import load
 
 
 def run(options: Namespace) -> int:

@@ -1,17 +1,13 @@
 """The commands that list samplers, caches, verifiers, schedules or models."""
 
 import argparse
-import inspect
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from dllm_decode import CachePolicy, Verifier, blocks, caches, verify
 from dllm_decode.models.families import FAMILIES
+from dllm_decode.settings.listing import line_of, print_table
 from samplers import ALL_SAMPLERS
 
 SAID = tomllib.loads((Path(__file__).parent / "help/lists.toml").read_text(encoding="utf-8"))
@@ -22,17 +18,6 @@ def show(options: argparse.Namespace) -> int:
     """Prints all plug-ins of a kind or all models, one per line, and how to name one."""
     print_table(entries(options.name), SAID["ends"][options.name])
     return 0
-
-
-def print_table(lines: Mapping[str, str], end: str) -> None:
-    """Prints names with their descriptions, then `end`, which says how to name one."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    for name, line in lines.items():
-        table.add_row(Text(name, style="bold"), Text(line))
-    console = Console()
-    console.print(table)
-    console.print(f"\n{end}", markup=False, highlight=False)
 
 
 def entries(kind: str) -> Mapping[str, str]:
@@ -49,8 +34,3 @@ def entries(kind: str) -> Mapping[str, str]:
     bases = {"caches": CachePolicy, "verifiers": Verifier}
     base = bases.get(kind, object)
     return {cls.__name__: line_of(cls) for cls in classes if issubclass(cls, base) and cls != base}
-
-
-def line_of(documented: object) -> str:
-    """Returns the first line of a docstring."""
-    return (inspect.getdoc(documented) or "").partition("\n")[0]

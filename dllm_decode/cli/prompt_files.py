@@ -8,7 +8,14 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from dllm_decode import Request, RequestQueue, run
-from dllm_decode.cli.files import (
+from dllm_decode.cli.speaker import Speaker
+from dllm_decode.core.model import fingerprint_of
+from dllm_decode.core.options import RequestOptions
+from dllm_decode.core.prompts import Prompt, filling_options
+from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.loop import raise_errors
+from dllm_decode.settings.files import (
     cut_torn_line,
     decoded,
     digest,
@@ -16,14 +23,7 @@ from dllm_decode.cli.files import (
     only_writer,
     output_file,
 )
-from dllm_decode.cli.models import Speaker
-from dllm_decode.cli.plugins import parse_model, sources_of
-from dllm_decode.core.model import fingerprint_of
-from dllm_decode.core.options import RequestOptions
-from dllm_decode.core.prompts import Prompt, filling_options
-from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
-from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.loop import raise_errors
+from dllm_decode.settings.plugins import parse_model, sources_of
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
 from dllm_decode.text.constraints import constraint_of

@@ -7,9 +7,9 @@ from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 
-from dllm_decode.cli.models import load_speaker
-from dllm_decode.cli.plugins import parse_model, parse_sampler
+from dllm_decode.cli.speaker import load_speaker
 from dllm_decode.serve.limits import Limits
+from dllm_decode.settings.plugins import parse_model, parse_sampler
 from samplers import Sampler
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "jinja2")

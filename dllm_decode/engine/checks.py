@@ -63,9 +63,7 @@ def require_max_steps(limit: object, *, owner: object) -> int:
     return limit
 
 
-def require_numbers(
-    numbers: object, num_rows: int, *, owner: object
-) -> Int[Tensor, "B N"] | None:
+def require_numbers(numbers: object, num_rows: int, *, owner: object) -> Int[Tensor, "B N"] | None:
     """Returns numbers; raises RuntimeError unless they are `None`, or integers, N for each row."""
     if numbers is None:
         return None

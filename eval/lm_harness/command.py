@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from dllm_decode.cli.files import require_folder_or_new
-from dllm_decode.cli.options import OPTIONS
+from dllm_decode.settings.files import require_folder_or_new
+from dllm_decode.settings.options import OPTIONS
 from eval.lm_harness.generation import ALLOWANCES, Generation
 from eval.lm_harness.settings import DEFAULTS, read_arguments
 

@@ -14,9 +14,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode import ForwardInputs, MaskPredictor
-from dllm_decode.cli.files import digest
 from dllm_decode.core.model import UniformState
 from dllm_decode.engine.layout import attention_mask
+from dllm_decode.settings.files import digest
 from eval.metrics.statistics import mean, standard_error
 from samplers.logits.statistics import gather, log_normaliser, most_likely
 

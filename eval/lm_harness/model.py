@@ -20,9 +20,9 @@ from rich.progress import track
 from torch import Tensor
 
 from dllm_decode import DecodeOutput, decode
-from dllm_decode.cli.files import digest
-from dllm_decode.cli.models import ALONE, Place
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
+from dllm_decode.settings.files import digest
+from dllm_decode.settings.models import ALONE, Place
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.likelihood import Likelihood, ScoredAnswer
 from eval.lm_harness.records import CostLedger, cost_of_score

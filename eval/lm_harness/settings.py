@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from dllm_decode.cli.arguments import MachineOptions, ModelOptions, Plugins
-from dllm_decode.cli.files import digest
-from dllm_decode.cli.models import load
-from dllm_decode.cli.options import OPTIONS
-from dllm_decode.cli.plugins import CHECKS, built, read
+from dllm_decode.settings.arguments import MachineOptions, ModelOptions, Plugins
+from dllm_decode.settings.files import digest
+from dllm_decode.settings.models import load
+from dllm_decode.settings.options import OPTIONS
+from dllm_decode.settings.plugins import CHECKS, built, read
 from eval.arguments import Harness
 from eval.lm_harness.generation import DEFAULT_LENGTH, AnswerLength
 from eval.lm_harness.likelihood import Estimator, LeftToRight, MonteCarlo

@@ -6,7 +6,7 @@ from collections import Counter
 
 from rich.console import Console
 
-from dllm_decode.cli.files import output_file, write_text
+from dllm_decode.settings.files import output_file, write_text
 from eval.metrics.costs import COSTS, CostMeasure, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice

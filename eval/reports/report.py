@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dllm_decode.cli.files import digest, write_json, write_text
+from dllm_decode.settings.files import digest, write_json, write_text
 from eval.grid import markdown_of
 from eval.metrics.costs import COSTS, CostMeasure, Row, usual_cost
 from eval.metrics.curves import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dllm_decode.cli.files import (
+from dllm_decode.settings.files import (
     converted,
     cut_torn_line,
     digest,

@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
-from dllm_decode.cli.files import digest
-from dllm_decode.cli.plugins import construct, read, split_address
+from dllm_decode.settings.files import digest
+from dllm_decode.settings.plugins import construct, read, split_address
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import (
     Equations,

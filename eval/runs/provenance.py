@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dllm_decode.cli.files import digest_of_file, read_object, write_json
-from dllm_decode.cli.plugins import own_modules, sources_of
+from dllm_decode.settings.files import digest_of_file, read_object, write_json
+from dllm_decode.settings.plugins import own_modules, sources_of
 from eval.runs.settings import Run
 
 PACKAGE = "dllm-decode"

@@ -9,7 +9,7 @@ from typing import Annotated, NotRequired, Required, TypeAlias, TypedDict
 
 from msgspec import Meta
 
-from dllm_decode.cli.files import decoded
+from dllm_decode.settings.files import decoded
 
 # Numbers must fit 64 bits: Python would read greater numbers, and their sums overflow.
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from dllm_decode.cli.models import ALONE, Place
+from dllm_decode.settings.models import ALONE, Place
 from eval.runs.answers import answer, said_of
 from eval.runs.folder import Folder, Skipped
 from eval.runs.names import Selection

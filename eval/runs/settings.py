@@ -10,13 +10,13 @@ import msgspec
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVerifier, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from dllm_decode.cli.files import canonical, converted, digest_of_text
-from dllm_decode.cli.models import Loaded
-from dllm_decode.cli.options import OPTIONS
-from dllm_decode.cli.plugins import built
 from dllm_decode.core.language import Automaton
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import new_decoder
+from dllm_decode.settings.files import canonical, converted, digest_of_text
+from dllm_decode.settings.models import Loaded
+from dllm_decode.settings.options import OPTIONS
+from dllm_decode.settings.plugins import built
 from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.generation import compiled
 from eval.runs.names import Selection, digest_of_examples

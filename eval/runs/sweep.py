@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, TypeAlias
 from rich.console import Console
 
 from dllm_decode import DecodeConfig
-from dllm_decode.cli.answering import named_constraint
-from dllm_decode.cli.files import canonical, decoded, is_of
-from dllm_decode.cli.models import Loaded, Place, open_model
-from dllm_decode.cli.options import OPTIONS, axes_of
-from dllm_decode.cli.plugins import CHECKS
+from dllm_decode.settings.constraints import named_constraint
+from dllm_decode.settings.files import canonical, decoded, is_of
+from dllm_decode.settings.models import Loaded, Place, open_model
+from dllm_decode.settings.options import OPTIONS, axes_of
+from dllm_decode.settings.plugins import CHECKS
 from dllm_decode.text.constraints import constraint_of
 from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
@@ -136,7 +136,7 @@ class Measured(NamedTuple):
 
 def run(options: argparse.Namespace, warn: Warn) -> Measured:
     """Runs the settings that the options name."""
-    constraint = named_constraint(argparse.Namespace(**vars(options), input=""))
+    constraint = named_constraint(options)
     sweep = Sweep(
         models=(options.model,),
         tasks=(options.task,),

@@ -20,15 +20,15 @@ from dllm_decode import (
     PrefixCache,
     Verifier,
 )
-from dllm_decode.cli.files import output_file, write_json
-from dllm_decode.cli.models import open_model
-from dllm_decode.cli.options import given_of
-from dllm_decode.cli.plugins import parse_blocks, parse_cache, parse_sampler, parse_verifier
 from dllm_decode.core.sending import sent
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder, Look
 from dllm_decode.engine.settle import settle
 from dllm_decode.engine.state import CacheState, State
+from dllm_decode.settings.files import output_file, write_json
+from dllm_decode.settings.models import open_model
+from dllm_decode.settings.options import given_of
+from dllm_decode.settings.plugins import parse_blocks, parse_cache, parse_sampler, parse_verifier
 from eval.grid import show_grid
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer

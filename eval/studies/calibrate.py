@@ -10,9 +10,9 @@ from dataclasses import asdict, replace
 from msgspec import structs
 from rich.console import Console
 
-from dllm_decode.cli.files import digest, output_file, read_object, write_json
-from dllm_decode.cli.models import Place, open_model
-from dllm_decode.cli.options import given_of
+from dllm_decode.settings.files import digest, output_file, read_object, write_json
+from dllm_decode.settings.models import Place, open_model
+from dllm_decode.settings.options import given_of
 from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
 from eval.runs.progress import Reporter

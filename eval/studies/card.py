@@ -9,8 +9,8 @@ import msgspec
 
 from dllm_decode import CausalTarget
 from dllm_decode.blocks import Sequential
-from dllm_decode.cli.files import converted, read_object, write_json, write_text
-from dllm_decode.cli.plugins import built, no_target
+from dllm_decode.settings.files import converted, read_object, write_json, write_text
+from dllm_decode.settings.plugins import built, no_target
 from eval.runs.names import SELECTION, parse_task
 from eval.runs.settings import RunSettings, named_parts
 from eval.studies.procedure import Guarantee, Judgement

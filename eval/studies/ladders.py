@@ -6,7 +6,7 @@ from io import StringIO
 from tokenize import TokenError, TokenInfo, generate_tokens
 from types import MappingProxyType
 
-from dllm_decode.cli.plugins import CHECKS, TITLES
+from dllm_decode.settings.plugins import CHECKS, TITLES
 from eval.runs.settings import Parts
 from samplers.checks import shown
 

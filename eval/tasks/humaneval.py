@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dllm_decode.cli.files import REPAIR, converted
 from dllm_decode.core.stopping import cut_at
+from dllm_decode.settings.files import REPAIR, converted
 from eval.tasks.base import Example, Turn, content_id, conversation
 from eval.tasks.code import CodeTask, fenced, unix_lines
 from eval.tasks.problem_files import DataSet

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dllm_decode.cli.files import REPAIR, converted, decoded
 from dllm_decode.core.stopping import cut_at
+from dllm_decode.settings.files import REPAIR, converted, decoded
 from eval.tasks.base import Example, content_id, conversation
 from eval.tasks.parallelbench_scores import SCORERS, UNKNOWN
 from eval.tasks.problem_files import FileTask, Found, read_objects

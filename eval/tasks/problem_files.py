@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import msgspec
 
-from dllm_decode.cli.files import REPAIR, decoded
+from dllm_decode.settings.files import REPAIR, decoded
 from eval.tasks.base import Example, Task
 from samplers.checks import require_choice, require_count
 

@@ -5,8 +5,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from dllm_decode.cli.arguments import Count, Dtype, Expression, File, Folder, Positive
-from dllm_decode.cli.options import LENGTHS
+from dllm_decode.settings.arguments import Count, Dtype, Expression, File, Folder, Positive
+from dllm_decode.settings.options import LENGTHS
 
 Amount: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e9)]
 Rate: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e9), "RATE"]

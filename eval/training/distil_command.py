@@ -14,11 +14,11 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
 
-from dllm_decode.cli.files import write_json
-from dllm_decode.cli.models import Place
-from dllm_decode.cli.plugins import parse_cache, parse_sampler
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.core.progress import ProgressBar
+from dllm_decode.settings.files import write_json
+from dllm_decode.settings.models import Place
+from dllm_decode.settings.plugins import parse_cache, parse_sampler
 from dllm_decode.training import Progress, Settings, train
 from dllm_decode.training.fsdp import require_launch
 from dllm_decode.training.teacher import Demonstration, Lessons

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dllm_decode import NoVerifier
-from dllm_decode.cli.files import ANEW, digest, write_json
-from dllm_decode.cli.models import open_model
-from dllm_decode.cli.options import given_of
-from dllm_decode.cli.plugins import parse_cache, parse_sampler
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.core.progress import ProgressBar
 from dllm_decode.engine import compatibility
+from dllm_decode.settings.files import ANEW, digest, write_json
+from dllm_decode.settings.models import open_model
+from dllm_decode.settings.options import given_of
+from dllm_decode.settings.plugins import parse_cache, parse_sampler
 from dllm_decode.training.filter_examples import FilterExamples, collect_examples, join
 from dllm_decode.training.learn2pd import (
     LEAST_PROMPTS,

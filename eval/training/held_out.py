@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta
 from rich.table import Table
 
-from dllm_decode.cli.files import ANEW, read_object, write_json
-from dllm_decode.cli.models import ALONE, Place
+from dllm_decode.settings.files import ANEW, read_object, write_json
+from dllm_decode.settings.models import ALONE, Place
 from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
 from eval.reports.comparison import difference
 from eval.runs.answers import answer

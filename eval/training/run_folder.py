@@ -9,7 +9,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from dllm_decode.cli.files import only_writer, read_object, write_json
+from dllm_decode.settings.files import only_writer, read_object, write_json
 
 SETTINGS_FILE = "settings.json"
 TRAINING_FILE = "training_settings.json"

@@ -7,10 +7,10 @@ import msgspec
 import torch
 from rich.console import Console
 
-from dllm_decode.cli.files import ANEW, read_object, write_json
-from dllm_decode.cli.models import Place
 from dllm_decode.core.observers import Trace
 from dllm_decode.core.progress import ProgressBar
+from dllm_decode.settings.files import ANEW, read_object, write_json
+from dllm_decode.settings.models import Place
 from dllm_decode.training.teacher import Demonstration
 from eval.runs.answers import answer
 from eval.runs.settings import Run

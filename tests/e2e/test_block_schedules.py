@@ -10,8 +10,8 @@ from tiny_models import tiny
 
 from dllm_decode import decode
 from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, Sequential
-from dllm_decode.cli.plugins import parse_blocks, parse_sampler
 from dllm_decode.core.options import DecodeConfig
+from dllm_decode.settings.plugins import parse_blocks, parse_sampler
 from eval.commands import evaluate as main
 from eval.runs.folder import Folder
 from eval.runs.names import Selection

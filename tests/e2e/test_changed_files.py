@@ -11,8 +11,8 @@ import pytest
 from eval_runs import write_model
 
 from dllm_decode import load_model, load_target
-from dllm_decode.cli import files
-from dllm_decode.cli.files import digest_of_file
+from dllm_decode.settings import files
+from dllm_decode.settings.files import digest_of_file
 from dllm_decode.verify import ARVerify, Guided
 from eval.commands import evaluate as main
 from eval.runs.provenance import CODE_NOTE, FILES_NOTE, files_of

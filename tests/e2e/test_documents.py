@@ -16,8 +16,8 @@ import pytest
 
 from dllm_decode import DecodeConfig
 from dllm_decode.cli.main import make_parser as make_command_parser
-from dllm_decode.cli.options import given_of
-from dllm_decode.cli.plugins import check_verifier, parse_blocks, parse_cache, parse_sampler
+from dllm_decode.settings.options import given_of
+from dllm_decode.settings.plugins import check_verifier, parse_blocks, parse_cache, parse_sampler
 from eval.commands import make_eval_parser as make_parser
 
 ROOT = Path(__file__).parents[2]

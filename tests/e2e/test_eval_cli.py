@@ -160,7 +160,7 @@ def test_mistakes_are_answered_in_a_sentence(
     if command[0] == "lm":
         pytest.importorskip("lm_eval")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dllm_decode.cli.models.load_model", _no_model)
+    monkeypatch.setattr("dllm_decode.settings.models.load_model", _no_model)
     (tmp_path / "file").write_text("")
     (tmp_path / "halves").write_text('{"prompt": "a\\ud800", "answer": "b"}\n')
     (tmp_path / "latin").write_bytes(b'{"prompt": "\xe9", "answer": "b"}\n')

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from dllm_decode import DecodeConfig, decode
 from dllm_decode.cli import main as cli
-from dllm_decode.cli.options import FIRST, OPTIONS, axes_of, given_of
 from dllm_decode.engine.compatibility import require_plugins
+from dllm_decode.settings.options import FIRST, OPTIONS, axes_of, given_of
 from eval.commands import EVAL_COMMANDS as COMMANDS
 from eval.commands import evaluate as main
 from eval.commands import make_eval_parser as make_parser

@@ -15,9 +15,9 @@ from dllm_decode import (
     new_decoder,
     run,
 )
-from dllm_decode.cli.plugins import parse_verifier
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import RequestQueue
+from dllm_decode.settings.plugins import parse_verifier
 from samplers import ConfidenceThreshold
 
 PROMPTS = [[1, 3], [4]]

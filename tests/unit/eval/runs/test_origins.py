@@ -8,7 +8,7 @@ import eval_runs
 import pytest
 
 from dllm_decode.cli.main import main
-from dllm_decode.cli.plugins import sources_of
+from dllm_decode.settings.plugins import sources_of
 from eval.reports.command import show
 from eval.runs.folder import Folder
 from eval.runs.runner import execute

@@ -18,7 +18,7 @@ from toys import tiny_target
 
 from dllm_decode import CausalTarget, DelayedCache, FreeCache
 from dllm_decode.blocks import Sequential
-from dllm_decode.cli.models import Loaded, Place
+from dllm_decode.settings.models import Loaded, Place
 from eval.commands import evaluate as main
 from eval.reports.names import names_of
 from eval.reports.replay import panels_of

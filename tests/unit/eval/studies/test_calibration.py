@@ -9,7 +9,7 @@ from eval_runs import runs, write_lines
 
 import eval as evaluation
 from dllm_decode import DualCache
-from dllm_decode.cli.plugins import parse_cache, parse_sampler
+from dllm_decode.settings.plugins import parse_cache, parse_sampler
 from eval.commands import evaluate as main
 from eval.runs.runner import execute
 from eval.studies.calibrate import CHOICES_FILE

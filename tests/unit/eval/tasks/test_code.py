@@ -252,7 +252,9 @@ def test_the_command_line_decodes_and_scores_only_if_told_to(
         "--gen-length", "16", "--no-trace",
     ]  # fmt: skip
     with monkeypatch.context() as patched:
-        patched.setattr("dllm_decode.cli.models.load_model", lambda *_, **__: pytest.fail("loaded"))
+        patched.setattr(
+            "dllm_decode.settings.models.load_model", lambda *_, **__: pytest.fail("loaded")
+        )
         assert evaluate(command) == 2
         assert "mbpp is scored by running programs" in capsys.readouterr().err
         assert evaluate([*command, "--allow-code", "--code-runner", "no-such-one"]) == 2

@@ -7,7 +7,7 @@ import pytest
 from eval_runs import write_lines
 
 from dllm_decode.blocks import Sequential
-from dllm_decode.cli.models import Loaded
+from dllm_decode.settings.models import Loaded
 from eval.runs.names import parse_task
 from eval.runs.settings import decoding_of
 from eval.runs.sweep import Sweep

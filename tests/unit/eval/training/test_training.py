@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 from toys import HashModel
 
 from dllm_decode import DecodeConfig, StepEvent, decode, load_model
-from dllm_decode.cli.files import write_json
 from dllm_decode.cli.main import main
-from dllm_decode.cli.models import Place
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.find import find_model
+from dllm_decode.settings.files import write_json
+from dllm_decode.settings.models import Place
 from eval.runs.settings import Run
 from eval.training.filter_command import read_examples
 from eval.training.held_out import HeldOutScores, compared, measure, read_measured

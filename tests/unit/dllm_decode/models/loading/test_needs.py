@@ -13,9 +13,9 @@ from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny
 
 from dllm_decode.cli import needs as command
 from dllm_decode.cli.main import main, make_parser
-from dllm_decode.cli.plugins import parse_blocks, parse_sampler
 from dllm_decode.models.loading import needs
 from dllm_decode.models.loading.needs import free_bytes, needs_of, warn_if_too_large
+from dllm_decode.settings.plugins import parse_blocks, parse_sampler
 
 # Qwen2.5 and Qwen3, from their published config.json.
 QWEN2_7B = {

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import pytest
 
 from dllm_decode import DecodeConfig
-from dllm_decode.cli.arguments import Positive
 from dllm_decode.cli.main import main
-from dllm_decode.cli.options import OptionParser, OptionsOf, add_options, value_of
+from dllm_decode.settings.arguments import Positive
+from dllm_decode.settings.options import OptionParser, OptionsOf, add_options, value_of
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 
 from dllm_decode import CachePolicy, CausalTarget, Verifier, blocks, caches, verify
 from dllm_decode.blocks import BlockSchedule
-from dllm_decode.cli.options import kinds_of, value_of
+from dllm_decode.settings.options import kinds_of, value_of
 from samplers import Sampler, parse
 from samplers.checks import shown
 from samplers.expression import expression_of, is_ours, parse_plugin, parts_of

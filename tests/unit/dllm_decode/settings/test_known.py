@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dllm_decode import CachePolicy, Verifier, blocks, caches, verify
-from dllm_decode.cli.known import plugin_names
+from dllm_decode.settings.known import plugin_names
 from samplers import ALL_SAMPLERS
 
 ROOT = Path(__file__).parents[4]

@@ -1,0 +1,104 @@
+"""Loads a model and the plug-ins with which it answers questions."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, Unpack
+
+from dllm_decode import (
+    CachePolicy,
+    DecodeConfig,
+    GenerateOutput,
+    MaskPredictor,
+    Observer,
+    Verifier,
+    generate,
+    new_decoder,
+    stream_to_terminal,
+)
+from dllm_decode.blocks import BlockSchedule
+from dllm_decode.core.options import DecodeOptions
+from dllm_decode.engine.compatibility import default_sampler
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.settings.models import open_model
+from dllm_decode.settings.options import given_of
+from dllm_decode.settings.plugins import CHECKS, built
+from dllm_decode.text.constraints import constraint_of
+from dllm_decode.text.texts import UseTemplate
+from samplers import Sampler
+
+Chat = Sequence[Mapping[str, str]]
+
+
+class Speaker(NamedTuple):
+    """A model with its address, dtype and files, and the plug-ins and options of its answers."""
+
+    model: MaskPredictor
+    tokenizer: Any
+    source: str
+    dtype: str
+    files: tuple[Path, ...]
+    sampler: Sampler[Any]
+    cache: CachePolicy
+    verifier: Verifier
+    blocks: BlockSchedule
+    config: DecodeConfig
+
+    def answer(
+        self,
+        question: str | Chat | None,
+        *,
+        live: bool,
+        chat: UseTemplate = "auto",
+        template: str = "",
+        constraint: Mapping[str, Any] | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> GenerateOutput:
+        """Answers a text or a chat as `generate` does; None fills `template` without a question.
+
+        With `live` the answer is shown on the terminal while it is decoded.
+        """
+        stream = stream_to_terminal(self.tokenizer) if live else nullcontext()
+        with stream as watch:
+            return generate(
+                self.model,
+                self.tokenizer,
+                question,
+                self.sampler,
+                chat=chat,
+                templates=template or (),
+                constraint=None if constraint is None else constraint_of(constraint),
+                config=self.config,
+                cache=self.cache,
+                verifier=self.verifier,
+                blocks=self.blocks,
+                observers=observers if watch is None else [*observers, watch],
+            )
+
+    def decoder(self, sampler: Sampler[Any], config: DecodeConfig) -> Decoder:
+        """Returns a decoder with the model and its other plug-ins, as `new_decoder` does."""
+        return new_decoder(
+            self.model, sampler, cache=self.cache, verifier=self.verifier, blocks=self.blocks,
+            config=config,
+        )  # fmt: skip
+
+
+def load_speaker(options: argparse.Namespace, **given: Unpack[DecodeOptions]) -> Speaker:
+    """Loads the model of a command line and the plug-ins that answer with it.
+
+    `given` overrides options of the decode. Raises OSError if the model cannot be read, ValueError
+    if an option is mistyped or does not fit the others.
+    """
+    # Mistyped plug-ins are refused before a model is loaded.
+    for name, check in CHECKS.items():
+        if vars(options)[name] is not None:
+            check(vars(options)[name])
+    config = DecodeConfig(**{**given_of(options), **given})
+    loaded = open_model(options.model, options, options.revision)
+    sampler = options.sampler or repr(default_sampler(loaded.model))
+    plugins = built({**vars(options), "sampler": sampler}, loaded.target)
+    return Speaker(
+        loaded.model, loaded.tokenizer, loaded.source, loaded.dtype, loaded.files, config=config,
+        **plugins,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Reads settings from text: plug-ins, models, files, and the options of commands."""
