@@ -23,12 +23,12 @@ import psutil
 import torch
 
 from benchmarks.frame import Row, make_parser, median_of, origin, table_of
-from dllm_decode import decode_many, load_model
+from dllm_decode import CachePolicy, decode_many, load_model
 from dllm_decode.launch import run_main
-from dllm_decode.settings.plugins import parse_cache
+from dllm_decode.settings.plugins import parse
 from eval.runs.names import parse_task
 from eval.runs.prompts import encode_prompt
-from samplers import parse
+from samplers import Sampler
 
 TASKS = {
     "word_problems": ("mini", 64, "NoCache()"), "ledgers": ("mini-long", 192, "FreeCache()")
@@ -163,8 +163,8 @@ def decoded(task: str, options: Any) -> Row:
 
     def answers(prompts: Sequence[list[int]]) -> list[list[int]]:
         outputs = decode_many(
-            model, prompts, parse(options.sampler), num_rows=options.rows,
-            cache=parse_cache(cache), gen_length=gen_length,
+            model, prompts, parse(options.sampler, Sampler), num_rows=options.rows,
+            cache=parse(cache, CachePolicy), gen_length=gen_length,
         )  # fmt: skip
         return [output.answers()[0] for output in outputs]
 

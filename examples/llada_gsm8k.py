@@ -19,17 +19,17 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from dllm_decode import DecodeOutput, MaskPredictor, Verifier, decode_many, load_model
+from dllm_decode import CachePolicy, DecodeOutput, MaskPredictor, Verifier, decode_many, load_model
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
 from dllm_decode.core.progress import ProgressBar
 from dllm_decode.models import load_target
 from dllm_decode.models.loading.needs import can_multiply_bfloat16
-from dllm_decode.settings.plugins import parse_cache, parse_verifier
+from dllm_decode.settings.plugins import parse
 from eval.metrics.statistics import wilson
 from eval.runs.names import parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt
 from eval.tasks import Example, Task
-from samplers import Sampler, parse
+from samplers import Sampler
 
 SHOWN_ANSWERS = 3
 
@@ -69,13 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # At least as many steps as a block has tokens: one token a step.
         num_steps = options.block_length or DEFAULT_BLOCK_LENGTH
         default = [f"FixedSchedule({num_steps})", "ConfidenceThreshold(0.9)"]
-        samplers = [parse(text) for text in options.sampler or default]
+        samplers = [parse(text, Sampler) for text in options.sampler or default]
         if options.dtype is None and options.device == "cpu" and not can_multiply_bfloat16():
             options.dtype = "float32"
         model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
-        verifier = parse_verifier(
-            options.verifier, partial(load_target, tokenizer=tokenizer, device=model.device)
-        )
+        target = partial(load_target, tokenizer=tokenizer, device=model.device)
+        verifier = parse(options.verifier, Verifier, target)
         if not verifier.asks_sampler:
             del samplers[1:]
         problems, results = Problems(model, tokenizer, verifier, task, examples), []
@@ -129,8 +128,9 @@ def run(
     started = time.perf_counter()
     with ProgressBar(console, type(sampler).__name__, len(examples)) as bar:
         answers = decode_many(
-            model, prompts, sampler, num_rows=options.num_rows, cache=parse_cache(options.cache),
-            verifier=verifier, gen_length=options.gen_length, block_length=options.block_length,
+            model, prompts, sampler, num_rows=options.num_rows,
+            cache=parse(options.cache, CachePolicy), verifier=verifier,
+            gen_length=options.gen_length, block_length=options.block_length,
         )  # fmt: skip
         for example, output in zip(examples, answers, strict=True):
             outputs.append(output)

@@ -75,4 +75,4 @@ def parse(text: str) -> Sampler:
         ValueError: If the text does not describe a sampler.
     """
     by_name = {sampler.__name__: sampler for sampler in ALL_SAMPLERS}
-    return parse_plugin(text, Sampler, by_name)  # type: ignore[type-abstract]  # never constructed
+    return parse_plugin(text, Sampler, by_name)

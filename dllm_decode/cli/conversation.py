@@ -18,9 +18,11 @@ from dllm_decode import StepEvent
 from dllm_decode.cli.listing import SAID
 from dllm_decode.cli.speaker import Speaker, load_speaker
 from dllm_decode.core.output import before_end
+from dllm_decode.settings.addresses import read_option
 from dllm_decode.settings.files import read_input
 from dllm_decode.settings.options import OPTIONS
-from dllm_decode.settings.plugins import parse_sampler, read
+from dllm_decode.settings.plugins import parse
+from samplers import Sampler
 
 
 @dataclass
@@ -95,7 +97,7 @@ class Conversation:
     def sampler(self, text: str) -> str:
         """Returns the name of the sampler; a text first replaces the sampler."""
         if text:
-            self.speaker = self.speaker._replace(sampler=parse_sampler(text))
+            self.speaker = self.speaker._replace(sampler=parse(text, Sampler))
         return f"The sampler is {self.speaker.sampler}."
 
     def length(self, text: str) -> str:
@@ -109,7 +111,7 @@ class Conversation:
     def _option(self, name: str, text: str, message: str) -> str:
         config = self.speaker.config
         if text:
-            config = replace(config, **{name: read(name, text, OPTIONS[name])})
+            config = replace(config, **{name: read_option(name, text, OPTIONS[name])})
             # Refuses a length that does not fit the blocks.
             self.speaker.decoder(self.speaker.sampler, config)
             self.speaker = self.speaker._replace(config=config)

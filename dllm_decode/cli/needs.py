@@ -16,7 +16,7 @@ from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.loading.find import Hub, find_config
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.needs import ModelNeeds, free_bytes, needs_of
-from dllm_decode.settings.plugins import parse_model
+from dllm_decode.settings.addresses import parse_model
 
 _PUBLISHED = Path(__file__).parent / "help/published.toml"
 _DTYPES = (torch.float32, torch.bfloat16)

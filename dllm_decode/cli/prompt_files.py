@@ -15,6 +15,7 @@ from dllm_decode.core.prompts import Prompt, filling_options
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import raise_errors
+from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.files import (
     cut_torn_line,
     decoded,
@@ -23,7 +24,7 @@ from dllm_decode.settings.files import (
     only_writer,
     output_file,
 )
-from dllm_decode.settings.plugins import parse_model, sources_of
+from dllm_decode.settings.plugins import sources_of
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
 from dllm_decode.text.constraints import constraint_of

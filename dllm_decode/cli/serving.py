@@ -9,7 +9,8 @@ from pathlib import Path
 
 from dllm_decode.cli.speaker import load_speaker
 from dllm_decode.serve.limits import Limits
-from dllm_decode.settings.plugins import parse_model, parse_sampler
+from dllm_decode.settings.addresses import parse_model
+from dllm_decode.settings.plugins import parse
 from samplers import Sampler
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "jinja2")
@@ -74,7 +75,7 @@ def _other_samplers(options: Namespace) -> dict[str, Sampler]:
             raise ValueError(
                 f"--allow-sampler must be NAME=EXPR, with a name of its own, got {text!r}."
             )
-        samplers[name] = parse_sampler(expression)
+        samplers[name] = parse(expression, Sampler)
     return samplers
 
 

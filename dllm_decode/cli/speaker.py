@@ -23,7 +23,7 @@ from dllm_decode.engine.compatibility import default_sampler
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_of
-from dllm_decode.settings.plugins import CHECKS, built
+from dllm_decode.settings.plugins import KINDS, build_plugins, check_plugin
 from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.texts import UseTemplate
 from samplers import Sampler
@@ -91,13 +91,13 @@ def load_speaker(options: argparse.Namespace, **given: Unpack[DecodeOptions]) ->
     if an option is mistyped or does not fit the others.
     """
     # Mistyped plug-ins are refused before a model is loaded.
-    for name, check in CHECKS.items():
-        if vars(options)[name] is not None:
-            check(vars(options)[name])
+    for part in KINDS:
+        if vars(options)[part] is not None:
+            check_plugin(vars(options)[part], part)
     config = DecodeConfig(**{**given_of(options), **given})
     loaded = open_model(options.model, options, options.revision)
     sampler = options.sampler or repr(default_sampler(loaded.model))
-    plugins = built({**vars(options), "sampler": sampler}, loaded.target)
+    plugins = build_plugins({**vars(options), "sampler": sampler}, loaded.target)
     return Speaker(
         loaded.model, loaded.tokenizer, loaded.source, loaded.dtype, loaded.files, config=config,
         **plugins,

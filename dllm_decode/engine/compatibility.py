@@ -19,7 +19,6 @@ from samplers.facts import FACTS, Fact, Giver, PlugIn
 from samplers.view import Scope
 
 _WORDS: dict[Giver, str] = {"cache": "cache policy", "blocks": "block schedule"}
-_PARSERS = {"sampler": "samplers.parse", "blocks": "dllm_decode.blocks.parse"}
 
 
 def require_plugins(
@@ -104,8 +103,7 @@ def _hint(name: str, value: object) -> str:
         return " load_model returns two: model, tokenizer = load_model(...)."
     if name == "model" or not isinstance(value, str):
         return ""
-    reader = f"; {_PARSERS[name]} reads text" if name in _PARSERS else ""
-    return f" Pass the object, not its text{reader}."
+    return " Pass the object, not its text; dllm_decode.settings.plugins.parse reads text."
 
 
 def facts_of(model: MaskPredictor) -> frozenset[Fact]:

@@ -13,7 +13,8 @@ import torch
 from dllm_decode import CausalTarget, MaskPredictor, load_model, load_target
 from dllm_decode.models.loading.load import LoadedModel
 from dllm_decode.models.targets.causal_only import CausalOnly
-from dllm_decode.settings.plugins import no_target, parse_model
+from dllm_decode.settings.addresses import parse_model
+from dllm_decode.settings.plugins import no_target
 
 _LAUNCH_VARIABLES = {
     "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
+from dllm_decode.settings.addresses import read_option
 from dllm_decode.settings.arguments import MachineOptions, ModelOptions, Plugins
 from dllm_decode.settings.files import digest
 from dllm_decode.settings.models import load
 from dllm_decode.settings.options import OPTIONS
-from dllm_decode.settings.plugins import CHECKS, built, read
+from dllm_decode.settings.plugins import KINDS, build_plugins, check_plugin
 from eval.arguments import Harness
 from eval.lm_harness.generation import DEFAULT_LENGTH, AnswerLength
 from eval.lm_harness.likelihood import Estimator, LeftToRight, MonteCarlo
@@ -125,10 +126,11 @@ def read_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         )
     kinds = {f.name: f.type for options in _OPTIONS for f in fields(options)} | {"pretrained": str}
     args = {name: value for name, value in arguments.items() if value is not None}
-    values = {**DEFAULTS, **{name: read(name, value, kinds[name]) for name, value in args.items()}}
+    read = {name: read_option(name, value, kinds[name]) for name, value in args.items()}
+    values = {**DEFAULTS, **read}
     decoding_of(values)
-    for name, check in CHECKS.items():
-        check(values[name])
+    for part in KINDS:
+        check_plugin(values[part], part)
     return values
 
 
@@ -157,7 +159,7 @@ def open_model(arguments: Mapping[str, Any]) -> Opened:
         gen_length=values.get("gen_length", DEFAULT_LENGTH),
         temperature=values.get("temperature"),
         batch_size=values["batch_size"],
-        **built(values, loaded.target),
+        **build_plugins(values, loaded.target),
     )
     # A tokenizer of transformers has every part of the protocol.
     return Opened(loaded.model, cast(LmTokenizer, loaded.tokenizer), settings)

@@ -7,12 +7,13 @@ from rich.console import Console
 
 from dllm_decode import DecodeConfig, decode
 from dllm_decode.engine.loop import new_decoder
+from dllm_decode.settings.plugins import parse
 from eval.metrics.statistics import wilson
 from eval.oracle.exact import joint_of
 from eval.oracle.joint import left_to_right
 from eval.oracle.oracle import OracleModel
 from eval.runs.names import parse_task
-from samplers import parse
+from samplers import Sampler
 
 _SAMPLERS = (
     "FixedSchedule(steps_per_block=16)",
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         stop_at_eos=False,
     )  # fmt: skip
     model, texts = OracleModel(joint), options.sampler or _SAMPLERS
-    samplers = [parse(text) for text in texts]
+    samplers = [parse(text, Sampler) for text in texts]
     for sampler in samplers:
         # A sampler that does not fit is refused before anything is printed.
         new_decoder(model, sampler, config=config)

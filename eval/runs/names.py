@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
+from dllm_decode.settings.addresses import construct, read_option, split_address
 from dllm_decode.settings.files import digest
-from dllm_decode.settings.plugins import construct, read, split_address
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import (
     Equations,
@@ -118,7 +118,11 @@ def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
     return Selection(
         address=f"{name}?{query}" if query else name,
         task=task,
-        **{key: read(key, options[key], kind) for key, kind in SELECTION.items() if key in options},
+        **{
+            key: read_option(key, options[key], kind)
+            for key, kind in SELECTION.items()
+            if key in options
+        },
     )
 
 

@@ -16,7 +16,7 @@ from dllm_decode.engine.loop import new_decoder
 from dllm_decode.settings.files import canonical, converted, digest_of_text
 from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.options import OPTIONS
-from dllm_decode.settings.plugins import built
+from dllm_decode.settings.plugins import build_plugins
 from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.generation import compiled
 from eval.runs.names import Selection, digest_of_examples
@@ -241,7 +241,7 @@ def run_of(loaded: Loaded, selection: Selection, parts: Parts, options: Mapping[
 
     Raises ValueError if a part or an option is not valid.
     """
-    plugins = built(vars(parts), loaded.target)
+    plugins = build_plugins(vars(parts), loaded.target)
     return Run(
         model=loaded.model,
         tokenizer=loaded.tokenizer,

@@ -7,6 +7,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -18,7 +19,7 @@ from dllm_decode.settings.constraints import named_constraint
 from dllm_decode.settings.files import canonical, decoded, is_of
 from dllm_decode.settings.models import Loaded, Place, open_model
 from dllm_decode.settings.options import OPTIONS, axes_of
-from dllm_decode.settings.plugins import CHECKS
+from dllm_decode.settings.plugins import KINDS, check_plugin
 from dllm_decode.text.constraints import constraint_of
 from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
@@ -29,7 +30,6 @@ from eval.runs.settings import Parts, Run, RunSettings, run_of
 from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.sandbox.sandbox import Sandbox
 from samplers.checks import shown
-from samplers.expression import expression_of
 
 DEFAULT_SAMPLERS = ("FixedSchedule()", "ConfidenceThreshold(0.9)")
 
@@ -66,15 +66,15 @@ class Sweep:
     constraints: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
-        axes = ("samplers", "caches", "verifiers", "blocks")
-        parsers: dict[str, Callable[[str], object]] = {
+        axes = zip(("samplers", "caches", "verifiers", "blocks"), KINDS, strict=True)
+        parsers: dict[str, Callable[[str], str]] = {
             "models": str, "tasks": lambda address: parse_task(address).address,
             "constraints": canonical_constraint,
-            **dict(zip(axes, CHECKS.values(), strict=True)),
+            **{axis: partial(check_plugin, part=part) for axis, part in axes},
         }  # fmt: skip
         for name, parse in parsers.items():
             written = getattr(self, name)
-            _require_distinct(name, written, [expression_of(parse(text)) for text in written])
+            _require_distinct(name, written, [parse(text) for text in written])
         for name, values in self.decoding.items():
             _require_distinct(name, values, values)
         for chosen in self._options():

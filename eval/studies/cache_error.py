@@ -20,6 +20,7 @@ from dllm_decode import (
     PrefixCache,
     Verifier,
 )
+from dllm_decode.blocks import BlockSchedule
 from dllm_decode.core.sending import sent
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder, Look
@@ -28,7 +29,7 @@ from dllm_decode.engine.state import CacheState, State
 from dllm_decode.settings.files import output_file, write_json
 from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_of
-from dllm_decode.settings.plugins import parse_blocks, parse_cache, parse_sampler, parse_verifier
+from dllm_decode.settings.plugins import parse
 from eval.grid import show_grid
 from eval.metrics.statistics import mean, standard_error
 from eval.runs.answers import answer
@@ -37,6 +38,7 @@ from eval.runs.records import ScoredExample
 from eval.runs.runner import Checked
 from eval.runs.settings import Run, decoding_of
 from eval.runs.sweep import warn_of_unknown_words
+from samplers import Sampler
 from samplers.expression import expression_of
 from samplers.facts import Fact
 from samplers.view import View
@@ -164,9 +166,9 @@ def error_of(run: Run) -> CacheError:
 
 def run(options: argparse.Namespace) -> int:
     """Measures, and prints the table."""
-    caches = [parse_cache(text) for text in options.cache] if options.cache else CACHES
-    sampler, blocks = parse_sampler(options.sampler), parse_blocks(options.blocks)
-    verifier = parse_verifier(options.verifier)
+    caches = [parse(text, CachePolicy) for text in options.cache] if options.cache else CACHES
+    sampler, blocks = parse(options.sampler, Sampler), parse(options.blocks, BlockSchedule)
+    verifier = parse(options.verifier, Verifier)
     if Fact.SAMPLER_DECIDES not in verifier.gives:
         raise ValueError(
             f"--verifier must be {Fact.SAMPLER_DECIDES.sentence}, because its decisions are "

@@ -10,7 +10,7 @@ import msgspec
 from dllm_decode import CausalTarget
 from dllm_decode.blocks import Sequential
 from dllm_decode.settings.files import converted, read_object, write_json, write_text
-from dllm_decode.settings.plugins import built, no_target
+from dllm_decode.settings.plugins import build_plugins, no_target
 from eval.runs.names import SELECTION, parse_task
 from eval.runs.settings import RunSettings, named_parts
 from eval.studies.procedure import Guarantee, Judgement
@@ -78,7 +78,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         causal model, as `load_target` does.
         """
         settings = RunSettings.of(dict(self.setting), "The card's setting")
-        return {**built(self.expressions, target), "config": settings.decoding}
+        return {**build_plugins(self.expressions, target), "config": settings.decoding}
 
     def misfits(self, settings: RunSettings) -> list[str]:
         """Lists why the guarantee does not hold for settings with the card's sampler, if so."""

@@ -6,7 +6,7 @@ from io import StringIO
 from tokenize import TokenError, TokenInfo, generate_tokens
 from types import MappingProxyType
 
-from dllm_decode.settings.plugins import CHECKS, TITLES
+from dllm_decode.settings.plugins import KINDS, TITLES, check_plugin
 from eval.runs.settings import Parts
 from samplers.checks import shown
 
@@ -71,9 +71,9 @@ def _kind_of(part: str) -> tuple[str, str]:
         is_quoted = len(path) > 1 and path[0] == path[-1] and path[0] in "'\""
         return "model", path[1:-1] if is_quoted else path
     reasons = []
-    for kind, check in CHECKS.items():
+    for kind in KINDS:
         try:
-            check(part)
+            check_plugin(part, kind)
         except ValueError as error:
             reasons.append(str(error))
         else:

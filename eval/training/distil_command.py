@@ -14,11 +14,12 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
 
+from dllm_decode import CachePolicy
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.core.progress import ProgressBar
 from dllm_decode.settings.files import write_json
 from dllm_decode.settings.models import Place
-from dllm_decode.settings.plugins import parse_cache, parse_sampler
+from dllm_decode.settings.plugins import parse
 from dllm_decode.training import Progress, Settings, train
 from dllm_decode.training.fsdp import require_launch
 from dllm_decode.training.teacher import Demonstration, Lessons
@@ -37,7 +38,7 @@ from eval.training.questions import Questions, read_questions
 from eval.training.run_folder import DIGEST, claim, claim_training, on_first, writing
 from eval.training.student import Student
 from eval.training.teacher_answers import answer_all, read_answers
-from samplers import FixedSchedule
+from samplers import FixedSchedule, Sampler
 from samplers.expression import expression_of
 
 _NOT_OF_TRAINING = (
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     check(options)
-    sampler, cache = parse_sampler(options.sampler), parse_cache(options.cache)
+    sampler, cache = parse(options.sampler, Sampler), parse(options.cache, CachePolicy)
     questions, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts or "", code=code_for(options)
     )
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     judging = judged.run(student.loaded, sampler, cache, student.config, size)
     assert student.config.block_length is not None
     text = options.teacher_sampler
-    teacher = parse_sampler(text) if text else FixedSchedule(student.config.block_length)
+    teacher = parse(text, Sampler) if text else FixedSchedule(student.config.block_length)
     teaching = questions.run(student.loaded, teacher, cache, student.config, size)
     # Experts that no token went to have no gradient.
     has_unused = student.model.transformer.config.moe is not None

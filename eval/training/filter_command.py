@@ -11,14 +11,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from dllm_decode import NoVerifier
+from dllm_decode import CachePolicy, NoVerifier
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.core.progress import ProgressBar
 from dllm_decode.engine import compatibility
 from dllm_decode.settings.files import ANEW, digest, write_json
 from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_of
-from dllm_decode.settings.plugins import parse_cache, parse_sampler
+from dllm_decode.settings.plugins import parse
 from dllm_decode.training.filter_examples import FilterExamples, collect_examples, join
 from dllm_decode.training.learn2pd import (
     LEAST_PROMPTS,
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     """
     work = require_output(Path(options.output))
     options.threshold = list(dict.fromkeys(options.threshold))
-    against, cache = parse_sampler(options.against), parse_cache(options.cache)
+    against, cache = parse(options.against, Sampler), parse(options.cache, CachePolicy)
     questions, judged = read_questions(
         options.task, options.held_out, prompts=options.prompts or "", code=code_for(options),
         least=LEAST_PROMPTS,

@@ -8,8 +8,8 @@ from typing import Any
 
 from dllm_decode import CachePolicy, DecodeConfig
 from dllm_decode.engine.loop import new_decoder
+from dllm_decode.settings.addresses import split_address
 from dllm_decode.settings.models import Loaded
-from dllm_decode.settings.plugins import split_address
 from eval.runs.names import Selection, digest_of_examples, parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt, said_of_unknown_words
 from eval.runs.settings import Run, decoding_of

@@ -8,9 +8,9 @@ from torch.optim import AdamW, Optimizer
 
 from dllm_decode.models.loading.weights import check_weights, weight_files
 from dllm_decode.models.masked_transformer import own_network
+from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.models import load
 from dllm_decode.settings.options import LENGTHS, given_of
-from dllm_decode.settings.plugins import parse_model
 from dllm_decode.training import Batch, Objective, make_optimisers
 from dllm_decode.training.certainty import (
     CertaintyForcing,

@@ -9,9 +9,9 @@ from eval_runs import TokenIds, TokenPrompts
 from tiny_models import tiny
 
 from dllm_decode import decode
-from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, Sequential
+from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential
 from dllm_decode.core.options import DecodeConfig
-from dllm_decode.settings.plugins import parse_blocks, parse_sampler
+from dllm_decode.settings.plugins import parse
 from eval.commands import evaluate as main
 from eval.runs.folder import Folder
 from eval.runs.names import Selection
@@ -19,7 +19,7 @@ from eval.runs.settings import Run
 from eval.studies.cache_error import error_of
 from eval.studies.card import FORMAT, read_card
 from eval.studies.ladders import rung_of
-from samplers import ConfidenceThreshold
+from samplers import ConfidenceThreshold, Sampler
 
 TASK = "word_problems?split=test&limit=3"
 USUAL, SEVERAL = repr(Sequential()), repr(MultiBlock(8))
@@ -67,7 +67,7 @@ def test_a_rung_may_be_a_block_schedule_and_its_card_names_it(tmp_path: Path) ->
     card = read_card(path)
     assert card.setting["blocks"] == SEVERAL
     assert card.reference["blocks"] == USUAL
-    assert parse_blocks(f"@{path}") == card.settings()["blocks"] == MultiBlock(8)
+    assert parse(f"@{path}", BlockSchedule) == card.settings()["blocks"] == MultiBlock(8)
     assert f"ConfidenceThreshold(threshold=0.9) + {SEVERAL}" in card.text()
     (setting,) = (setting for setting in Folder(tmp_path).settings() if setting.blocks == SEVERAL)
     assert card.misfits(replace(setting, examples="others")) == []
@@ -88,8 +88,8 @@ def _check_older_card(path: Path) -> None:
         read_card(path).settings()
     path.write_text(json.dumps(written | {"format": FORMAT.replace("2", "1")}))
     card = read_card(path)
-    assert card.settings()["blocks"] == parse_blocks(f"@{path}") == Sequential()
-    assert parse_sampler(f"@{path}") == ConfidenceThreshold(0.9)
+    assert card.settings()["blocks"] == parse(f"@{path}", BlockSchedule) == Sequential()
+    assert parse(f"@{path}", Sampler) == ConfidenceThreshold(0.9)
     assert card.setting["blocks"] == card.reference["blocks"] == USUAL
 
 

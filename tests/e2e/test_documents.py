@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 import pytest
 
-from dllm_decode import DecodeConfig
+from dllm_decode import CachePolicy, DecodeConfig
+from dllm_decode.blocks import BlockSchedule
 from dllm_decode.cli.main import make_parser as make_command_parser
 from dllm_decode.settings.options import given_of
-from dllm_decode.settings.plugins import check_verifier, parse_blocks, parse_cache, parse_sampler
+from dllm_decode.settings.plugins import check_plugin, parse
 from eval.commands import make_eval_parser as make_parser
+from samplers import Sampler
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -91,10 +93,10 @@ def understand(words: list[str]) -> None:
     options = make_command_parser().parse_args(words)
     if words[0] in ("generate", "chat"):
         if options.sampler is not None:
-            parse_sampler(options.sampler)
-        parse_cache(options.cache)
-        parse_blocks(options.blocks)
-        check_verifier(options.verifier)
+            parse(options.sampler, Sampler)
+        parse(options.cache, CachePolicy)
+        parse(options.blocks, BlockSchedule)
+        check_plugin(options.verifier, "verifier")
         DecodeConfig(**given_of(options))
 
 

@@ -16,9 +16,9 @@ from dllm_decode.blocks import (
     MultiBlock,
     Sequential,
     SubBlocks,
-    parse,
 )
 from dllm_decode.caches import CachePolicy, CertaintyCache, NoCache
+from dllm_decode.settings.plugins import parse
 from samplers import ConfidenceThreshold, CreditDecoding, Sampler
 from samplers.facts import Fact
 
@@ -44,7 +44,7 @@ def test_every_schedule_is_its_repr() -> None:
     several = MultiBlock(4, 0.5, 0.25, max_open=2, order="entropy", forces="every")
     schedules = (AdaptiveBlocks((7, 14), 0.3, 5, 0.1), several, Sequential(8), SubBlocks(8, 3))
     for schedule in schedules:
-        assert parse(repr(schedule)) == schedule
+        assert parse(repr(schedule), BlockSchedule) == schedule
     assert tuple(map(type, schedules)) == ALL_SCHEDULES
 
 

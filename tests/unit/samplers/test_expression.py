@@ -105,7 +105,7 @@ def test_the_defaults_are_the_published_ones() -> None:
 
 
 def test_caches_and_verifiers_are_found_in_the_same_way(module: str) -> None:
-    assert parse_plugin(f"{module}:NoCache()", CachePolicy, {}) == NoCache()  # type: ignore[type-abstract]
+    assert parse_plugin(f"{module}:NoCache()", CachePolicy, {}) == NoCache()
     constructors = {"ConfidenceThreshold": ConfidenceThreshold}
     with pytest.raises(ValueError, match="must describe a CachePolicy, got a ConfidenceThreshold"):
-        parse_plugin("ConfidenceThreshold(0.5)", CachePolicy, constructors)  # type: ignore[type-abstract]
+        parse_plugin("ConfidenceThreshold(0.5)", CachePolicy, constructors)

@@ -178,9 +178,13 @@ def test_what_stands_in_place_of_a_plug_in_is_refused_in_one_sentence() -> None:
     # These errors also say how to get the right object.
     wrong += [
         (0, "model, tokenizer = load_model", load_model("mini")),
-        (1, "not its text; samplers.parse reads text", "ConfidenceThreshold(0.9)"),
+        (
+            1,
+            "not its text; dllm_decode.settings.plugins.parse reads",
+            "ConfidenceThreshold(0.9)",
+        ),
         (2, "Pass the object, not its text", "DualCache()"),
-        (4, "not its text; dllm_decode.blocks.parse reads text", "MultiBlock()"),
+        (4, "Pass the object, not its text", "MultiBlock()"),
     ]
     for place, sentence, value in wrong:
         with pytest.raises(ValueError, match=sentence) as refused:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tiny_models import MODELS
 
+from dllm_decode.settings.addresses import ModelAddress, parse_model
 from dllm_decode.settings.models import load
-from dllm_decode.settings.plugins import ModelAddress, parse_model
 
 
 def test_a_model_is_told_what_its_files_do_not_say(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ from dllm_decode import (
     DualCache,
     MultiBlock,
     PrefixCache,
+    Verifier,
     decode,
     new_decoder,
     run,
 )
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import RequestQueue
-from dllm_decode.settings.plugins import parse_verifier
+from dllm_decode.settings.plugins import parse
 from samplers import ConfidenceThreshold
 
 PROMPTS = [[1, 3], [4]]
@@ -100,4 +101,4 @@ def test_banned_tokens_are_neither_drafted_nor_written() -> None:
 
 def test_its_expression_is_read_back() -> None:
     verifier = AnySubsetVerify(7)
-    assert parse_verifier(repr(verifier)) == parse_verifier("AnySubsetVerify(7)") == verifier
+    assert parse(repr(verifier), Verifier) == parse("AnySubsetVerify(7)", Verifier) == verifier

@@ -8,14 +8,14 @@ import pytest
 from eval_runs import runs, write_lines
 
 import eval as evaluation
-from dllm_decode import DualCache
-from dllm_decode.settings.plugins import parse_cache, parse_sampler
+from dllm_decode import CachePolicy, DualCache
+from dllm_decode.settings.plugins import parse
 from eval.commands import evaluate as main
 from eval.runs.runner import execute
 from eval.studies.calibrate import CHOICES_FILE
 from eval.studies.card import Card, read_card
 from eval.studies.ladders import LADDERS, rung_of, split_parts
-from samplers import ConfidenceThreshold, FixedSchedule
+from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 
 
 def calibrated(out: Path, *more: str, task: str = "word_problems?split=val&limit=12") -> Card:
@@ -42,8 +42,8 @@ def test_a_cautious_setting_is_certified_and_a_bold_one_is_not(out: Path) -> Non
     assert card.is_certified
     assert card.setting["sampler"] == repr(ConfidenceThreshold(0.99))
     assert card.settings()["sampler"] == ConfidenceThreshold(0.99)
-    assert parse_sampler(f"@{out / 'card.json'}") == ConfidenceThreshold(0.99)
-    assert parse_cache(f"@{out / 'card.json'}") == parse_cache("NoCache()")
+    assert parse(f"@{out / 'card.json'}", Sampler) == ConfidenceThreshold(0.99)
+    assert parse(f"@{out / 'card.json'}", CachePolicy) == parse("NoCache()", CachePolicy)
     careful, bold = card.ratings
     assert careful.verdict.certified
     assert careful.tokens_per_forward > card.reference_tokens_per_forward
@@ -157,8 +157,8 @@ def test_wrong_use_is_refused(
 
 def test_a_rung_holds_whatever_is_written() -> None:
     rung = rung_of("DualCache() + ConfidenceThreshold(0.9) + model=a+b")
-    assert parse_sampler(rung.sampler) == ConfidenceThreshold(0.9)
-    assert (parse_cache(rung.cache), rung.model) == (DualCache(), "a+b")
+    assert parse(rung.sampler, Sampler) == ConfidenceThreshold(0.9)
+    assert (parse(rung.cache, CachePolicy), rung.model) == (DualCache(), "a+b")
     assert split_parts("A('x + y') + B(C(1) + 2)") == ["A('x + y')", "B(C(1) + 2)"]
     # A bracket inside of quotes opened one.
     for path in ("/x/run + (old)/f", "a + (b", "a) + b", "a + [b"):
@@ -169,7 +169,7 @@ def test_a_rung_holds_whatever_is_written() -> None:
     with pytest.raises(ValueError, match=r"or model='PATH', whose quotes a path with ' \+ ' needs"):
         rung_of("Factor() + model=/x/a + b")
     for ladder in LADDERS.values():
-        assert len({repr(parse_sampler(text)) for text in ladder}) == len(ladder)
+        assert len({repr(parse(text, Sampler)) for text in ladder}) == len(ladder)
 
 
 def test_a_card_from_before_there_were_block_schedules_is_read(out: Path, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_other_files_are_no_cards(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"card\.json must have a field .*; give a card"):
         read_card(tmp_path / "card.json")
     with pytest.raises(ValueError, match="must be named by a card"):
-        parse_sampler(f"@{tmp_path / 'card.json'}")
+        parse(f"@{tmp_path / 'card.json'}", Sampler)
 
 
 def test_results_are_compared_in_python(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_sampler_of_ones_own_stays_one_on_its_card_until_it_is_edited(
         "--max-drop", "0.99", "--confidence", "0.05", "--test", "binomial",
     ]  # fmt: skip
     assert main(command) == 0
-    assert repr(parse_sampler(f"@{tmp_path / 'out' / 'card.json'}")) == "AllAtOnce(power=2)"
+    assert repr(parse(f"@{tmp_path / 'out' / 'card.json'}", Sampler)) == "AllAtOnce(power=2)"
     # Once an edited rule was certified by the records of the old one.
     with (tmp_path / "my_rule.py").open("a") as file:
         file.write("# edited\n")

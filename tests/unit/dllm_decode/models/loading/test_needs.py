@@ -11,11 +11,13 @@ import pytest
 import torch
 from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny
 
+from dllm_decode.blocks import BlockSchedule
 from dllm_decode.cli import needs as command
 from dllm_decode.cli.main import main, make_parser
 from dllm_decode.models.loading import needs
 from dllm_decode.models.loading.needs import free_bytes, needs_of, warn_if_too_large
-from dllm_decode.settings.plugins import parse_blocks, parse_sampler
+from dllm_decode.settings.plugins import parse
+from samplers import Sampler
 
 # Qwen2.5 and Qwen3, from their published config.json.
 QWEN2_7B = {
@@ -149,9 +151,9 @@ def test_the_authors_settings_are_commands_that_run() -> None:
     assert published.keys() == set(EVERY_FAMILY)
     for entry in published.values():
         options = make_parser().parse_args(["generate", "q", *shlex.split(entry["options"])])
-        parse_blocks(options.blocks)
+        parse(options.blocks, BlockSchedule)
         if options.sampler:
-            parse_sampler(options.sampler)
+            parse(options.sampler, Sampler)
 
 
 def test_weights_beyond_the_memory_are_warned_of(
