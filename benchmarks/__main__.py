@@ -21,9 +21,9 @@ from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
 from benchmarks.setting import DEFAULT_GEOMETRIES, DEVICE, GEOMETRIES, Setting
 from benchmarks.step import step_rows
 from dllm_decode.launch import run_main
-from dllm_decode.settings.options import documented, first_sentence
+from dllm_decode.settings.options import documentation_of, first_sentence
 
-HELP = {name: first_sentence(text) for name, text in documented(Setting).items()}
+HELP = {name: first_sentence(text) for name, text in documentation_of(Setting).items()}
 OPTIONS = {
     **{field.name: (field.default, HELP[field.name]) for field in fields(Setting)},
     "device": (DEVICE, HELP["device"]),

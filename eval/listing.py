@@ -3,7 +3,8 @@
 import argparse
 from collections.abc import Mapping
 
-from dllm_decode.settings.listing import line_of, print_table
+from dllm_decode.settings.name_table import print_table
+from dllm_decode.settings.options import line_of
 from eval.runs.names import JSON_LINES, LISTS, TASKS
 from eval.tasks.jsonl import JsonLines
 from eval.tasks.lists import ListTask

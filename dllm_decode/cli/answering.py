@@ -4,6 +4,7 @@ import sys
 from argparse import Namespace
 from typing import Any, Literal
 
+from dllm_decode.settings.commands import GOES_ON
 from dllm_decode.settings.constraints import named_constraint
 from dllm_decode.settings.files import input_file, output_file, read_input
 
@@ -22,10 +23,14 @@ def generate_once(options: Namespace) -> int:
     if options.input:
         from dllm_decode.cli.prompt_files import answer_file
 
-        done = answer_file(
-            speaker, options.input, options.output, num_rows=options.num_rows or 8, chat=chat,
-            progress=sys.stderr.isatty(),
-        )  # fmt: skip
+        try:
+            done = answer_file(
+                speaker, options.input, options.output, num_rows=options.num_rows or 8, chat=chat,
+                progress=sys.stderr.isatty(),
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            sys.stderr.write(GOES_ON)
+            return 130
         sys.stderr.write(f"{done}\n")
         return 0
     out = speaker.answer(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from dllm_decode import CachePolicy, Verifier, blocks, caches, verify
 from dllm_decode.models.families import FAMILIES
-from dllm_decode.settings.listing import line_of, print_table
+from dllm_decode.settings.name_table import print_table
+from dllm_decode.settings.options import line_of
 from samplers import ALL_SAMPLERS
 
 SAID = tomllib.loads((Path(__file__).parent / "help/lists.toml").read_text(encoding="utf-8"))

@@ -25,11 +25,11 @@ from dllm_decode.settings.files import (
     output_file,
 )
 from dllm_decode.settings.plugins import sources_of
+from dllm_decode.text.answer_progress import AnswerProgress
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
 from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.generation import compiled
-from dllm_decode.text.progress import AnswerProgress
 from dllm_decode.text.texts import UseTemplate, prompt_ids
 from samplers.expression import expression_of
 

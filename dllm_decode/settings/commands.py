@@ -101,6 +101,5 @@ def _act(parser: argparse.ArgumentParser, command: Command, options: argparse.Na
         sys.stderr.write(f"{parser.prog} {options.name}: {error}\n")
         return 2
     except KeyboardInterrupt:
-        goes_on = options.name == "generate" and options.output
-        sys.stderr.write(GOES_ON if goes_on else command.stopped)
+        sys.stderr.write(command.stopped)
         return 130

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
 from functools import partial, reduce
-from inspect import cleandoc
+from inspect import cleandoc, getdoc
 from operator import or_
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -198,7 +198,7 @@ def _reading(group: OptionsOf, option: Field[Any]) -> dict[str, Any]:
 
 def _help(group: OptionsOf, option: Field[Any], default: Any) -> str:
     """Returns the first sentence of an option's documentation, and its default."""
-    text = documented(group.kind).get(option.name, "")
+    text = documentation_of(group.kind).get(option.name, "")
     words = re.search(r"(?:`None`|Empty): (.*?)\.(?: |$)", text)
     if option.name in group.defaults:
         default_text = group.defaults[option.name]
@@ -223,7 +223,12 @@ def first_sentence(text: str) -> str:
     return sentence if sentence[1:2].isupper() else sentence[:1].lower() + sentence[1:]
 
 
-def documented(kind: type[Any]) -> Mapping[str, str]:
+def line_of(documented: object) -> str:
+    """Returns the first line of a docstring."""
+    return (getdoc(documented) or "").partition("\n")[0]
+
+
+def documentation_of(kind: type[Any]) -> Mapping[str, str]:
     """Returns the documentation of a dataclass's fields, from "Attributes:" in its docstring."""
     entries = cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
     _, *parts = re.split(r"^ {4}(\w+): ", entries, flags=re.MULTILINE)

@@ -31,11 +31,11 @@ from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import gathered, new_decoder, raise_errors, require_observers, run
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import requests_of, require_constraints
+from dllm_decode.text.answer_progress import AnswerProgress
 from dllm_decode.text.answers import GenerateOutput, answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
 from dllm_decode.text.constraints import Constraint, compile_constraint, read_vocabulary
-from dllm_decode.text.other_names import GenerateOptions, by_our_names
-from dllm_decode.text.progress import AnswerProgress
+from dllm_decode.text.generate_options import GenerateOptions, by_our_names
 from dllm_decode.text.streaming import DraftStreamer, PrefixStreamer, answer_stream
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler

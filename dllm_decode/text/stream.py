@@ -16,7 +16,7 @@ from dllm_decode.engine.loop import new_decoder, raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import requests_of
 from dllm_decode.text.answers import answer_of
-from dllm_decode.text.other_names import GenerateOptions, by_our_names
+from dllm_decode.text.generate_options import GenerateOptions, by_our_names
 from dllm_decode.text.prose import Prose
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler

@@ -11,9 +11,9 @@ from dllm_decode.settings.models import ALONE, Place
 from eval.runs.answers import answer, said_of
 from eval.runs.folder import Folder, Skipped
 from eval.runs.names import Selection
-from eval.runs.progress import SILENT, Reporter
 from eval.runs.provenance import machine_of, now, package_commit, require_unchanged, write_notes
 from eval.runs.records import Record, ScoredExample, append
+from eval.runs.reporter import SILENT, Reporter
 from eval.runs.settings import Run, RunSettings
 from eval.tasks import Example
 from eval.tasks.checks import FAILURES

@@ -23,8 +23,8 @@ from dllm_decode.settings.plugins import KINDS, check_plugin
 from dllm_decode.text.constraints import constraint_of
 from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
-from eval.runs.progress import Reporter
 from eval.runs.prompts import said_of_unknown_words
+from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, RunPlan, execute
 from eval.runs.settings import Parts, Run, RunSettings, run_of
 from eval.sandbox.code_runner import NO_CODE, CodeRunner

@@ -15,8 +15,8 @@ from dllm_decode.settings.models import Place, open_model
 from dllm_decode.settings.options import given_of
 from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
-from eval.runs.progress import Reporter
 from eval.runs.provenance import machine_of
+from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, part_of, plan_of
 from eval.runs.settings import Parts, RunSettings, run_of
 from eval.runs.sweep import code_for, warn_of_unknown_words

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
 from eval.metrics.statistics import mean
-from eval.runs.progress import Reporter
 from eval.runs.provenance import now
 from eval.runs.records import Record, score_of
+from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, RecordPart, Worker
 from eval.studies.card import Card, Rating, name_of
 from eval.studies.procedure import Guarantee, Pairs, certify

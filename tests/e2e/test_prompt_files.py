@@ -193,3 +193,16 @@ def test_choices_are_read_on_the_command_line(capsys: pytest.CaptureFixture[str]
     assert float(lines[2].split()[2]) > 0.9
     assert main(["read", "no choice"]) == 2
     assert "must have a choice, such as [yes|no]" in capsys.readouterr().err
+
+
+def test_a_stopped_command_says_that_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **options: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dllm_decode.cli.prompt_files.answer_file", stop)
+    source = tmp_path / "prompts.jsonl"
+    source.write_text('{"text": "hi"}\n')
+    assert main(["generate", "--input", str(source), "--output", str(tmp_path / "answers")]) == 130
+    assert "the same command goes on from here" in capsys.readouterr().err

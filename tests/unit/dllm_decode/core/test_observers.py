@@ -30,7 +30,7 @@ from dllm_decode import (
     decode_many,
 )
 from dllm_decode.text.streaming import draft_observer, stream_to_terminal
-from eval.runs.progress import Reporter
+from eval.runs.reporter import Reporter
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 
 OPTIONS: Any = {"gen_length": 20, "block_length": 8}
@@ -127,7 +127,7 @@ def test_the_answer_of_one_prompt_is_streamed_whole(family: str, number: int) ->
 
 
 def test_a_bar_moves_while_rows_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.runs.progress._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("eval.runs.reporter._LOOK_EVERY_S", 0.0)
     bar, shares = Reporter(Console(file=io.StringIO(), force_terminal=True)), []
     with bar:
         bar.begin("many", len(TINY_PROMPTS), [])

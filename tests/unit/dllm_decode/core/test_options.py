@@ -25,7 +25,7 @@ from dllm_decode.core.options import DecodeOptions, require_not_negative
 from dllm_decode.core.prompts import token_lists
 from dllm_decode.engine.compatibility import require_plugins
 from dllm_decode.models.loading.find import find_model
-from dllm_decode.text.other_names import by_our_names
+from dllm_decode.text.generate_options import by_our_names
 from samplers import ConfidenceThreshold, FixedSchedule, parse
 
 

@@ -26,7 +26,7 @@ from eval.reports.summary import measured
 from eval.runs import provenance
 from eval.runs.folder import Folder
 from eval.runs.names import Selection
-from eval.runs.progress import Reporter
+from eval.runs.reporter import Reporter
 from eval.runs.runner import execute
 from eval.runs.settings import RunSettings
 from eval.runs.sweep import Sweep

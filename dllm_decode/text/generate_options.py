@@ -1,4 +1,4 @@
-"""Accepts names that other libraries use for options with the same meaning here."""
+"""The options of `generate`, also by the names that other libraries use for them."""
 
 from collections.abc import Sequence
 from typing import Any, cast

@@ -1,6 +1,5 @@
-"""Prints names with their descriptions, for commands that list what a setting may name."""
+"""Prints the names that a setting may use, such as those of samplers or tasks."""
 
-import inspect
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -17,8 +16,3 @@ def print_table(lines: Mapping[str, str], end: str) -> None:
     console = Console()
     console.print(table)
     console.print(f"\n{end}", markup=False, highlight=False)
-
-
-def line_of(documented: object) -> str:
-    """Returns the first line of a docstring."""
-    return (inspect.getdoc(documented) or "").partition("\n")[0]
