@@ -29,18 +29,12 @@ class Recording:
 
     Attributes:
         no_trace: Record no steps and confidences: for timings, since looking costs time.
-        allow_code: Run programs that the model wrote, in a sandbox: humaneval, mbpp.
-        code_runner: The sandbox: bwrap, podman, docker, podman:IMAGE, docker:IMAGE, or a command
-            that starts Python with its program on standard input; auto is the first of bwrap,
-            podman and docker that works.
         retry_errors: Decode examples anew that raised an error.
         skip_impossible: Leave out settings whose parts do not fit together; the report says why.
         drop_others: Report the settings of this command only; records of others stay.
     """
 
     no_trace: bool = False
-    allow_code: bool = False
-    code_runner: Annotated[str, "RUNNER"] = "auto"
     retry_errors: bool = False
     skip_impossible: bool = False
     drop_others: bool = False

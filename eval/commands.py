@@ -26,13 +26,13 @@ from eval.training import arguments as training
 
 _LOST = "Stopped; nothing is kept.\n"
 _KEPT = "Stopped; records are kept, the same command goes on from here.\n"
-_RECORDS = "programs and records"
+_RECORDS = "records"
 _BATCHES = OptionsOf(own.Batches, REST)
 _RECORDING = OptionsOf(own.Recording, _RECORDS)
 _TRAINING = (MODEL, OptionsOf(training.QuestionOptions), _BATCHES)
 _SEVERAL = (decoding(repeat=True), MACHINE, _RECORDING)
 _MEASURED = OptionsOf(own.MeasureOptions, names=("task", "out"))
-_RECORDED = ("no_trace", "allow_code", "code_runner", "retry_errors")
+_RECORDED = ("no_trace", "retry_errors")
 _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 
 EVAL_COMMANDS = {

@@ -11,16 +11,13 @@ from msgspec import Meta
 
 from dllm_decode.settings.addresses import construct, read_option, split_address
 from dllm_decode.settings.files import digest
-from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import (
     Equations,
     Example,
     Gsm8k,
-    HumanEval,
     LatinSquare,
     Ledgers,
     ListTask,
-    Mbpp,
     ParallelBench,
     Sudoku4,
     Task,
@@ -37,8 +34,6 @@ TASKS: Mapping[str, Callable[..., Task]] = {
     "equations": Equations,
     "ledgers": Ledgers,
     "gsm8k": Gsm8k,
-    "humaneval": HumanEval,
-    "mbpp": Mbpp,
     "puzzles/latin": LatinSquare,
     "puzzles/sudoku4": Sudoku4,
 }
@@ -92,7 +87,6 @@ class Selection:
 
     def require_scores(self, examples: Sequence[Example]) -> None:
         """Raises ValueError if answers cannot be scored; the first example's target is scored."""
-        self.task.require_scorable()
         for example in examples[:1]:
             require_target_score(self.address, self.task, example)
 
@@ -103,17 +97,16 @@ def digest_of_examples(examples: Sequence[Example]) -> str:
     return digest([part if part[-1] else part[:-1] for part in parts])
 
 
-def parse_task(address: str, code: CodeRunner = NO_CODE) -> Selection:
+def parse_task(address: str) -> Selection:
     """Reads an address such as `word_problems?split=test&limit=200` or `lists/shuffle?n=6`.
 
     After the question mark come `split`, `limit`, `examples_seed` and the task's own options.
 
-    `code` runs the programs of a task that is scored by running them. Raises ValueError if the
-    address names no task, or an option that the task does not have.
+    Raises ValueError if the address names no task, or an option that the task does not have.
     """
     name, options = split_address(address, _EXAMPLE)
     rest = {key: text for key, text in options.items() if key not in SELECTION}
-    task = construct(name, _maker(name), rest, others=SELECTION, never=(CodeRunner,)).allowing(code)
+    task = construct(name, _maker(name), rest, others=SELECTION)
     query = "&".join(f"{key}={_escaped(text)}" for key, text in options.items())
     return Selection(
         address=f"{name}?{query}" if query else name,

@@ -180,7 +180,6 @@ class Run:
         if self.cache.needs_kv_cache:
             # A model without keys and values refuses.
             self.model.new_kv_cache(1, 1)
-        self.selection.task.require_scorable()
         has_turns = any(not isinstance(example.prompt, str) for example in examples)
         if has_turns or (self.prompts or self.selection.task.prompts) == "chat":
             require_template(self.tokenizer)

@@ -27,8 +27,6 @@ from eval.runs.prompts import said_of_unknown_words
 from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, RunPlan, execute
 from eval.runs.settings import Parts, Run, RunSettings, run_of
-from eval.sandbox.code_runner import NO_CODE, CodeRunner
-from eval.sandbox.sandbox import Sandbox
 from samplers.checks import shown
 
 DEFAULT_SAMPLERS = ("FixedSchedule()", "ConfidenceThreshold(0.9)")
@@ -84,13 +82,13 @@ class Sweep:
         if self.prompts not in ("", "chat", "plain"):
             raise ValueError(f"prompts must be 'chat' or 'plain', got {self.prompts!r}.")
 
-    def selections(self, code: CodeRunner = NO_CODE) -> list[Selection]:
+    def selections(self) -> list[Selection]:
         """Returns the tasks' examples, read and scorable, before a model is loaded.
 
         Raises ValueError if files are missing or damaged, a split does not exist or is too small,
         or answers cannot be scored.
         """
-        selections = [parse_task(address, code) for address in self.tasks]
+        selections = [parse_task(address) for address in self.tasks]
         for selection in selections:
             selection.require_scores(selection.examples())
         return selections
@@ -181,7 +179,7 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
         warn_of_unknown_words(plan.runs)
         warn(sweep.samplers, settings)
 
-    selections = sweep.selections(code_for(options))
+    selections = sweep.selections()
     loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
     folder = execute(
         list(sweep.runs(loaded, selections, trace=not options.no_trace)),
@@ -203,13 +201,6 @@ def canonical_constraint(text: str) -> str:
     value = decoded(text.encode(), dict[str, Any], f"The constraint {shown(text)}", "write another")
     constraint_of(value)
     return canonical(value)
-
-
-def code_for(options: argparse.Namespace) -> CodeRunner:
-    """Returns the runner of programs that a model wrote, which refuses unless allowed."""
-    if not options.allow_code and options.code_runner != "auto":
-        raise ValueError("--code-runner must be given with --allow-code, which runs programs.")
-    return Sandbox(options.code_runner) if options.allow_code else NO_CODE
 
 
 def warn_of_unknown_words(runs: Sequence[Checked]) -> None:

@@ -19,7 +19,7 @@ from eval.runs.provenance import machine_of
 from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, part_of, plan_of
 from eval.runs.settings import Parts, RunSettings, run_of
-from eval.runs.sweep import code_for, warn_of_unknown_words
+from eval.runs.sweep import warn_of_unknown_words
 from eval.studies.calibration import calibrate
 from eval.studies.ladders import LADDERS, rung_of
 from eval.studies.procedure import Guarantee
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _selection(options: argparse.Namespace) -> Selection:
     """Returns the examples; raises ValueError if they cannot be scored or a prompt comes twice."""
-    selection = parse_task(options.task, code_for(options))
+    selection = parse_task(options.task)
     examples = selection.examples()
     selection.require_scores(examples)
     # Equal prompts are not independent.

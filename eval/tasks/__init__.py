@@ -3,10 +3,8 @@
 from eval.tasks.base import Example, GeneratedTask, SampledTask, Task, Turn
 from eval.tasks.equations import Equations
 from eval.tasks.gsm8k import Gsm8k
-from eval.tasks.humaneval import HumanEval
 from eval.tasks.ledgers import Ledgers
 from eval.tasks.lists import ListTask
-from eval.tasks.mbpp import Mbpp
 from eval.tasks.parallelbench import ParallelBench
 from eval.tasks.problem_files import FileTask
 from eval.tasks.puzzles import LatinSquare, Sudoku4
@@ -18,11 +16,9 @@ __all__ = [
     "FileTask",
     "GeneratedTask",
     "Gsm8k",
-    "HumanEval",
     "LatinSquare",
     "Ledgers",
     "ListTask",
-    "Mbpp",
     "ParallelBench",
     "SampledTask",
     "Sudoku4",

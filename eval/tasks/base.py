@@ -8,7 +8,6 @@ from hashlib import blake2b
 from typing import Any
 
 from dllm_decode.core.stopping import cut_at
-from eval.sandbox.code_runner import CodeRunner
 from samplers.checks import shown
 
 Turn = dict[str, str]
@@ -138,16 +137,6 @@ class Task(ABC):
     def extract(self, text: str) -> str:
         """Returns the part of an answer that decides whether answers agree; by default all text."""
         return " ".join(cut_at(text, self.stop).split())
-
-    def allowing(self, code: CodeRunner) -> "Task":
-        """Returns the task with `code` as its code runner, or itself if it runs no programs."""
-        return self
-
-    def require_scorable(self) -> None:  # noqa: B027  # most tasks need nothing
-        """Checks, before anything is decoded, that answers can be scored.
-
-        Raises ValueError if scoring needs a permission or a sandbox that is missing.
-        """
 
     def require(self, split: str, num_examples: int | None) -> None:
         """Raises ValueError if the split does not exist or `num_examples` is not positive."""

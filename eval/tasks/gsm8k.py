@@ -3,10 +3,13 @@
 import random
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import msgspec
 from msgspec import Meta
@@ -14,13 +17,12 @@ from msgspec import Meta
 from dllm_decode.core.stopping import cut_at
 from dllm_decode.settings.files import REPAIR, converted
 from eval.tasks.base import Example, Turn, content_id, conversation
-from eval.tasks.problem_files import DataSet, PublishedTask
-from samplers.checks import require_count
+from eval.tasks.problem_files import FileTask, Found, read_objects
+from samplers.checks import require_choice, require_count
 
-DATA = DataSet(
-    "openai/gsm8k", "main", ("test.jsonl", "train.jsonl"),
-    "https://github.com/openai/grade-school-math",
-)  # fmt: skip
+HUB_ID = "openai/gsm8k"
+SOURCE = "test.jsonl and train.jsonl from https://github.com/openai/grade-school-math"
+HUB_TIMEOUT_S = 5.0
 
 FEWSHOT_SEED = 1234
 ENDS = ("</s>", "<|im_end|>")
@@ -77,8 +79,36 @@ WORDINGS: Mapping[str, Wording] = {
 }
 
 
+class Protocol(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One published setting, without model, sampler and temperature; lengths are in tokens.
+
+    Attributes:
+        num_fewshot: Number of demonstrations.
+        gen_length: Length of the answer.
+        block_length: Length of a block. A setting without blocks has one block, as long as the
+            answer.
+        write: "plain": text that stays out of the chat template. "one_turn": the same text as one
+            user turn. "turns": instructions, each demonstration a user and an assistant turn.
+        choose: The "first" rows demonstrate every question, or rows drawn "anew" for each.
+        wording: Name of the words around questions, one of `WORDINGS`.
+    """
+
+    num_fewshot: int
+    gen_length: int
+    block_length: int
+    write: Literal["plain", "one_turn", "turns"]
+    choose: Literal["first", "anew"]
+    wording: str
+
+
+PROTOCOLS = msgspec.toml.decode(
+    Path(__file__).with_name("gsm8k.toml").read_bytes(), type=dict[str, Protocol]
+)
+"""By name, the published settings."""
+
+
 @dataclass(frozen=True)
-class Gsm8k(PublishedTask):
+class Gsm8k(FileTask):
     """GSM8K under the protocols that published numbers come from.
 
     A protocol is a wording, a number of demonstrations, plain text or chat turns, and the lengths
@@ -103,9 +133,16 @@ class Gsm8k(PublishedTask):
     of a prompt.
 
     Attributes:
+        path: A file in the official format, or a folder with one; None asks the hub through
+            `datasets`.
+        protocol: Name of a published setting.
+        gen_length: Default answer length in tokens; -1 is the protocol's.
         num_fewshot: Demonstrations in a prompt; None is the protocol's number.
     """
 
+    path: str | None = None
+    protocol: str = "lm_eval"
+    gen_length: int = -1
     num_fewshot: int | None = None
 
     name = "gsm8k"
@@ -114,8 +151,24 @@ class Gsm8k(PublishedTask):
     splits = ("train", "test")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        require_choice("protocol", self.protocol, tuple(PROTOCOLS))
+        if self.gen_length == -1:
+            object.__setattr__(self, "gen_length", self.published.gen_length)
+        require_count("gen_length", self.gen_length, 1)
         require_count("num_fewshot", self.num_fewshot, 0, optional=True)
+
+    @property
+    def published(self) -> Protocol:
+        """The setting that `protocol` names."""
+        return PROTOCOLS[self.protocol]
+
+    @property
+    def prompts(self) -> str:
+        return "plain" if self.published.write == "plain" else "chat"
+
+    @property
+    def block_length(self) -> int:
+        return self.published.block_length
 
     @property
     def wording(self) -> Wording:
@@ -158,8 +211,7 @@ class Gsm8k(PublishedTask):
         return flexible_answer(cut_at(text, self.stop)) or super().extract(text)
 
     def _rows(self, split: str) -> list[WorkedQuestion]:
-        path = None if self.path is None else file_of(self.path, split)
-        objects = DATA.rows(path, split)
+        objects = hub_rows(split) if self.path is None else read_objects(file_of(self.path, split))
         rows = [converted(item.fields, WorkedQuestion, item.where, REPAIR) for item in objects]
         return [WorkedQuestion(row.question, ANNOTATION.sub("", row.answer)) for row in rows]
 
@@ -218,9 +270,40 @@ def gold_of(answer: str) -> str:
     return normalised(answer.rsplit("#### ", 1)[-1].strip())
 
 
-def file_of(path: str, split: str) -> str:
+def file_of(path: str, split: str) -> Path:
     """Returns a split's file: `<split>.jsonl` in the folder `path`; `path` or a file next to it."""
     file = Path(path)
     if file.is_dir():
-        return str(file / f"{split}.jsonl")
-    return path if split == "test" else str(file.with_name(f"{split}.jsonl"))
+        file = file / f"{split}.jsonl"
+    elif split != "test":
+        file = file.with_name(f"{split}.jsonl")
+    if not file.is_file():
+        raise ValueError(
+            f"Problems are read from {file}, got no such file; download {SOURCE} and give their "
+            "folder."
+        )
+    return file
+
+
+def hub_rows(split: str) -> list[Found]:
+    """Returns the rows of a split on the hub; raises ValueError if hub or `datasets` is missing."""
+    remedy = f"give path=, a folder with {SOURCE}"
+    try:
+        from datasets import config, load_dataset
+    except ImportError as error:
+        raise ValueError(
+            f"Without a path, {HUB_ID} is read from the hub by the package `datasets`, got none; "
+            f"install the extra `eval`, or {remedy}."
+        ) from error
+    try:
+        # Without a network, `datasets` itself would retry for a minute and a half.
+        if not config.HF_HUB_OFFLINE:
+            with suppress(HTTPError):
+                urlopen(config.HF_ENDPOINT, timeout=HUB_TIMEOUT_S).close()
+        table = load_dataset(HUB_ID, "main", split=split)
+    except OSError as error:
+        raise ValueError(
+            f"{HUB_ID} must be in reach at {config.HF_ENDPOINT} or in the cache, got: {error}. "
+            f"Set HF_HUB_OFFLINE=1 if it was downloaded before, or {remedy}."
+        ) from error
+    return [Found(row, f"Row {i} of {HUB_ID}") for i, row in enumerate(table, start=1)]

@@ -44,8 +44,6 @@ class FilterOptions:
         learning_rate: Learning rate of AdamW.
         threshold: Thresholds at which the filter is judged; the file names the first.
         against: The sampler that the filter is compared with.
-        allow_code: Run programs that the model wrote, in a sandbox, to judge the filter.
-        code_runner: The sandbox, as in dllm-decode eval run.
         seed: Seed of weights and splits.
     """
 
@@ -59,8 +57,6 @@ class FilterOptions:
         default_factory=lambda: [0.96, 0.9, 0.99], metadata={"nargs": "+"}
     )
     against: Expression = "ConfidenceThreshold(0.9)"
-    allow_code: bool = False
-    code_runner: Annotated[str, "RUNNER"] = "auto"
     seed: int = 0
 
 
@@ -94,14 +90,10 @@ class Teacher:
     Attributes:
         teacher_sampler: How the teacher answers. `None`: one token a step, the most confident.
         keep_wrong: Learn from answers that are not right, too, as d3LLM does.
-        allow_code: Run programs that the teacher wrote, in a sandbox, to tell right from wrong.
-        code_runner: The sandbox, as in dllm-decode eval run.
     """
 
     teacher_sampler: Expression | None = None
     keep_wrong: bool = False
-    allow_code: bool = False
-    code_runner: Annotated[str, "RUNNER"] = "auto"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from dllm_decode.training import Progress, Settings, train
 from dllm_decode.training.fsdp import require_launch
 from dllm_decode.training.teacher import Demonstration, Lessons
 from eval.runs.settings import Run
-from eval.runs.sweep import code_for
 from eval.training.held_out import (
     HeldOutScores,
     compared,
@@ -43,7 +42,7 @@ from samplers.expression import expression_of
 
 _NOT_OF_TRAINING = (
     # They change where and how fast a run goes, but not its result.
-    "name", "output", "threads", "device", "code_runner", "allow_code", "log_with",
+    "name", "output", "threads", "device", "log_with",
     # They decide the teacher's answers, and are part of `settings_of_answers`.
     "model", "revision", "dtype", "task", "prompts", "batch_size", "teacher_sampler",
     "gen_length", "block_length", "cache",
@@ -60,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     check(options)
     sampler, cache = parse(options.sampler, Sampler), parse(options.cache, CachePolicy)
     questions, judged = read_questions(
-        options.task, options.held_out, prompts=options.prompts or "", code=code_for(options)
+        options.task, options.held_out, prompts=options.prompts or ""
     )
     questions.selection.require_scores(questions.examples)
     student, size = Student(options, questions), options.batch_size

@@ -29,7 +29,6 @@ from dllm_decode.training.learn2pd import (
     train_filter,
 )
 from eval.runs.settings import Run
-from eval.runs.sweep import code_for
 from eval.training.arguments import FILTER_DECODING
 from eval.training.held_out import (
     HeldOutScores,
@@ -61,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     options.threshold = list(dict.fromkeys(options.threshold))
     against, cache = parse(options.against, Sampler), parse(options.cache, CachePolicy)
     questions, judged = read_questions(
-        options.task, options.held_out, prompts=options.prompts or "", code=code_for(options),
+        options.task, options.held_out, prompts=options.prompts or "",
         least=LEAST_PROMPTS,
     )  # fmt: skip
     settings = FilterSettings(

@@ -13,7 +13,6 @@ from dllm_decode.settings.models import Loaded
 from eval.runs.names import Selection, digest_of_examples, parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt, said_of_unknown_words
 from eval.runs.settings import Run, decoding_of
-from eval.sandbox.code_runner import NO_CODE, CodeRunner
 from eval.tasks import Example
 from eval.training.run_folder import DIGEST
 from samplers import Sampler
@@ -89,7 +88,7 @@ def config_of(asked: Questions, loaded: Loaded, given: Mapping[str, Any]) -> Dec
 
 
 def read_questions(
-    address: str, held_out: str, *, prompts: str = "", code: CodeRunner = NO_CODE, least: int = 1
+    address: str, held_out: str, *, prompts: str = "", least: int = 1
 ) -> tuple[Questions, Questions]:
     """Reads the questions to train on and those to judge by.
 
@@ -98,11 +97,11 @@ def read_questions(
     empty for the task's default. Raises ValueError if an address is wrong, a prompt is in both, or
     there are fewer than `least` prompts to train on.
     """
-    selection = _with_split(parse_task(address, code), "train")
+    selection = _with_split(parse_task(address), "train")
     examples = selection.examples()
     _require_enough(selection.address, len(examples), least, splits=not held_out)
     if held_out:
-        held_out_selection = parse_task(held_out, code)
+        held_out_selection = parse_task(held_out)
         judged = held_out_selection.examples()
         _require_enough(held_out_selection.address, len(judged), 1, splits=False)
     else:

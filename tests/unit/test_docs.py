@@ -13,7 +13,7 @@ from dllm_decode.blocks import BlockSchedule
 from eval.commands import make_eval_parser
 from eval.runs.names import parse_task
 from eval.runs.sweep import DEFAULT_SAMPLERS
-from eval.tasks.problem_files import PROTOCOLS
+from eval.tasks.gsm8k import PROTOCOLS
 from samplers import ALL_SAMPLERS, RevisingSampler, Sampler, Wrapper
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +106,6 @@ def test_functions_that_the_picture_of_a_round_names_are_there() -> None:
 
 def test_the_protocols_of_gsm8k_are_those_of_the_code() -> None:
     lines = (DOCS / "evaluation.md").read_text(encoding="utf-8").splitlines()
-    for name, protocol in PROTOCOLS["gsm8k"].items():
+    for name, protocol in PROTOCOLS.items():
         (row,) = (line for line in lines if line.startswith(f"| `{name}` |"))
         assert f"| {protocol.gen_length} / {protocol.block_length} |" in row

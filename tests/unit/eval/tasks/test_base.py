@@ -14,7 +14,7 @@ from eval.tasks.checks import require_examples, require_target_score
 from eval.tasks.jsonl import JsonLines
 from eval.tasks.lists import OUTPUTS
 
-NEED_FILES = {"gsm8k", "humaneval", "mbpp"}
+NEED_FILES = {"gsm8k"}
 
 RECORDED = {
     "word_problems": "626a8ec92c6de8c2",

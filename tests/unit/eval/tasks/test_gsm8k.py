@@ -11,8 +11,7 @@ from dllm_decode.settings.models import Loaded
 from eval.runs.names import parse_task
 from eval.runs.settings import decoding_of
 from eval.runs.sweep import Sweep
-from eval.tasks.gsm8k import Gsm8k, flexible_answer, strict_answer
-from eval.tasks.problem_files import PROTOCOLS
+from eval.tasks.gsm8k import PROTOCOLS, Gsm8k, flexible_answer, strict_answer
 
 
 def row(i: int) -> dict[str, str]:
@@ -55,7 +54,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", PROTOCOLS["gsm8k"])
+@pytest.mark.parametrize("name", PROTOCOLS)
 def test_the_address_alone_gives_the_published_setting(folder: Path, name: str) -> None:
     ending, num_shown, num_turns, gen_length, block_length = PUBLISHED[name]
     selection = parse_task(f"gsm8k?path={folder}&protocol={name}")
