@@ -1,10 +1,10 @@
 """Evaluation: tasks, runs, metrics, reports, and calibration of decoding settings.
 
-frame = eval.frame("results")                       # one row for each record, in pandas
+records = eval.records("results")                     # a dictionary for each record
 found = eval.compare("results/slow", "results/fast")  # paired difference, interval, test
 
 The public names are listed in `__init__.pyi`; each is imported when it is first used, because help
-and reports need no pandas.
+needs nothing heavy.
 """
 
 import lazy_loader

@@ -1,3 +1,3 @@
-from .reports.comparison import compare, frame, results
+from .reports.comparison import compare, records, results
 
-__all__ = ["compare", "frame", "results"]
+__all__ = ["compare", "records", "results"]

@@ -70,7 +70,6 @@ class Calibration:
         confidence: Probability with which the guarantee holds.
         test: Exact binomial on regressions, betting on the drop, or both at half each.
         agreement: Certify that answers equal the reference's; no labels are needed.
-        order_on: Learn the order on the first N prompts, which are not used for the test.
         card: File of the card. `None`: card.json in the folder.
     """
 
@@ -83,7 +82,6 @@ class Calibration:
     confidence: float = 0.95
     test: Literal["both", "binomial", "betting"] = "both"
     agreement: bool = False
-    order_on: int = 0
     card: File | None = None
 
 

@@ -13,9 +13,11 @@ Grid = Sequence[Sequence[str]]
 _ANY_WIDTH = 1000
 
 
-def markdown_of(grid: Grid) -> str:
-    """Returns a table in Markdown."""
+def markdown_of(grid: Grid, styles: Sequence[str] = ()) -> str:
+    """Returns a table in Markdown; the names of rows whose style is "bold" are bold."""
     head, *rows = ([cell.replace("|", "\\|") for cell in cells] for cells in grid)
+    for cells, style in zip(rows, styles, strict=False):
+        cells[0] = f"**{cells[0]}**" if style == "bold" else cells[0]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
@@ -28,7 +30,7 @@ def show_grid(
     only of the columns `narrow` if not all fit. `styles` has a style of rich for each row.
     """
     if not console.is_terminal:
-        console.print(markdown_of(grid), markup=False, soft_wrap=True)
+        console.print(markdown_of(grid, styles), markup=False, soft_wrap=True)
         return
     styles = styles or [""] * (len(grid) - 1)
     for number, (cells, style) in enumerate(zip(grid[1:], styles, strict=True), start=1):

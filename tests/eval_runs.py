@@ -5,12 +5,14 @@ python tests/eval_runs.py FOLDER
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor
 from toys import HashModel
 
@@ -18,6 +20,8 @@ from dllm_decode import DecodeConfig, ForwardInputs
 from dllm_decode.blocks import Sequential
 from dllm_decode.models import new_llada, save_model
 from dllm_decode.settings.models import Place
+from eval.metrics.costs import COSTS, CostMeasure, Row
+from eval.reports.table import show_settings
 from eval.runs.folder import Folder
 from eval.runs.names import parse_task
 from eval.runs.records import Record, append
@@ -29,6 +33,14 @@ from examples.mini.vocabulary import build_tokenizer
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
 
 TOKENIZER = build_tokenizer()
+
+
+def table(rows: Sequence[Row], cost: CostMeasure = COSTS["forwards"]) -> str:
+    """Returns the table of settings as a file shows it, in Markdown."""
+    file = StringIO()
+    show_settings(Console(file=file), rows, cost)
+    return file.getvalue()
+
 
 SETTINGS = RunSettings(
     model="toy", revision=None, dtype="float32", task="lists/shuffle?n=3", task_version=1,

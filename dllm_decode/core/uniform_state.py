@@ -32,7 +32,7 @@ def check_commits(model: MaskPredictor) -> None:
     if isinstance(model, UniformState):
         raise ValueError(
             f"return_logprobs must be False with {model.name}, a uniform-state model. Each step "
-            "draws all tokens of a canvas anew, so that a token has no one commit."
+            "draws all tokens of a canvas anew, so that no single step commits a token."
         )
 
 

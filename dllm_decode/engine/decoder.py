@@ -81,7 +81,9 @@ class Decoder:
         model, sampler, cache, config = self.model, self.sampler, self.cache, self.config
         fixed, chosen = self.schedule.block_length, config.block_length
         if fixed is not None and chosen not in (None, fixed):
-            raise ValueError(f"block_length must be said once, got {chosen} and {self.schedule!r}.")
+            raise ValueError(
+                f"block_length must be left out or be that of {self.schedule!r}, got {chosen}."
+            )
         length = canvas_length_of(model, chosen or fixed, config.gen_length)
         blocks = config if length is None else replace(config, block_length=length)
         length = blocks.resolved_block_length(model.causal_block_length, model=model.name)

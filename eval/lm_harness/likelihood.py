@@ -160,15 +160,15 @@ class Likelihood:
         rows = ((n, row) for n, (_, part) in enumerate(segments) for row in self._rows(part))
         by_segment: list[list[tuple[float, bool]]] = [[] for _ in segments]
         while batch := list(islice(rows, self.batch_size)):
-            for (n, _), reading in zip(batch, self._read([row for _, row in batch]), strict=True):
+            readings = self._log_probabilities([row for _, row in batch])
+            for (n, _), reading in zip(batch, readings, strict=True):
                 by_segment[n].append(reading)
         by_pair: list[list[ScoredAnswer]] = [[] for _ in pairs]
-        for (i, part), readings in zip(segments, by_segment, strict=True):
-            values, hits = zip(*readings, strict=True)
+        for (i, part), pairs_read in zip(segments, by_segment, strict=True):
+            values, hits = zip(*pairs_read, strict=True)
             estimate = self._estimator(part).combine(values, hits)
-            by_pair[i].append(
-                ScoredAnswer(estimate, len(readings), len(readings) * len(part.tokens))
-            )
+            num_rows = len(pairs_read)
+            by_pair[i].append(ScoredAnswer(estimate, num_rows, num_rows * len(part.tokens)))
         return [_total(parts) for parts in by_pair]
 
     def _segments(self, prompt: Sequence[int], answer: Sequence[int]) -> list["_Segment"]:
@@ -187,7 +187,7 @@ class Likelihood:
         patterns = self._estimator(segment).patterns(segment.length, random.Random(key))
         return [_row(segment, pattern, self.model.mask_id) for pattern in patterns]
 
-    def _read(self, rows: Sequence["_Row"]) -> list[tuple[float, bool]]:
+    def _log_probabilities(self, rows: Sequence["_Row"]) -> list[tuple[float, bool]]:
         """Returns weighted log-probabilities, and whether all scored tokens are most likely."""
         model = self.model
         on_device = partial(torch.tensor, device=model.device)

@@ -12,9 +12,9 @@ from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice
 from eval.reports.page import page_of, unfinished_notice
 from eval.reports.replay import parts_of, picture_of, replay_page
-from eval.reports.report import PAGE, write_report
+from eval.reports.report import write_report
 from eval.reports.summary import measured
-from eval.reports.table import bold, commits, origin, pb_scores, show_settings, table
+from eval.reports.table import bold, commits, further_tables, origin, show_settings
 from eval.runs.folder import Folder
 from eval.runs.records import Record
 from eval.runs.settings import RunSettings
@@ -54,28 +54,27 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
     groups = groups_of(row for row in rows if row["num_records"])
     titles = titles_of((group.asked for group in groups), contents.summary["machines"])
     has_several = len({group.model for group in groups}) > 1
-    for (model, examples), group_rows in groups.items():
-        _say(console, f"{titles[examples]}, model {model}" if has_several else titles[examples])
+    for group, group_rows in groups.items():
+        title = titles[group.asked] + f", model {group.model}" * has_several
+        _say(console, f"{title}\n")
         chosen = cost or usual_cost(group_rows)
-        if console.is_terminal:
-            show_settings(console, group_rows, chosen)
-        else:
-            _say(console, table(group_rows, chosen))
-        for text in (advice(group_rows, chosen), bold(chosen),
-                     origin(group_rows, contents.summary), commits(group_rows)):  # fmt: skip
+        show_settings(console, group_rows, chosen)
+        texts = [advice(group_rows, chosen), bold(chosen), origin(group_rows, contents.summary)]
+        texts.append(commits(group_rows))
+        if not console.is_terminal:
+            texts += further_tables(group_rows, contents.summary)
+        for text in texts:
             if text:
                 _say(console, f"\n{text}", folds=console.is_terminal)
         console.print()
-    if text := pb_scores(contents.summary):
-        _say(console, f"{text}\n")
-    _say(console, f"Report: {path.with_name(PAGE)} and {path.name}")
+    _say(console, f"Report: {path}")
     errors = sum(row["num_errors"] for row in rows)
     if errors:
         counted = sum((Counter(row["errors"]) for row in rows), Counter[str]())
         error, count = counted.most_common(1)[0]
         sys.stderr.write(
-            f"{errors} examples raised an error, {count} of them: {error}\nSee {path}. Once it is "
-            "mended, the command that ran them decodes them anew with --retry-errors.\n"
+            f"{errors} examples raised an error, {count} of them: {error}\nSee {path}. To decode "
+            "these examples again, repeat the command that ran them, with --retry-errors.\n"
         )
     return 1 if errors else 0
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from eval.metrics.costs import Row
 from eval.metrics.statistics import (
@@ -16,9 +16,6 @@ from eval.metrics.statistics import (
 )
 from eval.reports.pooling import Key, Pool, pools, primary_scores
 from eval.runs.folder import Folder
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True)
@@ -128,26 +125,18 @@ def compare(first: Pool | str | Path, second: Pool | str | Path) -> Comparison:
     )
 
 
-def frame(folder: str | Path) -> "pandas.DataFrame":
-    """Returns a pandas frame with a row for each record: settings, costs and `score.<name>`.
+def records(folder: str | Path) -> list[dict[str, Any]]:
+    """Returns a flat dictionary for each record: settings, costs and `score.<name>`.
 
-    Raises ValueError if the folder is damaged, or pandas is not installed.
+    Raises ValueError if the folder is damaged, or no results folder.
     """
-    try:
-        import pandas
-    except ImportError:
-        raise ValueError(
-            'A frame needs the package pandas; install it with: pip install ".[eval]", in the '
-            "clone of this repository."
-        ) from None
     rows = []
-    for settings, records in Folder(folder).results().items():
-        written = settings.written()
-        for record in records:
+    for settings, of_setting in Folder(folder).results().items():
+        for record in of_setting:
             scores = {f"score.{name}": value for name, value in record.get("scores", {}).items()}
             rest = {name: v for name, v in record.items() if name not in ("scores", "settings")}
-            rows.append({**written, **rest, **scores})
-    return pandas.DataFrame(rows)
+            rows.append({**settings.written(), **rest, **scores})
+    return rows
 
 
 def _pool(run: Pool | str | Path) -> Pool:

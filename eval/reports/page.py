@@ -5,17 +5,19 @@ from typing import Any, NamedTuple
 
 from eval.metrics.costs import COSTS, CostMeasure, Row, is_on_front, speed_of, usual_cost
 from eval.metrics.curves import ExampleSet, RowGroup, asked_of, method_of, titles_of
+from eval.metrics.metrics import TradeOff
 from eval.metrics.statistics import mean
+from eval.oracle.exact import curve
 from eval.reports.advice import advice
 from eval.reports.comparison import difference
 from eval.reports.names import names_of, seeds_of
 from eval.reports.pooling import Pool, identity
 from eval.reports.summary import MeasuredFolder, measured
-from eval.reports.table import commits_of, origin, pb_scores
+from eval.reports.table import commits_of, further_tables, origin
 from eval.reports.templates import fill
 from eval.runs.folder import Folder
-from eval.runs.records import Record, proposals_of
-from eval.studies.reliability import reliability_of_proposals
+from eval.runs.names import LISTS, parse_task
+from eval.runs.records import Record
 
 Link = Mapping[tuple[ExampleSet, str], str]
 """The file that replays an example, by set of examples and id."""
@@ -30,10 +32,9 @@ class _Setting(NamedTuple):
 
 
 def report_page(folders: Sequence[Folder]) -> str:
-    """Returns a page with everything that one results folder holds, or two side by side.
+    """Returns the page of one results folder, or of two side by side, as `page_of` makes it.
 
-    Compares each setting of the second folder with the setting of the first folder that has most
-    options in common, on the examples of both. Raises ValueError if a folder is damaged or empty.
+    Raises ValueError if a folder is damaged or empty.
     """
     return page_of([measured(folder) for folder in folders])
 
@@ -42,7 +43,6 @@ def page_of(
     found: Sequence[MeasuredFolder],
     *,
     replays: Link | None = None,
-    exact: Mapping[ExampleSet, Any] | None = None,
     cost: CostMeasure | None = None,
 ) -> str:
     """Returns a page with everything that one results folder holds, or two side by side.
@@ -50,8 +50,8 @@ def page_of(
     Compares each setting of the second folder with the setting of the first folder that has most
     options in common, on the examples of both.
 
-    `replays` maps examples to files in the page's folder; `exact` maps sets of examples to the
-    curve of an exact model, drawn dotted; `cost` is shown first (None: `usual_cost`).
+    `replays` maps examples to files in the page's folder; `cost` is shown first (None:
+    `usual_cost`).
     """
     groups = _grouped(found)
     machines = [machine for folder in found for machine in folder.summary["machines"]]
@@ -59,32 +59,39 @@ def page_of(
         (asked_of(s.row["settings"]) for settings in groups.values() for s in settings), machines
     )
     tasks = []
-    for (_, example_set), settings in groups.items():
+    for group, settings in groups.items():
         rows = [s.row for s in settings]
-        examples = _examples(settings, example_set, replays or {})
+        parts = [(found[number].summary, [s.row for s in settings if s.folder == number])
+                 for number in sorted({s.folder for s in settings}, reverse=True)]  # fmt: skip
+        examples = _examples(settings, group.asked, replays or {})
         usual = cost or usual_cost(rows)
         tasks.append({
             "task": " against ".join(dict.fromkeys(titles[asked_of(r["settings"])] for r in rows)),
             "models": list(dict.fromkeys(row["settings"]["model"] for row in rows)),
             "rows": _shown(settings), "examples": examples, "changes": _changes(settings, examples),
-            "origin": " Before that: ".join(
-                origin([s.row for s in settings if s.folder == number], folder.summary)
-                for number, folder in reversed(list(enumerate(found)))
-                if any(s.folder == number for s in settings)
-            ),
-            "exact": (exact or {}).get(example_set, []), "cost": usual.name,
+            "origin": " Before that: ".join(origin(own, summary) for summary, own in parts),
+            "exact": _exact(group.asked.task), "cost": usual.name,
             "advice": {measure.name: advice(rows, measure) if len(found) == 1 else ""
                        for measure in COSTS.values()},
+            "tables": "\n\n".join(
+                text for summary, own in parts for text in further_tables(own, summary)
+            ),
         })  # fmt: skip
     names = [folder.folder.path.resolve().name for folder in found]
     notice = unfinished_notice(row for folder in found for row in folder.summary["rows"])
     content = {
         "folders": names, "notice": notice, "tasks": tasks,
-        "parallel_bench": "\n\n".join(filter(None, (pb_scores(f.summary) for f in found))),
         "costs": {measure.name: measure._asdict() for measure in COSTS.values()},
     }  # fmt: skip
     unfinished = " (unfinished)" if notice else ""
     return fill("report", title=f"{' against '.join(names)}{unfinished}", content=content)
+
+
+def _exact(task: str) -> list[TradeOff]:
+    """Returns the curve of an exact model on a list task, empty for other tasks."""
+    # A report must not need the modules and files of other tasks.
+    exact = parse_task(task).task if task.startswith(LISTS) else None
+    return curve(exact, exact.examples(num_examples=1)[0]) if exact else []
 
 
 def unfinished_notice(rows: Iterable[Row]) -> str:
@@ -137,7 +144,6 @@ def _shown(settings: Sequence[_Setting]) -> list[dict[str, Any]]:
             "folder": setting.folder, "seeds": seeds_of(row), "settings": row["settings"],
             **_numbers(row), "commits": commits_of(row, peers) or None,
             "keys": [setting.pool.settings.with_seed(seed).key("") for seed in setting.pool.seeds],
-            "reliability": _reliability(setting.pool),
         })  # fmt: skip
     return entries
 
@@ -165,19 +171,6 @@ def _numbers(row: Row) -> dict[str, Any]:
         "missing": row["num_missing"],
         "expected": row["num_missing"] + row["num_records"],
         "fronts": [name for name, cost in COSTS.items() if is_on_front(row, cost)],
-    }
-
-
-def _reliability(pool: Pool) -> dict[str, Any] | None:
-    """Returns the reliability diagram of a setting's proposals; None if no trace has any."""
-    records = [record for record in pool.finished if proposals_of(record)]
-    if not any(count for record in records for count, *_ in proposals_of(record) or ()):
-        return None
-    reliability = reliability_of_proposals(records)
-    return {
-        "error": reliability.calibration_error,
-        "num_proposals": reliability.num_commits,
-        "bins": reliability.bins,
     }
 
 

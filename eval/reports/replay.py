@@ -84,8 +84,7 @@ def _panel(settings: RunSettings, record: Record, parts: list[str]) -> dict[str,
         "block": settings.decoding.block_length,
         **{name: trace[name] for name in ("lead", "steps", "confidences")},
         "tokens": tokens,
-        # Older records have no runners-up.
-        "runners_up": [_runner_up(recorded, pieces) for recorded in trace.get("runners_up", ())],
+        "runners_up": [_runner_up(recorded, pieces) for recorded in trace["runners_up"]],
         "revisions": revisions,
         "forced": _forced(settings, record),
         **{name: record[name] for name in ("length", "nfe", "target_nfe")},
@@ -100,7 +99,7 @@ def _forced(settings: RunSettings, record: Record) -> list[int]:
     """
     if not settings.constraint or settings.decoding.temperature > 0.0:
         return []
-    pairs = zip(record["tokens"], trace_of(record).get("runners_up", ()), strict=False)
+    pairs = zip(record["tokens"], trace_of(record)["runners_up"], strict=False)
     return [i for i, (token, ranked) in enumerate(pairs) if ranked and ranked[1][0][0] != token]
 
 

@@ -1,4 +1,4 @@
-"""The table of a report, in Markdown and on a terminal."""
+"""The tables of a report, in Markdown and on a terminal."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,6 +7,7 @@ from rich.console import Console
 
 from eval.grid import markdown_of, show_grid
 from eval.metrics.costs import CostMeasure, Row, is_on_front
+from eval.metrics.curves import RowGroup, group_of
 from eval.reports.names import names_of
 
 _HEAD = (
@@ -18,22 +19,11 @@ _VERIFIED_HEAD = ("accepted length", "accepted/drafted", "target NFE", "tokens/t
 _NARROW = (1, 2, 4, 5, 6, 7)
 
 
-def table(rows: Sequence[Row], cost: CostMeasure) -> str:
-    """Returns a Markdown table of settings, the reference first.
+def show_settings(console: Console, rows: Sequence[Row], cost: CostMeasure) -> None:
+    """Shows settings, the reference first; on a terminal only columns that fit.
 
     A setting is bold if no other is better in accuracy and in the tokens for a cost. Columns about
     drafts follow if a verifier was used.
-    """
-    head, *lines = grid_of(rows)
-    for cells, row in zip(lines, rows, strict=True):
-        cells[0] = f"**`{cells[0]}`**" if is_on_front(row, cost) else f"`{cells[0]}`"
-    return markdown_of([head, *lines])
-
-
-def show_settings(console: Console, rows: Sequence[Row], cost: CostMeasure) -> None:
-    """Shows settings on a terminal: numbered names, then as many columns of numbers as fit.
-
-    A setting is bold if no other is better in accuracy and in the tokens for a cost.
     """
     styles = ["bold" if is_on_front(row, cost) else "" for row in rows]
     show_grid(console, grid_of(rows), styles=styles, narrow=_NARROW)
@@ -50,7 +40,7 @@ def grid_of(rows: Sequence[Row]) -> list[list[str]]:
     grid = [[*_HEAD, *(_VERIFIED_HEAD if is_verified else ()), "errors"]]
     for name, row in zip(names_of(rows), rows, strict=True):
         verified = _verified_cells(row) if is_verified else []
-        grid.append([name, *_cells(row), *verified, str(row["num_errors"])])
+        grid.append([f"`{name}`", *_cells(row), *verified, str(row["num_errors"])])
     return grid
 
 
@@ -149,6 +139,31 @@ def commits(rows: Sequence[Row]) -> str:
     return "\n".join([head, "", *lines]) if commits_of(rows[0], rows) else ""
 
 
+def further_tables(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
+    """Returns tables in Markdown of pass@k, other scores, accepted lengths, curves and PB scores.
+
+    Only those that a group of rows has.
+    """
+    group = group_of(rows[0]["settings"])
+    texts = (pass_at(rows), other_scores(rows), accepted_lengths(rows), curves(summary, group),
+             pb_scores(summary, group.model))  # fmt: skip
+    return [text for text in texts if text]
+
+
+def curves(summary: Mapping[str, Any], group: RowGroup) -> str:
+    """Returns a table of the methods' curves; empty if no setting has accuracy and speed."""
+    methods = [method for method in summary["methods"] if group_of(method) == group]
+    if not methods:
+        return ""
+    limits = list(methods[0]["speed_at_accuracy"])
+    head = ["method", "settings", f"AUP (best accuracy {methods[0]['best_accuracy']:.3f})"]
+    grid = [head + [f"tokens/forward at accuracy {limit}" for limit in limits]]
+    for method in methods:
+        speeds = [_number(method["speed_at_accuracy"][limit], 2) for limit in limits]
+        grid.append([method["method"], str(method["num_points"]), f"{method['aup']:.1f}", *speeds])
+    return markdown_of(grid)
+
+
 def pass_at(rows: Sequence[Row]) -> str:
     """Returns a table of pass@k; empty if no row has several seeds."""
     ks = list(dict.fromkeys(k for row in rows for k in row["pass_at"]))
@@ -178,9 +193,9 @@ def other_scores(rows: Sequence[Row]) -> str:
     return f"{caption}\n\n{markdown_of(grid)}"
 
 
-def pb_scores(summary: Mapping[str, Any]) -> str:
-    """Returns a table of each model's PB scores on ParallelBench; empty if there are none."""
-    models = summary["parallel_bench"]
+def pb_scores(summary: Mapping[str, Any], name: str) -> str:
+    """Returns a table of a model's PB scores on ParallelBench; empty if there are none."""
+    models = [model for model in summary["parallel_bench"] if model["model"] == name]
     if not models:
         return ""
     grid = [["model", "tasks", "settings", *models[0]["scores"]]]

@@ -2,20 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
-
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from dllm_decode import DecodeConfig, DecodeOutput, Gains, Observer, StepEvent, Trace, decode
 from eval.runs.prompts import encode_prompt, templates_of
-from eval.runs.records import AnswerCost, Binned, RecordedTrace, ScoredExample, Told, tokens_of
+from eval.runs.records import AnswerCost, RecordedTrace, ScoredExample, Told, tokens_of
 from eval.runs.settings import Run
 from eval.tasks import Example
 from eval.tasks.checks import FAILURES, checked_scores
 
-NUM_BINS = 20
 NUM_TOKENS = 4
 
 
@@ -29,8 +23,8 @@ def answer(
     """
     chat = (run.prompts or run.selection.task.prompts) == "chat"
     prompts = [encode_prompt(run.tokenizer, example, chat=chat) for example in examples]
-    gains, trace, runners_up, proposals = Gains(), Trace(), RunnersUp(), Proposals()
-    traced: Sequence[Observer] = [trace, runners_up, proposals] if run.trace else []
+    gains, trace, runners_up = Gains(), Trace(), RunnersUp()
+    traced: Sequence[Observer] = [trace, runners_up] if run.trace else []
     output = decode(
         run.model, prompts, run.sampler, cache=run.cache, verifier=run.verifier,
         blocks=run.blocks, config=config, observers=[*observers, gains, *traced],
@@ -38,7 +32,6 @@ def answer(
         constraint=run.automaton(),
     )  # fmt: skip
     gained = gains.by_row()
-    proposed = proposals.of(output.tokens, output.lengths())
     results: list[ScoredExample] = []
     for row, (example, tokens) in enumerate(zip(examples, output.answers(), strict=True)):
         result: ScoredExample = {
@@ -51,7 +44,7 @@ def answer(
         }
         if run.trace:
             lead = len(prompts[row]) % (run.model.causal_block_length or 1)
-            recorded_trace = recorded(trace, runners_up, proposed[row], row, lead)
+            recorded_trace = recorded(trace, runners_up, row, lead)
             pieces = {
                 str(t): run.tokenizer.decode([t]) for t in sorted(tokens_of(result, recorded_trace))
             }
@@ -122,68 +115,15 @@ class RunnersUp:
         return [by_position.get(at) if step >= 0 else None for at, step in enumerate(steps)]
 
 
-class _Step(NamedTuple):
-    """The proposals of one step, one entry for each position that could be committed."""
-
-    requests: Int[Tensor, " N"]
-    positions: Int[Tensor, " N"]
-    tokens: Int[Tensor, " N"]
-    confidences: Float[Tensor, " N"]
-
-
-class Proposals:
-    """Observes a decode and compares the proposals of each state with the final tokens.
-
-    A position counts in every state in which it could be committed, even if it was not. This
-    shows what another threshold would have committed in the same states. Positions are those of
-    `Trace`. Serves one call of `decode`.
-    """
-
-    def __init__(self) -> None:
-        self._steps: list[_Step] = []
-
-    def __call__(self, event: StepEvent) -> None:
-        rows, columns = event.view.eligible.nonzero(as_tuple=True)
-        self._steps.append(_Step(
-            event.requests[rows].cpu(),
-            event.view.positions[rows, columns].cpu(),
-            event.view.proposal[rows, columns].cpu(),
-            event.view.confidence[rows, columns].float().cpu(),
-        ))  # fmt: skip
-
-    def of(self, tokens: Int[Tensor, "B G"], lengths: Int[Tensor, " B"]) -> list[Binned]:
-        """Returns the proposals of each row, binned by confidence.
-
-        Positions after an answer's length, up to and including the first EOS, do not count.
-        """
-        sums = torch.zeros(len(tokens) * NUM_BINS, 3, dtype=torch.float64)
-        tokens, lengths = tokens.cpu(), lengths.cpu()
-        for step in self._steps:
-            counts = (step.positions >= 0) & (step.positions < lengths[step.requests])
-            requests, positions, proposed, confidence = (part[counts] for part in step)
-            bins = (confidence * NUM_BINS).long().clamp(0, NUM_BINS - 1)
-            agrees = proposed == tokens[requests, positions]
-            values = torch.stack([torch.ones_like(confidence), agrees.float(), confidence], dim=-1)
-            sums.index_add_(0, requests * NUM_BINS + bins, values.double())
-        return [
-            [(int(count), int(agreeing), round(total, 4)) for count, agreeing, total in row]
-            for row in sums.view(len(tokens), NUM_BINS, 3).tolist()
-        ]
-
-
-def recorded(
-    trace: Trace, runners_up: RunnersUp, proposed: Binned, row: int, lead: int
-) -> RecordedTrace:
+def recorded(trace: Trace, runners_up: RunnersUp, row: int, lead: int) -> RecordedTrace:
     """Returns step and confidence of each position; -1 and None where no round committed it.
 
-    `proposed` has the row's proposals, as `Proposals.of` returns them; `lead` counts the prompt
-    tokens in the first block of a block-causal model.
+    `lead` counts the prompt tokens in the first block of a block-causal model.
     """
     steps = trace.steps[row].tolist()
     return {
         "steps": steps,
         "runners_up": runners_up.of(row, steps),
-        "proposals": proposed,
         "confidences": [_rounded(value) for value in trace.confidences[row].tolist()],
         "revisions": [
             (r.position, r.token, r.committed, _rounded(r.confidence), r.removed)

@@ -20,7 +20,7 @@ from eval.runs.records import Record, read_parts
 from eval.runs.settings import NEW_FOLDER, RunSettings
 
 SETTINGS_FILE = "settings.json"
-FORMAT = 4
+FORMAT = 5
 
 
 class Skipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -78,7 +78,7 @@ def said_of_unknown_words(
     if not unknown.words:
         return ""
     share = f"{unknown.num_prompts} of {len(examples)} prompts"
-    return f"{unknown} They stand in {share} ({unknown.num_prompts / len(examples):.0%})."
+    return f"{unknown} They occur in {share} ({unknown.num_prompts / len(examples):.0%})."
 
 
 def _text_of(tokenizer: PromptTokenizer, example: Example, *, chat: bool) -> str:

@@ -129,7 +129,7 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
     """
     # Each file is read once, however many settings read it.
     digest = cache(digest_of_file)
-    notes = {name: _read(folder / name) for name in (CODE_NOTE, FILES_NOTE)}
+    notes = {name: _digests_of(folder / name) for name in (CODE_NOTE, FILES_NOTE)}
     for setting, run in runs.items():
         files = files_of(run)
         plugins = (run.sampler, run.cache, run.verifier, run.blocks, run.selection.task)
@@ -144,9 +144,9 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
                 task_hint = ", or raise `version` of the task" if is_task else ""
                 raise ValueError(
                     f"{files.get(name, name)} must be as it was when the records in {folder} were "
-                    f"decoded, but {change} since: old answers would be taken for new ones. Choose "
-                    f"another folder{task_hint}. If all records are errors, --retry-errors decodes "
-                    "them anew."
+                    f"decoded, but {change} since, so that old and new answers would be mixed. "
+                    f"Choose another folder{task_hint}. If all records are errors, --retry-errors "
+                    "decodes them anew."
                 )
             if digests:
                 notes[note][setting] = digests
@@ -196,11 +196,11 @@ def _changes(before: Digests, now: Digests) -> dict[str, str]:
     return changes
 
 
-def _read(file: Path) -> dict[str, Digests]:
+def _digests_of(file: Path) -> dict[str, Digests]:
     if not file.is_file():
         return {}
     remedy = (
-        "without it nobody knows what the records were made of: choose another folder, or remove "
+        "it says which code and files the records were made with: choose another folder, or remove "
         "the file if nothing has changed since"
     )
     digests: dict[str, Digests] = read_object(file, dict[str, dict[str, str]], remedy=remedy)

@@ -22,9 +22,6 @@ Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=2.0**63)]
 Told: TypeAlias = tuple[Real, list[tuple[Whole, Real]]]
 """Entropy in nats, then tokens with their probabilities, the most likely first."""
 
-Binned: TypeAlias = list[tuple[Count, Count, Real]]
-"""For each interval of confidence: proposals, those that are the final token, summed confidence."""
-
 _REMEDY = "move the line elsewhere to decode its example anew"
 
 
@@ -36,15 +33,13 @@ class RecordedTrace(TypedDict):
         lead: Prompt tokens in the first block of a block-causal model.
         revisions: Position, token, step of its commit, confidence and step of its removal.
         runners_up: Other tokens that the last commit could have been.
-        proposals: Proposals of all states, by confidence.
     """
 
     steps: list[Whole]
     confidences: list[Real | None]
     lead: Whole
     revisions: list[tuple[Whole, Whole, Whole, Real | None, Whole]]
-    runners_up: NotRequired[list[Told | None]]
-    proposals: NotRequired[Binned]
+    runners_up: list[Told | None]
 
 
 class AnswerCost(TypedDict, total=False):
@@ -114,14 +109,14 @@ def read_parts(folder: Path) -> list[tuple[str, Record]]:
     by_key: dict[str, tuple[str, Record]] = {}
     with _uncollected():
         for part in sorted(folder.glob("part-*.jsonl")):
-            for where, record in _read(part):
+            for where, record in _records_of(part):
                 earlier = by_key.get(record["key"])
                 if earlier is None or earlier[1]["error"] is not None:
                     by_key[record["key"]] = where, record
     return list(by_key.values())
 
 
-def _read(path: Path) -> Iterator[tuple[str, Record]]:
+def _records_of(path: Path) -> Iterator[tuple[str, Record]]:
     *lines, _ = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         where = f"Line {number} of {path}"
@@ -185,13 +180,7 @@ def trace_of(record: Record) -> RecordedTrace:
     return trace
 
 
-def proposals_of(record: Record) -> Binned | None:
-    """Returns the proposals of a record; None if its example raised or it has no proposals."""
-    trace = record["trace"] if record["error"] is None else None
-    return trace.get("proposals") if trace else None
-
-
 def tokens_of(record: ScoredExample, trace: RecordedTrace) -> set[int]:
     """Returns every token that an answer with a trace names."""
-    likely = {token for entry in trace.get("runners_up", ()) if entry for token, _ in entry[1]}
+    likely = {token for entry in trace["runners_up"] if entry for token, _ in entry[1]}
     return {*record["tokens"], *(revision[1] for revision in trace["revisions"]), *likely}

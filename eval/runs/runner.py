@@ -67,22 +67,20 @@ class Worker:
         self.settings_key = self._settings.key("")
         self.keys = [self._key(example) for index in self._mine for example in self._batches[index]]
 
-    def finished(self, first: int = 0) -> Iterator[list[Record]]:
-        """Yields records batch by batch from the example `first` on; decodes missing examples."""
+    def finished(self) -> Iterator[list[Record]]:
+        """Yields records batch by batch; decodes missing examples."""
         self._begin()
         done = self._part.done
         for number in self._mine:
             batch = self._batches[number]
             missing = {example.id for example in batch if self._key(example) not in done}
-            requested = batch[max(0, first - number * self._run.batch_size) :]
-            if requested and missing:
+            if missing:
                 decoded = self._decoded(number)
                 records = [record for record in decoded if record["example"] in missing]
                 append(self._part.path, records)
                 self._reporter.add(records)
                 done.update((record["key"], record) for record in records)
-            if requested:
-                yield [done[self._key(example)] for example in requested]
+            yield [done[self._key(example)] for example in batch]
 
     def _decoded(self, number: int) -> list[Record]:
         """Decodes a batch."""

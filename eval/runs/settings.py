@@ -73,11 +73,7 @@ class RunSettings:
 
     @cached_property
     def _text(self) -> str:
-        return canonical(self.identity())
-
-    def identity(self) -> dict[str, Any]:
-        """Returns `written` for keys, without an empty constraint, because old keys have none."""
-        return {name: v for name, v in self.written().items() if v or name != "constraint"}
+        return canonical(self.written())
 
     def with_seed(self, seed: int) -> "RunSettings":
         """Returns the same settings with another seed."""
@@ -106,15 +102,7 @@ class RunSettings:
 
 _WrittenSettings = msgspec.defstruct(
     "_WrittenSettings",
-    [
-        *(
-            (f.name, f.type)
-            for f in fields(RunSettings)
-            if f.name not in ("decoding", "constraint")
-        ),
-        *OPTIONS.items(),
-        ("constraint", str, ""),
-    ],
+    [*((f.name, f.type) for f in fields(RunSettings) if f.name != "decoding"), *OPTIONS.items()],
     forbid_unknown_fields=True,
 )
 

@@ -173,7 +173,7 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
             sys.stderr.write(f"Skipped {skipped.setting}: {skipped.reason}\n")
         if others:
             sys.stderr.write(
-                f"The folder holds {len(others)} settings besides; they stay in the report "
+                f"The folder holds {len(others)} other settings; they stay in the report "
                 "(--drop-others leaves them out).\n"
             )
         warn_of_unknown_words(plan.runs)

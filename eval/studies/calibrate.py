@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         with Reporter(Console(stderr=True)) as reporter:
             card = calibrate(
                 checked[0], checked[1:], guarantee, part, reporter,
-                agreement=options.agreement, order_on=options.order_on,
+                agreement=options.agreement,
             )  # fmt: skip
     rungs_by_key = {c.settings.key(""): rung for c, rung in zip(checked, rungs, strict=True)}
     chosen = asdict(rungs_by_key[RunSettings.of(card.setting).key("")])
@@ -80,10 +80,6 @@ def _selection(options: argparse.Namespace) -> Selection:
                 f"Prompts of a calibration must be distinct, got {prompt[:60]} {count} times: each "
                 "counts once."
             )
-    if not 0 <= options.order_on < len(examples):
-        raise ValueError(
-            f"--order-on must be between 0 and {len(examples) - 1}, got {options.order_on}."
-        )
     return selection
 
 
@@ -130,20 +126,15 @@ def _warnings(
     decoded_keys = {record["settings"] for record in folder.records()}
     decoded = [setting for setting in settings[1:] if setting.key("") in decoded_keys]
     choice = digest([
-        [setting.identity() for setting in settings], options.agreement, options.order_on,
+        [setting.written() for setting in settings], options.agreement,
         guarantee.max_drop, guarantee.confidence, guarantee.test,
     ])  # fmt: skip
     file = folder.path / CHOICES_FILE
-    # Files of earlier versions hold one digest of all prompts.
-    kind = dict[str, str | list[str]]
-    earlier: dict[str, str | list[str]] = (
-        read_object(file, kind, remedy="move it elsewhere") if file.exists() else {}
+    earlier: dict[str, list[str]] = (
+        read_object(file, dict[str, list[str]], remedy="move it elsewhere") if file.exists() else {}
     )
     prompts = [digest(example.prompt) for example in selection.examples()]
-    digests = {*prompts, settings[0].examples}
-    earlier_digests = [{value} if isinstance(value, str) else set(value)
-                       for name, value in earlier.items() if name != choice]  # fmt: skip
-    if any(digests & earlier_set for earlier_set in earlier_digests):
+    if any(set(prompts) & set(seen) for name, seen in earlier.items() if name != choice):
         warnings.append(
             "Some or all of these prompts were calibrated on before, with other settings or "
             "numbers: chosen after looking, they void the guarantee. Take other prompts "

@@ -1,9 +1,7 @@
 """Decodes settings from cautious to bold, as far as the tests need; returns the card."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice
 
-from eval.metrics.statistics import mean
 from eval.runs.provenance import now
 from eval.runs.records import Record, score_of
 from eval.runs.reporter import Reporter
@@ -21,40 +19,31 @@ def calibrate(
     reporter: Reporter,
     *,
     agreement: bool = False,
-    order_on: int = 0,
 ) -> Card:
     """Tests settings from cautious to bold and decodes no more than the tests need.
 
     Settings of the ladder are compared with the reference, in their order: by scores, or with
-    `agreement` by answers that equal the reference's. With `order_on` the order is learned on
-    that many first prompts, and tested on the others. Raises ValueError if a score is undefined, or
+    `agreement` by answers that equal the reference's. Raises ValueError if a score is undefined, or
     the reference raised.
     """
     score = _agreement_of(reference.run.selection.task) if agreement else _scores_of
-    ordered = list(ladder)
-    if order_on:
-        first_records = [
-            list(islice(chain.from_iterable(Worker(checked, part, reporter).finished()), order_on))
-            for checked in (reference, *ladder)
-        ]
-        ordered = [ladder[i] for i in _learned(first_records[0], first_records[1:], score)]
-    looked: list[list[Record]] = [[] for _ in ordered]
+    looked: list[list[Record]] = [[] for _ in ladder]
 
     def pairs(checked: Checked, looked_at: list[Record]) -> Iterator[Pairs]:
         # The reference is decoded in step with the setting: its own display would come and go.
-        reference_batches = Worker(reference, part).finished(order_on)
-        batches = Worker(checked, part, reporter).finished(order_on)
+        reference_batches = Worker(reference, part).finished()
+        batches = Worker(checked, part, reporter).finished()
         for first, second in zip(reference_batches, batches, strict=True):
             looked_at += second
             yield [score(a, c) for a, c in zip(first, second, strict=True)]
 
-    verdicts = certify(map(pairs, ordered, looked), guarantee)
+    verdicts = certify(map(pairs, ladder, looked), guarantee)
     ratings = tuple(
         Rating(checked.settings.written(), verdict, _speed(records))
-        for checked, verdict, records in zip(ordered, verdicts, looked, strict=False)
+        for checked, verdict, records in zip(ladder, verdicts, looked, strict=False)
     )
     certified = [rating for rating in ratings if rating.verdict.certified]
-    keys = {reference.settings.key(example.id) for example in reference.examples[order_on:]}
+    keys = {reference.settings.key(example.id) for example in reference.examples}
     reference_records = [record for key, record in part.done.items() if key in keys]
     best = max(certified, key=lambda rating: rating.tokens_per_forward, default=None)
     return Card(
@@ -66,8 +55,7 @@ def calibrate(
         reference=reference.settings.written(),
         reference_tokens_per_forward=_speed(reference_records),
         ratings=ratings,
-        untested=tuple(name_of(checked.settings.written()) for checked in ordered[len(verdicts) :]),
-        ordered_on=order_on,
+        untested=tuple(name_of(checked.settings.written()) for checked in ladder[len(verdicts) :]),
         warnings=(),
         machine={},
         date=now(),
@@ -108,29 +96,6 @@ def _require_answered(record: Record) -> None:
             f"The reference must answer every prompt, got {record['error']} for "
             f"{record['example']}; --retry-errors decodes it anew."
         )
-
-
-def _learned(
-    reference: Sequence[Record], ladder: Sequence[Sequence[Record]], score: Score
-) -> list[int]:
-    """Orders settings by their drop; leaves out settings that are no faster than an earlier one.
-
-    Takes records on prompts that the test does not use; returns indices of the ladder.
-
-    Source: Laufer-Goldshtein et al. 2022, "Efficiently Controlling Multiple Risks with Pareto
-    Testing", https://arxiv.org/abs/2210.07913, the order of the fixed sequence.
-    """
-    ranked = []
-    for index, records in enumerate(ladder):
-        pairs = [score(a, c) for a, c in zip(reference, records, strict=True)]
-        ranked.append((mean([a - c for a, c in pairs]), -_speed(records), index))
-    order: list[int] = []
-    fastest = 0.0
-    for _, slowness, index in sorted(ranked):
-        if -slowness > fastest:
-            order.append(index)
-            fastest = -slowness
-    return order
 
 
 def _speed(records: Sequence[Record]) -> float:

@@ -8,18 +8,14 @@ from typing import Any, Literal
 import msgspec
 
 from dllm_decode import CausalTarget
-from dllm_decode.blocks import Sequential
 from dllm_decode.settings.files import converted, read_object, write_json, write_text
 from dllm_decode.settings.plugins import build_plugins, no_target
 from eval.runs.names import SELECTION, parse_task
 from eval.runs.settings import RunSettings, named_parts
 from eval.studies.procedure import Guarantee, Judgement
 
-Format = Literal["dllm-decode calibration card 2"]
-FORMAT: Format = "dllm-decode calibration card 2"
-
-# Cards of this format name no block schedule: all their settings used Sequential().
-_WITHOUT_BLOCKS = "dllm-decode calibration card 1"
+Format = Literal["dllm-decode calibration card 3"]
+FORMAT: Format = "dllm-decode calibration card 3"
 
 # These may differ; any other difference voids the guarantee. Noise is certified, its seed is not.
 _FREE = ("sampler", "task", "task_version", "examples", "num_examples", "batch_size", "seed")
@@ -51,7 +47,6 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         reference: The setting that the others are compared with.
         ratings: Every setting that was tested, in the order of the test.
         untested: Settings after the first that could not be certified.
-        ordered_on: Prompts on which the order was learned; they were not used for the test.
         warnings: Reasons why the guarantee may be void.
         machine: The note on the machine and the versions.
     """
@@ -66,7 +61,6 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     reference_tokens_per_forward: float
     ratings: tuple[Rating, ...]
     untested: tuple[str, ...]
-    ordered_on: int
     warnings: tuple[str, ...]
     machine: dict[str, Any]
     date: str
@@ -85,7 +79,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         used = settings.written()
         reasons = [
             f"{name} is {used[name]}, the card's is {value}"
-            for name, value in {"constraint": "", **self.setting}.items()
+            for name, value in self.setting.items()
             if name not in _FREE and used[name] != value
         ]
         task, card_task = _task_of(settings.task), _task_of(self.setting["task"])
@@ -109,8 +103,6 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for rating in self.ratings:
             lines.append(f"- {name_of(rating.setting)}: {_outcome(rating, self.guarantee)}")
         lines += [f"- {name}: not tested" for name in self.untested]
-        if self.ordered_on:
-            lines.append(f"The order was learned on {self.ordered_on} prompts of their own.")
         lines += [f"WARNING: {warning}" for warning in self.warnings]
         ref = self.reference
         lines += [
@@ -145,15 +137,7 @@ def read_card(path: str | Path) -> Card:
         written = read_object(Path(path), remedy=remedy)
     except OSError as error:
         raise ValueError(f"{path} must be a card that calibrate wrote, got {error}.") from None
-    is_older = written.get("format") == _WITHOUT_BLOCKS
-    if is_older:
-        written["format"] = FORMAT
-    card = converted(written, Card, f"The card {path}", remedy)
-    if is_older:
-        for setting in (card.setting, card.reference, *(rating.setting for rating in card.ratings)):
-            setting.setdefault("blocks", repr(Sequential()))
-        card.expressions.setdefault("blocks", "Sequential()")
-    return card
+    return converted(written, Card, f"The card {path}", remedy)
 
 
 def warn_of_misfits(samplers: Sequence[str], runs: Sequence[RunSettings]) -> None:

@@ -84,8 +84,8 @@ def require_target_score(address: str, task: Task, example: Example) -> None:
     if task.scores_own_target and (score is None or not math.isclose(score, 1.0)):
         raise ValueError(
             f"{address}: the task's own target must score 1 in {task.primary!r}, got {score} for "
-            f"{where}; mend score or the target. If good answers may score less, the task says so: "
-            "scores_own_target = False"
+            f"{where}; correct score or the target. If good answers may score less, the task must "
+            "say scores_own_target = False."
         )
 
 

@@ -38,9 +38,6 @@ OUTPUTS = (
 TABLES = (f"{SPLIT}-*.parquet", f"{SPLIT}/*.parquet", f"{SPLIT}/data-*.arrow", "data-*.arrow")
 """Files that a hub copy's folder of one task may hold."""
 
-RECIPES = f"parallelbench/datasets/data/task_configs/{SPLIT}"
-PREBUILT = "parallelbench/datasets/data/resources"
-
 HOW = (
     "give a checkout with dataset/parallel_bench/data/output (v1), the folder that `pb data "
     "--output_dir` wrote, or a local copy of the hub's furiosa-ai/ParallelBench (v2)"
@@ -70,23 +67,20 @@ class Input(msgspec.Struct):
 class TaskSource(NamedTuple):
     """A task that was found: its version, the files with its rows, and the place of its config.
 
-    `config` is a file and the keys that lead to the config in it; None: each row has a config.
+    `config` is a file and the name of the config in it; None: each row has a config.
     """
 
     version: str
     files: Sequence[Path]
-    config: tuple[Path, tuple[str, ...]] | None = None
+    config: tuple[Path, str] | None = None
 
     def rows(self) -> list[tuple[Found, Config]]:
         """Returns the rows with their configs."""
         rows = [row for file in self.files for row in _rows_of(file)]
         if self.config is None:
             return [(row, converted(row.fields, Config, row.where, REPAIR)) for row in rows]
-        file, keys = self.config
-        table: Any = _yaml(file)
-        for key in keys:
-            table = table.get(key)
-        config = converted(table, Config, f"{keys[-1]!r} in {file}", REPAIR)
+        file, name = self.config
+        config = converted(_yaml(file).get(name), Config, f"{name!r} in {file}", REPAIR)
         return [(row, config) for row in rows]
 
 
@@ -98,7 +92,7 @@ def sources(root: Path) -> dict[str, TaskSource]:
     if not root.is_dir():
         raise ValueError(f"ParallelBench is read from a folder, got {root}, which is none; {HOW}.")
     by_name: dict[str, TaskSource] = {}
-    for name, source in (*_generated(root), *_hub_copy(root), *_prebuilt(root)):
+    for name, source in (*_generated(root), *_hub_copy(root)):
         by_name.setdefault(name, source)
     if not by_name:
         raise ValueError(f"{root} holds no task of ParallelBench in a layout known here; {HOW}.")
@@ -111,7 +105,7 @@ def _generated(root: Path) -> Iterator[tuple[str, TaskSource]]:
             config = file.parent / CONFIG
             if config.is_file():
                 name = f"{file.parent.name}/{file.stem}"
-                yield name, TaskSource(version, [file], (config, (name,)))
+                yield name, TaskSource(version, [file], (config, name))
 
 
 def _hub_copy(root: Path) -> Iterator[tuple[str, TaskSource]]:
@@ -119,17 +113,6 @@ def _hub_copy(root: Path) -> Iterator[tuple[str, TaskSource]]:
         for pattern in TABLES:
             if files := sorted(folder.glob(pattern)):
                 yield folder.name.replace("-", "/", 1), TaskSource(V2, files)
-
-
-def _prebuilt(root: Path) -> Iterator[tuple[str, TaskSource]]:
-    for recipe in sorted((root / RECIPES).glob("*.yaml")):
-        tasks = _yaml(recipe).get("tasks")
-        # The other recipes are rules, or name another file.
-        for name, entry in tasks.items() if isinstance(tasks, dict) else ():
-            is_built = isinstance(entry, dict) and entry.get("type") == "prebuilt"
-            file = root / PREBUILT / str(entry.get("source")) if is_built else root
-            if file.is_file():
-                yield f"{recipe.stem}/{name}", TaskSource(V2, [file], (recipe, ("tasks", name)))
 
 
 def _yaml(file: Path) -> Mapping[str, Any]:
@@ -176,7 +159,7 @@ class ParallelBench(FileTask):
       `parallelbench/dataset/data/output/test` (commit 823e697) or in the folder that `pb data
       --output_dir` wrote (commit 1a74d98); a local copy of the hub's `furiosa-ai/ParallelBench`,
       one folder `<category>-<task>` each, as downloaded (`test-*.parquet`) or as `save_to_disk`
-      writes it; and the prebuilt words of `words_to_sentence_*` in the checkout itself.
+      writes it.
 
     v1 and v2 are different data: figures of v1 do not compare with figures of v2.
 

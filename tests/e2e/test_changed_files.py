@@ -53,7 +53,7 @@ def test_overwritten_weights_are_not_given_their_old_answers(
     assert run(model, out) == 2
     error = capsys.readouterr().err
     assert f"{model / 'model.safetensors'} must be as it was when the records in {out}" in error
-    assert "it was changed since: old answers would be taken for new ones." in error
+    assert "it was changed since, so that old and new answers would be mixed." in error
     assert "Choose another folder." in error
     # With the old weights back, the old answers are right again.
     write_model(model)

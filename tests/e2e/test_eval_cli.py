@@ -42,15 +42,16 @@ def test_run_report_and_trace(
     assert main(["trace", out, "--example", "nonsense"]) == 2
     assert main([*command, "--temperature", "0.7"]) == 0
     shown = capsys.readouterr()
-    assert "holds 2 settings besides" in shown.err
+    assert "holds 2 other settings" in shown.err
     assert "temperature=0.7" in shown.out
     assert len(Folder(out).settings()) == 4
     # Because another setting was unfinished, no report was written.
     part = Path(out) / "part-0.jsonl"
     part.write_text("".join(part.read_text().splitlines(keepends=True)[:-1]))
     assert main(command) == 0
-    assert "Report: " in capsys.readouterr().out
-    assert "**Unfinished: 1 of 16 " in (Path(out) / "report.md").read_text()
+    shown = capsys.readouterr().out
+    assert "Report: " in shown
+    assert shown.startswith("Unfinished: 1 of 16 ")
     assert main([*command, "--drop-others"]) == 0
     assert len(Folder(out).settings()) == 2
 
@@ -70,7 +71,7 @@ def test_words_that_the_tokenizer_does_not_know_are_named_once(
     warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("WARNING")]
     assert warned == [
         f"WARNING: jsonl:{file}?gen_length=8, model {tiny}: These words are not known to the "
-        "tokenizer: zorblax, wugs. The model reads '<|unknown|>' for each. They stand in 2 of 5 "
+        "tokenizer: zorblax, wugs. The model reads '<|unknown|>' for each. They occur in 2 of 5 "
         "prompts (40%)."
     ]
     file.write_text("\n".join(lines[:3]))
@@ -104,7 +105,8 @@ def test_verifiers_are_compared_with_plain_decoding(
         assert 0 < verified["acceptance_rate"] < 1
         gains = {int(size): count for size, count in verified["accepted_lengths"].items()}
         assert sum(size * count for size, count in gains.items()) == 2 * speed["committed"]
-    report = (out / "report.md").read_text()
+    assert main(["report", str(out)]) == 0
+    report = capsys.readouterr().out
     assert "| target NFE |" in report
     assert "+ SelfVerify()" in report
     # ARVerify asks no sampler, so none is named.

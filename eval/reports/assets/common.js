@@ -4,7 +4,7 @@ const byId = (id) => document.getElementById(id);
 
 /** Makes an element: its name, attributes (`on...` are listeners), and children or texts. */
 function make(name, attributes = {}, ...children) {
-  const svg = ["svg", "path", "line", "circle", "text", "title", "g", "tspan"].includes(name);
+  const svg = ["svg", "path", "line", "circle", "text", "title", "g", "tspan", "style"].includes(name);
   const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", name)
     : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {

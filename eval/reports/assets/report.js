@@ -246,6 +246,7 @@ function drawPicture() {
   const drawn = task.rows.filter(isPlaced);
   const exact = cost.name === "forwards" ? task.exact : [];
   byId("picture-head").textContent = `Accuracy against ${cost.axis}`;
+  byId("svg").hidden = !drawn.length;
   if (!drawn.length) { byId("picture").textContent = "No setting has accuracy and speed yet."; return; }
   const width = Math.max(320, Math.min(1100, byId("picture").clientWidth || 900));
   const height = width < 600 ? 340 : 440;
@@ -271,6 +272,9 @@ function drawPicture() {
   byId("picture").replaceChildren(svg, make("p", { class: "soft" },
     `Numbers are those of the table; crosses are 95 % intervals; lines join settings of a method; ` +
     `hold the pointer on a mark to see its method alone${exact.length ? "; dotted: an exact model in random order" : ""}${unfinished}.`));
+  const copy = svg.cloneNode(true);
+  copy.prepend(make("style", {}, document.querySelector("style").textContent));
+  exportTo("svg", "accuracy.svg", "image/svg+xml", new XMLSerializer().serializeToString(copy));
 }
 function drawAxes(svg, frame, place, [x0, x1, y0, y1]) {
   for (const x of ticks(x0, x1)) {
@@ -321,73 +325,6 @@ function drawMark(svg, { x, y, rows, label }) {
   group.append(glyph(row, x, y, rows.length > 1 ? 7 : 5.5));
   if (label) group.append(make("text", { x: label.left + 2, y: label.y + 4 }, label.label));
   svg.append(group);
-}
-
-// Reliability ---------------------------------------------------------------------------------
-/** Offers every setting that has traces, and all of them together. */
-function offerReliability() {
-  const told = task.rows.map((row, index) => ({ row, index })).filter(({ row }) => row.reliability);
-  byId("reliability-section").hidden = !told.length;
-  byId("reliable").replaceChildren(make("option", { value: "all" }, "all settings"), ...told.map(
-    ({ row, index }) => make("option", { value: String(index) }, `${index + 1}. ${labelOf(row)}`)));
-  // More lines than these hide each other.
-  if (told.length > 4) byId("reliable").value = String(told[0].index);
-}
-function drawReliability() {
-  const chosen = byId("reliable").value;
-  const drawn = task.rows.map((row, index) => ({ row, index })).filter(({ row, index }) =>
-    row.reliability && (chosen === "all" || chosen === String(index)));
-  if (!drawn.length) { byId("reliability").replaceChildren(); return; }
-  const width = Math.max(320, Math.min(1100, byId("reliability").clientWidth || 900));
-  const height = width < 600 ? 320 : 400;
-  const frame = { left: 46, right: width - 12, top: 32, bottom: height - 44 };
-  const place = (x, y) => [frame.left + (frame.right - frame.left) * x,
-    frame.bottom - (frame.bottom - frame.top) * y];
-  const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": "Agreement with the final tokens by confidence; the text below has the errors" });
-  drawShares(svg, frame, place);
-  for (const one of drawn) drawReliabilityOf(svg, one, place);
-  const errors = drawn.map(({ row, index }) => make("span", {}, dot(row), `${index + 1}. ${row.method}: ${row.reliability.error.toFixed(4)} of ` +
-    `${row.reliability.num_proposals} proposals`));
-  byId("reliability").replaceChildren(svg, make("p", { class: "soft" },
-    "Not a decode: what the stored states proposed for each open position, committed or not, beside the " +
-    "final tokens. Dotted: confidence is the chance of being right. Each mark tells what a threshold " +
-    "would have committed in the same states; a decode with it would see other states from there on."),
-  make("p", { class: "soft keys" }, "Expected calibration error: ", ...errors));
-}
-function drawShares(svg, frame, place) {
-  for (const share of [0, .2, .4, .6, .8, 1]) {
-    const [x, y] = place(share, share);
-    svg.append(make("line", { class: "grid", x1: x, x2: x, y1: frame.top, y2: frame.bottom }),
-      make("line", { class: "grid", x1: frame.left, x2: frame.right, y1: y, y2: y }),
-      make("text", { x, y: frame.bottom + 16, "text-anchor": share === 1 ? "end" : "middle",
-        class: "soft" }, share.toFixed(1)),
-      make("text", { x: frame.left - 6, y: y + 4, "text-anchor": "end", class: "soft" }, share.toFixed(1)));
-  }
-  svg.append(make("path", { class: "exact", fill: "none",
-    d: `M${place(0, 0).join(" ")}L${place(1, 1).join(" ")}` }, make("title", {}, "calibrated")),
-  make("text", { x: (frame.left + frame.right) / 2, y: frame.bottom + 36, "text-anchor": "middle",
-    class: "soft" }, "confidence of a proposal"),
-  make("text", { x: frame.left - 24, y: 14, class: "soft" }, "share that is the final token"));
-}
-function drawReliabilityOf(svg, { row, index }, place) {
-  const bins = row.reliability.bins;
-  const most = Math.max(...bins.map(([, , count]) => count));
-  const series = make("g", { class: "series" });
-  svg.append(series);
-  series.append(make("path", { fill: "none", stroke: colourOf(row), opacity: .5,
-    "stroke-dasharray": styleOf(row).dash, d: "M" + bins.map(([, , , x, y]) => place(x, y).join(" ")).join("L") }));
-  for (const [low, high, count, confidence, agreement, share, right] of bins) {
-    const [x, y] = place(confidence, agreement);
-    const percent = (value) => `${(100 * value).toFixed(1)} %`;
-    const title = `${index + 1}. ${labelOf(row)}\n${count} proposals of confidence ${low.toFixed(2)} to ` +
-      `${high.toFixed(2)}: ${percent(agreement)} are the final token\nthreshold ${low.toFixed(2)}: would have ` +
-      `committed ${percent(share)} of the proposals, ${percent(right)} of them final`;
-    const mark = glyph(row, x, y, 2.5 + 5 * Math.sqrt(count / most), { fill: colourOf(row),
-      "fill-opacity": .75, stroke: "var(--card)", "stroke-width": 1 });
-    mark.append(make("title", {}, title));
-    series.append(mark);
-  }
 }
 
 // The examples --------------------------------------------------------------------------------
@@ -494,6 +431,8 @@ function chooseCost(name) {
   byId("advice").textContent = task.advice[name];
   byId("advice").hidden = !task.advice[name];
   byId("origin").textContent = task.origin;
+  byId("tables").textContent = task.tables;
+  byId("tables").hidden = !task.tables;
   byId("bold").textContent = `Bold: no other setting is better in accuracy and in ${cost.axis}.`;
   drawTable();
   drawPicture();
@@ -509,8 +448,6 @@ function choose(index) {
   numShown = PAGE_LENGTH;
   chooseCost(task.cost);
   drawChanges();
-  offerReliability();
-  drawReliability();
   drawExamples();
 }
 byId("cost").append(...Object.values(content.costs).map((one) =>
@@ -523,7 +460,6 @@ byId("task").disabled = content.tasks.length === 1;
 for (const id of ["search", "filter", "under"]) {
   byId(id).addEventListener("input", () => { numShown = PAGE_LENGTH; drawExamples(); });
 }
-byId("reliable").addEventListener("input", drawReliability);
 byId("more").addEventListener("click", () => { numShown += PAGE_LENGTH; drawExamples(); });
 document.addEventListener("keydown", (event) => {
   if (isTyping(event)) { if (event.key === "Escape") event.target.blur(); return; }
@@ -540,9 +476,7 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 window.addEventListener("hashchange", openNamed);
-window.addEventListener("resize", () => { drawPicture(); drawReliability(); });
-byId("parallel-bench").textContent = content.parallel_bench;
-byId("parallel-bench").hidden = !content.parallel_bench;
+window.addEventListener("resize", drawPicture);
 notify(content.notice);
 choose(0);
 openNamed();

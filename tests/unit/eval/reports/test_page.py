@@ -6,17 +6,16 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import eval_runs
 import pytest
 from served import CHROMIUM, browser
 
 from dllm_decode import Trace, decode
-from eval.metrics.metrics import TradeOff
 from eval.reports.command import show
 from eval.reports.page import report_page
-from eval.reports.plots import places_of, ticks
-from eval.reports.replay import panels_of
 from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.templates import ASSETS
@@ -67,34 +66,18 @@ def test_a_page_holds_every_example_with_every_answer(finished: Folder) -> None:
     assert shown == {(r["example"], r["settings"]): r["text"] for r in finished.records()}
 
 
-def test_a_page_holds_the_reliability_of_traced_settings(finished: Folder, tmp_path: Path) -> None:
-    (task,) = content_of(report_page([finished]))["tasks"]
-    for row in task["rows"]:
-        records = [r for r in finished.records() if r["settings"] in row["keys"]]
-        counted = sum(count for r in records for count, *_ in r["trace"]["proposals"])
-        assert row["reliability"]["num_proposals"] == counted > 0
-        assert sum(count for _, _, count, *_ in row["reliability"]["bins"]) == counted
-        # The lowest threshold of the bins would have committed everything.
-        assert row["reliability"]["bins"][0][5] == 1.0
-    folder = changed(finished, tmp_path / "untraced", trace=None)
-    (task,) = content_of(report_page([folder]))["tasks"]
-    assert [row["reliability"] for row in task["rows"]] == [None, None]
-
-
 def test_an_unfinished_folder_says_so_everywhere(
     finished: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The terminal gave advice on what was there, without a word."""
     folder = changed(finished, tmp_path / "cut", 17)
-    text = write_report(measured(folder)).read_text()
-    assert text.count("3 of 20 examples are missing") == 2
+    write_report(measured(folder))
     pages = sorted(folder.path.glob("*.html"))
     assert len(pages) == 11
     for page in pages:
         assert "Unfinished: 3 of 20 examples are missing" in content_of(page.read_text())["notice"]
     content = content_of((folder.path / "report.html").read_text())
     assert [row["missing"] for row in content["tasks"][0]["rows"]] == [0, 3]
-    assert "UNFINISHED" in next(folder.path.glob("*.svg")).read_text()
     assert "<title>cut (unfinished)</title>" in (folder.path / "report.html").read_text()
     show(folder)
     assert capsys.readouterr().out.startswith("Unfinished: 3 of 20 examples are missing")
@@ -186,22 +169,6 @@ def test_the_assets_name_only_elements_that_their_page_has() -> None:
         assert used_ids <= set(re.findall(r'id="([\w-]+)"', page))
 
 
-def test_ticks_are_round_and_within_the_data() -> None:
-    assert ticks(0.7, 14.0) == [1.0, 2.0, 5.0, 10.0]
-    assert ticks(100.0, 3000.0) == [100.0, 200.0, 500.0, 1000.0, 2000.0]
-    for low in (0.003, 0.8, 2.1, 9.0, 120.0):
-        for ratio in (1.5, 4.0, 300.0):
-            marks = ticks(low, low * ratio)
-            assert len(marks) >= 2
-            assert all(low <= tick <= low * ratio for tick in marks)
-
-
-def test_marks_on_one_spot_have_one_label() -> None:
-    points = {0: (4.0, 0.9), 1: (4.001, 0.9), 2: (8.0, 0.9), 4: (4.0, 0.9)}
-    placed = {number: TradeOff(*point) for number, point in points.items()}
-    assert list(places_of(placed).values()) == ["1, 2, 5", "3"]
-
-
 @pytest.mark.parametrize("sampler", [ConfidenceThreshold(0.2), Wino()], ids=repr)
 def test_runners_up_are_those_of_the_step_that_committed(sampler: Any) -> None:
     """At temperature 0 a commit is the most likely token, and its confidence the trace's."""
@@ -225,14 +192,6 @@ def test_runners_up_are_those_of_the_step_that_committed(sampler: Any) -> None:
     assert num_entries >= 8
 
 
-def test_records_without_runners_up_still_replay(finished: Folder) -> None:
-    record, settings = finished.records()[0], finished.settings()[0]
-    old = record | {"trace": {k: v for k, v in record["trace"].items() if k != "runners_up"}}
-    (new_panel,), (old_panel,) = panels_of([(settings, record)]), panels_of([(settings, old)])
-    assert old_panel["runners_up"] == []
-    assert any(entry for entry in new_panel["runners_up"])
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_a_browser_runs_the_pages_without_an_error(finished: Folder, tmp_path: Path) -> None:
@@ -246,9 +205,12 @@ def test_a_browser_runs_the_pages_without_an_error(finished: Folder, tmp_path: P
             'document.querySelector("th[data-key=nfe] button").click()'
         )
         assert re.fullmatch(r"\d+ of 10", page.value('byId("count").textContent'))
-        for drawn, least in (("#settings tbody tr", 2), ("#picture .glyph", 1),
-                             ("#reliability .glyph", 2)):  # fmt: skip
+        for drawn, least in (("#settings tbody tr", 2), ("#picture .glyph", 1)):
             assert page.value(f"document.querySelectorAll('{drawn}').length") >= least
+        # The picture is a file that other programs draw as the page does.
+        svg = unquote(page.value('byId("svg").href').partition(",")[2])
+        assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
+        assert "--ink" in svg
         page.open(next(finished.path.glob("replay-*.html")).as_uri())
         page.wait_for("document.readyState === 'complete'")
         masked = "document.querySelectorAll('#panels .masked').length"

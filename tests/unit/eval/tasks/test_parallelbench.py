@@ -116,23 +116,6 @@ def test_every_layout_gives_the_same_prompts_and_labels(checkout: Path) -> None:
         assert task.score(example, "")[shown] == 0.0
 
 
-def test_prebuilt_words_of_a_v2_checkout_are_found(tmp_path: Path) -> None:
-    recipes = tmp_path / "parallelbench/datasets/data/task_configs/test"
-    recipes.mkdir(parents=True)
-    built = {"type": "prebuilt", "source": "words/easy.jsonl", "metric": "sentence_to_words_score"}
-    tasks = {"easy": {**built, "prompt": "Use {words}."}, "ruled": {"type": "copy", "prompt": "x"}}
-    (recipes / "long.yaml").write_text(yaml.dump({"tasks": "text_writing.yaml"}))
-    (recipes / "text_writing.yaml").write_text(yaml.dump({"global_config": {}, "tasks": tasks}))
-    words = tmp_path / "parallelbench/datasets/data/resources/words/easy.jsonl"
-    words.parent.mkdir(parents=True)
-    write_lines(words, SENTENCE)
-    task = ParallelBench(str(tmp_path), "text_writing/easy")
-    assert task.examples()[0].turns() == [{"role": "user", "content": "Use row, and dock."}]
-    assert task.gen_length == 64
-    with pytest.raises(ValueError, match=r"has the tasks text_writing/easy, got .*ruled.*pb data"):
-        ParallelBench(str(tmp_path), "text_writing/ruled").examples()
-
-
 def test_answers_to_v2_end_at_a_blank_line_and_those_to_v1_do_not(tmp_path: Path) -> None:
     write_files(tmp_path / "old/dataset/parallel_bench/data/output/test")
     write_files(tmp_path / "new/test")
