@@ -161,7 +161,7 @@ def curves(summary: Mapping[str, Any], group: RowGroup) -> str:
     for method in methods:
         speeds = [_number(method["speed_at_accuracy"][limit], 2) for limit in limits]
         grid.append([method["method"], str(method["num_points"]), f"{method['aup']:.1f}", *speeds])
-    return markdown_of(grid)
+    return f"Accuracy under parallelism (AUP), and speed by accuracy.\n\n{markdown_of(grid)}"
 
 
 def pass_at(rows: Sequence[Row]) -> str:

@@ -336,6 +336,18 @@ def test_mistakes_on_the_command_line_are_answered_in_a_sentence(
     assert message in capsys.readouterr().err
 
 
+def test_a_task_that_runs_programs_needs_consent(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = (folder / "words_generate.yaml").read_text().replace("words_generate", "words_unsafe")
+    (tmp_path / "words_unsafe.yaml").write_text(f"{task}unsafe_code: true\n")
+    command = ["lm", "--tasks", "words_unsafe", "--include-path", str(tmp_path), "--limit", "1",
+               "--gen-length", "8"]  # fmt: skip
+    assert main(command) == 2
+    assert "Set confirm_run_unsafe_code=True" in capsys.readouterr().err
+    assert main([*command, "--confirm-run-unsafe-code"]) == 0
+
+
 @pytest.mark.slow
 def test_unknown_tasks_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Slow, because the harness lists all of its own tasks first."""
