@@ -32,10 +32,10 @@ from .core.options import DecodeConfig
 from .core.output import DecodeOutput
 from .core.passes import Pass, Window
 from .core.rows import Request, RequestQueue
-from .core.state import State
 from .core.stopping import NeverStop, StopRule, StopStrings
-from .engine.decoder import Decoder, Look
+from .engine.decoder import Decoder
 from .engine.loop import decode, decode_many, new_decoder, rounds, run
+from .engine.state import Look, State
 from .models import CausalTarget, load_model
 from .models.targets.load import load_target
 from .models.targets.own_weights import as_causal_target

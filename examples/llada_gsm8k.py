@@ -21,7 +21,7 @@ from rich.table import Table
 
 from dllm_decode import CachePolicy, DecodeOutput, MaskPredictor, Verifier, decode_many, load_model
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
-from dllm_decode.core.progress import ProgressBar
+from dllm_decode.core.progress_bar import ProgressBar
 from dllm_decode.models import load_target
 from dllm_decode.models.loading.needs import can_multiply_bfloat16
 from dllm_decode.settings.plugins import parse

@@ -166,7 +166,7 @@ class View:
         window, keys, columns = self._window, self.position_keys, self.computed.columns
         keys = keys if columns is None else keys.gather(1, columns)
         drawn = statistics.draw(window.raised, self.temperature, keys)
-        drawn = window.certain(window.scattered(drawn), self.tokens)
+        drawn = window.replace_committed(window.scattered(drawn), self.tokens)
         if isinstance(self.temperature, Tensor):
             drawn = torch.where(self.temperature[:, None] > 0.0, drawn, self.most_likely)
         return self.decided(drawn)

@@ -71,7 +71,7 @@ class Watch:
         """Notes what a row is doing, and whether it has ended before its answer was full."""
         decoder, reads_tokens = self.case.decoder, row.request.stop.reads_tokens
         at_eos = row.config.stop_at_eos
-        is_several = isinstance(decoder.schedule, MultiBlock)
+        is_several = isinstance(decoder.blocks, MultiBlock)
         is_wide = row.opening.stop - row.opening.start > decoder.block_length
         self.note("several blocks open", is_several and is_wide)
         self.note("ended by an EOS", has_ended_early and at_eos and not reads_tokens)
@@ -120,7 +120,7 @@ def _public(case: Case, watch: Watch, way: Callable[..., Any] = decode, **option
     decoder, requests = case.decoder, case.requests
     return way(
         decoder.model, [request.prompt for request in requests], decoder.sampler,
-        cache=decoder.cache, verifier=decoder.verifier, blocks=decoder.schedule,
+        cache=decoder.cache, verifier=decoder.verifier, blocks=decoder.blocks,
         templates=[request.template for request in requests], observers=[watch],
         stop=requests[0].stop, config=decoder.config, **options,
     )  # fmt: skip
@@ -305,7 +305,7 @@ def kinds(case: Case) -> Iterator[str]:
     """Names the model and the classes of the plug-ins."""
     decoder = case.decoder
     yield decoder.model.name
-    for plugin in (decoder.sampler, decoder.cache, decoder.verifier, decoder.schedule):
+    for plugin in (decoder.sampler, decoder.cache, decoder.verifier, decoder.blocks):
         yield type(plugin).__name__
 
 
@@ -331,7 +331,7 @@ def described(seed: int) -> str:
     decoder = case.decoder
     parts = (
         decoder.model.name, f"align {decoder.align}, shift {decoder.model.logit_shift}",
-        decoder.sampler, decoder.cache, decoder.verifier, decoder.schedule, decoder.config,
+        decoder.sampler, decoder.cache, decoder.verifier, decoder.blocks, decoder.config,
         f"{case.num_rows} rows, joins {case.joins}, cancels {case.cancels}", *case.requests,
         f"pytest -m slow tests/property/test_fuzz_engine.py --fuzz-seeds {seed}:{seed + 1}",
     )  # fmt: skip

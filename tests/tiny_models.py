@@ -187,9 +187,8 @@ class Spied:
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         kv_cache = self.model.new_kv_cache(num_rows, num_slots)
-        assert kv_cache.further is None
         notes = kv_cache.keys.new_zeros(2, 1, num_rows, 1, num_slots, 1)
-        self.memories.append(replace(kv_cache, further=KVCache(*notes)))
+        self.memories.append(replace(kv_cache, further=(KVCache(*notes),)))
         return self.memories[-1]
 
     def keys_of(self, tokens: Tensor) -> Tensor:
@@ -209,8 +208,7 @@ class Spied:
 
 def notes_of(kv_cache: KVCache) -> tuple[Tensor, Tensor]:
     """Returns the token of each slot of a spied cache, counted from 1, and its position."""
-    notes = kv_cache.further
-    assert notes is not None
+    (notes,) = kv_cache.further
     return notes.keys[0, :, 0, :, 0], notes.values[0, :, 0, :, 0]
 
 

@@ -13,7 +13,7 @@ from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.rows import CLOSED, Opening, Row
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from samplers.checks import Probability, Share, count_from, require_count, require_tuple, shown
 from samplers.view import View, is_one_of
 
@@ -83,10 +83,11 @@ class AdaptiveBlocks(BlockSchedule):
     def opening(self, row: Row, block_length: int, shift: int) -> Opening:
         previous = row.opening
         if previous != CLOSED:
-            (stop,) = row.numbers.schedule
+            (stop,) = row.numbers.blocks
             if row.unsettled < stop:
                 return previous._replace(stop=stop, block=(previous.start, stop), note=None)
-        start, end, num_seen = row.unsettled, row.end, self._num_seen(row.end - row.first)
+        start, end = row.unsettled, row.end
+        num_seen = max(1, math.floor(self.window * (end - row.first)))
         usual = min(start + block_length, end)
         # The new block may be this long until the logits decide where it ends.
         widest = max(usual, min(start + num_seen, end))
@@ -110,7 +111,7 @@ class AdaptiveBlocks(BlockSchedule):
             )
             for opening, note in zip(openings, notes, strict=True)
         ]
-        first, start, usual, seen = sent(bounds, device)[..., None].unbind(1)
+        first, start, usual, seen = send(bounds, device)[..., None].unbind(1)
         columns = first + torch.arange(width, device=device)
         is_seen = (columns >= start) & (columns < seen)
         score = view.probability(view.most_likely)
@@ -124,10 +125,6 @@ class AdaptiveBlocks(BlockSchedule):
         inside = columns < stops
         view = replace(view, masked=view.masked & inside, eligible=view.eligible & inside)
         return view, stops.squeeze(-1)
-
-    def _num_seen(self, length: int) -> int:
-        """Returns the number of positions among which a block's delimiter is looked for."""
-        return max(1, math.floor(self.window * length))
 
 
 class _New(NamedTuple):

@@ -20,7 +20,7 @@ class BlockSchedule(PlugIn, ABC):
 
     The host decides, row by row, from whole numbers. Concrete schedules are frozen dataclasses
     whose repr is their configuration. A schedule that must remember something on the device keeps
-    it in `state.schedule`: `None`, a tensor, or a NamedTuple of tensors, batch axis first.
+    it in `state.blocks`: `None`, a tensor, or a NamedTuple of tensors, batch axis first.
 
     Attributes:
         block_length: Tokens per block; `None`: as `DecodeConfig.block_length`.
@@ -55,7 +55,7 @@ class BlockSchedule(PlugIn, ABC):
         return block_length
 
     def numbers(self, canvas: Canvas, block_length: int, state: Any) -> Int[Tensor, "B N"] | None:
-        """Returns the integers that `opening` reads for each row, as `row.numbers.schedule`.
+        """Returns the integers that `opening` reads for each row, as `row.numbers.blocks`.
 
         The host reads the numbers together with everything else that it reads once a round.
 

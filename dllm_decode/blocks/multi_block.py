@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.rows import CLOSED, Opening, Row
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from samplers.base import Decision
 from samplers.checks import Share, count_from
 from samplers.facts import Fact
@@ -80,7 +80,7 @@ class MultiBlock(BlockSchedule):
         return canvas.unsettled + _EOS * canvas.eos
 
     def opening(self, row: Row, block_length: int, shift: int) -> Opening:
-        first, end, size, numbers = row.first, row.end, block_length, row.numbers.schedule
+        first, end, size, numbers = row.first, row.end, block_length, row.numbers.blocks
         blocks = [(at, min(at + size, end)) for at in range(first, end, size)]
         masks = [numbers[start:stop].count(_UNSETTLED) for start, stop in blocks]
         sizes = [stop - start for start, stop in blocks]
@@ -113,7 +113,7 @@ class MultiBlock(BlockSchedule):
             [number in opening.note.due for number in range(-(-width // size))]
             for opening in openings
         ]
-        due = sent(is_due, view.tokens.device)[..., None]
+        due = send(is_due, view.tokens.device)[..., None]
         due = due & _by_block(view.eligible, size)
         lacking = due & ~(_by_block(decision.commit, size) & due).any(-1, keepdim=True)
         scores = _by_block(view.scores(self.order), size)

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_decode.core.rows import Row
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from samplers.view import is_one_of
 
 # The fields of a canvas with one entry a row.
@@ -88,9 +88,9 @@ class Canvas:
             written = [*row.request.prompt, *row.request.template]
             masks = [mask_id] * (row.end - len(written))
             lines.append([*written, *masks, *[eos_ids[0]] * (width - row.end)])
-        tokens = sent(lines, device, torch.long).view(len(rows), width)
+        tokens = send(lines, device, torch.long).view(len(rows), width)
         bounds = [(row.prompt_length, row.config.gen_length, row.first, row.end) for row in rows]
-        numbers = sent(bounds, device, torch.long).view(-1, 4)
+        numbers = send(bounds, device, torch.long).view(-1, 4)
         prompts, lengths, firsts, ends = numbers.unbind(-1)
         columns = torch.arange(width, device=device)
         inside = columns < ends[:, None]

@@ -1,7 +1,7 @@
 """The contract between model and engine: one call, explicit about every column."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -20,20 +20,25 @@ class KVCache:
     Attributes:
         keys: Zeros until written; axis 0 is the layer.
         values: As `keys`.
-        further: Keys and values of the layers that follow, if these are on another device.
+        further: Caches of the layers that follow, on other devices.
         reserve: A longer cache, which begins with the slots of this one; `None`: there is none.
     """
 
     keys: Float[Tensor, "N R H K D"]
     values: Float[Tensor, "N R H K D"]
-    further: "KVCache | None" = None
+    further: tuple["KVCache", ...] = ()
     reserve: "KVCache | None" = None
+
+    @staticmethod
+    def of(parts: Sequence["KVCache"]) -> "KVCache":
+        """Returns the cache of all layers, given a cache for each run of layers on one device."""
+        return replace(parts[0], further=tuple(parts[1:]))
 
     @property
     def buffers(self) -> tuple[Float[Tensor, "_ R H K D"], ...]:
         """All keys and values of all layers; axis 1 is the row, axis 3 the slot."""
-        rest = () if self.further is None else self.further.buffers
-        return (self.keys, self.values, *rest)
+        parts = (self, *self.further)
+        return tuple(buffer for part in parts for buffer in (part.keys, part.values))
 
     @property
     def num_slots(self) -> int:
@@ -53,22 +58,24 @@ class KVCache:
 
     def part_of(self, index: int) -> tuple["KVCache", int]:
         """Returns the part of the cache that has a layer, and the number of the layer in it."""
-        if index < len(self.keys):
-            return self, index
-        assert self.further is not None
-        return self.further.part_of(index - len(self.keys))
+        part = self
+        for following in self.further:
+            if index < len(part.keys):
+                break
+            part, index = following, index - len(part.keys)
+        return part, index
 
     def first(self, num_slots: int) -> "KVCache":
         """Returns the first slots; writing to them changes this cache."""
         if num_slots == self.num_slots:
             return self
-        further = None if self.further is None else self.further.first(num_slots)
+        further = tuple(part.first(num_slots) for part in self.further)
         keys, values = (part[..., :num_slots, :] for part in (self.keys, self.values))
         return KVCache(keys, values, further, self if self.reserve is None else self.reserve)
 
     def of_rows(self, rows: slice) -> "KVCache":
         """Returns the cache of some rows; writing to it changes this cache."""
-        further = None if self.further is None else self.further.of_rows(rows)
+        further = tuple(part.of_rows(rows) for part in self.further)
         return KVCache(self.keys[:, rows], self.values[:, rows], further)
 
     def widened(self, num_slots: int) -> "KVCache":
@@ -79,20 +86,14 @@ class KVCache:
         if self.reserve is not None and num_slots <= self.reserve.num_slots:
             return self.reserve.first(num_slots)
         padding = (0, 0, 0, num_slots - self.num_slots)
-        further = None if self.further is None else self.further.widened(num_slots)
+        further = tuple(part.widened(num_slots) for part in self.further)
         return KVCache(pad(self.keys, padding), pad(self.values, padding), further)
 
 
-def zeroed_cache(
-    size: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    further: KVCache | None = None,
-) -> KVCache:
+def zeroed_cache(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> KVCache:
     """Allocates a cache for some layers; `size` is the shape of `keys`."""
     keys, values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
-    return KVCache(keys, values, further)
+    return KVCache(keys, values)
 
 
 @dataclass(frozen=True)

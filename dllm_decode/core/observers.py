@@ -108,13 +108,12 @@ class _OneDecode:
     """Checks that all events belong to one decode."""
 
     def __init__(self) -> None:
-        self._decode: int | None = None
+        self._decodes: set[int] = set()
 
     def check(self, observer: str, event: StepEvent) -> None:
         """Raises RuntimeError if an event belongs to another decode than the first event."""
-        if self._decode is None:
-            self._decode = event.decode
-        if self._decode != event.decode:
+        self._decodes.add(event.decode)
+        if len(self._decodes) > 1:
             raise RuntimeError(
                 f"{observer} must serve one decode only, got a second. Make a new one."
             )

@@ -71,7 +71,7 @@ def before_end(tokens: Iterable[int], eos_ids: Collection[int]) -> list[int]:
     return list(takewhile(lambda token: token not in eos_ids, tokens))
 
 
-def together(
+def join_outputs(
     outputs: Sequence[DecodeOutput], *, forwards: int, target_forwards: int, wall_s: float
 ) -> DecodeOutput:
     """Joins the outputs of rows that were decoded together into one output.

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.rows import Row
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Window:
         is_open = torch.ones(1, width, dtype=torch.bool, device=device)
         if len(set(starts)) == 1 and starts[0] + width <= canvas.width:
             return Window(tuple(starts), width, is_open)
-        firsts = sent(starts, device)[:, None]
+        firsts = send(starts, device)[:, None]
         index = (firsts + torch.arange(width, device=device)).clamp(max=last)
         offsets = torch.arange(canvas.width, device=device) - firsts
         inside = (offsets >= 0) & (offsets < width)
@@ -79,7 +79,7 @@ class Window:
             (a - first, b - first) for (a, b), first in zip(bounds, self.starts, strict=True)
         ]
         row_bounds = row_bounds[:1] if len(set(row_bounds)) == 1 else row_bounds
-        offsets, limits = torch.arange(self.width, device=device), sent(row_bounds, device)
+        offsets, limits = torch.arange(self.width, device=device), send(row_bounds, device)
         return replace(self, open=(offsets >= limits[:, :1]) & (offsets < limits[:, 1:]))
 
 
@@ -99,7 +99,7 @@ class Branches(NamedTuple):
             branch is further columns of its row, which share the row's cache.
         causal_from: For each branch the column from which on attention is causal; needs
             `in_columns`. From there on, a column of branch 0 sees the columns up to itself, and a
-            column of another branch sees itself and the columns of branch 0 before it. `None`: as
+            column of another branch sees itself and the columns of branch 0 before it. Empty: as
             the model attends.
     """
 
@@ -107,7 +107,7 @@ class Branches(NamedTuple):
     rows: tuple[int, ...]
     numbers: tuple[int, ...]
     in_columns: bool = False
-    causal_from: tuple[int, ...] | None = None
+    causal_from: tuple[int, ...] = ()
 
     @staticmethod
     def of_rows(canvas: Canvas) -> "Branches":
@@ -129,6 +129,11 @@ Edit: TypeAlias = Callable[[ForwardInputs, tuple[int, ...]], ForwardInputs]
 """Returns other inputs for some rows of a forward, or some of its branches, given their numbers."""
 
 
+def keep_inputs(inputs: ForwardInputs, members: tuple[int, ...]) -> ForwardInputs:
+    """Returns the inputs as they are."""
+    return inputs
+
+
 class Pass(NamedTuple):
     """Describes one forward.
 
@@ -138,16 +143,23 @@ class Pass(NamedTuple):
             the whole window.
         branches: Canvases to look at; `None`: that of the state, as branch 0 of each row.
         policy_rows: The rows that the cache policy is shown, in the order of the state, if it must
-            take other columns for the open block; `None`: the rows of the state.
+            take other columns for the open block; empty: the rows of the state.
         columns: For each row the columns to compute, which needs a key-value cache; columns that
-            were never computed are added. `None`: the policy is asked.
-        edit: Changes the inputs of the model, such as `attend`; `None`: no change. A caller whose
-            edit adds columns must count them.
+            were never computed are added. Empty: the policy is asked.
+        edit: Changes the inputs of the model, such as `attend`. A caller whose edit adds columns
+            must count them.
     """
 
     window: Window
     asked: Int[Tensor, "B N"] | None = None
     branches: Branches | None = None
-    policy_rows: Sequence[Row] | None = None
-    columns: Sequence[Columns] | None = None
-    edit: Edit | None = None
+    policy_rows: Sequence[Row] = ()
+    columns: Sequence[Columns] = ()
+    edit: Edit = keep_inputs
+
+
+def part_of(
+    values: Shaped[Tensor, "N W"], asked: Int[Tensor, "N n"] | None
+) -> Shaped[Tensor, "N _"]:
+    """Returns the columns of each row at the offsets `asked`; `None`: all columns."""
+    return values if asked is None else values.gather(1, asked)

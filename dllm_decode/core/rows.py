@@ -139,12 +139,12 @@ class Numbers(NamedTuple):
     first round.
 
     Attributes:
-        schedule: As `BlockSchedule.numbers` returned them.
+        blocks: As `BlockSchedule.numbers` returned them.
         cache: As `CachePolicy.numbers` returned them.
         verifier: As `Verifier.after` returned them.
     """
 
-    schedule: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
     cache: tuple[int, ...] = ()
     verifier: tuple[int, ...] = ()
 

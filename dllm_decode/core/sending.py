@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def sent(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def send(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Returns `torch.tensor(values)` on a device; with CUDA the host does not wait for it.
 
     `torch.tensor(values, device=device)` waits until the GPU has finished all queued work.

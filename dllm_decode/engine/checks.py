@@ -4,15 +4,15 @@ Each error names the plug-in. Rules that a decision or logits break are noted by
 `State.with_breach` instead; the rows in which a rule was broken end at the end of the round.
 """
 
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, are_columns
 from dllm_decode.core.passes import Branches
 from dllm_decode.core.rows import Opening, Row
 from dllm_decode.engine.decoder import Decoder, Verifier
-from dllm_decode.engine.look import Look
-from dllm_decode.engine.state import State
+from dllm_decode.engine.state import Look, State
 from samplers.base import require_decision
 from samplers.checks import shown
 from samplers.facts import Fact
@@ -21,7 +21,7 @@ from samplers.state import map_state
 
 def require_opening(decoder: Decoder, opening: object, row: Row) -> Opening:
     """Returns an opening; raises RuntimeError unless it is one, of unsettled columns."""
-    owner, align = decoder.schedule, decoder.align
+    owner, align = decoder.blocks, decoder.align
     if not isinstance(opening, Opening):
         raise RuntimeError(
             f"opening of {owner!r} must return an Opening such as Opening.of_block(start, stop), "
@@ -63,15 +63,21 @@ def require_max_steps(limit: object, *, owner: object) -> int:
     return limit
 
 
-def require_numbers(numbers: object, num_rows: int, *, owner: object) -> Int[Tensor, "B N"] | None:
-    """Returns numbers; raises RuntimeError unless they are `None`, or integers, N for each row."""
+def require_numbers(
+    numbers: object, canvas: Canvas, *, owner: object
+) -> Bool[Tensor, "B N"] | Int[Tensor, "B N"]:
+    """Returns numbers, for `None` no columns of them.
+
+    Raises:
+        RuntimeError: If they are not integers, N for each row of a canvas.
+    """
     if numbers is None:
-        return None
+        return canvas.tokens[:, :0]
     if isinstance(numbers, Tensor):
-        is_right = numbers.ndim == 2 and len(numbers) == num_rows
+        is_right = numbers.ndim == 2 and len(numbers) == len(canvas)
         if is_right and not numbers.is_floating_point():
             return numbers
-        got = f"{numbers.dtype} {tuple(numbers.shape)} for {num_rows} rows"
+        got = f"{numbers.dtype} {tuple(numbers.shape)} for {len(canvas)} rows"
     else:
         got = f"{shown(numbers)} ({type(numbers).__name__})"
     raise RuntimeError(f"numbers of {owner!r} must return Int[B, N] or None, got {got}.")
@@ -113,11 +119,13 @@ def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
     return state, look
 
 
-def require_after(found: object, *, owner: Verifier) -> tuple[State, Int[Tensor, "B N"] | None]:
+def require_after(
+    found: object, *, owner: Verifier
+) -> tuple[State, Bool[Tensor, "B N"] | Int[Tensor, "B N"]]:
     """Returns the result of a verifier's `after`; raises RuntimeError if the result is invalid."""
     if isinstance(found, tuple) and len(found) == 2:
         state, numbers = found
-        return state, require_numbers(numbers, len(state.rows), owner=owner)
+        return state, require_numbers(numbers, state.canvas, owner=owner)
     raise RuntimeError(
         f"after of {owner!r} must return the pair (state, numbers), got a {type(found).__name__}."
     )
@@ -152,8 +160,8 @@ def require_hidden(decoder: Decoder, hidden: Columns, end: int) -> Columns:
 
 def require_branches(decoder: Decoder, state: State, branches: Branches) -> None:
     """Raises RuntimeError unless branches are whole canvases, with numbers that are allowed."""
-    if branches.causal_from is not None and not branches.in_columns:
-        raise RuntimeError("causal_from of Branches must be None unless in_columns is True.")
+    if branches.causal_from and not branches.in_columns:
+        raise RuntimeError("causal_from of Branches must be empty unless in_columns is True.")
     if branches.in_columns and not set(branches.rows) <= branches.writers:
         raise RuntimeError(
             "Branches in columns must have branch 0 of each of their rows, whose slots it writes, "

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_decode.core.commits import Commits
-from dllm_decode.core.passes import Window
+from dllm_decode.core.passes import Window, part_of
 from samplers.logits.float64 import widest
 from samplers.logits.statistics import law_temperature, log_probability
 from samplers.state import pad_state
@@ -21,7 +21,7 @@ def log_probabilities(
     """Returns `logprobs` and `model_logprobs` of tokens, see `Commits`; 0 without logits."""
     computed = view.computed
     columns = computed.columns
-    computed_tokens = tokens if columns is None else tokens.gather(1, columns)
+    computed_tokens = part_of(tokens, columns)
     drawn = log_probability(computed.logits, computed_tokens, law_temperature(view.temperature))
     in_model = log_probability(computed.model_logits, computed_tokens, 1.0)
     if columns is None:

@@ -8,7 +8,7 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy
 from dllm_decode.core.model import AnySubset, MaskPredictor, UniformState
 from dllm_decode.core.options import DecodeConfig
-from dllm_decode.core.uniform_state import check_config
+from dllm_decode.core.uniform_state_checks import check_config
 from dllm_decode.engine.decoder import Verifier
 from samplers.accept_and_renoise import AcceptAndRenoise
 from samplers.base import Sampler

@@ -22,12 +22,13 @@ def with_paths(decoder: Decoder, state: State, view: View, window: Window) -> Vi
 
     Args:
         decoder: The decoder.
-        state: The rows, of which some have a constraint.
+        state: The rows.
         view: The view without constraints.
         window: The window of the view.
     """
     canvas, constraints = state.canvas, state.constraints
-    assert constraints is not None
+    if constraints is None:
+        return view
     length = _length(decoder, [state.rows[row] for row in constraints.rows], constraints)
     span = _span(canvas, constraints, length)
     offsets = view.computed.columns

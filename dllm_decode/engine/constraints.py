@@ -10,7 +10,7 @@ from torch import Tensor
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.language import Automata
 from dllm_decode.core.rows import Row
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 
 
 class Constraints(NamedTuple):
@@ -44,11 +44,11 @@ class Constraints(NamedTuple):
         automata = [row.request.automaton for _, row in pairs if row.request.automaton is not None]
         numbers = tuple(n for n, _ in pairs)
         starts = tuple(row.prompt_length for _, row in pairs)
-        index, columns = sent([numbers, starts], device).unbind(0)
+        index, columns = send([numbers, starts], device).unbind(0)
         states = torch.zeros_like(index)
         return Constraints(numbers, starts, index, columns, states, Automata.of(automata, device))
 
-    def read(self, rows: Sequence[Row], canvas: Canvas) -> "Constraints":
+    def read_settled(self, rows: Sequence[Row], canvas: Canvas) -> "Constraints":
         """Returns the constraints after the tokens before the first unsettled column of each row.
 
         Args:
@@ -78,7 +78,7 @@ class Constraints(NamedTuple):
         if not pairs:
             return None
         numbers, selected = zip(*pairs, strict=True)
-        index, kept = sent([numbers, selected], self.row_index.device).unbind(0)
+        index, kept = send([numbers, selected], self.row_index.device).unbind(0)
         starts = tuple(self.starts[place] for place in selected)
         return Constraints(
             numbers, starts, index, self.columns[kept], self.states[kept], self.automata.take(kept)

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.look import Look
-from dllm_decode.engine.state import State
+from dllm_decode.engine.state import Look, State
 from samplers.base import Decision, Sampler, first_state, next_step
 from samplers.state import merge_state
 from samplers.view import View
@@ -19,27 +18,27 @@ def decide(decoder: Decoder, state: State, seen: Look) -> tuple[State, Look, Dec
     If the verifier has decided already, the sampler is not asked. No row of the state waits.
 
     Returns:
-        The state with the new states of sampler and schedule, the look with the view that the
+        The state with the new states of sampler and blocks, the look with the view that the
         sampler was shown, and the decision.
     """
     if seen.decision is not None:
         return state, seen, seen.decision
     openings = [row.opening for row in state.rows]
     is_fresh = [row.is_fresh for row in state.rows]
-    view, schedule = decoder.schedule.narrowed(seen.view, openings, state.schedule)
+    view, blocks = decoder.blocks.narrowed(seen.view, openings, state.blocks)
     sampler = state.sampler
     if any(is_fresh):
-        sampler = _begun(decoder.sampler, view, sampler, is_fresh)
+        sampler = _begin(decoder.sampler, view, sampler, is_fresh)
         rows = tuple(row._replace(is_fresh=False) for row in state.rows)
         state = state._replace(rows=rows)
     decision, sampler = next_step(decoder.sampler, view, sampler)
-    decision = decoder.schedule.with_commits(view, decision, openings)
-    return state._replace(sampler=sampler, schedule=schedule), seen._replace(view=view), decision
+    decision = decoder.blocks.with_commits(view, decision, openings)
+    return state._replace(sampler=sampler, blocks=blocks), seen._replace(view=view), decision
 
 
-def _begun(sampler: Sampler, view: View, state: Any, is_fresh: Sequence[bool]) -> Any:
+def _begin(sampler: Sampler, view: View, state: Any, is_fresh: Sequence[bool]) -> Any:
     """Returns the sampler's state for the rows of a view, begun anew in fresh rows."""
     initial = first_state(sampler, view)
-    if all(is_fresh) or state is None:
+    if all(is_fresh):
         return initial
-    return merge_state(state, initial, sent(is_fresh, view.tokens.device))
+    return merge_state(state, initial, send(is_fresh, view.tokens.device))

@@ -18,10 +18,9 @@ from dllm_decode.core.prompts import Prompt, read_prompt, read_template
 from dllm_decode.core.rows import Request
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.stopping import NeverStop, StopRule
-from dllm_decode.core.uniform_state import canvas_length_of, check_request
-from dllm_decode.engine.look import Look
-from dllm_decode.engine.plan import Sight
-from dllm_decode.engine.state import State
+from dllm_decode.core.uniform_state_checks import canvas_length_of, check_request
+from dllm_decode.engine.layout import Sight
+from dllm_decode.engine.state import Look, State
 from samplers.base import Sampler
 from samplers.checks import require_plugin, shown
 from samplers.facts import Fact, PlugIn
@@ -36,7 +35,7 @@ class Decoder:
         sampler: Which positions to commit, and with which token.
         cache: Which columns a forward computes.
         verifier: Runs the forwards of a round, and may decide in the sampler's place.
-        schedule: Which unsettled positions are open.
+        blocks: Which unsettled positions are open.
         config: The options; a request may replace some of them.
         return_logprobs: As in `decode`.
         block_length: Tokens per block.
@@ -57,7 +56,7 @@ class Decoder:
     sampler: Sampler
     cache: CachePolicy
     verifier: "Verifier"
-    schedule: BlockSchedule
+    blocks: BlockSchedule
     config: DecodeConfig
     return_logprobs: bool = False
     block_length: int = field(init=False)
@@ -79,19 +78,19 @@ class Decoder:
             ValueError: If the block length is given twice, or does not fit the answer or the model.
         """
         model, sampler, cache, config = self.model, self.sampler, self.cache, self.config
-        fixed, chosen = self.schedule.block_length, config.block_length
+        fixed, chosen = self.blocks.block_length, config.block_length
         if fixed is not None and chosen not in (None, fixed):
             raise ValueError(
-                f"block_length must be left out or be that of {self.schedule!r}, got {chosen}."
+                f"block_length must be left out or be that of {self.blocks!r}, got {chosen}."
             )
         length = canvas_length_of(model, chosen or fixed, config.gen_length)
-        blocks = config if length is None else replace(config, block_length=length)
-        length = blocks.resolved_block_length(model.causal_block_length, model=model.name)
+        chosen_config = replace(config, block_length=length)
+        length = chosen_config.resolved_block_length(model.causal_block_length, model=model.name)
         align = model.causal_block_length or 1
         answer_length = round_up(config.gen_length + align - 1, align)
         window_length = answer_length
         if sampler.scope == "block":
-            window_length = self.schedule.window_length(length, answer_length)
+            window_length = self.blocks.window_length(length, answer_length)
         starts_as_noise = isinstance(model, UniformState)
         banned = {model.mask_id, *model.banned_ids, *config.banned_ids}
         derived = {
@@ -223,8 +222,9 @@ def _check_constraint(decoder: Decoder, constraint: object, request: Request) ->
 
 
 class Verifier(PlugIn, ABC):
-    """Runs the forwards of a round before the sampler decides, and may decide in its place.
+    """Runs a round's forwards: decides for how many steps they serve, or whose tokens are kept.
 
+    The sampler decides after the forwards, unless the verifier has decided in its place.
     `state.verifier` is the verifier's own state: a NamedTuple of tensors, nested as needed, batch
     axis first. Rows that join get zeros, the values of rows that leave are dropped. The loop opens
     blocks before the look, and asks the sampler after it.

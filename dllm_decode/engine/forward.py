@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.caches.base import CacheQuery
@@ -14,14 +14,13 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, union, without
 from dllm_decode.core.history import History
 from dllm_decode.core.model import num_calls, predict_all
-from dllm_decode.core.passes import Branches, Pass, Window
-from dllm_decode.core.sending import sent
+from dllm_decode.core.passes import Branches, Pass, Window, part_of
+from dllm_decode.core.sending import send
 from dllm_decode.engine.checks import require_columns, require_hidden
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.inputs import inputs_of, part_of
-from dllm_decode.engine.layout import Layout
+from dllm_decode.engine.inputs import inputs_of
+from dllm_decode.engine.layout import Layout, Plan
 from dllm_decode.engine.packing import packed_of, unpack, with_room
-from dllm_decode.engine.plan import Plan
 from dllm_decode.engine.state import State
 from samplers.logits.statistics import certain_where
 
@@ -45,8 +44,17 @@ def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Te
         guided = unguided + (1.0 + decoder.config.cfg_scale) * (logits - unguided)
         # Guidance of -inf may give NaN or infinity; such a token keeps its logit with the prompt.
         logits = torch.where(logits.isneginf() | unguided.isneginf(), logits, guided)
-    state = _counted(decoder, state, call)
-    return _checked(decoder, state, call, logits)
+    state = _count(decoder, state, call)
+    if state.cache.history is not None:
+        state = _note(state, state.cache.history, call)
+    state = with_finite_check(state, logits, decoder.model.name, branches.rows)
+    logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
+    known = call.layout.merge_known()
+    if known is None:
+        return state, logits
+    if spec.branches is None:
+        state = _with_known_check(decoder, state, spec.window, known)
+    return state, _fill_unknown(call, logits, known)
 
 
 class _Call(NamedTuple):
@@ -68,20 +76,20 @@ class _Call(NamedTuple):
 def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
     """Returns the plan of each row, with the columns of `spec` or of the cache policy."""
     sight, plans = decoder.sight, []
-    if spec.columns is not None and not sight.with_kv_cache:
+    if spec.columns and not sight.with_kv_cache:
         raise RuntimeError(
-            f"columns of Pass must be None with {decoder.cache!r}, which computes all of them."
+            f"columns of Pass must be empty with {decoder.cache!r}, which computes all of them."
         )
-    for n, row in enumerate(state.rows if spec.policy_rows is None else spec.policy_rows):
+    for n, row in enumerate(spec.policy_rows or state.rows):
         end = row.end if sight.sees_later_blocks else row.opening.block[1]
         query = CacheQuery(row, end, sight.shift)
         hidden: Columns = ()
-        if spec.columns is None:
+        if spec.columns:
+            chosen, duty = spec.columns[n], "columns of Pass by {0.verifier!r} must be"
+        else:
             chosen = decoder.cache.recompute(query)
             hidden = require_hidden(decoder, decoder.cache.hidden(query), end)
             duty = "recompute of {0.cache!r} must return"
-        else:
-            chosen, duty = spec.columns[n], "columns of Pass by {0.verifier!r} must be"
         require_columns(decoder, chosen, end, duty)
         if sight.with_kv_cache:
             # A slot holds nothing, and must not be read, until its column is computed.
@@ -98,7 +106,8 @@ def _layout(
     window = spec.window
     branch_plans = [plans[row] for row in branches.rows]
     starts = tuple(window.starts[row] for row in branches.rows)
-    key = Layout.key_of(branch_plans, starts, window.width)
+    columns = tuple((plan.columns, plan.end, plan.hidden) for plan in branch_plans)
+    key = (columns, starts, window.width)
     if state.layout is not None and state.layout.key == key:
         return state.layout
     if spec.branches is not None:
@@ -108,7 +117,7 @@ def _layout(
 
 def _without_given(canvas: Canvas, branches: Branches) -> Branches:
     """Returns the branches with [MASK] for prompts and given tokens."""
-    given = canvas.given[sent(branches.rows, canvas.given.device)]
+    given = canvas.given[send(branches.rows, canvas.given.device)]
     return branches._replace(tokens=branches.tokens.masked_fill(given, canvas.mask_id))
 
 
@@ -118,6 +127,7 @@ def _run(decoder: Decoder, state: State, call: _Call) -> tuple[State, Float[Tens
     inputs, packs = [], []
     for group in call.layout.groups:
         group_inputs = inputs_of(state, call.spec, branches, group)
+        group_inputs = call.spec.edit(group_inputs, group.members)
         if branches.in_columns:
             group_inputs, packed = packed_of(state, branches, group, group_inputs)
             packs.append(packed)
@@ -129,7 +139,7 @@ def _run(decoder: Decoder, state: State, call: _Call) -> tuple[State, Float[Tens
     return state._replace(cost=cost), call.layout.merged(results)
 
 
-def _counted(decoder: Decoder, state: State, call: _Call) -> State:
+def _count(decoder: Decoder, state: State, call: _Call) -> State:
     """Returns the state in which the forward is counted for each row that took part."""
     _, branches, plans, layout = call
     num_passes = decoder.num_passes
@@ -150,45 +160,40 @@ def _counted(decoder: Decoder, state: State, call: _Call) -> State:
                 last_needed=plan.needed,
                 computed=union(row.computed, plan.columns),
             )
-    history = state.cache.history
-    if history is not None:
-        history = _noted(state, history, branches, layout)
-    return state._replace(rows=tuple(rows), cache=state.cache._replace(history=history))
+    return state._replace(rows=tuple(rows))
 
 
-def _noted(state: State, history: History, branches: Branches, layout: Layout) -> History:
-    """Returns the history after a forward; only branch 0 of a row is noted."""
-    for group in layout.groups:
-        rows, numbers = branches.rows_and_numbers(group.members)
+def _note(state: State, history: History, call: _Call) -> State:
+    """Returns the state whose history has the columns that branch 0 of each row computed."""
+    for group in call.layout.groups:
+        rows, numbers = call.branches.rows_and_numbers(group.members)
         pairs = [(n, rows[n]) for n, number in enumerate(numbers) if number == 0]
-        members, index = sent(pairs, state.device, torch.long).view(-1, 2).unbind(-1)
+        members, index = send(pairs, state.device, torch.long).view(-1, 2).unbind(-1)
         history = history.noted(state.canvas, index, group.columns[members])
-    return history
+    return state._replace(cache=state.cache._replace(history=history))
 
 
-def _checked(
-    decoder: Decoder, state: State, call: _Call, logits: Float[Tensor, "N _ V"]
-) -> tuple[State, Float[Tensor, "N _ V"]]:
-    """Returns the logits, checked, with -inf for banned tokens.
+def _with_known_check(
+    decoder: Decoder, state: State, window: Window, known: Bool[Tensor, "B W"]
+) -> State:
+    """Notes rows whose cache policy leaves out columns that predict open positions."""
+    is_open = window.part(state.canvas.unsettled) & window.open
+    is_broken, duty = ~known & is_open, "compute every column that predicts an open position"
+    if decoder.cache_narrows:
+        is_broken = ~(known & is_open).any(-1)
+        duty = "compute a column that predicts an open position"
+    return state.with_breach(is_broken, decoder.cache, duty)
 
-    At settled columns that no computed column predicts, the logits are certain of the token there.
-    """
-    spec, branches, layout = call.spec, call.branches, call.layout
-    state = with_finite_check(state, logits, decoder.model.name, branches.rows)
-    logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
-    known = layout.known()
-    if known is None:
-        return state, logits
-    window = layout.window
-    if spec.branches is None:
-        is_open = window.part(state.canvas.unsettled) & spec.window.open
-        is_broken, duty = ~known & is_open, "compute every column that predicts an open position"
-        if decoder.cache_narrows:
-            is_broken = ~(known & is_open).any(-1)
-            duty = "compute a column that predicts an open position"
-        state = state.with_breach(is_broken, decoder.cache, duty)
-    known, tokens = part_of(known, spec.asked), part_of(window.part(branches.tokens), spec.asked)
-    return state, certain_where(logits, ~known, tokens)
+
+def _fill_unknown(
+    call: _Call, logits: Float[Tensor, "N n V"], known: Bool[Tensor, "N W"]
+) -> Float[Tensor, "N n V"]:
+    """Returns logits that are certain of the token in columns that no computed column predicts."""
+    known, tokens = (
+        part_of(values, call.spec.asked)
+        for values in (known, call.layout.window.part(call.branches.tokens))
+    )
+    return certain_where(logits, ~known, tokens)
 
 
 def with_finite_check(
@@ -208,4 +213,4 @@ def with_finite_check(
 @lru_cache(maxsize=64)
 def on_device(ids: tuple[int, ...], device: torch.device) -> Int[Tensor, " N"]:
     """Returns token ids on a device; cached, so that each tuple is sent there once."""
-    return sent(ids, device, torch.long)
+    return send(ids, device, torch.long)

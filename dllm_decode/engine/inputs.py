@@ -2,37 +2,36 @@
 
 from collections.abc import Sequence
 
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Branches, Pass
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from dllm_decode.engine.layout import Group
 from dllm_decode.engine.state import State
 
 
 def inputs_of(state: State, spec: Pass, branches: Branches, group: Group) -> ForwardInputs:
-    """Returns the inputs of one group of branches."""
-    tokens, offsets = branches.tokens, spec.asked
-    if group.indices is not None:
-        tokens = tokens[group.indices]
-        offsets = None if offsets is None else offsets[group.indices]
-    slots = group.slots
+    """Returns the inputs of one group of branches, before `Pass.edit`."""
+    tokens, slots, wanted = branches.tokens[group.indices], group.slots, group.predictors
     tokens = tokens[:, slots] if isinstance(slots, slice) else tokens.gather(1, slots)
-    cache, rows = state.cache.kv_cache, None
-    if cache is not None and not branches.in_columns:
-        rows = cache_rows(state, *branches.rows_and_numbers(group.members))
-    inputs = ForwardInputs(
+    if spec.asked is not None:
+        wanted = wanted.gather(1, spec.asked[group.indices])
+    cache = state.cache.kv_cache
+    if cache is None:
+        return ForwardInputs(tokens, group.columns, wanted, group.attend)
+    pairs = branches.rows_and_numbers(group.members)
+    return ForwardInputs(
         tokens=tokens,
         positions=group.columns,
-        wanted=part_of(group.predictors, offsets),
+        wanted=wanted,
         attend=group.attend,
-        kv_cache=None if cache is None else cache.first(group.num_keys),
-        slots=None if cache is None else slots,
-        rows=rows,
+        kv_cache=cache.first(group.num_keys),
+        slots=slots,
+        # `packed_of` sets the rows of branches that are columns.
+        rows=None if branches.in_columns else cache_rows(state, *pairs),
     )
-    return inputs if spec.edit is None else spec.edit(inputs, group.members)
 
 
 def cache_rows(
@@ -48,11 +47,4 @@ def cache_rows(
         return None
     if indices == list(range(indices[0], indices[0] + len(indices))):
         return slice(indices[0], indices[0] + len(indices))
-    return sent(indices, state.device)
-
-
-def part_of(
-    values: Shaped[Tensor, "N W"], asked: Int[Tensor, "N n"] | None
-) -> Shaped[Tensor, "N _"]:
-    """Returns the columns of each row at the offsets `asked`; `None`: all columns."""
-    return values if asked is None else values.gather(1, asked)
+    return send(indices, state.device)

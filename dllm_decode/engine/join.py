@@ -10,7 +10,7 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.history import History
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Numbers, Request, Row
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from dllm_decode.engine.checks import require_numbers
 from dllm_decode.engine.commits import CommitState
 from dllm_decode.engine.constraints import Constraints
@@ -27,17 +27,15 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     mask_id, now = decoder.model.mask_id, time.perf_counter()
     new = [Row.of(request, decoder.align, mask_id, now) for request in requests]
     canvas = blank(decoder, new)
-    schedule = decoder.schedule
-    numbers = schedule.numbers(canvas, decoder.block_length, None)
-    numbers = require_numbers(numbers, len(new), owner=schedule)
-    if numbers is not None:
-        read = [Numbers(schedule=tuple(values)) for values in numbers.tolist()]
-        new = [
-            row._replace(numbers=row_numbers) for row, row_numbers in zip(new, read, strict=True)
-        ]
+    numbers = decoder.blocks.numbers(canvas, decoder.block_length, None)
+    lists = require_numbers(numbers, canvas, owner=decoder.blocks).tolist()
+    new = [
+        row._replace(numbers=Numbers(blocks=tuple(values)))
+        for row, values in zip(new, lists, strict=True)
+    ]
     device, num_new = state.device, len(new)
     noise = [(request.config.seed, request.noise_index) for request in requests]
-    seeds, indices = sent(noise, device).unbind(-1)
+    seeds, indices = send(noise, device).unbind(-1)
     cost, zeros = state.cost, torch.zeros(num_new, dtype=torch.long, device=device)
     joined = state.canvas.joined(canvas) if state.rows else canvas
     commits = None
@@ -51,7 +49,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
             drafted=torch.cat([cost.drafted, zeros]), accepted=torch.cat([cost.accepted, zeros])
         ),
         sampler=pad_state(state.sampler, num_new),
-        schedule=pad_state(state.schedule, num_new),
+        blocks=pad_state(state.blocks, num_new),
         verifier=pad_state(state.verifier, num_new),
         commits=commits,
         constraints=Constraints.of((*state.rows, *new), device),
@@ -80,13 +78,13 @@ def _cache_with(decoder: Decoder, state: State, new: Sequence[Row], canvas: Canv
     num_slots = max([cache.num_slots if state.rows else 0, *(row.end for row in new)])
     if decoder.cache.needs_kv_cache:
         kv_cache = cache.kv_cache
-        if kv_cache is not None and not state.rows:
-            # None of its slots is in use; `widened` takes as many as the new rows need.
-            kv_cache = kv_cache.first(0)
         if kv_cache is None:
             num_rows = cache.capacity * decoder.verifier.num_branches
             allocated = max(num_slots, cache.reserve)
             kv_cache = decoder.model.new_kv_cache(num_rows, allocated).first(num_slots)
+        elif not state.rows:
+            # None of its slots is in use; `widened` takes as many as the new rows need.
+            kv_cache = kv_cache.first(0).widened(num_slots)
         elif kv_cache.num_slots < num_slots:
             kv_cache = kv_cache.widened(num_slots)
         cache = cache._replace(kv_cache=kv_cache, num_slots=num_slots)
@@ -118,7 +116,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
     for place, row in enumerate(order):
         for buffer in state.cache.buffers if place != row else ():
             buffer[:, place] = buffer[:, row]
-    index = sent(order, state.device)
+    index = send(order, state.device)
     return state.take(order)._replace(
         verifier=take_state(state.verifier, index),
         cache=state.cache._replace(history=take_state(state.cache.history, index)),
@@ -166,7 +164,7 @@ def outputs_of(state: State, rows: Sequence[int]) -> list[Ended]:
     """Returns the outputs of rows that have ended."""
     if not rows:
         return []
-    index = sent(rows, state.device)
+    index = send(rows, state.device)
     canvas = state.canvas.take(index)
     tokens = canvas.filled(canvas.unsettled).answers().cpu()
     unsettled = canvas.unsettled.cpu()

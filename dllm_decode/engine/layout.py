@@ -16,10 +16,64 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from dllm_decode.core.columns import Columns
+from dllm_decode.core.columns import Columns, count
 from dllm_decode.core.passes import Window
-from dllm_decode.core.sending import sent
-from dllm_decode.engine.plan import Plan, Sight
+from dllm_decode.core.sending import send
+from dllm_decode.core.sizes import round_up
+
+# Numbers of columns that are not one range are rounded up to a multiple of this, because libraries
+# keep scratch memory for each shape.
+_STRIDE = 16
+
+
+class Plan(NamedTuple):
+    """The columns of one row in a forward.
+
+    Attributes:
+        columns: The columns to compute.
+        end: First column that no computed column sees.
+        needed: First column that predicts the open block.
+        hidden: Columns that are neither computed nor seen.
+    """
+
+    columns: Columns
+    end: int
+    needed: int
+    hidden: Columns = ()
+
+    @property
+    def first(self) -> int:
+        """The first column to compute."""
+        return self.columns[0].start
+
+    @property
+    def stop(self) -> int:
+        """The first column after those to compute."""
+        return self.columns[-1].stop
+
+    @property
+    def width(self) -> int:
+        """Columns of the row in a forward; the last one is repeated to fill up."""
+        number = count(self.columns)
+        return number if len(self.columns) == 1 else min(round_up(number, _STRIDE), self.end)
+
+
+class Sight(NamedTuple):
+    """How a model sees and predicts.
+
+    Attributes:
+        shift: Columns from a column to the column that its logits predict, 0 or 1.
+        causal_block_length: As `MaskPredictor.causal_block_length`.
+        sees_later_blocks: True if a column sees the masks of later blocks.
+        with_kv_cache: True if keys come from a cache, False if from the computed columns alone.
+        device: Device of the model's inputs.
+    """
+
+    shift: int
+    causal_block_length: int
+    sees_later_blocks: bool
+    with_kv_cache: bool
+    device: torch.device
 
 
 class Group(NamedTuple):
@@ -27,7 +81,7 @@ class Group(NamedTuple):
 
     Attributes:
         members: Indices of the branches.
-        indices: The members as a tensor; `None`: all of them, in order.
+        indices: The members, to index a tensor with.
         columns: The columns to compute, which are their rotary positions.
         slots: `columns` as slots of a cache; a slice if all members compute the same columns.
         predictors: For each column of the window, which of the computed columns predicts it.
@@ -37,7 +91,7 @@ class Group(NamedTuple):
     """
 
     members: tuple[int, ...]
-    indices: Int[Tensor, " N"] | None
+    indices: slice | Int[Tensor, " N"]
     columns: Int[Tensor, "N Q"]
     slots: slice | Int[Tensor, "N Q"]
     predictors: Int[Tensor, "N W"]
@@ -57,19 +111,13 @@ class Layout(NamedTuple):
         key: All that the layout depends on.
         window: The columns to predict, for each branch.
         groups: The branches by width.
-        order: Puts the results of all groups in the order of the branches; `None`: one group.
+        order: Puts the results of all groups in the order of the branches.
     """
 
     key: LayoutKey
     window: Window
     groups: tuple[Group, ...]
-    order: Int[Tensor, " N"] | None
-
-    @staticmethod
-    def key_of(plans: Sequence[Plan], starts: tuple[int, ...], width: int) -> LayoutKey:
-        """Returns the key of a forward, given the columns of each branch and of the window."""
-        branches = tuple((plan.columns, plan.end, plan.hidden) for plan in plans)
-        return branches, starts, width
+    order: slice | Int[Tensor, " N"]
 
     @staticmethod
     def of(key: LayoutKey, sight: Sight, plans: Sequence[Plan], window: Window) -> "Layout":
@@ -84,19 +132,21 @@ class Layout(NamedTuple):
         all_members = tuple(range(len(plans)))
         widths = sorted({plan.width for plan in plans}) if sight.with_kv_cache else []
         if len(widths) <= 1:
-            return Layout(key, window, (_group(sight, plans, window, all_members, None),), None)
+            everything = slice(None)
+            group = _group(sight, plans, window, all_members, everything)
+            return Layout(key, window, (group,), everything)
         groups, parts = [], []
         for width in widths:
             members = tuple(n for n, plan in enumerate(plans) if plan.width == width)
-            parts.append(sent(members, sight.device))
+            parts.append(send(members, sight.device))
             groups.append(_group(sight, plans, window, members, parts[-1]))
         return Layout(key, window, tuple(groups), torch.cat(parts).argsort())
 
     def merged(self, parts: Sequence[Shaped[Tensor, "..."]]) -> Shaped[Tensor, "..."]:
         """Joins the results of the groups, in the order of the branches."""
-        return parts[0] if self.order is None else torch.cat(list(parts))[self.order]
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts))[self.order]
 
-    def known(self) -> Bool[Tensor, "N W"] | None:
+    def merge_known(self) -> Bool[Tensor, "N W"] | None:
         """Returns where a computed column predicts the window; `None`: everywhere."""
         if all(group.known is None for group in self.groups):
             return None
@@ -112,7 +162,7 @@ def _group(
     plans: Sequence[Plan],
     window: Window,
     members: tuple[int, ...],
-    indices: Int[Tensor, " N"] | None,
+    indices: slice | Int[Tensor, " N"],
 ) -> Group:
     member_plans = [plans[member] for member in members]
     starts = [window.starts[member] for member in members]
@@ -147,11 +197,11 @@ def _slots(sight: Sight, plans: Sequence[Plan]) -> slice | Int[Tensor, "N Q"]:
         return slice(first[0].start, first[0].stop)
     width = max(plan.width for plan in plans)
     if all(len(plan.columns) == 1 for plan in plans):
-        starts = sent([plan.first for plan in plans], sight.device)
+        starts = send([plan.first for plan in plans], sight.device)
         return starts[:, None] + torch.arange(width, device=sight.device)
     lists = [[column for part in plan.columns for column in part] for plan in plans]
     lists = [[*columns, *[columns[-1]] * (width - len(columns))] for columns in lists]
-    return sent(lists, sight.device)
+    return send(lists, sight.device)
 
 
 def _predictors(
@@ -176,7 +226,7 @@ def _predictors(
     if len(set(starts)) == 1:
         wanted = (offsets + starts[0]).repeat(len(plans), 1)
     else:
-        wanted = sent(starts, sight.device)[:, None] + offsets
+        wanted = send(starts, sight.device)[:, None] + offsets
     # No column predicts column 0 of a shifted model; the logits of column 0 are used for it.
     wanted = wanted.clamp(min=0)
     if isinstance(slots, slice):
@@ -225,7 +275,7 @@ def _attend(
 
 
 def _each(sight: Sight, numbers: Sequence[int]) -> Int[Tensor, "N 1"]:
-    return sent(numbers, sight.device)[:, None]
+    return send(numbers, sight.device)[:, None]
 
 
 def attention_mask(

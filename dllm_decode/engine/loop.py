@@ -14,7 +14,7 @@ from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.model import MaskPredictor, fingerprint_of
 from dllm_decode.core.observers import Observer
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config, require_integer
-from dllm_decode.core.output import DecodeOutput, together
+from dllm_decode.core.output import DecodeOutput, join_outputs
 from dllm_decode.core.prompts import (
     Prompt,
     Prompts,
@@ -24,7 +24,7 @@ from dllm_decode.core.prompts import (
 )
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule
-from dllm_decode.core.uniform_state import check_commits
+from dllm_decode.core.uniform_state_checks import check_commits
 from dllm_decode.engine import compatibility
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.join import Ended, blank, ended_at_once, join, leave, outputs_of
@@ -291,7 +291,7 @@ def gathered(answers: Iterator[Ended]) -> DecodeOutput:
     """Returns all answers as one output, in the order of the requests."""
     started = time.perf_counter()
     ordered = sorted(answers, key=lambda answer: answer.request)
-    return together(
+    return join_outputs(
         [answer.output for answer in ordered],
         forwards=max(answer.forwards for answer in ordered),
         target_forwards=max(answer.target_forwards for answer in ordered),

@@ -4,16 +4,18 @@ from dataclasses import dataclass
 
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.leave_one_out import look_without_own_token
-from dllm_decode.engine.look import Look
-from dllm_decode.engine.state import State
-from dllm_decode.engine.uniform_state import look_at_noise
+from dllm_decode.engine.look_at_noise import look_at_noise
+from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import look
 from samplers.facts import Fact
 
 
 @dataclass(frozen=True)
 class NoVerifier(Verifier):
-    """Runs one forward a round, on which the sampler decides."""
+    """Runs the one forward of a round, as a verifier must, and neither drafts nor checks tokens.
+
+    The sampler decides one step on each forward: this is plain decoding.
+    """
 
     @property
     def gives(self) -> frozenset[Fact]:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Branches
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from dllm_decode.engine.checks import require_branches
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.inputs import cache_rows
@@ -52,7 +52,7 @@ def with_room(decoder: Decoder, state: State, branches: Branches, layout: Layout
         if branch
     ]
     if pairs:
-        rows, copies = sent(pairs, state.device).unbind(-1)
+        rows, copies = send(pairs, state.device).unbind(-1)
         for buffer in cache.buffers:
             buffer[:, copies.to(buffer.device)] = buffer[:, rows.to(buffer.device)]
     return state
@@ -93,30 +93,26 @@ def packed_of(
     rows, numbers = branches.rows_and_numbers(group.members)
     owners = list(dict.fromkeys(rows))
     where = Packed(
-        sent([owners.index(row) for row in rows], device),
-        sent(numbers, device),
+        send([owners.index(row) for row in rows], device),
+        send(numbers, device),
         len(owners),
         max(numbers) + 1,
     )
-    has_cache = cache.kv_cache is not None
-    first_free = cache.num_slots if has_cache else width
-    row_slots = inputs.positions if has_cache else torch.arange(width, device=device)
-    row_slots = row_slots.expand_as(inputs.tokens)
-    causal: Tensor | None = None
-    if branches.causal_from is not None:
-        first_causal = [branches.causal_from[member] for member in group.members]
-        causal = sent(first_causal, device)
-    attend = inputs.tokens.new_zeros(*row_slots.shape, first_free, dtype=torch.bool)
-    attend[..., : group.num_keys if has_cache else width] = (
-        True if inputs.attend is None else inputs.attend
-    )
+    first_free, num_keys = width, width
+    row_slots = torch.arange(width, device=device).expand_as(inputs.tokens)
     cache_inputs: dict[str, Any] = {}
     if cache.kv_cache is not None:
+        first_free, num_keys, row_slots = cache.num_slots, group.num_keys, inputs.positions
         cache_inputs = {
             "slots": _slots(where, row_slots, first_free),
             "kv_cache": cache.kv_cache.first(first_free + (where.depth - 1) * width),
             "rows": cache_rows(state, owners, [0] * len(owners)),
         }
+    # Without `causal_from`, attention is causal from a column on that no row has.
+    causal_from = branches.causal_from or (state.canvas.width,) * len(branches.rows)
+    causal = send([causal_from[member] for member in group.members], device)
+    attend = inputs.tokens.new_zeros(*row_slots.shape, first_free, dtype=torch.bool)
+    attend[..., :num_keys] = True if inputs.attend is None else inputs.attend
     packed = replace(
         inputs,
         tokens=where.lay(inputs.tokens),
@@ -144,7 +140,7 @@ def _attend(
     where: Packed,
     attend: Bool[Tensor, "N X K"],
     row_slots: Int[Tensor, "N X"],
-    causal_from: Int[Tensor, " N"] | None,
+    causal_from: Int[Tensor, " N"],
 ) -> Bool[Tensor, "N X L"]:
     """Returns which slots each column of a branch sees, see the picture of this module.
 
@@ -152,15 +148,13 @@ def _attend(
         where: Where each branch is.
         attend: Which of the row's slots each column would see if its branch were the only one.
         row_slots: The row's slots of the branch's columns.
-        causal_from: As `Branches.causal_from`.
+        causal_from: Column of each branch from which on attention is causal.
     """
     key_slots = row_slots[:, None].expand(-1, row_slots.shape[1], -1)
     visible, is_further = attend.gather(2, key_slots), (where.numbers > 0)[:, None, None]
-    sees_row, sees_own = visible & ~is_further, visible
-    if causal_from is not None:
-        causal, gap = row_slots >= causal_from[:, None], row_slots[:, :, None] - key_slots
-        sees_row = visible & torch.where(causal[:, None], gap >= is_further.long(), ~is_further)
-        sees_own = visible & (~causal[:, None] | (gap == 0))
+    causal, gap = row_slots >= causal_from[:, None], row_slots[:, :, None] - key_slots
+    sees_row = visible & torch.where(causal[:, None], gap >= is_further.long(), ~is_further)
+    sees_own = visible & (~causal[:, None] | (gap == 0))
     # A row with fewer columns than another repeats its last column. In branch 0 the copies share
     # one slot; in other branches each copy has a slot, and only the first may be visible.
     repeated = torch.zeros_like(row_slots, dtype=torch.bool)

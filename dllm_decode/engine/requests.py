@@ -1,7 +1,6 @@
 """Requests of many prompts, with their templates and constraints."""
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
 from itertools import repeat, zip_longest
 from typing import TypeAlias
 
@@ -43,30 +42,22 @@ def requests_of(
         ValueError: If a prompt, template or constraint cannot be decoded, or one is missing.
     """
     constraints = iter(constraint) if isinstance(constraint, Sequence) else repeat(constraint)
-    everything_open = isinstance(templates, Sized) and not len(templates)
-    pairs = zip_longest(prompts, () if everything_open else templates)
+    has_templates = not isinstance(templates, Sized) or len(templates) > 0
+    pairs = zip_longest(prompts, templates) if has_templates else zip(prompts, repeat(()))
     for row, (prompt, template) in enumerate(pairs):
-        if prompt is None or (template is None and not everything_open):
+        if prompt is None or template is None:
             fewer, more = ("prompts", "templates") if prompt is None else ("templates", "prompts")
             raise ValueError(
                 f"templates must hold one answer per prompt, got {row} {fewer} and more {more}."
             )
-        answer = () if template is None else template
         options: RequestOptions = {}
-        if fills_blanks and template is not None:
-            options = filling_options(answer, options)
-        with _named(row):
+        if fills_blanks and has_templates:
+            options = filling_options(template, options)
+        try:
             require_constraints(constraint, row + 1, least=True)
             request = decoder.request(
-                prompt, row, template=answer, stop=stop, constraint=next(constraints), **options
+                prompt, row, template=template, stop=stop, constraint=next(constraints), **options
             )
+        except ValueError as error:
+            raise ValueError(f"In row {row}: {error}") from None
         yield request
-
-
-@contextmanager
-def _named(row: int) -> Iterator[None]:
-    """Names the row in errors about its request."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"In row {row}: {error}") from None

@@ -13,13 +13,13 @@ from itertools import islice
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Shaped
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.observers import Observer, StepEvent, final_tokens
-from dllm_decode.core.rows import Numbers, Opening, Row
-from dllm_decode.core.sending import sent
+from dllm_decode.core.rows import Numbers, Row
+from dllm_decode.core.sending import send
 from dllm_decode.engine.checks import (
     require_after,
     require_look,
@@ -29,9 +29,8 @@ from dllm_decode.engine.checks import (
 )
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.look import Look
 from dllm_decode.engine.settle import settle
-from dllm_decode.engine.state import Breach, State
+from dllm_decode.engine.state import Breach, Look, State
 from samplers.checks import shown
 from samplers.facts import Fact
 
@@ -51,7 +50,7 @@ def one_round(
     """
     state = open_blocks(decoder, state)
     if state.constraints is not None:
-        state = state._replace(constraints=state.constraints.read(state.rows, state.canvas))
+        state = state._replace(constraints=state.constraints.read_settled(state.rows, state.canvas))
     state, seen = require_look(decoder.verifier.look(decoder, state), owner=decoder.verifier)
     stepping = seen.stepping(state)
     part, seen, decision = decide(decoder, state.take(stepping), seen)
@@ -73,16 +72,18 @@ def open_blocks(decoder: Decoder, state: State) -> State:
     Raises:
         RuntimeError: If an opening or `max_steps` breaks its contract.
     """
-    rows = tuple(_opened(decoder, row) for row in state.rows)
+    rows = tuple(_open_row(decoder, row) for row in state.rows)
     return state if rows == state.rows else state._replace(rows=rows, window=None)
 
 
-def _opened(decoder: Decoder, row: Row) -> Row:
+def _open_row(decoder: Decoder, row: Row) -> Row:
     """Returns a row with its new opening."""
-    chosen = decoder.schedule.opening(row, decoder.block_length, decoder.model.logit_shift)
+    chosen = decoder.blocks.opening(row, decoder.block_length, decoder.model.logit_shift)
     opening = require_opening(decoder, chosen, row)
     if decoder.sampler.scope != "block":
-        opening = _with_scope(decoder, row, opening)
+        # Cache policies must take all the columns that the sampler reads for the open block.
+        start = opening.block[0] if decoder.sampler.scope == "suffix" else row.first
+        opening = opening._replace(block=(start, row.end))
     if opening.phase == row.opening.phase and row.steps >= row.limit:
         return row._replace(error=_too_many_steps(decoder, row))
     previous, row = row.opening, row._replace(opening=opening)
@@ -104,12 +105,6 @@ def _too_many_steps(decoder: Decoder, row: Row) -> str:
         f"{culprit!r} promises to finish a block within {row.limit} steps, but masks are left "
         f"after {row.steps}; its `max_steps` or its rule is wrong."
     )
-
-
-def _with_scope(decoder: Decoder, row: Row, opening: Opening) -> Opening:
-    """Returns the opening whose block has all the columns that the sampler reads."""
-    start = opening.block[0] if decoder.sampler.scope == "suffix" else row.first
-    return opening._replace(block=(start, row.end))
 
 
 def _num_masks(row: Row, mask_id: int) -> int:
@@ -151,24 +146,26 @@ def advance(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int
 
 
 def _read_on_host(
-    decoder: Decoder, state: State, seen: Look, verified: Int[Tensor, "B N"] | None
+    decoder: Decoder, state: State, seen: Look, verified: Shaped[Tensor, "B N"]
 ) -> Iterable[tuple[int, bool, Numbers, str]]:
     """Reads all values at once; in plain decoding the host waits only here in a round."""
-    canvas, history, B = state.canvas, state.cache.history, len(state.rows)
+    canvas, history = state.canvas, state.cache.history
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
     first = torch.where(canvas.unsettled, columns, canvas.width).amin(-1)
     has_ended = (canvas.eos & (columns < first[:, None])).any(-1)
-    schedule, cache = decoder.schedule, decoder.cache
-    opened = schedule.numbers(canvas, decoder.block_length, state.schedule)
-    numbers = [require_numbers(opened, B, owner=schedule), None, verified]
-    if history is not None:
-        cached = cache.numbers(canvas, history, decoder.model.logit_shift)
-        numbers[1] = require_numbers(cached, B, owner=cache)
+    blocks, cache = decoder.blocks, decoder.cache
+    opened = blocks.numbers(canvas, decoder.block_length, state.blocks)
+    shift = decoder.model.logit_shift
+    cached = None if history is None else cache.numbers(canvas, history, shift)
+    numbers = [
+        require_numbers(opened, canvas, owner=blocks),
+        require_numbers(cached, canvas, owner=cache),
+        verified,
+    ]
     broken = [breach.found for breach in state.breaches]
     unsettled, ended, *lists = _on_host([first, has_ended, *numbers, *broken])
-    by_plugin = [[()] * B if values is None else values for values in lists[:3]]
-    by_row = [Numbers(*row_numbers) for row_numbers in zip(*by_plugin, strict=True)]
-    errors = [""] * B
+    by_row = [Numbers(*row_numbers) for row_numbers in zip(*lists[:3], strict=True)]
+    errors = [""] * len(state.rows)
     for breach, values in zip(state.breaches, lists[3:], strict=True):
         for row, is_broken in zip(breach.rows, values, strict=True):
             if is_broken and not errors[row]:
@@ -176,15 +173,12 @@ def _read_on_host(
     return zip(unsettled, ended, by_row, errors, strict=True)
 
 
-def _on_host(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Returns tensors of one or two axes as lists, of numbers or of tuples; `None` stays `None`."""
-    parts = [tensor.flatten() for tensor in tensors if tensor is not None]
-    values = iter(torch.cat(parts).tolist())
+def _on_host(tensors: Sequence[Tensor]) -> list[Any]:
+    """Returns tensors of one or two axes as lists, of numbers or of tuples."""
+    values = iter(torch.cat([tensor.flatten() for tensor in tensors]).tolist())
     lists: list[Any] = []
     for tensor in tensors:
-        if tensor is None:
-            lists.append(None)
-        elif tensor.ndim == 1:
+        if tensor.ndim == 1:
             lists.append(list(islice(values, len(tensor))))
         else:
             lists.append([tuple(islice(values, tensor.shape[1])) for _ in range(len(tensor))])
@@ -200,8 +194,8 @@ def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int)
     if has_decided and not seen.view.eligible[stepping.index(row)].any():
         if not decoder.tokens_are_final:
             return f"{culprit} must re-mask tokens of the open block only, and re-masked another."
-        opens_whole_blocks = Fact.WHOLE_BLOCKS in decoder.schedule.gives
-        culprit = decoder.verifier if opens_whole_blocks else decoder.schedule
+        opens_whole_blocks = Fact.WHOLE_BLOCKS in decoder.blocks.gives
+        culprit = decoder.verifier if opens_whole_blocks else decoder.blocks
         duty = "leave at least one unsettled position of every row eligible"
     return f"{culprit} must {duty}, and did not in round {state.num_rounds + 1}."
 
@@ -239,7 +233,7 @@ def _event(
         for n, row in zip(stepping, part.rows, strict=True)
     ]
     # One tensor, because each tensor needs a copy to the device.
-    requests, query_positions, ended = sent(numbers, state.device).unbind(-1)
+    requests, query_positions, ended = send(numbers, state.device).unbind(-1)
     after = part.canvas
     filled = after.tokens != moved.tokens
     if done:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Window
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
+from dllm_decode.engine.commits import CommitState
 from dllm_decode.engine.decoder import Decoder, Verifier
-from dllm_decode.engine.look import Look
-from dllm_decode.engine.state import State
+from dllm_decode.engine.state import Look, State
 from samplers.base import Decision, Sampler
 from samplers.view import View
 
@@ -26,11 +26,11 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> tu
     """
     moves = moves_of(decoder, state, seen.window, seen.view, decision)
     culprit = decoder.sampler if seen.decision is None else decoder.verifier
-    state = _checked(decoder, state, seen, decision, moves, culprit=culprit)
-    before, moved = state.canvas, _moved(state.canvas, seen.window, moves)
-    state = truncated(decoder, state._replace(canvas=moved))
+    state = _check(decoder, state, seen, decision, moves, culprit=culprit)
+    before, moved = state.canvas, _move(state.canvas, seen.window, moves)
+    state = truncate(decoder, state._replace(canvas=moved))
     if state.commits is not None:
-        state = _recorded(state, seen, moves, before)
+        state = _record(state, state.commits, seen, moves, before)
     return state, moved
 
 
@@ -50,14 +50,13 @@ class Moves(NamedTuple):
     remask: Bool[Tensor, "B W"] | None
 
 
-def _recorded(state: State, seen: Look, moves: Moves, before: Canvas) -> State:
+def _record(state: State, commits: CommitState, seen: Look, moves: Moves, before: Canvas) -> State:
     """Returns the state after a step, with the commits of the step; `before`: without the step."""
-    assert state.commits is not None
     tokens = seen.window.part(state.canvas.tokens)
     changed = before.tokens != state.canvas.tokens
     # An EOS may have been written over a token that the step committed.
     commit = moves.commit & (tokens == moves.tokens) & seen.window.part(changed)
-    commits = state.commits.after(seen.view, seen.window, tokens, commit, changed)
+    commits = commits.after(seen.view, seen.window, tokens, commit, changed)
     return state._replace(commits=commits)
 
 
@@ -94,10 +93,10 @@ def with_sampler_check(decoder: Decoder, state: State, seen: Look, decision: Dec
     No row waits.
     """
     moves = moves_of(decoder, state, seen.window, seen.view, decision)
-    return _checked(decoder, state, seen, decision, moves, culprit=decoder.sampler)
+    return _check(decoder, state, seen, decision, moves, culprit=decoder.sampler)
 
 
-def _checked(
+def _check(
     decoder: Decoder,
     state: State,
     seen: Look,
@@ -139,10 +138,10 @@ def state_after(
 ) -> State:
     """Returns the state with the tokens of a decision, see `moves_of`."""
     moves = moves_of(decoder, state, window, view, decision)
-    return state._replace(canvas=_moved(state.canvas, window, moves))
+    return state._replace(canvas=_move(state.canvas, window, moves))
 
 
-def _moved(canvas: Canvas, window: Window, moves: Moves) -> Canvas:
+def _move(canvas: Canvas, window: Window, moves: Moves) -> Canvas:
     tokens = window.put(canvas.tokens, moves.commit, moves.tokens)
     unsettled = window.put(canvas.unsettled, moves.settle, False)
     if moves.remask is not None:
@@ -152,12 +151,12 @@ def _moved(canvas: Canvas, window: Window, moves: Moves) -> Canvas:
     return replace(canvas, tokens=tokens, unsettled=unsettled)
 
 
-def truncated(decoder: Decoder, state: State) -> State:
+def truncate(decoder: Decoder, state: State) -> State:
     """Returns the state in which a committed EOS ends the answer, in rows with this option."""
     truncates = [row.config.truncate_at_eos for row in state.rows]
     if not any(truncates):
         return state
     # A sampler that edits tokens, and does not only re-mask them, leaves tokens unsettled.
     edits = not decoder.tokens_are_final and decoder.reads_committed
-    canvas = state.canvas.truncated(sent(truncates, state.device), keeps_tokens=edits)
+    canvas = state.canvas.truncated(send(truncates, state.device), keeps_tokens=edits)
     return state._replace(canvas=canvas)

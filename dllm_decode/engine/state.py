@@ -12,11 +12,13 @@ from dllm_decode.core.history import History
 from dllm_decode.core.model import KVCache
 from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from dllm_decode.engine.commits import CommitState
 from dllm_decode.engine.constraints import Constraints
 from dllm_decode.engine.layout import Layout
+from samplers.base import Decision
 from samplers.state import pad_state, put_state, take_state
+from samplers.view import View
 
 
 class CacheState(NamedTuple):
@@ -90,7 +92,7 @@ class State(NamedTuple):
         cost: Counts of forwards and of drafted tokens.
         cache: Keys and values.
         sampler: The sampler's state.
-        schedule: The block schedule's state.
+        blocks: The block schedule's state.
         verifier: The verifier's state.
         commits: The commits so far; `None` unless they are recorded.
         constraints: Sets of texts that answers must be in; `None`: no row has one.
@@ -107,7 +109,7 @@ class State(NamedTuple):
     cost: Cost
     cache: CacheState
     sampler: Any = None
-    schedule: Any = None
+    blocks: Any = None
     verifier: Any = None
     commits: CommitState | None = None
     constraints: Constraints | None = None
@@ -153,14 +155,14 @@ class State(NamedTuple):
         """Returns the state of some rows, in all parts that a decision reads or changes."""
         if len(rows) == len(self.rows):
             return self
-        index, cost, constraints = sent(rows, self.device), self.cost, self.constraints
+        index, cost, constraints = send(rows, self.device), self.cost, self.constraints
         return self._replace(
             rows=tuple(self.rows[row] for row in rows),
             canvas=self.canvas.take(index),
             noise_keys=self.noise_keys[index],
             cost=cost._replace(drafted=cost.drafted[index], accepted=cost.accepted[index]),
             sampler=take_state(self.sampler, index),
-            schedule=take_state(self.schedule, index),
+            blocks=take_state(self.blocks, index),
             commits=take_state(self.commits, index),
             constraints=constraints and constraints.among(rows),
             breaches=(),
@@ -170,12 +172,12 @@ class State(NamedTuple):
         """Returns the state after a decision on some rows, whose state was taken by `take`."""
         if len(rows) == len(self.rows):
             return part
-        index, values = sent(rows, self.device), list(self.rows)
+        index, values = send(rows, self.device), list(self.rows)
         for row, value in zip(rows, part.rows, strict=True):
             values[row] = value
         changes = {
             name: _put(getattr(self, name), index, getattr(part, name), len(values))
-            for name in ("sampler", "schedule", "commits")
+            for name in ("sampler", "blocks", "commits")
         }
         found = (breach._replace(rows=[rows[n] for n in breach.rows]) for breach in part.breaches)
         return self._replace(
@@ -186,15 +188,32 @@ class State(NamedTuple):
         )
 
     def with_drafts(
-        self, *, drafted: Int[Tensor, " B"] | None = None, accepted: Int[Tensor, " B"] | None = None
+        self, *, drafted: Int[Tensor, " B"] | int = 0, accepted: Int[Tensor, " B"] | int = 0
     ) -> "State":
-        """Adds drafted and accepted tokens to the cost; `None`: none."""
+        """Adds drafted and accepted tokens to the cost."""
         cost = self.cost
-        if drafted is not None:
-            cost = cost._replace(drafted=cost.drafted + drafted)
-        if accepted is not None:
-            cost = cost._replace(accepted=cost.accepted + accepted)
+        cost = cost._replace(drafted=cost.drafted + drafted, accepted=cost.accepted + accepted)
         return self._replace(cost=cost)
+
+
+class Look(NamedTuple):
+    """A verifier's result of one round.
+
+    Attributes:
+        view: The view of the rows that take a step, so of all that do not wait.
+        window: The columns of the view, of the same rows.
+        waiting: The rows that take no step.
+        decision: The verifier's decision within the window; `None`: the sampler decides.
+    """
+
+    view: View
+    window: Window
+    waiting: Sequence[int] = ()
+    decision: Decision | None = None
+
+    def stepping(self, state: State) -> Sequence[int]:
+        """Returns the rows that take a step."""
+        return [row for row in range(len(state.rows)) if row not in self.waiting]
 
 
 def _put(before: Any, index: Int[Tensor, " N"], after: Any, num_rows: int) -> Any:

@@ -7,15 +7,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.core.passes import Edit, Pass, Window
+from dllm_decode.core.passes import Edit, Pass, Window, keep_inputs
 from dllm_decode.core.rows import Row
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from dllm_decode.core.sizes import round_up
 from dllm_decode.engine.constrained import with_paths
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.look import Look
-from dllm_decode.engine.state import State
+from dllm_decode.engine.state import Look, State
 from samplers.logits.summary import Summary
 from samplers.logits.truncation import Truncation
 from samplers.view import View
@@ -24,7 +23,7 @@ from samplers.view import View
 _STRIDE = 8
 
 
-def look(decoder: Decoder, state: State, *, edit: Edit | None = None) -> tuple[State, Look]:
+def look(decoder: Decoder, state: State, *, edit: Edit = keep_inputs) -> tuple[State, Look]:
     """Runs one forward and returns the sampler's view of every row.
 
     Args:
@@ -36,7 +35,7 @@ def look(decoder: Decoder, state: State, *, edit: Edit | None = None) -> tuple[S
     offsets = _asked(decoder, state, window)
     state, logits = forward(decoder, state, Pass(window, offsets, edit=edit))
     if decoder.cache_narrows:
-        window = _narrowed(state, window)
+        window = _narrow(state, window)
     view = view_of(decoder, state, window, logits, asked=offsets)
     history = state.cache.history
     if decoder.cache_reads_look and history is not None:
@@ -45,9 +44,9 @@ def look(decoder: Decoder, state: State, *, edit: Edit | None = None) -> tuple[S
     return state, Look(view, window)
 
 
-def _narrowed(state: State, window: Window) -> Window:
+def _narrow(state: State, window: Window) -> Window:
     """Returns the window with only those columns open that the last forward predicted."""
-    predicted = None if state.layout is None else state.layout.known()
+    predicted = None if state.layout is None else state.layout.merge_known()
     if predicted is None:
         return window
     return replace(window, open=predicted & window.open)
@@ -105,14 +104,12 @@ def view_of(
         temperature=temperature_of(viewed, masked.device),
         noise_keys=state.noise_keys,
         # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.
-        block_start=sent(offsets, device) if sampler.scope == "answer" else 0,
+        block_start=send(offsets, device) if sampler.scope == "answer" else 0,
         block_length=None if sampler.scope == "block" else decoder.block_length,
         reads_committed=decoder.reads_committed,
         deferred_ids=decoder.config.deferred_ids,
         eos_ids=canvas.eos_ids,
     )
-    if state.constraints is None:
-        return view
     return with_paths(decoder, state, view, window)
 
 
@@ -144,7 +141,7 @@ def _between(state: State, window: Window) -> Int[Tensor, "B N"] | None:
         for (start, _), first in zip(bounds, window.starts, strict=True)
     ]
     device = state.device
-    return sent(starts, device)[:, None] + torch.arange(width, device=device)
+    return send(starts, device)[:, None] + torch.arange(width, device=device)
 
 
 def truncation_of(rows: Sequence[Row], device: torch.device) -> Truncation | None:
@@ -160,14 +157,14 @@ def truncation_of(rows: Sequence[Row], device: torch.device) -> Truncation | Non
     return Truncation(
         per_row(temperatures, device),
         per_row(shares, device),
-        sent(counts, device),
+        send(counts, device),
     )
 
 
 def per_row(values: Sequence[float], device: torch.device) -> Float[Tensor, " B"]:
     """Returns one number for each row as a tensor, in float64 if the device has it."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    return sent(values, device, dtype)
+    return send(values, device, dtype)
 
 
 def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[Tensor, " B"]:
@@ -181,4 +178,4 @@ def temperature_of(rows: Sequence[Row], device: torch.device) -> float | Float[T
 
 def _shared(values: Sequence[int], device: torch.device) -> int | Int[Tensor, " B"]:
     """Returns the number that all rows share, or each row's number."""
-    return values[0] if len(set(values)) == 1 else sent(values, device)
+    return values[0] if len(set(values)) == 1 else send(values, device)

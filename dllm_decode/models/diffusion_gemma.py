@@ -113,15 +113,14 @@ class DiffusionGemma:
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         """Allocates a zeroed cache with a part for each layer, because their heads differ."""
-        kv_cache: KVCache | None = None
-        for layer in reversed(self.network.model.encoder.language_model.layers):
+        parts = []
+        for layer in self.network.model.encoder.language_model.layers:
             attention, weight = layer.self_attn, layer.self_attn.k_proj.weight
             num_heads = weight.shape[0] // attention.head_dim
             size = (1, num_rows, num_heads, num_slots, attention.head_dim)
             device = self.device if weight.is_meta else weight.device
-            kv_cache = zeroed_cache(size, self.dtype, device, further=kv_cache)
-        assert kv_cache is not None
-        return kv_cache
+            parts.append(zeroed_cache(size, self.dtype, device))
+        return KVCache.of(parts)
 
 
 class _Context(NamedTuple):

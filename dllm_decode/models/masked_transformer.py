@@ -177,11 +177,8 @@ class MaskedTransformer(nn.Module):
         names = [f"layers.{n}" for n in range(shape.num_layers)]
         devices = [self.device if route is None else route[name] for name in names]
         size = (num_rows, shape.num_kv_heads, num_slots, shape.head_dim)
-        kv_cache: KVCache | None = None
-        for device, layers in reversed([(key, len(list(run))) for key, run in groupby(devices)]):
-            kv_cache = zeroed_cache((layers, *size), self.dtype, device, further=kv_cache)
-        assert kv_cache is not None
-        return kv_cache
+        runs = ((device, len(list(run))) for device, run in groupby(devices))
+        return KVCache.of([zeroed_cache((n, *size), self.dtype, device) for device, n in runs])
 
 
 def own_network(model: MaskPredictor) -> MaskedTransformer:

@@ -225,6 +225,6 @@ class RolloutRecorder:
             sampler=repr(decoder.sampler),
             cache=repr(decoder.cache),
             verifier=repr(decoder.verifier),
-            blocks=repr(decoder.schedule),
+            blocks=repr(decoder.blocks),
             is_constrained=request.automaton is not None,
         )

@@ -84,7 +84,7 @@ class Service:
     def plugins(self) -> dict[str, PlugIn]:
         """The verifier, cache and blocks by name, without those that are the default."""
         decoder = self.lane(None).decoder
-        plugins = {"verifier": decoder.verifier, "cache": decoder.cache, "blocks": decoder.schedule}
+        plugins = {"verifier": decoder.verifier, "cache": decoder.cache, "blocks": decoder.blocks}
         defaults = (NoVerifier(), NoCache(), Sequential())
         return {name: plugin for name, plugin in plugins.items() if plugin not in defaults}
 

@@ -24,7 +24,7 @@ from dllm_decode.core.prompts import (
 )
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
-from dllm_decode.core.uniform_state import check_config
+from dllm_decode.core.uniform_state_checks import check_config
 from dllm_decode.engine.compatibility import default_sampler, require_model
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.join import Ended

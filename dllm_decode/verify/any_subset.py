@@ -9,11 +9,10 @@ from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Branches, Edit, Pass, Window
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.look import Look
-from dllm_decode.engine.state import State
+from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import view_of
 from dllm_decode.verify.acceptance import accept_by_ratio
 from dllm_decode.verify.drafts import Draft
@@ -141,7 +140,7 @@ def _judged(
     window, canvas, rows = to_draft.window, state.canvas, to_draft.rows
     if not rows:
         return state, q
-    index = sent(rows, state.device)
+    index = send(rows, state.device)
     tokens = window.put(canvas.tokens, to_draft.drafted, view.proposal)
     branches = Branches(tokens[index], rows, (0,) * len(rows))
     spec = Pass(window, to_draft.places[index, 1:], branches, edit=_in_order(canvas.given[index]))

@@ -11,8 +11,7 @@ from torch import Tensor
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.rows import Request
 from dllm_decode.engine.decoder import Decoder, Verifier
-from dllm_decode.engine.look import Look
-from dllm_decode.engine.state import State
+from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.verify.drafts import Beginning, Draft
@@ -22,8 +21,8 @@ from dllm_decode.verify.target_round import (
     ask_target,
     check_request,
     check_target,
+    decide_draft,
     require_target,
-    written,
 )
 from samplers.base import Sampler
 from samplers.checks import Probability, Share, count_from
@@ -113,7 +112,7 @@ class Guided(Verifier):
         accepted = torch.minimum(leading(passed), no_eos)
         state = state.with_drafts(drafted=counts, accepted=accepted)
         num_kept = accepted.clamp(min=1)
-        seen = Look(view, window, decision=written(window, draft._replace(counts=num_kept)))
+        seen = Look(view, window, decision=decide_draft(window, draft._replace(counts=num_kept)))
         return state._replace(verifier=judged.past(num_kept)), seen
 
     def _passes(self, draft: Draft, judged: TargetRound) -> Bool[Tensor, "B K"]:

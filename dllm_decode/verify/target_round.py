@@ -117,7 +117,7 @@ def ask_drafter(
     return state, window, logits
 
 
-def written(window: Window, draft: Draft) -> Decision:
+def decide_draft(window: Window, draft: Draft) -> Decision:
     """Returns the decision to write each row's draft from the window's first column on."""
     tokens = draft.tokens[:, : window.width]
     tokens = pad(tokens, (0, window.width - tokens.shape[1]))

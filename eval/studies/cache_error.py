@@ -21,7 +21,7 @@ from dllm_decode import (
     Verifier,
 )
 from dllm_decode.blocks import BlockSchedule
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder, Look
 from dllm_decode.engine.settle import settle
@@ -115,7 +115,7 @@ def _note(
     stepping = seen.stepping(state)
     part = state.take(stepping)
     if seen.waiting:
-        exact = Look(exact.view.take(sent(stepping, state.device)), seen.window)
+        exact = Look(exact.view.take(send(stepping, state.device)), seen.window)
     view, tokens = _decided(decoder, part, seen)
     # The open positions may depend on the logits, too.
     expected, expected_tokens = _decided(decoder, part, exact)

@@ -63,18 +63,18 @@ class Template:
     def answer(self) -> str:
         """Text of the answer with its slots."""
         lines = [
-            f"{step.prefix} {named(step.left)} {step.operator} {named(step.right)} = "
-            f"{named(step.result)} ."
+            f"{step.prefix} {write(step.left)} {step.operator} {write(step.right)} = "
+            f"{write(step.result)} ."
             for step in self.steps
         ]
-        return " ".join([*lines, f"#### {named(self.steps[-1].result)}"])
+        return " ".join([*lines, f"#### {write(self.steps[-1].result)}"])
 
     def words(self) -> set[str]:
         """Returns every word that question and answer can contain besides slots and marks."""
         return words_in(self.question, self.answer)
 
 
-def named(number: str) -> str:
+def write(number: str) -> str:
     """Returns a number as a format string writes it: a constant as it is, a name as a slot."""
     return number if number.isdigit() else f"{{{number}}}"
 

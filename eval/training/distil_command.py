@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dllm_decode import CachePolicy
 from dllm_decode.core.model import fingerprint_of
-from dllm_decode.core.progress import ProgressBar
+from dllm_decode.core.progress_bar import ProgressBar
 from dllm_decode.settings.files import write_json
 from dllm_decode.settings.models import Place
 from dllm_decode.settings.plugins import parse

@@ -13,7 +13,7 @@ from torch import nn
 
 from dllm_decode import CachePolicy, NoVerifier
 from dllm_decode.core.model import fingerprint_of
-from dllm_decode.core.progress import ProgressBar
+from dllm_decode.core.progress_bar import ProgressBar
 from dllm_decode.engine import compatibility
 from dllm_decode.settings.files import ANEW, digest, write_json
 from dllm_decode.settings.models import open_model

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from dllm_decode.core.observers import Trace
-from dllm_decode.core.progress import ProgressBar
+from dllm_decode.core.progress_bar import ProgressBar
 from dllm_decode.settings.files import ANEW, read_object, write_json
 from dllm_decode.settings.models import Place
 from dllm_decode.training.teacher import Demonstration

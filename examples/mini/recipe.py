@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 
 from dllm_decode import CachePolicy, MaskPredictor, decode_many
 from dllm_decode.caches import NoCache
-from dllm_decode.core.progress import ProgressBar
+from dllm_decode.core.progress_bar import ProgressBar
 from dllm_decode.training import (
     Batch,
     Kind,

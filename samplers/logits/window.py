@@ -37,7 +37,7 @@ class WindowLogits:
             return self.raised
         logits = self.scattered(self.raised)
         only = torch.full_like(logits, -torch.inf).scatter_(-1, self.tokens[..., None], 0.0)
-        return self.certain(logits, only)
+        return self.replace_committed(logits, only)
 
     @property
     def raised(self) -> Float[Tensor, "B N V"]:
@@ -55,27 +55,27 @@ class WindowLogits:
         """The token of the highest logit, the lowest id of ties."""
         plain, bias = self.computed, self.bias
         tokens = self.scattered(plain.most_likely) if bias is None else bias.most_likely()
-        return self.certain(tokens, self.tokens)
+        return self.replace_committed(tokens, self.tokens)
 
     @cached_property
     def largest(self) -> Float[Tensor, "B W"]:
         """The largest logit."""
         plain, bias = self.computed, self.bias
         largest = self.scattered(plain.largest) if bias is None else bias.largest()
-        return self.certain(largest, 0.0)
+        return self.replace_committed(largest, 0.0)
 
     @cached_property
     def odds_against(self) -> Float[Tensor, "B W"]:
         """(1 - p) / p of the most likely token."""
         plain, bias = self.computed, self.bias
         odds = self.scattered(plain.odds_against) if bias is None else bias.odds_against()
-        return self.certain(odds, 0.0)
+        return self.replace_committed(odds, 0.0)
 
     @property
     def entropy(self) -> Float[Tensor, "B W"]:
         """Entropy in nats."""
         plain = self.scattered(self.computed.entropy)
-        return self.certain(plain if self.bias is None else self.bias.entropy(plain), 0.0)
+        return self.replace_committed(plain if self.bias is None else self.bias.entropy(plain), 0.0)
 
     def top_k(self, n: int) -> TopK:
         """Returns the n largest logits, descending, and their tokens."""
@@ -83,8 +83,8 @@ class WindowLogits:
         logits, tokens = plain if self.bias is None else self.bias.top_k(plain)
         only = torch.where(torch.arange(n, device=logits.device) > 0, -torch.inf, 0.0)
         return TopK(
-            self.certain(logits, only.to(logits.dtype)),
-            self.certain(tokens, self.tokens[..., None]),
+            self.replace_committed(logits, only.to(logits.dtype)),
+            self.replace_committed(tokens, self.tokens[..., None]),
         )
 
     def probability(self, tokens: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
@@ -112,7 +112,7 @@ class WindowLogits:
         index = columns.view(*columns.shape, *[1] * (part.ndim - 2)).expand_as(part)
         return part.new_zeros(*self.tokens.shape, *part.shape[2:]).scatter_(1, index, part)
 
-    def certain(
+    def replace_committed(
         self, found: Shaped[Tensor, "B W *rest"], otherwise: Tensor | float
     ) -> Shaped[Tensor, "B W *rest"]:
         """Replaces values at committed positions by others, unless `reads_committed`."""
@@ -130,4 +130,4 @@ class WindowLogits:
         if self.reads_committed:
             return logits
         only = torch.zeros_like(logits).masked_fill(tokens != self.tokens[..., None], -torch.inf)
-        return self.certain(logits, only)
+        return self.replace_committed(logits, only)

@@ -19,8 +19,8 @@ from torch import Tensor
 from dllm_decode import CachePolicy, FreeCache, NoCache, PrefixCache, decode
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.look_at_noise import with_noise
 from dllm_decode.engine.state import State
-from dllm_decode.engine.uniform_state import with_noise
 from samplers import AcceptAndRenoise, Decision, View
 from samplers.accept_and_renoise import Denoising
 from samplers.logits.noise import row_keys
@@ -164,7 +164,7 @@ def test_every_decision_is_the_authors(
 ) -> None:
     model, log = tiny_gemma(), dict[Place, Step]()
     monkeypatch.setattr(model, "eos_ids", tuple(run["settings"]["eos_token_id"] or (1,)))
-    monkeypatch.setattr("dllm_decode.engine.uniform_state.with_noise", first_canvases(run))
+    monkeypatch.setattr("dllm_decode.engine.look_at_noise.with_noise", first_canvases(run))
     out = decode(model, run["prompts"], sampler_of(run, log), cache=cache, **options_of(run))
     assert log == recorded(run)
     for row, answer in enumerate(out.answers()):

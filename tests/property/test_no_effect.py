@@ -57,7 +57,7 @@ def outcome(decoder: Decoder, case: Case) -> list[object]:
 def parts_of(decoder: Decoder) -> dict[str, Any]:
     return {
         "sampler": decoder.sampler, "cache": decoder.cache, "verifier": decoder.verifier,
-        "blocks": decoder.schedule, "config": decoder.config,
+        "blocks": decoder.blocks, "config": decoder.config,
     }  # fmt: skip
 
 

@@ -148,13 +148,13 @@ def read_rope(config: ConfigReader) -> StatedRope:
     # Version 4 has two of the keys outside of its object; version 5 has all in another object.
     stated: dict[str, Any] = {}
     for key in ("rope_theta", "partial_rotary_factor"):
-        _state(stated, config, key)
+        _collect(stated, config, key)
     for place in ("rope_scaling", "rope_parameters"):
         # RND1 writes false where others write null.
         if config.has(place) and config.value(place) is not False:
             nested = config.mapping(place)
             for key in nested.keys():  # noqa: SIM118 - it is no dict
-                _state(stated, nested, key)
+                _collect(stated, nested, key)
     rope = ConfigReader(stated, file=config.file, prefix=_place(config))
     for key in stated:
         if key not in _ROPE_KEYS:
@@ -172,7 +172,7 @@ def read_rope(config: ConfigReader) -> StatedRope:
     )
 
 
-def _state(stated: dict[str, Any], place: ConfigReader, key: str) -> None:
+def _collect(stated: dict[str, Any], place: ConfigReader, key: str) -> None:
     """Adds the value of a key if there is one; raises if another place has a different value."""
     value = place.value(key)
     if value is not None and stated.setdefault(key, value) != value:

@@ -146,14 +146,14 @@ def _changed_config(
     """Returns the configuration of a loaded model, with its dtype, [MASK] and block length."""
     assert model.family is not None
     config = dict(read_json(source / "config.json"))
-    _state(config, model.family.mask_keys, model.mask_id)
+    _set_key(config, model.family.mask_keys, model.mask_id)
     if model.family.block_keys:
-        _state(config, model.family.block_keys, model.causal_block_length)
-    _state(config, ("dtype", "torch_dtype"), str(dtype or model.dtype).removeprefix("torch."))
+        _set_key(config, model.family.block_keys, model.causal_block_length)
+    _set_key(config, ("dtype", "torch_dtype"), str(dtype or model.dtype).removeprefix("torch."))
     return config
 
 
-def _state(config: dict[str, Any], keys: Sequence[str], value: object) -> None:
+def _set_key(config: dict[str, Any], keys: Sequence[str], value: object) -> None:
     """Writes a value under the first of these keys that the configuration has, else the last."""
     key = next((key for key in keys if ConfigReader(config).has(key)), keys[-1])
     *path, leaf = key.split(".")

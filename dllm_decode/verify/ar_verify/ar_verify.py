@@ -11,12 +11,11 @@ from torch import Tensor
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.passes import Branches, Window
 from dllm_decode.core.rows import Request
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from dllm_decode.core.sizes import round_up
 from dllm_decode.engine.decoder import Decoder, Verifier
-from dllm_decode.engine.look import Look
 from dllm_decode.engine.settle import state_after
-from dllm_decode.engine.state import State
+from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget, Past
 from dllm_decode.verify.acceptance import accept
@@ -29,8 +28,8 @@ from dllm_decode.verify.target_round import (
     ask_target,
     check_request,
     check_target,
+    decide_draft,
     require_target,
-    written,
 )
 from samplers.base import Sampler, first_state, next_step
 from samplers.logits.statistics import certain_where, leading, most_likely
@@ -154,7 +153,7 @@ class ARVerify(Verifier):
         state = state._replace(verifier=TargetState(judged.past(num_written, places), after, guess))
         if decoder.return_logprobs or not self.drafting.num_forwards:
             seen = seen._replace(view=_with_target(seen.view, judged.logits, places))
-        return state, seen._replace(decision=written(seen.window, Draft(tokens, num_written)))
+        return state, seen._replace(decision=decide_draft(seen.window, Draft(tokens, num_written)))
 
     def _held(self, state: State) -> TargetState:
         """Returns the target's past and the next drafts' lengths, which begin anew in new rows."""
@@ -163,7 +162,7 @@ class ARVerify(Verifier):
             blank = torch.zeros_like(state.noise_keys)[:, None]
             return TargetState(self.target.start(len(state.rows)), first, blank)
         held: TargetState = state.verifier
-        is_new = sent([row.target_nfe == 0 for row in state.rows], state.device)
+        is_new = send([row.target_nfe == 0 for row in state.rows], state.device)
         return held._replace(lengths=merge_state(held.lengths, first, is_new))
 
     def _logits(

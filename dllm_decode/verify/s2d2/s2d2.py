@@ -8,15 +8,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from dllm_decode.core.columns import Columns
 from dllm_decode.core.model import ForwardInputs, MaskPredictor
-from dllm_decode.core.passes import Branches, Edit, Pass, Window
-from dllm_decode.core.sending import sent
+from dllm_decode.core.passes import Branches, Edit, Pass, Window, keep_inputs
+from dllm_decode.core.sending import send
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.look import Look
 from dllm_decode.engine.settle import with_sampler_check
-from dllm_decode.engine.state import State
+from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import look
 from dllm_decode.verify.acceptance import accept_by_ratio
 from dllm_decode.verify.drafts import Draft
@@ -41,14 +41,14 @@ class _ToVerify(NamedTuple):
         rows: The rows that verify.
         longest: The most positions to verify of a row.
         until: A column of each row; columns before this one see only columns up to themselves.
-            `None`: columns see what the model's own attention lets them see.
+            Empty: as the model attends.
     """
 
     span: Bool[Tensor, "B W"]
     tokens: Int[Tensor, "B L"]
     rows: Sequence[int]
     longest: int
-    until: Sequence[int] | None
+    until: Sequence[int]
 
 
 class Verified(NamedTuple):
@@ -136,7 +136,7 @@ class S2D2(Verifier):
         return num_masks + sampler.max_steps(num_masks)
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        until = None
+        until: list[int] = []
         if self.attend_to_text == "causal":
             until = [row.unsettled for row in state.rows]
         state, seen = look(decoder, state, edit=_causal(until))
@@ -185,7 +185,7 @@ def _verified(
 ) -> tuple[State, Verified]:
     """Runs the second forward for some rows and accepts their proposals from the left."""
     span, rows = to_verify.span, to_verify.rows
-    index = sent(rows, state.device)
+    index = send(rows, state.device)
     view, runs = seen.view.take(index), span[index]
     first, counts = runs.long().argmax(-1, keepdim=True), runs.sum(-1)
     offsets = first + torch.arange(to_verify.longest + 1, device=state.device)
@@ -227,7 +227,7 @@ def _left_to_right(
 ) -> tuple[State, Float[Tensor, "N S V"]]:
     """Returns logits of places in the window, each given the draft up to that place."""
     rows, shift = to_verify.rows, decoder.sight.shift
-    index = sent(rows, state.device)
+    index = send(rows, state.device)
     canvases = [to_verify.tokens[index]]
     if not shift:
         # A column that predicts itself must not hold its own draft.
@@ -241,7 +241,7 @@ def _left_to_right(
         in_columns=True,
         causal_from=tuple(blocks[row][0] for row in rows) * num_branches,
     )
-    columns = None
+    columns: list[Columns] = []
     if decoder.sight.with_kv_cache:
         columns = [(range(max(0, start - shift), stop),) for start, stop in blocks]
     until = to_verify.until and [to_verify.until[row] for row in branches.rows]
@@ -252,17 +252,17 @@ def _left_to_right(
     return state, logits[-len(rows) :]
 
 
-def _causal(until: Sequence[int] | None) -> Edit | None:
+def _causal(until: Sequence[int]) -> Edit:
     """Returns an edit: columns before `until` of their row see only columns up to themselves."""
-    if until is None or not any(until):
-        return None
+    if not any(until):
+        return keep_inputs
 
     def edit(inputs: ForwardInputs, members: tuple[int, ...]) -> ForwardInputs:
         columns, cache = inputs.positions, inputs.kv_cache
         keys = torch.arange(
             inputs.tokens.shape[1] if cache is None else cache.num_slots, device=columns.device
         )
-        limits = sent([until[member] for member in members], columns.device)
+        limits = send([until[member] for member in members], columns.device)
         attend = (columns >= limits[:, None])[..., None] | (keys <= columns[..., None])
         return replace(inputs, attend=attend if inputs.attend is None else attend & inputs.attend)
 

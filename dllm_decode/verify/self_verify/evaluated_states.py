@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 
 
 class Level(NamedTuple):
@@ -115,7 +115,7 @@ class EvaluatedStates(NamedTuple):
         if len(set(offsets)) == 1:
             within: Any = (slice(None), slice(offsets[0], offsets[0] + width))
         else:
-            columns = sent(offsets, rows.device)[:, None]
+            columns = send(offsets, rows.device)[:, None]
             columns = columns + torch.arange(width, device=rows.device)
             within = (torch.arange(len(rows), device=rows.device)[:, None], columns)
         window_logits: Tensor = logits[within]
@@ -135,7 +135,7 @@ def placed(
         # No branch is unused, so that nothing has to be copied.
         return parts.reshape(size[1], size[0], *parts.shape[1:]).transpose(0, 1)
     by_branch = parts.new_full((*size, *parts.shape[1:]), fill)
-    index = sent([rows, branches], parts.device)
+    index = send([rows, branches], parts.device)
     by_branch[index[0], index[1]] = parts
     return by_branch
 
@@ -143,6 +143,6 @@ def placed(
 def num_unsettled(canvas: Canvas, bounds: Sequence[tuple[int, int]]) -> Int[Tensor, " B"]:
     """Counts each row's unsettled columns within the row's bounds."""
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
-    limits = sent(bounds, canvas.tokens.device)
+    limits = send(bounds, canvas.tokens.device)
     inside: Bool[Tensor, "B L"] = (columns >= limits[:, :1]) & (columns < limits[:, 1:])
     return (canvas.unsettled & inside).sum(-1)

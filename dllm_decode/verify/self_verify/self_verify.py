@@ -10,12 +10,11 @@ from torch import Tensor
 
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Row
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.look import Look
-from dllm_decode.engine.settle import state_after, truncated
-from dllm_decode.engine.state import State
+from dllm_decode.engine.settle import state_after, truncate
+from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import look, view_of, window_of, with_window
 from dllm_decode.verify.self_verify.evaluated_states import (
     EvaluatedStates,
@@ -173,7 +172,7 @@ class SelfVerify(Verifier):
                 drafted = [row for row in alive if row in unfinished or row in finishing]
                 alive = [row for row in alive if row in unfinished]
                 if drafted:
-                    indices = sent([rows.index(row) for row in drafted], state.device)
+                    indices = send([rows.index(row) for row in drafted], state.device)
                     levels.append(Level(drafted, draft.tokens[indices]))
         return levels
 
@@ -207,7 +206,7 @@ class SelfVerify(Verifier):
         evaluated = EvaluatedStates(
             tokens=placed(tokens, rows, depths, size, fill=-1),
             logits=placed(logits, rows, depths, size),
-            starts=sent(starts, tokens.device),
+            starts=send(starts, tokens.device),
             latest=zeros,
             reached=zeros,
             num_open=zeros,
@@ -255,7 +254,7 @@ def _shown(
     part = state.take(rows)
     window = window_of(decoder, part)
     logit_starts = [standings[row].start for row in rows]
-    index = sent(rows, state.device)
+    index = send(rows, state.device)
     logits = evaluated.shown(index, window.starts, logit_starts, decoder.window_length)
     waiting = sorted(set(range(len(state.rows))) - set(rows))
     return Look(view_of(decoder, part, window, logits), window, waiting)
@@ -269,4 +268,4 @@ def _stepped(decoder: Decoder, state: State, seen: Look) -> State:
     view = replace(view, computed=computed)
     decision, memory = next_step(decoder.sampler, view, state.sampler)
     after = state_after(decoder, state, seen.window, view, decision)
-    return truncated(decoder, after._replace(sampler=memory))
+    return truncate(decoder, after._replace(sampler=memory))

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
 from dllm_decode.verify.drafts import Beginning, Draft
@@ -119,7 +119,7 @@ class PathSearch(Drafting):
         scores = torch.full(zeros.shape, -torch.inf, device=zeros.device)
         scores[:, 0] = 0.0
         beam = _Beam(tokens[:, None].repeat(1, self.width, 1), scores, zeros, zeros.bool())
-        ends = sent(eos_ids, logits.device)
+        ends = send(eos_ids, logits.device)
         candidates = self._candidates(logits, ends)
         # The drafter's part of the score, for candidates only.
         excluded = candidates.logs == -torch.inf

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.core.sending import sent
+from dllm_decode.core.sending import send
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
 from dllm_decode.verify.drafts import Beginning, Draft
@@ -120,7 +120,7 @@ class Tree(Drafting):
             eos_ids: Tokens that end an answer.
         """
         candidates = self._candidates(logits)
-        ends = sent(eos_ids, logits.device, torch.long)
+        ends = send(eos_ids, logits.device, torch.long)
         zeros = torch.zeros_like(lengths)[:, None]
         before = context[:, None, context.shape[1] - self.proxy.order + 1 :]
         above = _Level(zeros - 1, zeros, zeros.to(widest(zeros.device)), before)

@@ -217,7 +217,7 @@ VERIFIERS: list[tuple[Any, str]] = [
     (drafting(lambda branches, window: branches._replace(numbers=(1, 1))),
      "numbers of Branches must be below num_branches of the verifier, 1, got 1"),
     (drafting(lambda branches, window: branches._replace(causal_from=(0, 0))),
-     "causal_from of Branches must be None unless in_columns is True"),
+     "causal_from of Branches must be empty unless in_columns is True"),
 ]  # fmt: skip
 
 

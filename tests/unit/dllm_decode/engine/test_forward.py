@@ -66,7 +66,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
         with pytest.raises(RuntimeError, match=r"columns of Pass by NoVerifier\(\) must be ranges"):
             forward(decoder, state, Pass(window, columns=wrong))
     decoder, state = begun()
-    with pytest.raises(RuntimeError, match=r"columns of Pass must be None with NoCache\(\)"):
+    with pytest.raises(RuntimeError, match=r"columns of Pass must be empty with NoCache\(\)"):
         forward(decoder, state, Pass(window, columns=columns))
 
 

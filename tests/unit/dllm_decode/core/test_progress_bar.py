@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from dllm_decode.core import progress
-from dllm_decode.core.progress import ProgressBar
+from dllm_decode.core import progress_bar
+from dllm_decode.core.progress_bar import ProgressBar
 
 
 def shown(is_terminal: bool) -> str:
@@ -20,7 +20,7 @@ def shown(is_terminal: bool) -> str:
 
 def test_lines_come_now_and_then_and_not_at_every_update(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(False).splitlines() == ["task:  25.0 %, loss 0.5", "task: measured"]
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(progress_bar, "LINE_EVERY_S", 0.0)
     _, second, _ = shown(False).splitlines()
     assert second.startswith("task:  37.5 %")
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import torch
 
 from dllm_decode.core.model import ForwardInputs
-from dllm_decode.core.passes import Edit
-from dllm_decode.core.sending import sent
+from dllm_decode.core.passes import Edit, keep_inputs
+from dllm_decode.core.sending import send
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.look import Look
-from dllm_decode.engine.state import State
+from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import look, with_window
 from samplers.logits import noise
 from samplers.view import by_row
@@ -20,7 +19,7 @@ def look_at_noise(decoder: Decoder, state: State) -> tuple[State, Look]:
     fresh = [row.is_fresh for row in state.rows]
     if any(fresh):
         state = with_noise(decoder, state)
-    edit = None if state.sampler is None or all(fresh) else _believing(decoder, state, fresh)
+    edit = keep_inputs if all(fresh) else _believing(decoder, state, fresh)
     return look(decoder, state, edit=edit)
 
 
@@ -38,13 +37,13 @@ def with_noise(decoder: Decoder, state: State) -> State:
     return state._replace(canvas=replace(canvas, tokens=tokens))
 
 
-def _believing(decoder: Decoder, state: State, fresh: list[bool]) -> Edit | None:
+def _believing(decoder: Decoder, state: State, fresh: list[bool]) -> Edit:
     """Returns the edit that gives the model the logits of the last step; -inf in fresh rows."""
     belief = decoder.sampler.belief(state.sampler)
     if belief is None:
-        return None
+        return keep_inputs
     if any(fresh):
-        is_fresh = sent(fresh, state.device)[:, None, None]
+        is_fresh = send(fresh, state.device)[:, None, None]
         belief = belief.masked_fill(is_fresh, -torch.inf)
 
     def edit(inputs: ForwardInputs, members: tuple[int, ...]) -> ForwardInputs:
