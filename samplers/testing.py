@@ -171,7 +171,7 @@ def decides_rows_alone(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
     for row in torch.arange(len(turn.view.tokens))[:, None]:
         view, state = turn.view.take(row), take_state(turn.state, row)
         alone, after = sampler.step(view, state)
-        _require_same(alone, view, turn, row, "a row is decided otherwise without the other rows")
+        require_same(alone, view, turn, row, "a row is decided otherwise without the other rows")
         for actual, expected in zip(
             tensors_in(after), tensors_in(take_state(turn.next_state, row)), strict=True
         ):
@@ -190,7 +190,7 @@ def is_pure(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
     logits = (view.computed.logits, view_fields["computed"].logits)
     assert torch.equal(*logits), "step changed the logits of the view"
     _require_equal(state, turn.state, "step changed the state that it was given")
-    _require_same(decision, view, turn, ..., "the same view and state gave another decision")
+    require_same(decision, view, turn, ..., "the same view and state gave another decision")
     _require_equal(after, turn.next_state, "the same view and state gave another next state")
 
 
@@ -200,9 +200,11 @@ LAWS: tuple[Law, ...] = (moves_every_row, writes_possible_tokens, decides_rows_a
 """Each raises AssertionError if a turn breaks it."""
 
 
-def ends_in_time(sampler: Sampler[Any], style: Style, seed: int) -> None:
+def ends_in_time(
+    sampler: Sampler[Any], style: Style, seed: int, dtype: torch.dtype = torch.float32
+) -> None:
     """A block is finished within `max_steps` of its number of masks."""
-    steps = list(play(sampler, seed, style=style))
+    steps = list(play(sampler, seed, style=style, dtype=dtype))
     most = max(sampler.max_steps(masks) for masks in steps[0].view.eligible.sum(-1).tolist())
     assert len(steps) <= most, f"a block took more than max_steps, {most}"
     last = steps[-1]
@@ -265,7 +267,7 @@ def _require_equal(state: Any, expected_state: Any, message: str) -> None:
         assert actual.shape == expected.shape and same, message  # noqa: PT018  # of one tensor
 
 
-def _require_same(
+def require_same(
     decision: Decision, view: View, played: PlayedStep[Any], rows: Any, message: str
 ) -> None:
     """Raises unless a decision equals the played one in some rows; `...` means all rows."""

@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor
 from toys import HashModel
 
-from dllm_decode import DecodeConfig, ForwardInputs
+from dllm_decode import DecodeConfig, ForwardInputs, decode
 from dllm_decode.blocks import Sequential
 from dllm_decode.models import new_llada, save_model
 from dllm_decode.settings.models import Place
@@ -24,10 +24,11 @@ from eval.metrics.costs import COSTS, CostMeasure, Row
 from eval.reports.table import show_settings
 from eval.runs.folder import Folder
 from eval.runs.names import parse_task
+from eval.runs.prompts import encode_prompt
 from eval.runs.records import Record, append
 from eval.runs.runner import execute
 from eval.runs.settings import Run, RunSettings
-from eval.tasks import Example, Task
+from eval.tasks import Example, Task, WordProblems
 from eval.tasks.base import Turn
 from examples.mini.vocabulary import build_tokenizer
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
@@ -185,6 +186,22 @@ def runs(
         )
         for sampler in samplers
     ]  # fmt: skip
+
+
+def answered(
+    loaded: tuple[Any, Any], num_problems: int, sampler: Sampler, **options: Any
+) -> tuple[list[str], float, float]:
+    """Answers word problems; returns texts, the share that is right, and mean forwards of a row."""
+    model, tokenizer = loaded
+    task = WordProblems()
+    examples = task.examples("test", num_problems)
+    prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
+    out = decode(model, prompts, sampler, **options)
+    texts = [tokenizer.decode(answer) for answer in out.answers()]
+    scores = [
+        task.score(example, text)["answer"] for example, text in zip(examples, texts, strict=True)
+    ]
+    return texts, sum(score == 1 for score in scores) / len(scores), out.nfe.float().mean().item()
 
 
 _HEAD = """\

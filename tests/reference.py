@@ -223,7 +223,6 @@ class _Decode:
         num_held = min(num_held, self.config.gen_length)
         for column in seen.masks + seen.filled:
             column_logits = logits[column]
-            assert column_logits is not None
             key = _position_key(
                 self.row, min(num_held, self.config.gen_length), column - self.start
             )
@@ -414,5 +413,4 @@ def _asked(
         attend=torch.tensor([sees]),
         **options,
     )
-    logits: list[list[float]] = model.predict(inputs)[0].double().tolist()
-    return logits
+    return model.predict(inputs)[0].double().tolist()

@@ -8,12 +8,16 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from dllm_decode import DecodeConfig, load_model, new_decoder
@@ -42,6 +46,13 @@ def decoder_of(
 ) -> Decoder:
     config = DecodeConfig(gen_length=gen_length, **options)
     return new_decoder(model, sampler, config=config)
+
+
+def byte_level(pieces: Sequence[str], merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
+    """Returns a tokenizer of the pieces, which are written in the alphabet of GPT-2."""
+    tokenizer = Tokenizer(BPE({piece: n for n, piece in enumerate(pieces)}, list(merges)))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(False), ByteLevelDecoder()
+    return tokenizer
 
 
 def at_once(work: Any, *arguments: Any) -> None:

@@ -41,7 +41,6 @@ def text_of(model: MaskPredictor, tokens: Sequence[int]) -> str:
         if token in model.eos_ids:
             break
         text = texts[token]
-        assert text is not None
         parts.append(text)
     return "".join(parts)
 

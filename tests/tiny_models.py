@@ -57,18 +57,21 @@ def new_tiny(**changes: Any) -> MaskedTransformer:
 
 def load_tiny(key: str, /, **options: Any) -> MaskedTransformer:
     """Loads the tiny checkpoint of a family, with options of `load_model`."""
-    model: MaskedTransformer
     model, _ = load_without_tokenizer(
         MODELS / key, **{"device": "cpu", **OPTIONS.get(key, {}), **options}
     )
     return model
 
 
+def config_of(key: str) -> dict[str, Any]:
+    """Reads the configuration of the tiny checkpoint of a family."""
+    return json.loads((MODELS / key / "config.json").read_text())
+
+
 def shape_of(key: str) -> NetworkConfig:
     """Reads the sizes and switches of the tiny checkpoint of a family."""
     options = {name: value for name, value in OPTIONS.get(key, {}).items() if name != "family"}
-    config = json.loads((MODELS / key / "config.json").read_text())
-    return REGISTERED[key].read(config, **options).shape
+    return REGISTERED[key].read(config_of(key), **options).shape
 
 
 def _one_of_each_kind() -> tuple[str, ...]:
@@ -97,6 +100,20 @@ def tiny(family: str) -> MaskedTransformer:
     return load_tiny(family, dtype=torch.float64, **LAW_OPTIONS[family])
 
 
+def law_of_columns(model: MaskedTransformer, canvas: Tensor) -> Tensor:
+    """Returns log-probabilities of the tokens of each column of a canvas, without the engine."""
+    columns = torch.arange(len(canvas))
+    attend = None
+    if model.causal_block_length:
+        blocks = columns // model.causal_block_length
+        attend = (blocks[:, None] >= blocks)[None]
+    hidden = model.transformer(canvas[None], columns[None], attend=attend)
+    logits = model.transformer.head(hidden)[0].clone()
+    logits[:, [model.mask_id, *model.banned_ids]] = -torch.inf
+    # A shifted model predicts a column at the one before it.
+    return logits.roll(model.logit_shift, 0).log_softmax(-1)
+
+
 GEMMA = MODELS.parent / "uniform_state" / "model_a"
 """The tiny official checkpoint of DiffusionGemma: canvases of 16, a sliding window of 16."""
 _GEMMA_WORDS = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 106: "<turn>", 511: "<image>"}
@@ -105,7 +122,6 @@ _GEMMA_WORDS = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 106: "<turn>", 5
 @cache
 def tiny_gemma() -> DiffusionGemma:
     model, _ = load_without_tokenizer(GEMMA, device="cpu", dtype="float32")
-    assert isinstance(model, DiffusionGemma)
     return model
 
 
@@ -114,20 +130,24 @@ def load_xlnet(name: str, *, mask_id: int) -> XLNet:
     """Loads a tiny any-subset model, `tiny_xlnet` or `law_xlnet`, in float64."""
     folder = MODELS.parent / "assd" / name
     model, _ = load_without_tokenizer(folder, device="cpu", dtype="float64", mask_id=mask_id)
-    assert isinstance(model, XLNet)
     return model
+
+
+def tokenizer_of(words: list[str], **options: Any) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of words between spaces, numbered in their order."""
+    ids = {word: token for token, word in enumerate(words)}
+    split = Tokenizer(WordLevel(ids, unk_token="<unk>"))
+    split.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=split, unk_token="<unk>", **options)
 
 
 def write_gemma(folder: Path) -> Path:
     """Writes the tiny DiffusionGemma with a tokenizer, in which token 20 is the word w20."""
     shutil.copytree(GEMMA, folder, dirs_exist_ok=True)
     words = [_GEMMA_WORDS.get(token, f"w{token}") for token in range(tiny_gemma().vocab_size)]
-    ids = {word: token for token, word in enumerate(words)}
-    split = Tokenizer(WordLevel(ids, unk_token="<unk>"))
-    split.pre_tokenizer = WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=split, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>",
-        mask_token="<unk>", unk_token="<unk>", padding_side="left",
+    tokenizer = tokenizer_of(
+        words, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>", mask_token="<unk>",
+        padding_side="left",
     )  # fmt: skip
     tokenizer.chat_template = "{{ bos_token }} {{ messages[-1]['content'] }}"
     tokenizer.save_pretrained(folder)
@@ -174,15 +194,12 @@ class Spied:
         return self.model.predict(inputs)
 
     def rows_of(self, inputs: ForwardInputs) -> Tensor:
-        assert inputs.kv_cache is not None
         rows = torch.arange(inputs.kv_cache.keys.shape[1])
         return rows if inputs.rows is None else rows[inputs.rows]
 
     def slots_of(self, inputs: ForwardInputs) -> Tensor:
         if isinstance(inputs.slots, slice):
-            assert inputs.kv_cache is not None
             return torch.arange(inputs.kv_cache.num_slots)[inputs.slots].expand_as(inputs.tokens)
-        assert inputs.slots is not None
         return inputs.slots
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:

@@ -60,6 +60,11 @@ class HashModel:
         return logits
 
 
+def never(inputs: ForwardInputs) -> Tensor:
+    """Takes the place of `predict` where no forward may be run."""
+    raise AssertionError("a forward was run")
+
+
 @dataclass
 class DriftingModel(HashModel):
     """Logits of which a part, `drift`, follows the canvas, and the rest the position alone.
@@ -134,8 +139,7 @@ def tiny_target(vocab_size: int = 24, seed: int = 0, scale: float = 4.0) -> Caus
 
 def logits_of(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     """Returns logits of the token after each of the given tokens, computed without a cache."""
-    logits: Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-    return logits
+    return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
 
 
 def written_alone(

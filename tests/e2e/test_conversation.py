@@ -9,15 +9,13 @@ import warnings
 from pathlib import Path
 
 import pytest
+from served import QUESTIONS
 
 from dllm_decode import GenerateOutput, StepEvent
 from dllm_decode.cli.conversation import Known
 from dllm_decode.cli.main import main, make_parser
 
-QUESTION = (
-    "emma has 12 apples. emma finds 30 more apples and then gives 8 apples to ben. "
-    "how many apples does emma have now?"
-)
+QUESTION = QUESTIONS[0]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from samplers import ConfidenceThreshold
 
 def test_ledgers_are_answered_right_in_fewer_forwards_and_columns() -> None:
     model, tokenizer = load_model("mini-long", dtype=torch.float32)
-    assert tokenizer is not None
     task = Ledgers()
     examples = task.examples("test", 5)
     prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]

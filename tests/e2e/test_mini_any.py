@@ -3,12 +3,11 @@
 from typing import Any
 
 import pytest
+from eval_runs import answered
 
-from dllm_decode import AnySubsetVerify, decode, generate, load_model
+from dllm_decode import AnySubsetVerify, generate, load_model
 from dllm_decode.cli.main import main
 from dllm_decode.models.xlnet import XLNet
-from eval.runs.prompts import encode_prompt
-from eval.tasks import WordProblems
 from samplers import ConfidenceThreshold
 
 
@@ -20,40 +19,29 @@ def loaded() -> tuple[XLNet, Any]:
     return model, tokenizer
 
 
-def share_right(
+def verified(
     loaded: tuple[XLNet, Any], num_problems: int, draft_tokens: int
 ) -> tuple[list[str], float, float]:
-    """Returns the texts, the share of right answers, and the forwards of a row on average."""
-    model, tokenizer = loaded
-    task = WordProblems()
-    examples = task.examples("test", num_problems)
-    prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
-    out = decode(
-        model, prompts, ConfidenceThreshold(0.9), verifier=AnySubsetVerify(draft_tokens),
-        gen_length=48,
-    )  # fmt: skip
-    texts = [tokenizer.decode(answer) for answer in out.answers()]
-    scores = [
-        task.score(example, text)["answer"] for example, text in zip(examples, texts, strict=True)
-    ]
-    right = sum(score == 1 for score in scores) / len(scores)
-    return texts, right, out.nfe.float().mean().item()
+    verifier = AnySubsetVerify(draft_tokens)
+    return answered(
+        loaded, num_problems, ConfidenceThreshold(0.9), verifier=verifier, gen_length=48
+    )
 
 
 def test_a_handful_of_problems_is_answered_alike_in_fewer_forwards(
     loaded: tuple[XLNet, Any],
 ) -> None:
-    texts, right, forwards = share_right(loaded, 12, 1)
+    texts, right, forwards = verified(loaded, 12, 1)
     # A guess at random is right in one of a hundred.
     assert right >= 0.6
-    drafted, _, fewer = share_right(loaded, 12, 10)
+    drafted, _, fewer = verified(loaded, 12, 10)
     assert drafted == texts
     assert fewer < forwards / 3
 
 
 @pytest.mark.slow
 def test_accuracy_and_forwards_are_those_of_the_manual(loaded: tuple[XLNet, Any]) -> None:
-    _, right, forwards = share_right(loaded, 500, 10)
+    _, right, forwards = verified(loaded, 500, 10)
     assert right == pytest.approx(0.912, abs=0.02)
     assert forwards == pytest.approx(7.5, abs=0.3)
 

@@ -3,15 +3,16 @@
 from typing import Any
 
 import pytest
+from eval_runs import answered
 
-from dllm_decode import FreeCache, decode, generate, load_model
+from dllm_decode import FreeCache, generate, load_model
 from dllm_decode.cli.main import main
 from dllm_decode.models.diffusion_gemma import DiffusionGemma
-from eval.runs.prompts import encode_prompt
 from eval.tasks import WordProblems
 from samplers import AcceptAndRenoise
 
 SAMPLER = AcceptAndRenoise(num_steps=8)
+OPTIONS: Any = {"cache": FreeCache(), "gen_length": 64}
 
 
 @pytest.fixture(scope="module")
@@ -22,24 +23,10 @@ def loaded() -> tuple[DiffusionGemma, Any]:
     return model, tokenizer
 
 
-def share_right(loaded: tuple[DiffusionGemma, Any], num_problems: int) -> tuple[float, float]:
-    """Returns the share of right answers, and the forwards of a row on average."""
-    model, tokenizer = loaded
-    task = WordProblems()
-    examples = task.examples("test", num_problems)
-    prompts = [encode_prompt(tokenizer, example, chat=True) for example in examples]
-    out = decode(model, prompts, SAMPLER, cache=FreeCache(), gen_length=64)
-    texts = [tokenizer.decode(answer) for answer in out.answers()]
-    scores = [
-        task.score(example, text)["answer"] for example, text in zip(examples, texts, strict=True)
-    ]
-    return sum(score == 1 for score in scores) / len(scores), out.nfe.float().mean().item()
-
-
 def test_some_of_a_handful_of_problems_are_answered_right(
     loaded: tuple[DiffusionGemma, Any],
 ) -> None:
-    right, forwards = share_right(loaded, 12)
+    _, right, forwards = answered(loaded, 12, SAMPLER, **OPTIONS)
     # A guess at random is right in one of a hundred.
     assert right >= 0.6
     assert 6 < forwards < 24
@@ -47,7 +34,7 @@ def test_some_of_a_handful_of_problems_are_answered_right(
 
 @pytest.mark.slow
 def test_accuracy_and_forwards_are_those_of_the_manual(loaded: tuple[DiffusionGemma, Any]) -> None:
-    right, forwards = share_right(loaded, 500)
+    _, right, forwards = answered(loaded, 500, SAMPLER, **OPTIONS)
     assert right == pytest.approx(0.814, abs=0.03)
     assert forwards == pytest.approx(13.0, abs=1.0)
 

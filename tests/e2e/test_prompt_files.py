@@ -43,7 +43,6 @@ def test_a_file_of_prompts_is_answered_as_in_python(files: list[str]) -> None:
     assert sorted(records) == [1, 3, 5, 7, 9]
     assert [records[number]["id"] for number in (1, 7)] == ["a", 7]
     model, tokenizer = load_model("mini")
-    assert tokenizer is not None
     texts = generate(model, tokenizer, QUESTION, gen_length=64).texts
     assert texts[0].endswith("#### 15")
     assert [records[1]["text"], records[3]["text"]] == texts * 2

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,18 @@ QUESTION = (
     "emma has 12 apples . emma finds 5 more apples and then gives 2 apples to ben . "
     "how many apples does emma have now ?"
 )
-ASKED = {"gen_length": 64}
+LOADED: Any = load_model("mini")
+MODEL, TOKENIZER = LOADED
+ask = partial(generate, MODEL, TOKENIZER, QUESTION)
+ASKED: Any = {"gen_length": 64}
 NARROW = r"emma has \d\d? \. #### \d\d?"
 LIST: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}
 
 
 def test_every_answer_has_its_own_form() -> None:
-    model, tokenizer = load_model("mini")
-    assert tokenizer is not None
     constraint = [Regex(NARROW), None, OneOf(["15", "16", "17"]), JsonSchema(LIST)]
     for options in ({}, {"temperature": 1.0, "seed": 3}, {"verifier": SelfVerify()}):
-        out = generate(model, tokenizer, [QUESTION] * 4, constraint=constraint, **ASKED, **options)
+        out = generate(MODEL, TOKENIZER, [QUESTION] * 4, constraint=constraint, **ASKED, **options)
         narrow, free, chosen, listed = out.texts
         assert re.fullmatch(NARROW, narrow)
         assert chosen in ("15", "16", "17")
@@ -35,78 +37,59 @@ def test_every_answer_has_its_own_form() -> None:
         assert 2 <= len(numbers) <= 3
         assert all(isinstance(number, int) for number in numbers)
         if not options:
-            assert free == generate(model, tokenizer, QUESTION, **ASKED).texts[0]
+            assert free == ask(**ASKED).texts[0]
 
 
 def test_a_pattern_that_the_model_would_follow_changes_no_token() -> None:
-    model, tokenizer = load_model("mini")
-    assert tokenizer is not None
-    plain = generate(model, tokenizer, QUESTION, **ASKED)
-    constrained = generate(model, tokenizer, QUESTION, constraint=Regex(r".*#### \d+"), **ASKED)
+    plain = ask(**ASKED)
+    constrained = ask(constraint=Regex(r".*#### \d+"), **ASKED)
     assert constrained.texts == plain.texts
     assert plain.texts[0].endswith("#### 15")
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}], ids=str)
 def test_events_tell_the_tokens_that_a_constraint_forced(options: Any) -> None:
-    model, tokenizer = load_model("mini")
-    assert tokenizer is not None
     forced: list[str] = []
 
     def watch(event: StepEvent) -> None:
         if event.forced is not None:
             forced.extend(
-                tokenizer.decode([int(token)]) for token in event.after.tokens[event.forced]
+                TOKENIZER.decode([int(token)]) for token in event.after.tokens[event.forced]
             )
 
     for constraint in (None, Regex(r".*#### \d+"), Regex(r".*#### 42")):
-        generate(
-            model, tokenizer, QUESTION, constraint=constraint, observers=[watch], **ASKED, **options
-        )
+        ask(constraint=constraint, observers=[watch], **ASKED, **options)
         # The model's own answer is 15.
         assert forced == (["42"] if constraint == Regex(r".*#### 42") else [])
 
 
 def test_the_live_view_underlines_forced_tokens() -> None:
-    model, tokenizer = load_model("mini")
-    assert tokenizer is not None
     file = io.StringIO()
-    with stream_to_terminal(tokenizer, console=Console(file=file, force_terminal=True)) as watch:
-        generate(
-            model, tokenizer, QUESTION, constraint=Regex(r".*#### 42"), observers=[watch], **ASKED
-        )
+    with stream_to_terminal(TOKENIZER, console=Console(file=file, force_terminal=True)) as watch:
+        ask(constraint=Regex(r".*#### 42"), observers=[watch], **ASKED)
     underlined = r"\x1b\[[0-9;]*\b4\b[0-9;]*m *42"
     assert re.search(underlined, file.getvalue())
     assert "forced tokens (underlined): 1" in file.getvalue()
 
 
 def test_several_answers_and_templates_keep_the_form() -> None:
-    model, tokenizer = load_model("mini")
-    assert tokenizer is not None
-    out = generate(
-        model, tokenizer, QUESTION, constraint=OneOf(["15", "17"]), num_return_sequences=3,
-        temperature=2.0, **ASKED,
-    )  # fmt: skip
+    out = ask(constraint=OneOf(["15", "17"]), num_return_sequences=3, temperature=2.0, **ASKED)
     assert set(out.texts) <= {"15", "17"}
-    filled = generate(
-        model, tokenizer, QUESTION, templates="now [MASK:5] . #### [MASK]",
-        constraint=Regex(r"now \d+ - \d+ = \d+ \. #### \d+"),
-    )  # fmt: skip
-    assert re.fullmatch(r"now \d+ - \d+ = \d+ \. #### \d+", filled.texts[0])
+    form = r"now \d+ - \d+ = \d+ \. #### \d+"
+    filled = ask(templates="now [MASK:5] . #### [MASK]", constraint=Regex(form))
+    assert re.fullmatch(form, filled.texts[0])
 
 
 @pytest.mark.usefixtures("no_checks_of_types")
 def test_a_wrong_constraint_is_refused() -> None:
-    model, tokenizer = load_model("mini")
-    assert tokenizer is not None
     with pytest.raises(ValueError, match="gen_length must be at least 3"):
-        generate(model, tokenizer, QUESTION, constraint=Regex("1 2 3"), gen_length=2)
+        ask(constraint=Regex("1 2 3"), gen_length=2)
     with pytest.raises(ValueError, match=r"constraint must be Regex.*got '\[0-9\]'"):
-        generate(model, tokenizer, QUESTION, constraint="[0-9]", **ASKED)  # type: ignore[arg-type]
+        ask(constraint="[0-9]", **ASKED)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="one for each of 1 prompts, got 2"):
-        generate(model, tokenizer, QUESTION, constraint=[None, Regex("1")], **ASKED)
+        ask(constraint=[None, Regex("1")], **ASKED)
     with pytest.raises(ValueError, match="tokenizer can write"):
-        generate(model, tokenizer, QUESTION, constraint=OneOf(["15", "{"]), **ASKED)
+        ask(constraint=OneOf(["15", "{"]), **ASKED)
 
 
 def test_the_command_line_has_constraints(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_without_tokenizer
+from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, config_of, load_without_tokenizer
 from torch import Tensor
 
 from dllm_decode import ForwardInputs
@@ -17,11 +17,6 @@ from dllm_decode import ForwardInputs
 ROPE = ("rope_theta", "partial_rotary_factor", "rope_scaling")
 # Each is the form of some version of transformers, so that none may be refused.
 MOVES = ("nested", "nested beside null", "nested with rope_scaling", "flat", "null object")
-
-
-def config_of(family: str) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((MODELS / family / "config.json").read_text())
-    return read
 
 
 def logits(family: str, folder: Path) -> Tensor:

@@ -30,8 +30,7 @@ ESTIMATES: dict[str, Any] = {"soft_entropy_negexp": "entropy", "hard_margin_thre
 
 @cache
 def content_of(method: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((DATA / f"{method}.json").read_text(encoding="utf-8"))
-    return content
+    return json.loads((DATA / f"{method}.json").read_text(encoding="utf-8"))
 
 
 def verifier_of(setting: dict[str, Any]) -> S2D2:

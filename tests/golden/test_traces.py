@@ -318,7 +318,6 @@ class Quotas(Sampler):
         return torch.zeros_like(view.eligible.sum(-1))
 
     def step(self, view: View, state: State) -> tuple[Decision, State]:
-        assert isinstance(state, torch.Tensor)
         quotas = torch.tensor(self.of_blocks[int(view.positions[0, 0]) // self.block_length])
         scores = -view.entropy if self.order == "entropy" else view.confidence
         return Decision(highest(scores, view.eligible, quotas[state])), state + 1
@@ -573,7 +572,6 @@ def runs_of(method: str) -> list[Run]:
 
 @cache
 def model_of(family: str, block_length: int, eos_id: int | None = None) -> MaskedTransformer:
-    model: MaskedTransformer
     model, _ = load_without_tokenizer(MODELS / family, dtype=torch.float32, mask_id=MASK_ID)
     if eos_id is not None:
         model.eos_ids = (eos_id,)
@@ -634,7 +632,6 @@ def record(
 
 def assert_same_steps(got: list[Step], run: Run, case: Case) -> None:
     expected = run.official_steps() if case.official else run.sound_steps()
-    assert expected is not None
     # Forwards that change nothing are not run by this engine.
     expected = [step for step in expected if step.positions or step.remasked or step.edited]
     got = [step for step in got if step.positions or step.remasked or step.edited]
@@ -716,7 +713,6 @@ def settings_of(mappings: dict[str, Mapping]) -> list[Any]:
 
 def assert_all_same_steps(runs: list[Run], mapping: Mapping) -> None:
     case = mapping(runs[0])
-    assert isinstance(case, Case)
     steps, _ = record(runs, case)
     for row, run in enumerate(runs):
         assert_same_steps(steps[row], run, case)

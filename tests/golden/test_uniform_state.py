@@ -49,11 +49,9 @@ class Drawn(View):
 
     @property
     def proposal(self) -> Tensor:  # type: ignore[override]  # cached in a View
-        assert self.sampled is not None
         return self.sampled
 
     def random_tokens(self) -> Tensor:
-        assert self.renoised is not None
         return self.renoised
 
 
@@ -87,8 +85,6 @@ class Replayed(AcceptAndRenoise):
         )
         drawn = Drawn(**values, sampled=sampled, renoised=noise)
         decision, after = super().step(drawn, state)
-        assert decision.tokens is not None
-        assert decision.settle is not None
         tempered = view.with_logits(after.belief)
         accepted = self.accepted(tempered).long().tolist()
         for n, place in enumerate(places):
@@ -101,7 +97,6 @@ class Replayed(AcceptAndRenoise):
 def places_of(run: dict[str, Any], view: View, state: Denoising) -> list[Place]:
     """Returns the row, canvas and step of each row of a view."""
     keys = row_keys(0, torch.arange(len(run["prompts"]))).tolist()
-    assert view.noise_keys is not None
     rows = [keys.index(key) for key in view.noise_keys.tolist()]
     canvases = (view.positions[:, 0] // run["canvas_length"]).tolist()
     return list(zip(rows, canvases, state.step.tolist(), strict=True))

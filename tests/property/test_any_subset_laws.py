@@ -57,8 +57,7 @@ def conditional(model: XLNet, canvas: Canvas, column: int, temperature: float) -
             tokens, perm_mask=hidden, target_mapping=target, use_mems=False
         ).logits[0, 0]
     logits[MASK] = -torch.inf
-    probabilities: list[float] = (logits / temperature).softmax(-1).tolist()
-    return probabilities
+    return (logits / temperature).softmax(-1).tolist()
 
 
 def law_of_one_token_a_forward(model: XLNet, temperature: float) -> Law:
@@ -98,8 +97,7 @@ class Enumerated:
     def rounds_from(self, canvas: Canvas) -> tuple[Law, int]:
         """Returns the law of the canvas after a round, and the forwards of the round."""
         masks = [n for n in OPEN if canvas[n] == MASK]
-        verifier = self.decoder.verifier
-        assert isinstance(verifier, AnySubsetVerify)
+        verifier: Any = self.decoder.verifier
         window = masks[: verifier.draft_tokens]
         self.drafts = list(itertools.product(range(MASK), repeat=len(window)))
         state = self.state_of(canvas, len(self.drafts))
@@ -283,19 +281,15 @@ def test_a_row_alone_is_the_row_in_a_batch(temperature: float) -> None:
             verifier=AnySubsetVerify(4), gen_length=8, block_length=3, stop_at_eos=False, **options,
         )
     )  # fmt: skip
-    assert together.commits is not None
     for n, output in enumerate(later):
         assert output.tokens.tolist() == together.tokens[n : n + 1].tolist()
         for name in ("nfe", "drafted", "accepted"):
             assert getattr(output, name).tolist() == getattr(together, name)[n : n + 1].tolist()
-        assert output.commits is not None
         for ours, theirs in zip(output.commits[1:], together.commits[1:], strict=True):
             torch.testing.assert_close(ours, theirs[n : n + 1], equal_nan=True)
 
 
 def test_log_probabilities_are_those_of_one_token_a_forward() -> None:
     with_one, with_five = (decoded(n, return_logprobs=True).commits for n in (1, 5))
-    assert with_one is not None
-    assert with_five is not None
     for ours, theirs in zip(with_five[1:], with_one[1:], strict=True):
         torch.testing.assert_close(ours, theirs, equal_nan=True)

@@ -75,23 +75,6 @@ def test_a_policy_that_computes_everything_is_no_cache(
         assert torch.equal(cached.query_positions, exact.query_positions)
 
 
-@pytest.mark.exhaustive(12)
-@SAMPLER
-@pytest.mark.parametrize(("block_length", "stop_at_eos"), [(4, True), (8, False)])
-def test_caching_is_exact_on_a_block_causal_model(
-    sampler: Sampler, block_length: int, stop_at_eos: bool
-) -> None:
-    options: Any = {
-        "gen_length": 21, "block_length": block_length, "stop_at_eos": stop_at_eos,
-    }  # fmt: skip
-    exact = answer(tiny("sdar"), sampler, NoCache(), **options)
-    for cache in (PrefixCache(), DualCache(), FreeCache()):
-        cached = answer(tiny("sdar"), sampler, cache, **options)
-        assert torch.equal(cached.tokens, exact.tokens), cache
-        assert torch.equal(cached.nfe, exact.nfe)
-        assert (cached.query_positions < exact.query_positions).all()
-
-
 @pytest.mark.exhaustive(10)
 @FAMILY
 @POLICY

@@ -9,7 +9,7 @@ from tiny_models import FAMILIES, tiny
 from torch import Tensor
 from toys import DriftingModel, HashModel, logits_of, tiny_llama, tiny_target
 
-from dllm_decode import Commits, DecodeConfig, DecodeOutput, RequestQueue, StepEvent
+from dllm_decode import DecodeConfig, DecodeOutput, RequestQueue, StepEvent
 from dllm_decode.caches import NoCache, PrefixCache
 from dllm_decode.engine.loop import decode, new_decoder, run
 from dllm_decode.verify import (
@@ -79,11 +79,6 @@ def record(
     return {answer.request: answer.output for answer in answers}
 
 
-def commits_of(output: DecodeOutput) -> Commits:
-    assert output.commits is not None
-    return output.commits
-
-
 EDITING = (JointThreshold(0.2, 0.1), T2M(0.2, tau=0.1), Wino(0.4, 0.3))
 
 
@@ -105,7 +100,7 @@ def test_log_probabilities_are_those_of_the_canvas_before_the_step(
     outputs = record(model, sampler, recomputed, verifier=verifier)
     num_commits = 0
     for request, output in outputs.items():
-        steps, drawn, plain = (part[0].tolist() for part in commits_of(output))
+        steps, drawn, plain = (part[0].tolist() for part in output.commits)
         tokens = output.tokens[0].tolist()
         for position, step in enumerate(steps):
             if step < 0:
@@ -129,9 +124,7 @@ def test_neither_caches_nor_verifiers_nor_joins_change_what_is_recorded(family: 
     for rows, verifier in ((4, NoVerifier()), (2, SelfVerify(4)), (3, SelfVerify(3, "tree"))):
         together = record(model, sampler, num_rows=rows, cache=cache, verifier=verifier)
         for request, output in alone.items():
-            for single, batched in zip(
-                commits_of(output), commits_of(together[request]), strict=True
-            ):
+            for single, batched in zip(output.commits, together[request].commits, strict=True):
                 torch.testing.assert_close(single, batched, rtol=1e-7, atol=1e-7, equal_nan=True)
 
 
@@ -161,12 +154,12 @@ def test_tokens_of_a_target_have_its_log_probabilities(drafting: Any, temperatur
         logits = logits_of(tiny_llama(), [*prompt, *tokens])
         logits[:, model.mask_id] = -torch.inf
         for position, token in enumerate(tokens):
-            if commits_of(out).steps[row, position] >= 0:
+            if out.commits.steps[row, position] >= 0:
                 law = logits[len(prompt) + position - 1]
                 drawn = (law / (temperature or 1.0)).log_softmax(-1)[token]
-                torch.testing.assert_close(commits_of(out).logprobs[row, position], drawn)
+                torch.testing.assert_close(out.commits.logprobs[row, position], drawn)
                 plain = law.log_softmax(-1)[token]
-                torch.testing.assert_close(commits_of(out).model_logprobs[row, position], plain)
+                torch.testing.assert_close(out.commits.model_logprobs[row, position], plain)
                 num_commits += 1
     assert num_commits > 20
 
@@ -178,11 +171,11 @@ def test_given_tokens_have_no_step() -> None:
         model, [[1, 2]], FixedSchedule(2), templates=[template], gen_length=4, block_length=4,
         return_logprobs=True, stop_at_eos=False,
     )  # fmt: skip
-    steps, *logprobs = commits_of(out)
+    steps, *logprobs = out.commits
     assert (steps[0] >= 0).tolist() == [False, True, False, True]
     for values in logprobs:
         assert values[0].isnan().tolist() == [True, False, True, False]
     full = decode(
         model, [[1, 2]], FixedSchedule(2), templates=[[3, 4]], gen_length=2, return_logprobs=True
     )
-    assert commits_of(full).steps.tolist() == [[-1, -1]]
+    assert full.commits.steps.tolist() == [[-1, -1]]

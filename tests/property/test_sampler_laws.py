@@ -37,9 +37,10 @@ from samplers.testing import (
     Style,
     check_laws,
     decides_rows_alone,
+    ends_in_time,
     is_pure,
     play,
-    settled_by,
+    require_same,
     writes_possible_tokens,
 )
 
@@ -61,17 +62,6 @@ def turns(sampler: Sampler, style: Style, temperature: float = 0.0) -> list[Play
 def revises(sampler: Sampler) -> bool:
     """Returns True if the steps of a sampler go on in a full block."""
     return Fact.ONE_STEP_A_FORWARD in sampler.needs
-
-
-def assert_same_decision(decision: Any, view: View, turn: PlayedStep[Any], rows: Any = ...) -> None:
-    """Compares with a turn's decision about all rows, or about some of them."""
-    commit = turn.decision.commit[rows]
-    assert torch.equal(decision.commit, commit)
-    tokens = view.proposal if decision.tokens is None else decision.tokens
-    assert torch.equal(tokens[commit], turn.written[rows][commit])
-    for name in ("remask", "settle"):
-        ours, theirs = getattr(decision, name), getattr(turn.decision, name)
-        assert ours is theirs is None or torch.equal(ours, theirs[rows])
 
 
 def test_every_sampler_is_under_test() -> None:
@@ -146,19 +136,14 @@ def test_what_is_committed_is_read_only_by_those_who_say_so(sampler: Sampler) ->
             for number, view in enumerate((other_logits(turn.view), only_masked(turn.view))):
                 state = sampler.init(view) if step == 0 else states[number]
                 decision, states[number] = sampler.step(view, state)
-                assert_same_decision(decision, view, turn)
+                require_same(decision, view, turn, ..., "it reads what is committed")
 
 
 @every_rule
 def test_a_block_ends_within_the_stated_number_of_steps(sampler: Sampler) -> None:
     for style in STYLES:
         for dtype in (torch.bfloat16, torch.float64):
-            steps = list(play(sampler, 3, style=style, dtype=dtype))
-            masks = steps[0].view.eligible.sum(-1).tolist()
-            assert max(masks) > 1
-            assert len(steps) <= max(sampler.max_steps(count) for count in masks)
-            last = steps[-1]
-            assert not (last.view.eligible & ~settled_by(last.decision)).any()
+            ends_in_time(sampler, style, 3, dtype)
 
 
 @every_sampler
@@ -196,6 +181,7 @@ def test_the_leftmost_of_equals_is_committed(sampler: Sampler) -> None:
 def test_a_vanishing_temperature_decides_as_temperature_zero(sampler: Sampler) -> None:
     cold = turns(sampler, "drifting", 1e-9)
     for turn_at_0, cold_turn in zip(turns(sampler, "drifting"), cold, strict=True):
-        assert_same_decision(cold_turn.decision, cold_turn.view, turn_at_0)
+        decision, view = cold_turn.decision, cold_turn.view
+        require_same(decision, view, turn_at_0, ..., "it decides otherwise")
     noisy = turns(sampler, "drifting", 1.3)
     assert any(not torch.equal(turn.view.proposal, turn.view.logits.argmax(-1)) for turn in noisy)

@@ -42,7 +42,6 @@ DuoPosterior(rho=0.0) | rho must be
 DuoPosterior(kappa=1.5) | kappa must be
 DuoPosterior(t_min=0.0) | t_min must be
 DuoPosterior(t_max=0.1) | t_max must be
-EntropyBound(-0.1) | bound must be an entropy in nats of at least 0, got -0.1.
 FixedSchedule(0) | steps_per_block must be a whole number, at least 1, got 0.
 FixedSchedule(2.5) | steps_per_block must be a whole number, at least 1, got 2.5.
 FixedSchedule(True) | steps_per_block must be a whole number, at least 1, got True.
@@ -62,10 +61,8 @@ LocalLeap(1.1) | threshold must be a probability in [0, 1], got 1.1.
 LocalLeap(0.9, 0.95) | relaxed_threshold must be a probability in [0, threshold=0.9], got 0.95.
 EoTP(threshold=1.5) | threshold must be a probability in [0, 1], got 1.5.
 EoTP(JointThreshold()) | EoTP needs a sampler that never changes
-PC(decay=-1.0) | decay must be a number of at least 0, got -1.0.
 PC(frequencies=3) | frequencies must be a name or a path, got 3.
 RCR(0) | steps_per_block must be a whole number, at least 1, got 0.
-ReMDM(strategy='loop') | strategy must be one of "cap", "rescale", "confidence", got 'loop'.
 ReMDM(eta=2.0) | eta must be a probability in [0, 1], got 2.0.
 ReMDMLoop(num_remasked=0) | num_remasked must be a whole number of tokens, at least 1, got 0.
 Prophet(thresholds=(7.5, 5.0)) | one entry more than edges
@@ -103,6 +100,7 @@ AdaptiveBlocks((5,), block_length=0) | block_length must be
 Sequential(0) | block_length must be a whole number of tokens, at least 1, got 0.
 SubBlocks(0) | block_length must be
 SubBlocks(8, 0) | sub_block_length must be
+AnySubsetVerify(0) | draft_tokens must be a whole number of tokens, at least 1, got 0
 SelfVerify(draft_steps=0) | draft_steps must be a whole number, at least 1, got 0
 ARVerify(CausalTarget(), drafting=TheClassTree()) | the class Tree
 Guided(CausalTarget(), num_proposals=0) | num_proposals must be a whole number, at least 1, got 0
@@ -122,7 +120,6 @@ Tree(budget=0) | budget must be a
 Tree(max_candidates=0) | max_candidates must be a
 Tree(num_forwards=0) | num_forwards must be a
 Sampled(num_forwards=0) | num_forwards must be a whole number, at least 1, got 0
-Sampled("both") | verification must be
 PromptLookup(0) | ngram must be a whole number of tokens, at least 1, got 0
 PromptLookup(3, 0) | length must be a whole number of tokens, at least 1, got 0
 Jacobi(0) | length must be a whole number of tokens, at least 1, got 0

@@ -40,9 +40,7 @@ def mask_of(attend: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     columns = torch.arange(attend.shape[1], device=attend.device).expand(len(attend), -1)
     shape = tiny("llada").transformer.config
     inputs = ForwardInputs(columns, columns, columns, attend=attend)
-    bias = make_context(shape, dtype, inputs, torch.zeros(1, device=attend.device)).bias
-    assert bias is not None
-    return bias
+    return make_context(shape, dtype, inputs, torch.zeros(1, device=attend.device)).bias
 
 
 @pytest.mark.parametrize("dtype", HALF_AND_SINGLE)
@@ -121,7 +119,6 @@ def test_a_target_judges_as_on_the_cpu() -> None:
     answers = []
     for device in ("cpu", DEVICE):
         model, tokenizer = load_model("mini", device=device, dtype=torch.float64)
-        assert tokenizer is not None
         target = load_target("mini-ar", tokenizer, device=device, dtype=torch.float64)
         out = decode(model, prompts, FixedSchedule(4), verifier=ARVerify(target), **options)
         answers.append(out.tokens)

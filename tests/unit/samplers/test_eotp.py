@@ -1,7 +1,7 @@
 """Where an EOS is proposed, in and after the open block; the laws cover the rest."""
 
 import torch
-from plugins_under_test import positions, view_with
+from plugins_under_test import committed, view_with
 from toys import HashModel
 
 from dllm_decode import decode
@@ -19,10 +19,6 @@ def view_of(confidences: list[float], proposals: list[int]) -> View:
     masked = torch.ones(1, len(proposals), dtype=torch.bool)
     eligible = masked & (torch.arange(len(proposals)) < 2)
     return view_with(shares.log(), masked=masked, eligible=eligible, block_length=2, eos_ids=(EOS,))
-
-
-def committed(rule: EoTP, view: View) -> list[list[int]]:
-    return positions(rule.step(view, rule.init(view))[0].commit)
 
 
 def test_the_most_confident_eos_of_later_blocks_is_committed() -> None:

@@ -96,7 +96,6 @@ class Plain:
         for n, (was, original) in enumerate(zip(self.block, self.original, strict=True)):
             token = proposals[n] if n in chosen else was
             if n in chosen:
-                assert token is not None
                 self.tried.setdefault(n, set()).add(token)
             if n in chosen and token == self.rule.delete_id:
                 self.events["deleted"] += 1
@@ -112,8 +111,6 @@ class Plain:
 
 def block_after(turn: PlayedStep[Any], row: int) -> list[int | None]:
     decision, view = turn.decision, turn.view
-    assert decision.tokens is not None
-    assert decision.remask is not None
     columns = view.eligible[row].nonzero().flatten().tolist()
     empty = view.masked[row] & ~decision.commit[row] | decision.remask[row]
     tokens = torch.where(decision.commit[row], decision.tokens[row], view.tokens[row])

@@ -16,7 +16,6 @@ def test_the_least_confident_tokens_are_masked_again() -> None:
     view = pinned(with_confidences((0.9,) * 5), confidence=[[0.95, 0.1, 0.85, 0.1, 0.7]])
     object.__setattr__(view, "masked", ~filled)
     decision, state = rule.step(view, state)
-    assert decision.remask is not None
     # One of five stays masked: position 4. Position 1 keeps the confidence of its proposal, 0.9.
     assert positions(decision.commit) == [[0, 2]]
     assert positions(decision.remask) == [[]]
@@ -24,7 +23,6 @@ def test_the_least_confident_tokens_are_masked_again() -> None:
     view = pinned(with_confidences((0.9,) * 5), confidence=[[0.1] * 4 + [0.3]])
     object.__setattr__(view, "masked", torch.tensor([[False] * 4 + [True]]))
     decision, _ = rule.step(view, state)
-    assert decision.settle is not None
     assert positions(decision.commit) == [[4]]
     assert positions(decision.settle) == [[0, 1, 2, 3, 4]]
 
@@ -37,7 +35,6 @@ def test_a_token_of_an_earlier_step_is_doubted() -> None:
     view = pinned(with_confidences((0.9,) * 3), confidence=[[1.0, 0.6, 0.7]])
     object.__setattr__(view, "masked", torch.tensor([[False, True, True]]))
     decision, _ = rule.step(view, state)
-    assert decision.remask is not None
     assert positions(decision.commit) == [[1, 2]]
     assert positions(decision.remask) == [[0]]
 
@@ -53,6 +50,5 @@ def test_a_block_that_an_eos_cut_short_goes_on() -> None:
         object.__setattr__(view, "eligible", torch.arange(8)[None] < 3)
         object.__setattr__(view, "masked", torch.isin(torch.arange(8), torch.tensor(masked))[None])
         decision, state = rule.step(view, state)
-        assert decision.settle is not None
         assert positions(decision.commit) == [commit]
         assert positions(decision.settle) == [settle]

@@ -64,7 +64,6 @@ def test_a_settled_beginning_is_frozen_row_by_row() -> None:
     for delay, shift, firsts in ((2, 0, [10, 8]), (2, 1, [9, 7]), (4, 0, [0, 0])):
         cache = SettledCache(delay)
         numbers = cache.numbers(canvas, History(clean, clean, torch.tensor([9, 9])), shift)
-        assert numbers is not None
         queries = [query(3, shift=shift, numbers=tuple(values)) for values in numbers.tolist()]
         assert list(map(cache.recompute, queries)) == [columns((first, 20)) for first in firsts]
     assert PrefixCache().numbers(canvas, History(clean, clean, clean[:, 0]), 0) is None

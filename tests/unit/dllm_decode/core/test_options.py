@@ -67,8 +67,7 @@ def test_proposals_can_be_drawn_at_the_least_and_the_highest_temperature(cut: An
     def tokens(temperature: float) -> list[int]:
         options = {"gen_length": 8, "stop_at_eos": False, "temperature": temperature, **cut}
         out = decode(HashModel(), [[1]], FixedSchedule(4), **options)
-        answer: list[int] = out.tokens[0].tolist()
-        return answer
+        return out.tokens[0].tolist()
 
     assert tokens(1e-30) == tokens(1e-9) != tokens(1e30)
 

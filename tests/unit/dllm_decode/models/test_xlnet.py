@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import MODELS, load_without_tokenizer, load_xlnet
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tiny_models import MODELS, load_without_tokenizer, load_xlnet, tokenizer_of
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from dllm_decode import (
     AnySubsetVerify,
@@ -181,23 +177,16 @@ def test_texts_are_filled_in_between_texts_as_they_are(folder: Path) -> None:
         ".",
         "on",
     ]
-    split = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
-    split.pre_tokenizer = WhitespaceSplit()
-    split.post_processor = TemplateProcessing(
+    own = tokenizer_of(
+        words, bos_token="<s>", eos_token="</s>", mask_token="<mask>", pad_token="<pad>"
+    )
+    own.backend_tokenizer.post_processor = TemplateProcessing(
         single="$A <sep> <cls>", special_tokens=[("<sep>", 4), ("<cls>", 3)]
     )
-    PreTrainedTokenizerFast(
-        tokenizer_object=split,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        mask_token="<mask>",
-        pad_token="<pad>",
-    ).save_pretrained(folder)
+    own.save_pretrained(folder)
     model, tokenizer = load_model(folder, device="cpu", dtype="float64")
     assert isinstance(model, XLNet)
     assert (model.mask_id, model.eos_ids) == (6, (2,))
-    assert tokenizer is not None
     assert tokenizer("the cat").input_ids == [7, 8]
     out = generate(
         model, tokenizer, "the cat", templates="[MASK:3] on the [MASK:2] .", chat=False,

@@ -40,11 +40,9 @@ def test_groups_come_as_they_end_with_the_answers_of_generate() -> None:
     assert next(stream).prompt_index == 0
 
 
-def largest_gap(rollouts: Any, law: Any) -> float:
+def largest_gap(rollouts: Any, law: Any = "model", model: Any = MODEL) -> float:
     with torch.no_grad():
-        difference = score(MODEL, rollouts, law=law).difference
-    assert difference is not None
-    return difference
+        return score(model, rollouts, law=law).difference
 
 
 def test_rollouts_of_templates_are_the_answers_of_generate_and_scored() -> None:
@@ -77,7 +75,7 @@ def test_rollouts_under_a_constraint_are_scored_by_the_law_of_the_model() -> Non
         assert all(rollout.is_constrained for rollout in group.rollouts)
         assert all(rollout.commits for rollout in group.rollouts)
         read = [Rollout.from_json(rollout.to_json()) for rollout in group.rollouts]
-        assert largest_gap(read, "model") < 1e-4
+        assert largest_gap(read) < 1e-4
         with pytest.raises(ValueError, match=r'law must be "model" for rollouts under a const'):
             largest_gap(read, "drawn")
 
@@ -86,10 +84,7 @@ def test_a_stop_string_ends_a_rollout() -> None:
     group = next(roll_out(MODEL, TOKENIZER, QUESTIONS, SAMPLER, stop_strings="=", **OPTIONS))
     assert {rollout.finish for rollout in group.rollouts} == {"stop"}
     assert not any("=" in answer.text for answer in group.answers)
-    with torch.no_grad():
-        difference = score(MODEL, group.rollouts).difference
-    assert difference is not None
-    assert difference < 1e-4
+    assert largest_gap(group.rollouts) < 1e-4
 
 
 def test_a_stop_string_in_the_last_token_ends_a_rollout_too() -> None:
@@ -113,11 +108,9 @@ def test_each_rollout_is_of_the_weights_that_it_names(new_weights: Any) -> None:
     options = OPTIONS | {"num_rows": 2, "new_weights": new_weights}
     for group in roll_out(model, TOKENIZER, QUESTIONS, SAMPLER, **options):
         versions.append([rollout.weights for rollout in group.rollouts])
+        for rollout in group.rollouts:
+            assert largest_gap([rollout], model=models[rollout.weights]) < 1e-4
         with torch.no_grad():
-            for rollout in group.rollouts:
-                difference = score(models[rollout.weights], [rollout]).difference
-                assert difference is not None
-                assert difference < 1e-4
             for parameter in model.parameters():
                 parameter.mul_(1.01)
         models[version_of(model)] = deepcopy(model)

@@ -20,7 +20,6 @@ from dllm_decode import (
     NoCache,
     PrefixCache,
     decode_many,
-    generate,
     load_model,
     new_decoder,
 )
@@ -170,18 +169,6 @@ def test_a_fault_of_the_model_ends_what_runs_and_the_lane_goes_on() -> None:
         # Two requests waited, and were answered afterwards.
         assert sum(isinstance(event, Finished) for event in events) == 2
         assert not engine.is_broken
-
-
-def test_nan_in_one_row_ends_that_request_alone() -> None:
-    nan_in_row_1 = torch.tensor([0.0, torch.nan, 0.0, 0.0])[:, None, None]
-    model = failing(lambda logits: logits + nan_in_row_1, 3)
-    with engine_of(decoder_of(model, FixedSchedule(8)), limits=LIMITS) as (_, (lane,)):
-        jobs = [Told(lane.decoder, prompt, gen_length=64) for prompt in PROMPTS[:4]]
-        lane.submit([told.job for told in jobs])
-        events = [told.next() for told in jobs]
-        assert [isinstance(event, Failed) for event in events] == [False, True, False, False]
-        alone = generate(MODEL, TOKENIZER, [PROMPTS[2]], FixedSchedule(8), gen_length=64)
-        assert text_of(events[2]) == alone.texts[0]
 
 
 @pytest.mark.parametrize("change", [run_out_of_memory, lambda logits: logits + torch.nan])

@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from served import QUESTIONS, chat_of, decoder_of, served, wait_until
-from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
+from served import QUESTIONS, byte_level, chat_of, decoder_of, served, wait_until
 from transformers import PreTrainedTokenizerFast
 
 from dllm_decode import load_model
@@ -43,10 +39,8 @@ def letters() -> PreTrainedTokenizerFast:
     free = iter(characters)
     names = [special.get(n) or next(free, f"<{n}>") for n in range(MODEL.vocab_size)]
     assert next(free, None) is None
-    backend = Tokenizer(BPE({name: number for number, name in enumerate(names)}, []))
-    backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<eos>", mask_token="[MASK]",
+        tokenizer_object=byte_level(names), eos_token="<eos>", mask_token="[MASK]",
         additional_special_tokens=[name for name in names if len(name) > 1],
     )  # fmt: skip
     tokenizer.chat_template = TEMPLATE

@@ -13,6 +13,7 @@ import pytest
 import torch
 from plugins_under_test import plugin
 from served import Streamer
+from served import chat_of as chat
 from tokenizers.processors import TemplateProcessing
 from transformers import TextStreamer
 
@@ -46,10 +47,6 @@ OTHER = "emma has 5 apples . how many apples does emma have now ?"
 SAMPLER = ConfidenceThreshold(0.9)
 OPTIONS: Any = {"gen_length": 32, "cache": DualCache()}
 ask = partial(generate, MODEL, TOKENIZER)
-
-
-def chat(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
 
 
 def ids_of(text: str) -> list[int]:
@@ -397,14 +394,12 @@ def test_answers_say_when_each_token_was_committed_and_how_likely_it_was() -> No
     assert plain[0].commits is None
     assert "commits" not in plain[0].to_dict()
     recorded = out.decoded.commits
-    assert recorded is not None
     for row, answer in enumerate(out):
         parts = (part[row, : len(answer.token_ids)].tolist() for part in recorded)
         assert answer.commits == list(zip(*parts, strict=True)) != []
         assert answer.to_dict()["commits"][0] == answer.commits[0]._asdict()
     filled = ask(OTHER, templates="emma has [MASK:2] apples", return_logprobs=True)
     commits = filled[0].commits
-    assert commits is not None
     assert [commit == (-1, None, None) for commit in commits] == [True, True, False, False, True]
 
 

@@ -5,19 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import BLOCK_CAUSAL, tiny
+from served import QUESTIONS
+from tiny_models import BLOCK_CAUSAL, law_of_columns, tiny
 
 from dllm_decode import load_model, read
-from dllm_decode.core.model import ForwardInputs
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
 
 MODEL, LOADED = load_model("mini")
 TOKENIZER: Any = LOADED
-QUESTION = (
-    "emma has 12 apples . emma finds 30 more apples and then gives 8 apples to ben . "
-    "how many apples does emma have now ?"
-)
+QUESTION = QUESTIONS[0]
 ANSWER = "emma now has 12 + 30 = [41|42] . after giving some away emma has 42 - 8 = [34|33|4 2] ."
 # Not independent: the last symbol depends on both others.
 JOINT = Joint(
@@ -107,15 +104,8 @@ def test_a_block_causal_model_is_read_after_a_prompt_of_any_length(prompt_length
     mask, length = model.mask_id, model.causal_block_length
     text = [*prompt, 5, mask, 7, mask]
     # The last block is full of masks, as the model was trained.
-    tokens = torch.tensor([[*text, *[mask] * (-len(text) % length)]])
-    columns = torch.arange(tokens.shape[1])[None]
-    blocks = columns // length
-    attend = blocks[:, :, None] >= blocks[:, None]
-    inputs = ForwardInputs(tokens=tokens, positions=columns, wanted=columns, attend=attend)
-    logits = model.predict(inputs)[0]
-    logits[:, [mask, *model.banned_ids]] = -torch.inf
-    # A shifted model predicts a column at the one before it.
-    distribution = logits.softmax(-1)[prompt_length - model.logit_shift :]
+    canvas = torch.tensor([*text, *[mask] * (-len(text) % length)])
+    distribution = law_of_columns(model, canvas)[prompt_length:].exp()
     choices = read(model, Symbols(), "5 [6|9] 7 [12|13]", prompt)
     read_probabilities = [[answer.probability for answer in choice.answers] for choice in choices]
     assert read_probabilities[0] == pytest.approx(distribution[1, [6, 9]].tolist(), abs=1e-9)

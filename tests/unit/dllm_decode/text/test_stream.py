@@ -3,14 +3,12 @@
 from typing import Any
 
 import pytest
+from served import QUESTIONS
 
 from dllm_decode import DualCache, SelfVerify, generate, load_model, stream
 from samplers import ConfidenceThreshold, FixedSchedule, Wino
 
-QUESTION = (
-    "emma has 12 apples . emma finds 30 more apples and then gives 8 apples to ben . "
-    "how many apples does emma have now ?"
-)
+QUESTION = QUESTIONS[0]
 
 
 @pytest.mark.parametrize(

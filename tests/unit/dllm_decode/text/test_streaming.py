@@ -9,10 +9,7 @@ import torch
 from eval_runs import TOKENIZER, model
 from rich.console import Console
 from rich.text import Text
-from served import Streamer
-from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
+from served import Streamer, byte_level
 from tokenizers.pre_tokenizers import ByteLevel
 from toys import HashModel
 from transformers import TextDiffusionStreamer
@@ -120,8 +117,7 @@ def test_an_answer_longer_than_the_terminal_shows_its_end() -> None:
 def test_characters_of_several_tokens_are_whole() -> None:
     """Each byte was decoded alone, to a replacement character."""
     letters = sorted(ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE({letter: n for n, letter in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(False), ByteLevelDecoder()
+    tokenizer = byte_level(letters)
     text = "答案是42 🙂"
     model = Written(tokenizer.encode(text).ids, 258, eos_id=256, mask_id=257)
     *screens, last = screens_of(tokenizer, model, gen_length=32)

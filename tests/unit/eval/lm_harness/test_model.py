@@ -3,20 +3,17 @@
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from eval_runs import TokenIds, write_tasks
-from torch import Tensor
+from eval_runs import CountedModel, TokenIds, write_tasks
 from toys import HashModel
 
 from dllm_decode import (
     DecodeConfig,
-    ForwardInputs,
     MaskPredictor,
     NoCache,
     NoVerifier,
@@ -55,17 +52,6 @@ class Numbers(TokenIds):
     bos_token_id = None
     name_or_path = "toys/numbers"
     all_special_ids: ClassVar[list[int]] = []
-
-
-@dataclass
-class Counted(HashModel):
-    """Counts the rows of its forwards."""
-
-    num_rows: int = 0
-
-    def predict(self, inputs: ForwardInputs) -> Tensor:
-        self.num_rows += len(inputs.tokens)
-        return super().predict(inputs)
 
 
 SETTINGS = ("sampler", "blocks", "estimator", "batch_size", "gen_length", "temperature")
@@ -124,7 +110,7 @@ def test_stop_strings_are_cut_and_save_no_forwards() -> None:
 
 
 def test_requests_that_are_repeated_are_decoded_once_and_repeats_as_often_as_wanted() -> None:
-    model = Counted()
+    model = CountedModel()
     lm = make_lm(model, temperature=1.0, batch_size=1)
     once, twice = asked("1", 0), asked("2", 1, repeats=2)
     texts = lm.generate_until([once, twice, twice, twice, twice, once], disable_tqdm=True)
@@ -133,7 +119,7 @@ def test_requests_that_are_repeated_are_decoded_once_and_repeats_as_often_as_wan
     assert texts[1:3] == texts[3:5]
     keys = [(record["doc_id"], record["repeat"]) for record in lm.ledger.records()]
     assert keys == [(0, 0), (1, 0), (1, 1)]
-    assert model.num_rows == sum(record["nfe"] for record in lm.ledger.records())
+    assert model.num_forwards == sum(record["nfe"] for record in lm.ledger.records())
 
 
 def test_noise_depends_on_the_seed_and_the_request_alone() -> None:

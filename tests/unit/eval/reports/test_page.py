@@ -36,8 +36,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 def content_of(page: str) -> dict[str, Any]:
     match = re.search(r'<script id="content" type="application/json">(.*?)</script>', page, re.S)
     assert match is not None
-    content: dict[str, Any] = json.loads(match.group(1))
-    return content
+    return json.loads(match.group(1))
 
 
 def changed(folder: Folder, path: Path, num_records: int = 20, **changes: object) -> Folder:

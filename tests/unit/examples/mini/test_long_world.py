@@ -65,7 +65,6 @@ def test_words_are_looked_up_as_the_tokenizer_does(world: Any) -> None:
 def test_the_embedded_models_know_the_words_of_the_world() -> None:
     words = build_ledger_tokenizer().get_vocab()
     model, tokenizer = load_model("mini-long")
-    assert tokenizer is not None
     assert tokenizer.get_vocab() == words
     assert model.mask_id == tokenizer.mask_token_id
     assert model.logit_shift == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny
+from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, config_of, load_tiny
 from tiny_models import load_without_tokenizer as load_model
 
 from dllm_decode.models.families import FAMILIES, LLADA, Family, Refusal, family_of
@@ -18,11 +18,6 @@ from dllm_decode.models.families.shared import MOE_NAMES, NAMES, read_shape
 from dllm_decode.models.network.config import MoEConfig, NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
 from dllm_decode.training.lora import LoRA
-
-
-def config_of(family: str) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((MODELS / family / "config.json").read_text())
-    return read
 
 
 def without(family: str, name: str) -> dict[str, Any]:

@@ -1,26 +1,19 @@
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tiny_models import tokenizer_of
 from toys import tiny_llama
 from transformers import (
     GenerationConfig,
     MistralConfig,
     MistralForCausalLM,
-    PreTrainedTokenizerFast,
 )
 
 from dllm_decode import CausalTarget, load_target
 
 
-def tokenizer_of(words: list[str]) -> PreTrainedTokenizerFast:
-    vocab = {word: i for i, word in enumerate(words)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocab, unk_token=words[0])))
-
-
 def test_a_target_is_loaded_with_its_stop_tokens_and_compared_by_id(tmp_path: Path) -> None:
-    words = [f"w{i}" for i in range(22)] + ["<eos>", "<other>"]
+    words = ["<unk>", *(f"w{i}" for i in range(1, 22)), "<eos>", "<other>"]
     model = tiny_llama()
     model.generation_config = GenerationConfig(eos_token_id=[22, 3])
     model.save_pretrained(tmp_path)
@@ -30,7 +23,7 @@ def test_a_target_is_loaded_with_its_stop_tokens_and_compared_by_id(tmp_path: Pa
     assert target.num_shared_ids == 24
     assert repr(target) == f"CausalTarget({tmp_path.name!r})"
     swapped = [words[1], words[0], *words[2:]]
-    with pytest.raises(ValueError, match=r"got 2 ids that differ: 0 is 'w0' for .* and 'w1' for"):
+    with pytest.raises(ValueError, match=r"got 2 ids that differ: 0 is '<unk>' .* and 'w1' for"):
         load_target(tmp_path, tokenizer_of(swapped))
     with pytest.raises(FileNotFoundError, match="got 'no-such-model'"):
         load_target("no-such-model", tokenizer_of(words))

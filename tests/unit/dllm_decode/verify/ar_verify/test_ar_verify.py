@@ -14,6 +14,7 @@ from toys import (
     answers_of,
     logits_of,
     misfit,
+    never,
     tiny_llama,
     tiny_target,
 )
@@ -34,7 +35,6 @@ from dllm_decode import (
     decode,
     new_decoder,
 )
-from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.rows import Request, Row
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import State
@@ -325,10 +325,6 @@ def test_what_the_target_cannot_say_is_neither_drafted_nor_written(
     assert (out.tokens < 14).all()
     is_decided = drafting is None or temperature
     assert is_decided or out.tokens.tolist() == answers_of(target, PROMPTS, 12, banned=(14, 15))
-
-
-def never(inputs: ForwardInputs) -> Any:
-    raise AssertionError("a forward was run")
 
 
 @pytest.mark.parametrize("make", [ARVerify, Guided])

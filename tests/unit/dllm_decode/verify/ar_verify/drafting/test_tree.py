@@ -41,7 +41,6 @@ def tree_of(tree: Tree, logits: Tensor, ends: tuple[int, ...] = ()) -> Draft:
 
 def paths_of(draft: Draft, row: int = 0) -> list[Path_]:
     """Returns the tokens on the path to each node."""
-    assert draft.parents is not None
     paths: list[Path_] = []
     nodes = zip(draft.tokens[row].tolist(), draft.parents[row].tolist(), strict=True)
     for token, parent in list(nodes)[: int(draft.counts[row])]:
@@ -63,7 +62,6 @@ def test_a_tree_is_the_authors_node_by_node(case: dict[str, Any]) -> None:
     draft = tree_of(Tree(budget, max_candidates=budget), torch.tensor(case["log_probs"]))
     assert int(draft.counts[0]) == len(case["nodes"])
     assert paths_of(draft) == paths_of(golden_draft(case["nodes"]))
-    assert draft.parents is not None
     visible = ancestors(draft.parents)[0, -1].nonzero().squeeze(-1) + 1
     assert [0, *visible.tolist()] == case["visible"]
 
@@ -88,7 +86,6 @@ def test_a_walk_accepts_what_the_authors_accept(case: dict[str, Any]) -> None:
         choices = torch.tensor(walk["target_choice"])
         verdict = accept_tree(draft, lambda places, _, choices=choices: choices[places + 1])
         accepted = int(verdict.accepted[0])
-        assert verdict.places is not None
         assert [0, *(verdict.places[0, :accepted] + 1).tolist()] == walk["accepted_nodes"]
         written = verdict.tokens[0, : accepted + 1].tolist()
         assert written == [*walk["accepted_tokens"], walk["next_token"]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
-from toys import HashModel, answers_of, tiny_target
+from toys import HashModel, answers_of, never, tiny_target
 
 from dllm_decode import (
     ARVerify,
@@ -25,7 +25,6 @@ from dllm_decode import (
     load_model,
     load_target,
 )
-from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.rows import Request, Row
 from dllm_decode.models.targets.causal_only import CausalOnly
 from dllm_decode.verify.drafts import Beginning
@@ -33,10 +32,6 @@ from samplers import FixedSchedule
 
 UNDRAFTED = (PromptLookup(2, 4), Jacobi(4))
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
-
-
-def never(inputs: ForwardInputs) -> Any:
-    raise AssertionError("a forward was run")
 
 
 def looked_up(texts: list[list[int]], ngram: int, length: int) -> list[list[int]]:
