@@ -9,18 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import dllm_decode
 from benchmarks.floor import Machine
 from benchmarks.frame import Row
 from benchmarks.peer_process import peak_mb
 from benchmarks.plain_loop import run_loop
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, decode_setting, parse_pair
 from benchmarks.watch import Watch
-from dllm_decode import CachePolicy, DecodeOutput, Verifier, decode
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.models import MaskedTransformer
-from samplers import FixedSchedule
-from samplers.expression import parse_expression
 
 REFERENCE = "plain reference loop"
 CONTENDERS = (
@@ -86,14 +82,6 @@ def work_of(name: str) -> Work:
     return work
 
 
-def parse_pair(text: str) -> tuple[CachePolicy, Verifier]:
-    """Reads "DualCache(), SelfVerify(4)"."""
-    named = {name: getattr(dllm_decode, name) for name in dllm_decode.__all__}
-    named["pair"] = lambda cache, verifier: (cache, verifier)
-    cache, verifier = parse_expression(f"pair({text})", named)
-    return cache, verifier
-
-
 def run_reference(model: MaskedTransformer, setting: Setting) -> Ran:
     """Runs the loop of the published code: full-canvas head, float64 softmax, one row at a time."""
 
@@ -113,15 +101,6 @@ def run_reference(model: MaskedTransformer, setting: Setting) -> Ran:
     forwards = sum(answer.num_forwards for answer in answers)
     columns = forwards * (setting.prompt_length + setting.gen_length)
     return Ran([answer.tokens for answer in answers], forwards, columns, wall_s)
-
-
-def decode_setting(model: MaskedTransformer, setting: Setting, **plugins: Any) -> DecodeOutput:
-    """Decodes the prompts of a setting, to their full length."""
-    return decode(
-        model, setting.prompts(), FixedSchedule(setting.steps_per_block),
-        gen_length=setting.gen_length, block_length=setting.block_length, stop_at_eos=False,
-        **plugins,
-    )  # fmt: skip
 
 
 def warm_up(model: MaskedTransformer, setting: Setting, work: Callable[..., object]) -> None:

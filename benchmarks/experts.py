@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.contenders import decode_setting
 from benchmarks.floor import Machine
 from benchmarks.frame import Row
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, decode_setting
 from benchmarks.watch import Watch
 from dllm_decode import DualCache
 from dllm_decode.models import MaskedTransformer, NetworkConfig, Transformer

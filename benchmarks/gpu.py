@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch._inductor import config as inductor
 
-from benchmarks.contenders import CONTENDERS, REFERENCE, decode_setting, measure, parse_pair
+from benchmarks.contenders import CONTENDERS, REFERENCE, measure
 from benchmarks.floor import measure_machine
 from benchmarks.frame import Row, least_seconds, make_parser, origin, table_of
-from benchmarks.setting import DEVICE, GEOMETRIES, Setting
+from benchmarks.setting import DEVICE, GEOMETRIES, Setting, decode_setting, parse_pair
 from benchmarks.step import step_rows
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.models import MaskedTransformer

@@ -25,8 +25,7 @@ Job = dict[str, Any]
 
 def dllm_decode(job: Job) -> Decode:
     """Returns `decode` with the cache and verifier that `mode` names."""
-    from benchmarks.contenders import decode_setting, parse_pair
-    from benchmarks.setting import Setting
+    from benchmarks.setting import Setting, decode_setting, parse_pair
     from dllm_decode.models import load_model
 
     pair, _, quantize = job["mode"].partition("; ")

@@ -1,10 +1,15 @@
 """The setting of a measurement: one model and one decode, the same for all contenders."""
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
+import dllm_decode
+from dllm_decode import CachePolicy, DecodeOutput, Verifier, decode
 from dllm_decode.models import MaskedTransformer, new_llada
+from samplers import FixedSchedule
+from samplers.expression import parse_expression
 
 
 @dataclass(frozen=True)
@@ -99,3 +104,20 @@ class Setting:
         generator = torch.Generator().manual_seed(0)
         size = (self.batch_size, self.prompt_length)
         return torch.randint(self.sizes.vocab_size - 2, size, generator=generator).tolist()
+
+
+def decode_setting(model: MaskedTransformer, setting: Setting, **plugins: Any) -> DecodeOutput:
+    """Decodes the prompts of a setting, to their full length."""
+    return decode(
+        model, setting.prompts(), FixedSchedule(setting.steps_per_block),
+        gen_length=setting.gen_length, block_length=setting.block_length, stop_at_eos=False,
+        **plugins,
+    )  # fmt: skip
+
+
+def parse_pair(text: str) -> tuple[CachePolicy, Verifier]:
+    """Reads "DualCache(), SelfVerify(4)"."""
+    named = {name: getattr(dllm_decode, name) for name in dllm_decode.__all__}
+    named["pair"] = lambda cache, verifier: (cache, verifier)
+    cache, verifier = parse_expression(f"pair({text})", named)
+    return cache, verifier

@@ -15,9 +15,9 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.contenders import decode_setting, warm_up
+from benchmarks.contenders import warm_up
 from benchmarks.frame import Row
-from benchmarks.setting import Setting
+from benchmarks.setting import Setting, decode_setting
 from dllm_decode import CachePolicy, DualCache, NoCache
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.engine.decide import decide

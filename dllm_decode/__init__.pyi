@@ -36,9 +36,14 @@ from .core.stopping import NeverStop, StopRule, StopStrings
 from .engine.decoder import Decoder
 from .engine.loop import decode, decode_many, new_decoder, rounds, run
 from .engine.state import Look, State
-from .models import CausalTarget, load_model
-from .models.targets.load import load_target
-from .models.targets.own_weights import as_causal_target
+from .models import (
+    CausalTarget,
+    as_causal_target,
+    load_model,
+    load_target,
+    replace_weights,
+    save_model,
+)
 from .rollouts import (
     Canvases,
     Rollout,
@@ -55,7 +60,7 @@ from .text.constraints import JsonSchema, OneOf, Regex
 from .text.generation import generate
 from .text.reading import ReadAnswer, ReadChoice, read
 from .text.stream import stream
-from .text.streaming import PrefixStream, draft_observer, stream_to_terminal
+from .text.streaming import PrefixStream, stream_to_terminal
 from .verify import (
     S2D2,
     UCB,
@@ -165,16 +170,17 @@ __all__ = [
     "block_of",
     "decode",
     "decode_many",
-    "draft_observer",
     "generate",
     "load_model",
     "load_target",
     "new_decoder",
     "read",
     "read_rollouts",
+    "replace_weights",
     "roll_out",
     "rounds",
     "run",
+    "save_model",
     "save_rollouts",
     "score",
     "stream",

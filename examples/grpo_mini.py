@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_decode import Answer, Rollout, generate, load_model, roll_out, score
+from dllm_decode import Answer, Rollout, generate, load_model, replace_weights, roll_out, score
 from eval.metrics.statistics import paired_score_interval
 from eval.tasks import WordProblems
 from eval.tasks.base import Example
@@ -63,7 +63,7 @@ def learn(options: argparse.Namespace) -> None:
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=False)
-        model.load_weights(saved["model"])
+        replace_weights(model, saved["model"])
         optimiser.load_state_dict(saved["optimiser"])
         rng.setstate(saved["rng"])
         number, seconds, first = saved["number"], saved["seconds"], saved["first"]

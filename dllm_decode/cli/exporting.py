@@ -5,6 +5,7 @@ from argparse import Namespace
 
 import torch
 
+from dllm_decode.models import save_model
 from dllm_decode.models.masked_transformer import own_network
 from dllm_decode.settings.models import load
 
@@ -13,7 +14,7 @@ def run(options: Namespace) -> int:
     """Writes a model in the official format of its family."""
     loaded = load(options.model, revision=options.revision, needs_tokenizer=False)
     dtype = getattr(torch, options.dtype) if options.dtype else None
-    own_network(loaded.model).save(options.folder, dtype=dtype)
+    save_model(own_network(loaded.model), options.folder, dtype=dtype)
     sys.stdout.write(
         f"{options.folder} holds {options.model}, in {options.dtype or loaded.dtype}.\n"
     )

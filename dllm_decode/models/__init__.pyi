@@ -1,10 +1,11 @@
 from .loading.export import new_llada, save_model
 from .loading.load import load_model
+from .loading.new_weights import replace_weights
+from .loading.target import load_target
 from .masked_transformer import MaskedTransformer
 from .network.config import NetworkConfig
 from .network.transformer import Transformer
 from .targets.causal import CausalTarget
-from .targets.load import load_target
 from .targets.own_weights import as_causal_target
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "load_model",
     "load_target",
     "new_llada",
+    "replace_weights",
     "save_model",
 ]

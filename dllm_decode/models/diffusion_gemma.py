@@ -1,9 +1,5 @@
-"""DiffusionGemma, a uniform-state model: the network of transformers as a mask predictor.
+"""DiffusionGemma, a uniform-state model: the network of transformers as a mask predictor."""
 
-It is loaded with the class of transformers: safetensors only, no remote code.
-"""
-
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,11 +9,6 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from dllm_decode.core.model import ForwardInputs, KVCache, zeroed_cache
-from dllm_decode.models.loading.weights import (
-    fingerprint_of_network,
-    load_by_transformers,
-    model_files,
-)
 
 if TYPE_CHECKING:
     from transformers import DiffusionGemmaForBlockDiffusion
@@ -209,47 +200,3 @@ class _ContextCache(DynamicCache):
                 rows = torch.arange(len(part), device=part.device)
                 rows = rows if self._rows is None else rows[self._rows]
                 part[rows[:, None], :, slots.to(part.device)] = added.transpose(1, 2)
-
-
-def load_diffusion_gemma(
-    folder: Path,
-    name: str,
-    device: Any,
-    dtype: torch.dtype | None,
-    *,
-    max_memory: Mapping[int | str, int | str] | None,
-    offload_folder: str | Path | None,
-) -> DiffusionGemma:
-    """Loads a model without its image encoder; see `load_model`.
-
-    Raises:
-        ValueError: If a tensor is missing, or transformers has no such network.
-    """
-    try:
-        from transformers import DiffusionGemmaForBlockDiffusion
-    except ImportError as error:
-        raise ValueError(
-            f"{name} needs transformers 5.23 or later, which has its network. Install that."
-        ) from error
-    files, is_spread = model_files(folder), device == "auto" or isinstance(device, Mapping)
-    network = load_by_transformers(
-        DiffusionGemmaForBlockDiffusion,
-        folder,
-        unread="vision",
-        dtype="auto" if dtype is None else dtype,
-        device_map=device if is_spread else None,
-        max_memory=max_memory,
-        offload_folder=offload_folder,
-    )
-    network.model.encoder.vision_tower = None
-    if not is_spread:
-        network.to(device)
-    ends = network.generation_config.eos_token_id
-    if ends is None:
-        ends = network.config.get_text_config().eos_token_id
-    model = DiffusionGemma(
-        network, name=name, eos_ids=tuple(ends) if isinstance(ends, list) else (ends,)
-    )
-    model.files = files
-    model.fingerprint = fingerprint_of_network(network)
-    return model

@@ -1,6 +1,6 @@
 """The mask predictor that a loaded checkpoint becomes: a transformer and what its config says."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from itertools import groupby
@@ -88,26 +88,6 @@ class MaskedTransformer(nn.Module):
         if is_compiled != self.compiled:
             self._compiled = compiled_forward(self.transformer) if is_compiled else None
 
-    def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> None:
-        """Writes a folder that `load_model` and the authors' own code can load.
-
-        Names of tensors and the layout of config.json are those of the family. The tokenizer and
-        generation_config.json are copied from the folder that the model was loaded from, if it was;
-        a model of `new_llada` is written without a tokenizer.
-
-        Args:
-            folder: Made if need be; weights in it are replaced.
-            dtype: Of the weights on disk; `None`: the model's.
-
-        Raises:
-            ValueError: If the model was loaded from this folder, or its weights are quantised or
-                kept elsewhere between forwards.
-        """
-        # Imported here, because it imports this module.
-        from dllm_decode.models.loading.export import save_model
-
-        save_model(self, folder, dtype=dtype)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "MaskedTransformer":
         # Compiled code reads the weights of the model that it was compiled for.
         twin = self.__class__.__new__(self.__class__)
@@ -150,26 +130,6 @@ class MaskedTransformer(nn.Module):
         # Not in inference mode: the caller may change the logits in place, wherever it runs.
         with torch.no_grad():
             return self.transformer.head(hidden).to(self.device)
-
-    def load_weights(self, weights: Mapping[str, Tensor] | str | Path) -> None:
-        """Replaces all weights in place; if anything about them is wrong, none is changed.
-
-        Call it between two rounds, in the thread that decodes: after `run` or `roll_out` has
-        yielded. Packed and compiled forwards take the new weights. Rows that run have keys and
-        values of the old weights: `roll_out` begins these rows again, `run` does not.
-
-        Args:
-            weights: A state dict with the names of `state_dict()`, in any dtype; or a folder, or
-                another source of `load_model`, which needs memory for a second model meanwhile.
-
-        Raises:
-            ValueError: If a name is missing or unknown, a shape differs, a number is not finite
-                in the model's dtype, or the model is quantised or spread over devices.
-        """
-        # Imported here, because it imports this module.
-        from dllm_decode.models.loading.new_weights import replace_weights
-
-        replace_weights(self, weights)
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
         """Allocates a zeroed cache in the model's dtype, each layer's part on its device."""

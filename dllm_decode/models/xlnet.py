@@ -1,7 +1,4 @@
-"""XLNet, an any-subset autoregressive model: the network of transformers as a mask predictor.
-
-It is loaded with the class of transformers: safetensors only, no remote code.
-"""
+"""XLNet, an any-subset autoregressive model: the network of transformers as a mask predictor."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +9,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from dllm_decode.core.model import ForwardInputs, KVCache
-from dllm_decode.models.families.reader import ConfigReader
-from dllm_decode.models.loading.json_files import read_json
-from dllm_decode.models.loading.needs import generation_of
-from dllm_decode.models.loading.weights import (
-    fingerprint_of_network,
-    load_by_transformers,
-    model_files,
-)
 
 if TYPE_CHECKING:
     import transformers
-
-_MASK_ID = 6
 
 
 class XLNet:
@@ -128,46 +115,3 @@ class XLNet:
         raise ValueError(
             f"cache must be NoCache() with {self.name}, an XLNet, which computes every column."
         )
-
-
-def load_xlnet(
-    folder: Path,
-    tokenizer: Any,
-    name: str,
-    device: Any,
-    dtype: torch.dtype | None,
-    *,
-    mask_id: int | None,
-) -> XLNet:
-    """Loads an XLNet; see `load_model`.
-
-    The tokenizer, if there is one, is changed to add no special tokens, because the model fills in
-    text between texts.
-
-    Raises:
-        ValueError: If the model is of another kind, or a tensor is missing.
-    """
-    from transformers import XLNetLMHeadModel
-
-    path = folder / "config.json"
-    config = ConfigReader(read_json(path), file=repr(str(path)))
-    for key, allowed in (("attn_type", "bi"), ("bi_data", False)):
-        if not config.is_one_of(key, (allowed,)):
-            raise config.error(
-                key, f"{allowed!r}, so that any subset can be read", config.value(key)
-            )
-    files = model_files(folder)
-    network = load_by_transformers(XLNetLMHeadModel, folder, dtype="auto")
-    fingerprint = fingerprint_of_network(network)
-    # The library leaves some weights in float32, whatever dtype is asked for.
-    network.to(device, dtype or network.transformer.word_embedding.weight.dtype)
-    if mask_id is None:
-        mask_id = _MASK_ID if tokenizer is None else tokenizer.mask_token_id
-    ends = (generation_of(folder) or config).integers(
-        "eos_token_id", most=int(network.config.vocab_size) - 1
-    )
-    model = XLNet(network, name=name, mask_id=mask_id, eos_ids=tuple(ends))
-    model.files, model.fingerprint = files, fingerprint
-    if tokenizer is not None:
-        tokenizer.backend_tokenizer.post_processor = None
-    return model

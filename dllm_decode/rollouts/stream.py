@@ -3,7 +3,7 @@
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, TypeAlias, Unpack, get_args
+from typing import NamedTuple, Unpack, get_args
 
 from torch import nn
 
@@ -17,7 +17,7 @@ from dllm_decode.engine.compatibility import default_sampler, require_model
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.loop import new_decoder, raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
-from dllm_decode.models.loading.new_weights import version_of
+from dllm_decode.models.loading.new_weights import NewWeights, version_of
 from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
 from dllm_decode.text.constraints import Constraint
@@ -27,7 +27,6 @@ from samplers.base import Sampler
 from samplers.checks import shown
 from samplers.facts import Fact
 
-NewWeights: TypeAlias = Literal["begin again", "finish"]
 """What happens to the rows that run when the weights change, see `roll_out`."""
 
 
@@ -74,7 +73,7 @@ def roll_out(
             loss = policy_loss(score(model, group.rollouts), rewards)
 
     The weights may change whenever a group has been yielded, by an optimiser's step or by
-    `load_weights`; each rollout holds the version of the weights that made it.
+    `replace_weights`; each rollout holds the version of the weights that made it.
 
     Args:
         model: The mask predictor.

@@ -15,9 +15,8 @@ from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import rounds
-from dllm_decode.models.loading.new_weights import version_of
+from dllm_decode.models.loading.new_weights import NewWeights, replace_weights, version_of
 from dllm_decode.models.masked_transformer import own_network
-from dllm_decode.rollouts.stream import NewWeights
 from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEvent
 from dllm_decode.serve.limits import Limits
 from dllm_decode.text.streaming import still_forced
@@ -283,13 +282,13 @@ class Engine:
         Meanwhile no round is run. Keys and values are dropped.
 
         Args:
-            folder: As in `MaskedTransformer.load_weights`.
+            folder: As in `replace_weights`.
             new_weights: "finish": rows that run are finished on the old weights, and no waiting job
                 joins before; "begin again": they begin again on the new ones, see
                 `Lane.begin_again`.
 
         Returns:
-            A future of the new version, see `version_of`; or the exception of `load_weights`.
+            A future of the new version, see `version_of`; or the exception of `replace_weights`.
 
         Raises:
             FullError: If other weights wait, or the engine is closed.
@@ -332,7 +331,7 @@ class Engine:
         if change.version.set_running_or_notify_cancel():
             try:
                 model = own_network(next(iter(self.lanes.values())).decoder.model)
-                model.load_weights(change.folder)
+                replace_weights(model, change.folder)
                 version = version_of(model)
             # The server must outlive any fault, such as no memory for a second model.
             except Exception as error:

@@ -180,27 +180,6 @@ def still_forced(before: Sequence[bool], now: Sequence[bool], fresh: Sequence[bo
     return [forced or (old and not new) for old, forced, new in zip(held, now, fresh, strict=True)]
 
 
-def draft_observer(streamer: DraftStreamer, *, row: int = 0) -> Observer:
-    """Returns an observer that feeds a transformers `TextDiffusionStreamer`.
-
-    The streamer gets the whole answer as a draft after each round, and the final answer once no
-    unsettled position is left.
-
-    Args:
-        streamer: Such as `TextDiffusionStreamer(tokenizer)`; it shows one row.
-        row: Index of the prompt whose answer is shown.
-    """
-    stream = DraftStream(streamer, row=row)
-
-    def observe(event: StepEvent) -> None:
-        stream(event)
-        index = event.index_of(row)
-        if index is not None and event.ended[index].any():
-            stream.close(before_end(_answer_of(event, index).tolist(), event.after.eos_ids))
-
-    return observe
-
-
 class DraftStream:
     """An observer that feeds a streamer with the whole answer as a draft, until it has ended."""
 

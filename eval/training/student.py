@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch.optim import AdamW, Optimizer
 
+from dllm_decode.models import save_model
 from dllm_decode.models.loading.weights import check_weights, weight_files
 from dllm_decode.models.masked_transformer import own_network
 from dllm_decode.settings.addresses import parse_model
@@ -81,7 +82,7 @@ class Student:
             return
         files = weight_files(self._source)
         stored = check_weights(self.model.transformer, self._family, files)
-        self.model.save(folder / self.written, dtype=stored)
+        save_model(self.model, folder / self.written, dtype=stored)
 
     def _objective(self) -> Objective[Batch]:
         options, length = self._options, self.config.block_length

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 from vocabulary import CONNECTIVES, build_ledger_tokenizer
 
-from dllm_decode import PrefixCache, load_model
+from dllm_decode import PrefixCache, load_model, save_model
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.json_files import read_json
@@ -120,7 +120,7 @@ class Phrases(Objective[Batch]):
 
 def export(options: argparse.Namespace, model: MaskedTransformer, folder: Path) -> dict[str, float]:
     """Writes the model and then measures the files just written."""
-    model.save(folder, dtype=torch.bfloat16)
+    save_model(model, folder, dtype=torch.bfloat16)
     written, tokenizer = load_model(folder, device=options.device)
     measured = {}
     for name, sampler in SAMPLERS.items():

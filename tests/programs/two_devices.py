@@ -22,26 +22,29 @@ from dllm_decode.models.families import family_of
 from dllm_decode.models.loading import placement
 from dllm_decode.models.network.transformer import Transformer
 
-MAPS: dict[str, placement.DeviceMap] = {
+MAPS: dict[str, dict[str, str]] = {
     "halves": {"embedding": "fake:0", "layers.0": "fake:0", "": "fake:1"},
     "in turn": {"": "fake:1", "layers.1": "fake:0", "norm": "fake:0"},
     "ends apart": {"": "fake:1", "embedding": "fake:0", "lm_head": "fake:0"},
 }
 
 
-def spread(config: Path, device_map: placement.DeviceMap) -> MaskedTransformer:
+def spread(config: Path, device_map: dict[str, str]) -> MaskedTransformer:
     read = json.loads(config.read_text())
     options = OPTIONS.get(config.parent.name, {})
     facts = family_of(read).read(read, mask_id=options.get("mask_id"))
     with torch.device("meta"):
         transformer = Transformer(facts.shape)
-    placed = placement.place(transformer, device_map)
-    for part, place in placed.kept.items():
+    route = {}
+    for part in placement.place(transformer, "cpu"):
+        names = (part, part.partition(".")[0], "")
+        route[part] = torch.device(next(device_map[name] for name in names if name in device_map))
+    for part, place in route.items():
         for name, weight in list(transformer.get_submodule(part).named_parameters(prefix=part)):
             owner, _, leaf = name.rpartition(".")
             fake = torch.empty(weight.shape, dtype=torch.bfloat16, device=place)
             setattr(transformer.get_submodule(owner), leaf, nn.Parameter(fake, requires_grad=False))
-    placement.dispatch(transformer, placed)
+    transformer.route = route
     return MaskedTransformer(
         transformer, name="spread", mask_id=facts.mask_id, eos_ids=facts.eos_ids
     )

@@ -29,6 +29,7 @@ _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
 # Keys that can change what is added, and their values that change nothing.
 _PLAIN: dict[str, tuple[object, ...]] = {
     "alora_invocation_tokens": (None,),
+    "alpha_pattern": ({}, None),
     "arrow_config": (None,),
     "bias": ("none",),
     "fan_in_fan_out": (False,),
@@ -39,6 +40,7 @@ _PLAIN: dict[str, tuple[object, ...]] = {
     "modules_to_save": (None, []),
     "monteclora_config": (None,),
     "peft_type": ("LORA",),
+    "rank_pattern": ({}, None),
     "target_parameters": (None, []),
     "trainable_token_indices": (None,),
     "use_bdlora": (None, False),
@@ -182,37 +184,13 @@ def _fit(down: Tensor, up: Tensor) -> bool:
 
 
 def _scale(config: ConfigReader, name: str, *, rank: int) -> float:
-    """Returns alpha / r, or alpha / sqrt(r); patterns override both for some modules."""
-    module = name.removesuffix(".weight")
-    reader, key = _place(config, "rank_pattern", module, otherwise="r")
-    if (stated := reader.positive_int(key)) != rank:
+    """Returns alpha / r, or alpha / sqrt(r)."""
+    if (stated := config.positive_int("r")) != rank:
         raise ValueError(
-            f"{config.file}: the rank of {module} must be that of its weights, {rank}, got "
-            f"{stated}."
+            f"{config.file}: 'r' must be the rank of the weights of {name}, {rank}, got {stated}."
         )
-    reader, key = _place(config, "alpha_pattern", module, otherwise="lora_alpha")
-    alpha = reader.positive_number(key, most=_MOST_ALPHA)
+    alpha = config.positive_number("lora_alpha", most=_MOST_ALPHA)
     return alpha / (rank**0.5 if config.boolean("use_rslora", False) else rank)
-
-
-def _place(
-    config: ConfigReader, patterns: str, module: str, *, otherwise: str
-) -> tuple[ConfigReader, str]:
-    """Returns a reader, and the key under which it has the number of a module."""
-    if config.value(patterns) is None:
-        return config, otherwise
-    reader = config.mapping(patterns)
-    for pattern in reader.keys():  # noqa: SIM118 - it is no dict
-        try:
-            fits = re.fullmatch(rf"(.*\.)?({pattern})", module)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(
-                f"{config.file}: the keys of {patterns!r} must be regular expressions, got "
-                f"{pattern!r} ({error}). Correct it, or take the file from the official repository."
-            ) from None
-        if fits:
-            return reader, pattern
-    return config, otherwise
 
 
 def _is_of(name: str, target: str) -> bool:

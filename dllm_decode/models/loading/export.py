@@ -1,28 +1,31 @@
 """Makes fresh models, and writes models in the official formats."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from dllm_decode.core.files import finish_files, new_files
 from dllm_decode.models.families import LLADA
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.json_files import read_json, write_json
 from dllm_decode.models.loading.placement import empty, new_on_meta
+from dllm_decode.models.loading.weights import INDEX, shards_of, write_weights
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
 
+if TYPE_CHECKING:
+    import transformers
+
 MAX_SHARD_BYTES = 5 * 10**9
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _OTHERS = (
     "generation_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer*",
     "vocab.json", "merges.txt", "chat_template*",
 )  # fmt: skip
+_ADAPTER = "adapter_config.json"
 
 
 def new_llada(
@@ -94,24 +97,34 @@ def save_model(
     folder: str | Path,
     *,
     dtype: torch.dtype | None = None,
+    tokenizer: Optional["transformers.PreTrainedTokenizerBase"] = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Writes a model in its authors' format, see `MaskedTransformer.save`; a new one in LLaDA's.
+    """Writes a folder that `load_model` and the authors' own code can load.
+
+    Names of tensors and the layout of config.json are those of the family; a model of `new_llada`
+    is written in LLaDA's format. generation_config.json is copied from the folder that the model
+    was loaded from, if it was.
 
     Args:
         model: A loaded model, or one that the LLaDA format can express.
-        folder: Made if it does not exist. An earlier model in it is replaced.
+        folder: Made if it does not exist. The files of an earlier model in it are replaced, all or
+            none; other files stay.
         dtype: Dtype of the weights on disk; `None`: the model's.
+        tokenizer: Written too. `None`: the tokenizer files of the folder that the model was loaded
+            from are copied, if there are any.
         max_shard_bytes: Weights beyond this are spread over several files; a tensor is never split.
 
     Raises:
-        ValueError: If the model was loaded from this folder, the LLaDA format cannot express a new
-            model, or weights are quantised or kept elsewhere between forwards.
+        OSError: If the folder cannot be written or has no room; its contents are unchanged then.
+        ValueError: If the model was loaded from this folder, the folder has a file that would
+            become part of the new model, the LLaDA format cannot express a new model, or weights
+            are quantised.
     """
-    if model.transformer.quantized or any(part.is_meta for part in model.parameters()):
+    if model.transformer.quantized:
         raise ValueError(
-            f"A model is saved from its weights, got {model.name!r}, some of which are quantised "
-            "or kept elsewhere between forwards. Load it on one device, as it was stored."
+            f"A model is saved from its weights, got {model.name!r}, some of which are quantised. "
+            "Load it as it was stored."
         )
     folder = Path(folder)
     source = None if model.family is None else model.files[0].parent
@@ -122,22 +135,43 @@ def save_model(
         )
     family = model.family or LLADA
     config = _new_config(model) if source is None else _changed_config(model, source, dtype)
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in (path for pattern in _WEIGHTS for path in folder.glob(pattern)):
-        stale.unlink()
-    write_json(folder / "config.json", config)
-    if source is None:
-        generation = {"eos_token_id": _one_or_list(model.eos_ids), "pad_token_id": model.eos_ids[0]}
-        write_json(folder / "generation_config.json", generation)
-    else:
-        for side_file in (path for pattern in _OTHERS for path in source.glob(pattern)):
-            shutil.copyfile(side_file, folder / side_file.name)
+    earlier = _files_of_model(folder)
+    others = () if source is None else [path for name in _OTHERS for path in source.glob(name)]
+    contents = {path.name: path.read_bytes() for path in others if path.is_file()}
     # Weights that a family keeps in another dtype than the model's keep that dtype.
     tensors = {
         name: (tensor, dtype if dtype and tensor.dtype == model.dtype else tensor.dtype)
         for name, tensor in family.tensors(model.transformer).items()
     }
-    _write_weights(tensors, folder, max_shard_bytes)
+    with new_files(folder, earlier) as written:
+        write_json(written / "config.json", config)
+        if source is None:
+            ends = {"eos_token_id": _one_or_list(model.eos_ids), "pad_token_id": model.eos_ids[0]}
+            write_json(written / "generation_config.json", ends)
+        for name, content in contents.items():
+            (written / name).write_bytes(content)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(written)
+        _write_shards(tensors, written, max_shard_bytes)
+
+
+def _files_of_model(folder: Path) -> set[str]:
+    """Returns the names of the files of the model in a folder; of none, if it holds no model.
+
+    Raises ValueError if there are files that would become part of a model written there.
+    """
+    finish_files(folder)
+    patterns = ("config.json", *_OTHERS, "model.safetensors", INDEX, _ADAPTER)
+    names = {path.name for pattern in patterns for path in folder.glob(pattern)}
+    config = read_json(folder / "config.json") if "config.json" in names else {}
+    # transformers adds an adapter to every model that it loads from the adapter's folder.
+    if _ADAPTER in names or (names and not {"architectures", "model_type"} & config.keys()):
+        got = _ADAPTER if _ADAPTER in names else ", ".join(sorted(names))
+        raise ValueError(
+            f"A model must go to a folder whose files do not become part of it, or that holds an "
+            f"earlier model, got {str(folder)!r} with {got}. Choose another folder."
+        )
+    return names | {*(shards_of(folder / INDEX) if INDEX in names else ())}
 
 
 def _changed_config(
@@ -164,7 +198,7 @@ def _set_key(config: dict[str, Any], keys: Sequence[str], value: object) -> None
     place[leaf] = value
 
 
-def _write_weights(
+def _write_shards(
     tensors: Mapping[str, tuple[Tensor, torch.dtype]], folder: Path, max_shard_bytes: int
 ) -> None:
     """Writes tensors, each in its dtype; more than `max_shard_bytes` go to several files."""
@@ -182,10 +216,10 @@ def _write_weights(
             name: tensors[name][0].detach().to("cpu", tensors[name][1], copy=True).contiguous()
             for name in names
         }
-        save_file(copies, folder / file, metadata={"format": "pt"})
+        write_weights(folder / file, copies, {"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        write_json(folder / "model.safetensors.index.json", index)
+        write_json(folder / INDEX, index)
 
 
 def _initialise(transformer: Transformer, seed: int) -> None:

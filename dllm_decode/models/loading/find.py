@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from dllm_decode.core.files import finish_files
 from dllm_decode.models.loading.json_files import read_json
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -64,6 +65,7 @@ def find_here(source: str | Path, revision: str | None = None) -> Path | None:
             "read. Pass the checkpoint that it was made from; quantize='int4' loads that in 4 bits."
         )
     if is_folder:
+        finish_files(Path(source))
         return Path(source)
     if isinstance(source, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
         return None

@@ -26,11 +26,8 @@ from dllm_decode.models.loading.other_names import (
 )
 from dllm_decode.models.loading.placement import (
     Device,
-    DeviceMap,
     allocate,
-    check_devices,
     chosen_device,
-    dispatch,
     new_on_meta,
     only_device,
     place,
@@ -75,7 +72,7 @@ _DTYPES = {
 def load_model(
     source: str | Path,
     *,
-    device: str | torch.device | DeviceMap | None = None,
+    device: Device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
@@ -83,7 +80,6 @@ def load_model(
     local_files_only: bool = False,
     adapter: str | Path | None = None,
     max_memory: Mapping[int | str, int | str] | None = None,
-    offload_folder: str | Path | None = None,
     quantize: str | None = None,
     compile: bool = False,
     family: str | Family | None = None,
@@ -101,11 +97,8 @@ def load_model(
         source: The name of an embedded model such as "mini", a folder in the official format, or
             a hub id such as "GSAI-ML/LLaDA-8B-Instruct"; tried in this order.
         device: Where the model goes: "cpu", "cuda", "mps", "xpu", or another device of torch.
-            "auto" spreads it over all accelerators, then the CPU's memory, then files. `None`: as
-            "auto" where there is CUDA, which is logged once; else the CPU. A mapping names the
-            device of each part: "embedding", "layers.0" and so on, "norm" and "lm_head"; "layers"
-            stands for all other layers, "" for the rest. "disk" (files), and "cpu" if there is an
-            accelerator, only keep weights, which are moved to the first accelerator for use.
+            "auto" spreads whole layers over all accelerators; without one it is the CPU. `None`:
+            "auto" where there is CUDA, which is logged once; else the CPU.
         dtype: Of all parameters, such as "bfloat16" or `torch.bfloat16`; `None` or "auto" keeps
             the dtype of the checkpoint's embedding. A warning is logged if a large model is in
             bfloat16 or float16 and the CPU has no instructions for them.
@@ -115,9 +108,8 @@ def load_model(
         local_files_only: Never ask the hub.
         adapter: A folder or hub id with a LoRA adapter in PEFT's format, which is merged into the
             weights.
-        max_memory: For "auto", the limit for weights on each device: {0: "20GB", "cpu": "60GB"}.
+        max_memory: For "auto", the limit for weights on each device: {0: "20GB", 1: "40GB"}.
             Keys, values and logits need further memory. `None`: nine tenths of the free memory.
-        offload_folder: Folder for the weights of "disk", of this model alone; made if need be.
         quantize: Fewer bits, see `quantize_layers`. On a CPU "int8": weights and activations of
             all layers and the head, but not of experts, in 8 bits, which is faster than bfloat16
             and needs AVX-512 VNNI. On an accelerator "int8", "int4" or "fp8": the weights of all
@@ -145,14 +137,13 @@ def load_model(
         FileNotFoundError: If the source, its config.json, weights or tokenizer does not exist.
         OSError: If a hub id cannot be downloaded.
         ValueError: If the checkpoint is damaged, incomplete or not supported, a device is not
-            available, a part has no device, the model cannot be quantised, or the adapter misfits.
+            available or has no room, the model cannot be quantised, or the adapter misfits.
         TypeError: If a keyword is no option.
     """
     require_options(load_model, options)
     place_on = chosen_device(one_of("device", device, "device_map", options.get("device_map")))
     chosen_dtype = _dtype(one_of("dtype", dtype, "torch_dtype", options.get("torch_dtype")))
-    check_devices(place_on)
-    _check_compile(compile, place_on, quantize)
+    _check_compile(compile, quantize)
     hub = Hub(revision, token, cache_dir, local_files_only)
     folder = find_model(source, hub)
     adapter_hub = hub._replace(revision=None)
@@ -166,10 +157,9 @@ def load_model(
             "adapter": adapter, "quantize": quantize, "block_length": block_length,
             "compile": compile, "family": family, "mask_id": mask_id,
         }  # fmt: skip
-        gemma_options = {"max_memory": max_memory, "offload_folder": offload_folder}
         return _by_transformers(
-            kind, folder, package_options, gemma_options, name=name, device=place_on,
-            dtype=chosen_dtype, tokenizer=tokenizer,
+            kind, folder, package_options, name=name, device=place_on, dtype=chosen_dtype,
+            tokenizer=tokenizer, max_memory=max_memory,
         )  # fmt: skip
     chosen_family = family_of(config, family, file=file)
     loaded_tokenizer = read_tokenizer(
@@ -190,9 +180,12 @@ def load_model(
     if lora is not None:
         lora.check(chosen_family.tensors(transformer))
     transformer.to(chosen_dtype or stored_dtype)
-    placed = place(transformer, place_on, max_memory=max_memory, offload_folder=offload_folder)
-    is_on_mps = any(where is not None and where.type == "mps" for where in placed.kept.values())
-    if is_on_mps and transformer.embedding.weight.dtype is torch.float64:
+    placed = place(transformer, place_on, max_memory=max_memory)
+    devices = {*placed.values()}
+    if (
+        any(place.type == "mps" for place in devices)
+        and transformer.embedding.weight.dtype is torch.float64
+    ):
         raise ValueError(
             "Weights must not be in float64, which mps devices do not have. Pass dtype='float32'."
         )
@@ -201,13 +194,13 @@ def load_model(
         quantized_on = only_device(placed)
         check_quantization(quantize, quantized_on)
         _check_experts(facts, quantize, quantized_on)
-    weight_devices = {device for device in placed.kept.values() if device is not None}
-    if quantize is None and len(weight_devices) == 1:
+    if quantize is None and len(devices) == 1:
         num_bytes = sum(part.numel() * part.itemsize for part in transformer.parameters())
-        warn_if_too_large(name, num_bytes, *weight_devices)
-        warn_if_slow(name, num_bytes, transformer.embedding.weight.dtype, *weight_devices)
+        warn_if_too_large(name, num_bytes, *devices)
+        warn_if_slow(name, num_bytes, transformer.embedding.weight.dtype, *devices)
     # Weights that will be quantised are read into the CPU's memory.
     allocate(transformer, placed if quantized_on is None else place(transformer, "cpu"))
+    transformer.route = placed if len(devices) > 1 else None
     model = MaskedTransformer(
         transformer,
         name=name,
@@ -223,9 +216,7 @@ def load_model(
     model.family = chosen_family
     _read_weights(model, chosen_family, files, lora)
     model.files = (*model_files(folder), *(() if lora is None else lora.files))
-    if quantized_on is None:
-        dispatch(transformer, placed)
-    else:
+    if quantized_on is not None:
         assert quantize is not None
         quantize_layers(transformer, quantized_on, quantize)
     return model.eval().requires_grad_(False), loaded_tokenizer
@@ -235,16 +226,16 @@ def _by_transformers(
     kind: str,
     folder: Path,
     options: dict[str, Any],
-    gemma_options: dict[str, Any],
     *,
     name: str,
-    device: Any,
+    device: Device,
     dtype: torch.dtype | None,
     tokenizer: Literal["required", "optional"],
+    max_memory: Mapping[int | str, int | str] | None,
 ) -> tuple[LoadedModel, Optional["transformers.PreTrainedTokenizerBase"]]:
     """Loads a model of `_BY_TRANSFORMERS`; imports its module only then.
 
-    Most `options` are of networks of this package; `gemma_options` are of DiffusionGemma.
+    `options` are of networks of this package.
     """
     supported = _BY_TRANSFORMERS[kind]
     require_left_out({key: value for key, value in options.items() if key not in supported}, name)
@@ -253,20 +244,21 @@ def _by_transformers(
         folder, kind, "required" if is_causal else tokenizer, fast=not is_causal
     )
     if kind == "diffusion_gemma":
-        from dllm_decode.models.diffusion_gemma import load_diffusion_gemma
+        from dllm_decode.models.loading.by_transformers import load_diffusion_gemma
 
-        return load_diffusion_gemma(folder, name, device, dtype, **gemma_options), loaded_tokenizer
-    if isinstance(device, Mapping):
-        raise ValueError(f"device must be one device for the {kind} model {name}, got {device!r}.")
+        return (
+            load_diffusion_gemma(folder, name, device, dtype, max_memory=max_memory),
+            loaded_tokenizer,
+        )
     device = "cuda" if device == "auto" else device
     if kind == "xlnet":
-        from dllm_decode.models.xlnet import load_xlnet
+        from dllm_decode.models.loading.by_transformers import load_xlnet
 
         return load_xlnet(
             folder, loaded_tokenizer, name, device, dtype, mask_id=options["mask_id"]
         ), loaded_tokenizer
+    from dllm_decode.models.loading.target import load_target
     from dllm_decode.models.targets.causal_only import CausalOnly
-    from dllm_decode.models.targets.load import load_target
 
     assert loaded_tokenizer is not None
     target = load_target(folder, loaded_tokenizer, device=device, dtype=dtype)
@@ -313,11 +305,8 @@ def _check_experts(facts: CheckpointFacts, quantize: str, device: torch.device) 
         )
 
 
-def _check_compile(compile: object, device: Device | DeviceMap, quantize: str | None) -> None:
+def _check_compile(compile: object, quantize: str | None) -> None:
     if not isinstance(compile, bool):
         raise ValueError(f"compile must be True or False, got {shown(compile)}.")
-    if compile and (isinstance(device, Mapping) or quantize is not None):
-        raise ValueError(
-            "compile must be False for a model that is spread over devices or quantised, got "
-            f"device={device!r} and quantize={quantize!r}."
-        )
+    if compile and quantize is not None:
+        raise ValueError(f"compile must be False for a quantised model, got {quantize!r}.")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,9 @@ from dllm_decode.core.model import MaskPredictor, fingerprint_of
 from dllm_decode.models.loading.load import load_model
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from samplers.checks import shown
+
+NewWeights: TypeAlias = Literal["begin again", "finish"]
+"""How rows that run are treated when the weights of their model are replaced."""
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -36,7 +40,21 @@ def version_of(model: MaskPredictor) -> str:
 
 
 def replace_weights(model: MaskedTransformer, weights: Mapping[str, Tensor] | str | Path) -> None:
-    """Replaces all weights of a model, see `MaskedTransformer.load_weights`."""
+    """Replaces all weights in place; if anything about them is wrong, none is changed.
+
+    Call it between two rounds, in the thread that decodes: after `run` or `roll_out` has yielded.
+    Packed and compiled forwards take the new weights. Rows that run have keys and values of the old
+    weights: `roll_out` begins these rows again, `run` does not.
+
+    Args:
+        model: The model in use.
+        weights: A state dict with the names of `model.state_dict()`, in any dtype; or a folder, or
+            another source of `load_model`, which needs memory for a second model meanwhile.
+
+    Raises:
+        ValueError: If a name is missing or unknown, a shape differs, a number is not finite in the
+            model's dtype, or the model is quantised or spread over devices.
+    """
     network = model.transformer
     if network.quantized is not None or network.route is not None:
         raise ValueError(
@@ -51,7 +69,8 @@ def replace_weights(model: MaskedTransformer, weights: Mapping[str, Tensor] | st
             f"reads, got {shown(weights)}."
         )
     fingerprint: str | None = None
-    files: tuple[Path, ...] = ()
+    # The configuration and the tokenizer are still those of the files.
+    files = tuple(file for file in model.files if file.suffix != ".safetensors")
     if not isinstance(weights, Mapping):
         loaded, _ = load_model(
             weights, device=model.device, dtype=model.dtype, tokenizer="optional"

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 import torch
 
 from dllm_decode.core.options import refusal
-from dllm_decode.models.loading.placement import DeviceMap
+from dllm_decode.models.loading.placement import Device
 from samplers.checks import shown
 
 HINTS = {
@@ -19,6 +19,7 @@ HINTS = {
     "fused": "it was removed; compile=True runs forwards through torch.compile.",
     "attn_implementation": "torch chooses the kernels of attention; leave it out.",
     "low_cpu_mem_usage": "memory is always allocated once; leave it out.",
+    "offload_folder": "weights in files were removed; quantize='int8' takes less memory.",
     "use_safetensors": "weights are always read from safetensors; leave it out.",
     "use_auth_token": "its name is token.",
     "peft_model_id": "its name is adapter.",
@@ -36,7 +37,7 @@ class LoadOptions(TypedDict, total=False):
         torch_dtype: The name that older versions of transformers have for `dtype`.
     """
 
-    device_map: str | torch.device | DeviceMap | None
+    device_map: Device | None
     torch_dtype: str | torch.dtype | None
 
 

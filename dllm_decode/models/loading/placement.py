@@ -1,41 +1,22 @@
-"""Chooses the devices that compute each part of a model and that hold its weights."""
+"""Chooses the device of each part of a model, and allocates weights there."""
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.transformer import Transformer
+from samplers.checks import shown
 
 Device: TypeAlias = str | int | torch.device
-DeviceMap: TypeAlias = Mapping[str, Device]
-"""Devices by name of a part, such as "layers.0", or of several, such as "layers" or ""."""
 
-_DISK = "disk"
 # Share of a device's memory for weights, without limits; the rest is for keys, values, logits.
 _SHARE = 0.9
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where the parts of a model are.
-
-    Attributes:
-        kept: Where each part's weights are; `None`: in files.
-        computed: Where each part is computed; weights kept elsewhere are moved there for that time.
-        folder: Folder of the weight files.
-    """
-
-    kept: Mapping[str, torch.device | None]
-    computed: Mapping[str, torch.device]
-    folder: Path | None = None
 
 
 class _Uninitialised(TorchFunctionMode):
@@ -55,14 +36,24 @@ def new_on_meta(config: NetworkConfig) -> Transformer:
         return Transformer(config)
 
 
-def chosen_device(device: Device | DeviceMap | None) -> Device | DeviceMap:
-    """Returns the device if it is not `None`; else "auto" with CUDA, which is logged, or "cpu"."""
-    if device is not None:
-        return device
-    if not torch.cuda.is_available():
-        return "cpu"
-    _tell_of_cuda()
-    return "auto"
+def chosen_device(device: Device | None) -> Device:
+    """Returns the device if it is not `None`; else "auto" with CUDA, which is logged, or "cpu".
+
+    Raises:
+        ValueError: If the device is not available; before anything is downloaded.
+    """
+    if isinstance(device, Mapping):
+        raise ValueError(
+            f"device must be one device, or 'auto' for all accelerators, got {shown(device)}: "
+            "parts of a model have no device of their own."
+        )
+    if device is None and torch.cuda.is_available():
+        _tell_of_cuda()
+        return "auto"
+    device = "cpu" if device is None else device
+    if device != "auto":
+        available(device)
+    return device
 
 
 @cache
@@ -73,50 +64,32 @@ def _tell_of_cuda() -> None:
     )
 
 
-def check_devices(device: Device | DeviceMap) -> None:
-    """Raises ValueError if a device is not available; called before anything is downloaded."""
-    for name in set(device.values() if isinstance(device, Mapping) else [device]):
-        if name not in ("auto", _DISK):
-            available(name)
-
-
 def place(
     transformer: Transformer,
-    device: Device | DeviceMap,
+    device: Device,
     *,
     max_memory: Mapping[int | str, int | str] | None = None,
-    offload_folder: str | Path | None = None,
-) -> Placement:
-    """Decides where the parts of a model on the meta device go; see `load_model`."""
+) -> dict[str, torch.device]:
+    """Returns the device of each part of a model on the meta device; see `load_model`."""
     if max_memory is not None and device != "auto":
         raise ValueError(
             f"max_memory sets limits for device='auto', got device={device!r}. Leave one out."
         )
-    if device == "auto":
-        device = _inferred(transformer, max_memory)
-    device_names = _by_part(transformer, device if isinstance(device, Mapping) else {"": device})
-    devices = {name: available(name) for name in set(device_names.values()) - {_DISK}}
-    kept = {part: devices.get(name) for part, name in device_names.items()}
-    if None in kept.values() and offload_folder is None:
-        parts = ", ".join(part for part, place in kept.items() if place is None)
+    parts = ["embedding", *(f"layers.{i}" for i in range(transformer.config.num_layers)), "norm"]
+    parts += [] if transformer.config.tied_head else ["lm_head"]
+    devices = _inferred(transformer, max_memory) if device == "auto" else {"": device}
+    placed: dict[str, Device] = {}
+    for part in parts:
+        name = next(name for name in (part, part.partition(".")[0], "") if name in devices)
+        placed[part] = devices[name]
+    if left := [part for part, where in placed.items() if where == "disk"]:
         raise ValueError(
-            f"Weights that fit on no device go to files, got no folder for those of {parts}. "
-            "Pass offload_folder, or allow the devices more memory."
+            f"The accelerators, or the CPU if there is none, must have room for all weights, got "
+            f"none for {', '.join(left)}. Pass a smaller dtype, more max_memory, device='cpu', or "
+            "device='cuda' with quantize='int8'."
         )
-    computed = _computed(kept)
-    if transformer.config.tied_head and kept["embedding"] != computed["embedding"]:
-        raise ValueError(
-            f"The embedding of this model is its head too, so it stays where it is computed, on "
-            f"{computed['embedding']}, got {device_names['embedding']!r}. Change the device map."
-        )
-    return Placement(kept, computed, None if offload_folder is None else Path(offload_folder))
-
-
-def _computed(kept: Mapping[str, torch.device | None]) -> dict[str, torch.device]:
-    """Returns where each part is computed: its accelerator, or else the first one, or the CPU."""
-    accelerators = [device for device in kept.values() if device and device.type != "cpu"]
-    main = accelerators[0] if accelerators else torch.device("cpu")
-    return {part: device if device in accelerators else main for part, device in kept.items()}
+    resolved = {where: available(where) for where in {*placed.values()}}
+    return {part: resolved[where] for part, where in placed.items()}
 
 
 def available(device: Device) -> torch.device:
@@ -134,99 +107,46 @@ def available(device: Device) -> torch.device:
     return resolved
 
 
-def only_device(placement: Placement) -> torch.device:
+def only_device(placed: Mapping[str, torch.device]) -> torch.device:
     """Returns the only device of a model to be quantised; ValueError if there are several."""
-    devices = set(placement.kept.values())
-    (first, *others) = devices
-    if first is None or others:
-        names = ", ".join(sorted("files" if device is None else str(device) for device in devices))
+    (first, *others) = {*placed.values()}
+    if others:
+        names = ", ".join(sorted({str(device) for device in placed.values()}))
         raise ValueError(
-            f"A quantised model must be on one device, got a map to {names}. Name one device, "
-            "or leave quantize out."
+            f"A quantised model must be on one device, got {names}. Name one device, or leave "
+            "quantize out."
         )
     return first
 
 
-def allocate(transformer: Transformer, placement: Placement) -> None:
+def allocate(transformer: Transformer, placed: Mapping[str, torch.device]) -> None:
     """Allocates a model that is on the meta device, part by part, without filling it."""
-    for part, device in placement.kept.items():
-        module = transformer.get_submodule(part)
-        if device is not None:
-            empty(module, device)
-        else:
-            assert placement.folder is not None
-            placement.folder.mkdir(parents=True, exist_ok=True)
-            _map_files(module, placement.folder / part)
+    for part, device in placed.items():
+        empty(transformer.get_submodule(part), device)
 
 
 def empty(module: nn.Module, device: str | torch.device) -> None:
     """Allocates parameters that are on the meta device; `to_empty` would import sympy."""
-    _replace(
-        module,
-        lambda _, meta: torch.empty(meta.shape, dtype=meta.dtype, device=device),
-    )
-
-
-def dispatch(transformer: Transformer, placement: Placement) -> None:
-    """Sets up a filled model to move activations between devices, and weights kept elsewhere."""
-    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-
-    for part, device in placement.kept.items():
-        if device != placement.computed[part]:
-            hook = AlignDevicesHook(placement.computed[part], offload=True, place_submodules=True)
-            add_hook_to_module(transformer.get_submodule(part), hook)
-    is_spread = set(placement.kept.values()) != {placement.computed["embedding"]}
-    transformer.route = placement.computed if is_spread else None
+    for name, meta in list(module.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        values = torch.empty(meta.shape, dtype=meta.dtype, device=device)
+        setattr(module.get_submodule(owner), leaf, nn.Parameter(values))
 
 
 def _inferred(
     transformer: Transformer, max_memory: Mapping[int | str, int | str] | None
-) -> DeviceMap:
+) -> Mapping[str, Device]:
+    """Returns a device by name of a part, or of several; "disk" for parts that fit nowhere."""
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_max_memory
 
+    limits = get_max_memory(None if max_memory is None else dict(max_memory))
     if max_memory is None:
-        limits = {name: int(_SHARE * limit) for name, limit in get_max_memory().items()}
-    else:
-        limits = get_max_memory(dict(max_memory))
-    device_map: DeviceMap = infer_auto_device_map(
+        limits = {name: int(_SHARE * limit) for name, limit in limits.items()}
+    if len(limits) > 1:
+        # Weights in the memory of the CPU would be copied to an accelerator in every forward.
+        limits.pop("cpu", None)
+    devices: Mapping[str, Device] = infer_auto_device_map(
         transformer, limits, no_split_module_classes=["Layer"]
     )
-    return device_map
-
-
-def _by_part(transformer: Transformer, device_map: DeviceMap) -> dict[str, Device]:
-    """Returns the device of each part: that of the longest prefix in the map."""
-    parts = ["embedding", *(f"layers.{i}" for i in range(transformer.config.num_layers)), "norm"]
-    parts += [] if transformer.config.tied_head else ["lm_head"]
-    allowed = {"", "layers", *parts}
-    unknown = [name for name in device_map if name not in allowed]
-    if unknown:
-        raise ValueError(
-            f"A device map has the names {', '.join(parts)}, 'layers' for all layers and '' for "
-            f"the rest, got {', '.join(map(repr, unknown))}. A layer stays in one place."
-        )
-    devices: dict[str, Device] = {}
-    for part in parts:
-        names = [name for name in (part, part.partition(".")[0], "") if name in device_map]
-        if not names:
-            raise ValueError(
-                f"A device map has a place for every part, got none for {part}. Add it, or '' for "
-                "the rest."
-            )
-        devices[part] = device_map[names[0]]
     return devices
-
-
-def _map_files(module: nn.Module, prefix: Path) -> None:
-    def mapped(name: str, meta: Tensor) -> Tensor:
-        file, size = f"{prefix}.{name}.bin", meta.numel()
-        return torch.from_file(file, shared=True, size=size, dtype=meta.dtype).view(meta.shape)
-
-    _replace(module, mapped)
-
-
-def _replace(module: nn.Module, make: Callable[[str, Tensor], Tensor]) -> None:
-    for name, parameter in list(module.named_parameters()):
-        owner, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(owner), leaf, nn.Parameter(make(name, parameter)))

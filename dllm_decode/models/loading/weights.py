@@ -2,15 +2,15 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from safetensors.torch import save_file
+from torch import Tensor
 
 from dllm_decode.models.families import Family
 from dllm_decode.models.loading.json_files import read_json, refuse_pointer
@@ -22,6 +22,7 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
 }
+INDEX = "model.safetensors.index.json"
 _BESIDE_WEIGHTS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
@@ -38,62 +39,6 @@ class _Header(NamedTuple):
     dtype: str
 
 
-@contextmanager
-def by_transformers(folder: Path) -> Iterator[None]:
-    """Names the folder in errors of transformers, and keeps it from drawing a progress bar."""
-    from transformers.utils import logging
-
-    was_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    # A wrong value in one of the files can make transformers raise an error of any class.
-    except Exception as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ValueError(
-            f"transformers cannot read the model in {str(folder)!r} ({lines[0]}). Check its "
-            "config.json and tokenizer files, or download the folder again."
-        ) from error
-    finally:
-        if was_shown:
-            logging.enable_progress_bar()
-
-
-def load_by_transformers(
-    kind: Any, folder: Path, *, exact: bool = False, unread: str | None = None, **options: Any
-) -> Any:
-    """Returns a model of a class of transformers, from safetensors alone.
-
-    Args:
-        kind: The class.
-        folder: Folder of the checkpoint.
-        exact: Whether further tensors in the files are an error.
-        unread: Tensors whose names contain this may be missing.
-        **options: Of `from_pretrained`.
-
-    Raises:
-        ValueError: If transformers cannot read it, or tensors do not match config.json.
-    """
-    with by_transformers(folder):
-        model, info = kind.from_pretrained(
-            folder, use_safetensors=True, local_files_only=True, output_loading_info=True,
-            ignore_mismatched_sizes=True, **options,
-        )  # fmt: skip
-    missing = [name for name in info["missing_keys"] if unread is None or unread not in name]
-    problems = [f"missing {name}" for name in sorted(missing)]
-    problems += [f"left over {name}" for name in sorted(info["unexpected_keys"]) if exact]
-    problems += [f"{name[0]} of another shape" for name in sorted(info["mismatched_keys"])]
-    if problems:
-        raise ValueError(
-            f"The weight files must hold exactly the tensors that config.json calls for, got "
-            f"{len(problems)} differences in {str(folder)!r}: {'; '.join(problems[:8])}. "
-            "Check that both are of the same model, and complete."
-        )
-    return model
-
-
 def weight_files(folder: Path) -> list[Path]:
     """Lists the safetensors files of a checkpoint; warns if a single file hides shards.
 
@@ -101,8 +46,8 @@ def weight_files(folder: Path) -> list[Path]:
         FileNotFoundError: If a file is missing.
         ValueError: If a file is damaged, or lacks a tensor that the index names for it.
     """
-    index, single = folder / "model.safetensors.index.json", "model.safetensors"
-    shards = _shards(index) if index.is_file() else {single: []}
+    index, single = folder / INDEX, "model.safetensors"
+    shards = shards_of(index) if index.is_file() else {single: []}
     if single not in shards and (folder / single).is_file():
         # As transformers does.
         logging.getLogger("dllm_decode").warning(
@@ -135,8 +80,8 @@ def model_files(folder: Path) -> tuple[Path, ...]:
     return (*(path for path in others if path.is_file()), *weight_files(folder))
 
 
-def _shards(index: Path) -> dict[str, list[str]]:
-    """Returns the tensors that an index names for each file."""
+def shards_of(index: Path) -> dict[str, list[str]]:
+    """Returns the tensors that an index names for each file; ValueError if it is damaged."""
     weight_map = read_json(index).get("weight_map")
     places = weight_map if isinstance(weight_map, dict) else {}
     if not places or any(not _is_file_name(place) for place in places.values()):
@@ -173,6 +118,14 @@ def open_weights(path: Path) -> Any:
         raise ValueError(
             f"{str(path)!r} is damaged or cut short ({error}). Download the file again."
         ) from error
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file; OSError if that fails."""
+    try:
+        save_file(dict(tensors), path, metadata=metadata)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
 
 
 def check_weights(transformer: Transformer, family: Family, files: list[Path]) -> torch.dtype:
@@ -268,17 +221,6 @@ def digest_of_tensor(stored: Float[Tensor, "..."]) -> str:
     flat = stored.flatten()
     sample = flat[:: max(1, len(flat) // 64)].to(torch.bfloat16).view(torch.int16)
     return hashlib.sha256(repr((list(stored.shape), sample.tolist())).encode()).hexdigest()
-
-
-def fingerprint_of_network(network: nn.Module) -> str:
-    """Returns a fingerprint of the weights of a network that transformers computes."""
-    digests = [
-        (name, digest_of_tensor(weight.detach()))
-        for name, weight in sorted(network.state_dict().items())
-        # Weights in files (on the meta device) are left out; the others tell models apart.
-        if weight.is_floating_point() and not weight.is_meta
-    ]
-    return hashlib.sha256(repr(digests).encode()).hexdigest()[:16]
 
 
 def check_finite(part: Float[Tensor, "..."], name: str, path: Path) -> None:

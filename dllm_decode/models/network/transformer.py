@@ -172,7 +172,6 @@ class Transformer(nn.Module):
             hidden = hidden.to(self.route["embedding" if self.lm_head is None else "lm_head"])
         if self.lm_head is None:
             return F.linear(hidden, self.embedding.weight)
-        # Calls the module instead of using its weight, which a hook may have to fetch.
         logits: Tensor = self.lm_head(hidden)
         return logits
 

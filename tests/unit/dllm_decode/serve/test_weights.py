@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from served import QUESTIONS, chat_of, decoder_of, served, wait_until
 
-from dllm_decode import generate, load_model
+from dllm_decode import generate, load_model, save_model
 from dllm_decode.cli.main import main
 from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.serve.limits import Limits
@@ -63,7 +63,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = top / "root"
     for path in (root / "other", root / "old", root / "nan", root / "shape", top / "secret"):
         path.mkdir(parents=True)
-        (MODEL if path.name == "old" else OTHER).save(path)
+        save_model(MODEL if path.name == "old" else OTHER, path)
     for name, change in (
         ("nan", lambda tensor: torch.full_like(tensor, torch.nan)),
         ("shape", lambda tensor: torch.ones(3, dtype=tensor.dtype)),

@@ -4,18 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import eval_runs
-import pytest
 import torch
 from eval_runs import TOKENIZER, model
 from rich.console import Console
 from rich.text import Text
-from served import Streamer, byte_level
+from served import byte_level
 from tokenizers.pre_tokenizers import ByteLevel
 from toys import HashModel
-from transformers import TextDiffusionStreamer
 
 from dllm_decode import DecodeOutput, ForwardInputs, Observer, StepEvent, decode
-from dllm_decode.text.streaming import draft_observer, stream_to_terminal
+from dllm_decode.text.streaming import stream_to_terminal
 from eval.metrics.costs import COSTS
 from eval.reports.summary import measured
 from eval.reports.table import show_settings
@@ -39,16 +37,6 @@ def test_the_canvas_denoises_on_a_terminal() -> None:
     assert TOKENIZER.decode(out.tokens[1].tolist()) in shown
     assert "· · ·" in shown
     assert "round 4, forward 4" in stream.getvalue()
-
-
-def test_a_stream_ends_once_where_a_block_goes_on_after_the_answer() -> None:
-    """The end was sent after each round that decoded columns after the answer."""
-    blocks, streamer = HashModel(causal_block_length=8, banned_ids=(22,)), Streamer()
-    decode(
-        blocks, [[1, 2, 3]], FixedSchedule(8), gen_length=7, stop_at_eos=False,
-        observers=[draft_observer(streamer)],
-    )  # fmt: skip
-    assert streamer.ended == len(streamer.texts) == 1
 
 
 class Written(HashModel):
@@ -124,12 +112,6 @@ def test_characters_of_several_tokens_are_whole() -> None:
     assert last.strip() == text
     assert not any("\ufffd" in screen for screen in screens)
     assert any("·42 🙂" in screen for screen in screens)
-
-
-def test_transformers_own_streamer_takes_drafts(capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(draft_observer(TextDiffusionStreamer(TOKENIZER)))
-    answer = out.answers()[0]
-    assert TOKENIZER.decode(answer) in capsys.readouterr().out
 
 
 def test_settings_on_a_terminal_keep_names_and_intervals_whole(tmp_path: Path) -> None:

@@ -72,16 +72,6 @@ def test_the_product_is_added_and_nothing_else_changes(
     assert len({plain.fingerprint, model.fingerprint}) == 2
 
 
-def test_patterns_override_rank_and_alpha(tmp_path: Path) -> None:
-    added = write(tmp_path, "dream", alpha_pattern={"layers.0.self_attn.q_proj": 12})
-    model, _ = load_model(MODELS / "dream", dtype="float64", adapter=tmp_path)
-    merged, before = FAMILIES["dream"].tensors(model.transformer), official("dream")
-    for layer, scale in ((0, 4.0), (1, 2.0)):
-        name = f"model.layers.{layer}.self_attn.q_proj.weight"
-        expected = before[name].double() + scale * added[name].double()
-        torch.testing.assert_close(merged[name], expected, rtol=1e-5, atol=1e-5)
-
-
 def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "dream")
     with pytest.raises(ValueError, match=r"must fit its base model, got .* differences"):
@@ -104,14 +94,12 @@ def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
         ({"bias": "all"}, "'bias' must be 'none'"),
         ({"modules_to_save": ["lm_head"]}, "'modules_to_save' must be null"),
         ({"init_lora_weights": "pissa"}, "got 'pissa'. Merge it with PEFT"),
-        ({"r": 4}, "must be that of its weights, 3, got 4"),
+        ({"r": 4}, "'r' must be the rank of the weights of .*, 3, got 4"),
         ({"use_rslora": "false"}, "config.json': 'use_rslora' must be true or false, got 'false'"),
         ({"r": 3.0}, "'r' must be an integer from 1 to .*, got 3.0"),
         ({"lora_alpha": "x"}, "'lora_alpha' must be a number above 0 .*, got 'x'"),
-        ({"alpha_pattern": {"q_proj": "6"}}, "'alpha_pattern.q_proj' must be a number .* '6'"),
-        ({"rank_pattern": {"q_proj": None}}, "'rank_pattern.q_proj' must be an integer .* null"),
-        ({"rank_pattern": [3]}, "config.json': 'rank_pattern' must be an object, got .3."),
-        ({"rank_pattern": {"(": 3}}, "keys of 'rank_pattern' must be regular expr.*, got '.' "),
+        ({"alpha_pattern": {"q_proj": 6}}, r"'alpha_pattern' must be \{\} .* Merge it with PEFT"),
+        ({"rank_pattern": {"q_proj": 3}}, r"'rank_pattern' must be \{\} .* Merge it with PEFT"),
         ({"exclude_modules": [1]}, "'exclude_modules' must be a string or a list of them, got"),
         ({"layers_to_transform": "0"}, "'layers_to_transform' must be integers from 0 to"),
     ],

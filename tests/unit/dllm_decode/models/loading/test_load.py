@@ -194,7 +194,7 @@ def test_a_causal_model_alone_goes_to_cuda_where_others_are_spread(monkeypatch) 
     devices = []
     cpu = torch.device("cpu")
     monkeypatch.setattr(
-        "dllm_decode.models.targets.load.available", lambda device: devices.append(device) or cpu
+        "dllm_decode.models.loading.target.available", lambda device: devices.append(device) or cpu
     )
     load_model("mini-long-ar", family="causal", device="auto")
     assert devices == ["cuda"]
@@ -387,10 +387,8 @@ def test_names_of_transformers_are_accepted(folder) -> None:
         ({"device": "meta", "device_map": "cpu"}, "device_map must be left out beside device"),
         ({"dtype": "float32", "torch_dtype": "float32"}, "torch_dtype must be left out beside dty"),
         ({"compile": 1}, "compile must be True or False, got 1"),
-        (
-            {"compile": True, "device": {"": "cpu"}},
-            "compile must be False for a model that is spread",
-        ),
+        ({"compile": True, "quantize": "int8"}, "compile must be False for a quantised model"),
+        ({"device": {"": "cpu"}}, "device must be one device, or 'auto' .*, got {'': 'cpu'}"),
         ({"device": "mps"}, "A device must be one that .* got 'mps'"),
         ({"device": "xpu"}, "A device must be one that .* got 'xpu'"),
     ],

@@ -15,7 +15,9 @@ from dllm_decode import (
     RequestQueue,
     decode,
     new_decoder,
+    replace_weights,
     run,
+    save_model,
 )
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.new_weights import version_of
@@ -42,7 +44,7 @@ def test_a_model_decodes_with_its_new_weights(dtype: str) -> None:
     """In bfloat16 the old weights were packed by the first decode."""
     model = load_tiny("sdar", dtype=dtype, block_length=4)
     before, weights, fingerprint = answers(model), changed(model), model.fingerprint
-    model.load_weights(weights)
+    replace_weights(model, weights)
     loaded = load_tiny("sdar", dtype=dtype, block_length=4)
     loaded.load_state_dict(weights)
     assert torch.equal(answers(model), answers(loaded))
@@ -54,11 +56,25 @@ def test_a_model_decodes_with_its_new_weights(dtype: str) -> None:
 def test_weights_come_from_a_folder_too() -> None:
     model = load_tiny("llada", dtype="float32")
     original, fingerprint = version_of(model), model.fingerprint
-    model.load_weights(changed(model))
+    replace_weights(model, changed(model))
     assert version_of(model) != original
-    model.load_weights(MODELS / "llada")
+    replace_weights(model, MODELS / "llada")
     assert version_of(model) == original
     assert model.fingerprint == fingerprint
+
+
+def test_a_model_with_weights_of_a_state_dict_is_saved(tmp_path: Path) -> None:
+    """It had forgotten the folder of its configuration, which was an IndexError."""
+    model = load_tiny("sdar")
+    replace_weights(model, changed(model))
+    save_model(model, tmp_path)
+    assert model.files
+    assert not any(file.suffix == ".safetensors" for file in model.files)
+    version = version_of(model)
+    replace_weights(model, MODELS / "sdar")
+    assert version_of(model) != version
+    replace_weights(model, tmp_path)
+    assert version_of(model) == version
 
 
 NORM = "transformer.norm.weight"
@@ -84,7 +100,7 @@ def test_wrong_weights_change_nothing(name: str, value: Any, reason: str) -> Non
         del weights[name]
     before = version_of(model)
     with pytest.raises(ValueError, match=reason):
-        model.load_weights(weights)
+        replace_weights(model, weights)
     assert version_of(model) == before
 
 
@@ -94,12 +110,12 @@ def test_models_that_cannot_follow_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"a state dict .* or a folder that load_model reads, got 3"
     ):
-        model.load_weights(3)  # type: ignore[arg-type]
+        replace_weights(model, 3)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError):
-        model.load_weights(tmp_path)
+        replace_weights(model, tmp_path)
     model.transformer.quantized = "int8"
     with pytest.raises(ValueError, match=r"is not quantised, got .* with quantize='int8'"):
-        model.load_weights(model.state_dict())
+        replace_weights(model, model.state_dict())
 
 
 def test_a_request_that_begins_after_the_change_has_the_answer_of_the_new_weights() -> None:
@@ -113,7 +129,7 @@ def test_a_request_that_begins_after_the_change_has_the_answer_of_the_new_weight
     for answer in run(decoder, queue, 1):
         tokens[answer.request] = answer.output.tokens
         if answer.request == 0:
-            model.load_weights(weights)
+            replace_weights(model, weights)
             queue.put(decoder.request(PROMPTS[0], 1))
     loaded = load_tiny("sdar", dtype="float64", block_length=4)
     loaded.load_state_dict(weights)
@@ -144,7 +160,7 @@ def test_packing_weights_is_no_new_version() -> None:
 def test_compiled_forwards_take_the_new_weights() -> None:
     model = load_tiny("sdar", dtype="float32", block_length=4, compile=True)
     before, weights = answers(model), changed(model)
-    model.load_weights(weights)
+    replace_weights(model, weights)
     compiled = answers(model)
     model.compiled = False
     assert torch.equal(compiled, answers(model))

@@ -11,9 +11,9 @@ from tiny_models import load_without_tokenizer as load_model
 from torch import Tensor
 
 from dllm_decode import DualCache, ForwardInputs, KVCache, SelfVerify, decode
-from dllm_decode.models import MaskedTransformer, save_model
+from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading import placement
-from dllm_decode.models.loading.placement import DeviceMap, place
+from dllm_decode.models.loading.placement import place
 from dllm_decode.models.network.transformer import Transformer
 from samplers import FixedSchedule
 
@@ -43,60 +43,6 @@ def logits(model: MaskedTransformer, kv_cache: KVCache | None) -> Tensor:
         )  # fmt: skip
         outputs.append(model.predict(block_inputs))
     return torch.cat([part.flatten() for part in outputs])
-
-
-DISK_MAPS: dict[str, DeviceMap] = {
-    "a layer": {"": "cpu", "layers.1": "disk"},
-    "all layers": {"": "cpu", "layers": "disk"},
-    "embedding and head": {"": "cpu", "embedding": "disk", "lm_head": "disk"},
-    "everything": {"": "disk"},
-}
-
-
-@FOLDER
-@pytest.mark.exhaustive(8)
-@pytest.mark.parametrize("with_kv_cache", [False, True], ids=["afresh", "kv_cache"])
-@pytest.mark.parametrize("device_map", DISK_MAPS.values(), ids=DISK_MAPS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_weights_in_files_give_the_same_logits(
-    dtype, device_map, with_kv_cache, folder, tmp_path
-) -> None:
-    plain, _ = load_model(folder, dtype=dtype)
-    files = tmp_path / "files"
-    spread, _ = load_model(folder, dtype=dtype, device=device_map, offload_folder=files)
-    assert (spread.device, spread.dtype) == (CPU, dtype)
-    assert list(files.glob("*.bin"))
-    for model in (plain, spread):
-        assert not any(parameter.requires_grad for parameter in model.parameters())
-    found, expected = (
-        logits(model, model.new_kv_cache(3, 12) if with_kv_cache else None)
-        for model in (spread, plain)
-    )
-    assert torch.equal(found, expected)
-
-
-def test_between_forwards_weights_are_in_files_alone(tmp_path) -> None:
-    spread, _ = load_model(LLADA, device={"": "disk"}, offload_folder=tmp_path)
-    for _ in range(2):
-        assert {parameter.device.type for parameter in spread.parameters()} == {"meta"}
-        logits(spread, spread.new_kv_cache(3, 12))
-    written = sum(file.stat().st_size for file in tmp_path.iterdir())
-    assert written == sum(parameter.nbytes for parameter in spread.parameters())
-
-
-def test_files_of_another_model_are_overwritten(tmp_path) -> None:
-    for seed in (1, 2):
-        save_model(new_tiny(seed=seed), tmp_path / str(seed))
-        options = {"device": {"": "disk"}, "offload_folder": tmp_path / "files"}
-        spread, _ = load_model(tmp_path / str(seed), **options)
-        assert torch.equal(logits(spread, None), logits(new_tiny(seed=seed), None))
-
-
-def test_a_tied_model_in_files_shares_its_weight_where_it_is_computed(tmp_path) -> None:
-    save_model(new_tiny(tied_head=True), tmp_path / "model")
-    options = {"device": {"": "cpu", "layers": "disk"}, "offload_folder": tmp_path / "files"}
-    spread, _ = load_model(tmp_path / "model", **options)
-    assert torch.equal(logits(spread, None), logits(new_tiny(tied_head=True), None))
 
 
 @pytest.mark.slow
@@ -140,25 +86,22 @@ def test_a_memory_in_pieces_is_one_memory() -> None:
     assert not any(part[..., 12:, :].any() for part in many.buffers)
 
 
-SPREAD: dict[str, DeviceMap] = {
-    "on the CPU in part": {"": 0, "layers.1": "cpu", "lm_head": "cpu"},
-    "on two accelerators": {"": 1, "embedding": 0, "layers.0": 0},
-}
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("device_map", SPREAD.values(), ids=SPREAD)
 @pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
-def test_a_spread_model_gives_the_tokens_of_one_accelerator(family, device_map, golden_dir) -> None:
-    if device_map[""] and torch.cuda.device_count() < 2:
+def test_a_spread_model_gives_the_tokens_of_one_accelerator(family, golden_dir) -> None:
+    if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
+    folder = golden_dir / "models" / family
+    half = sum(part.nbytes for part in load_model(folder)[0].parameters()) // 2
+    limits = {0: half, 1: 2 * half}
+    spread, _ = load_model(folder, device="auto", max_memory=limits)
+    assert spread.transformer.route is not None
     answers = [
         decode(
-            load_model(golden_dir / "models" / family, device=device)[0], PROMPTS,
-            FixedSchedule(3), cache=DualCache(), verifier=SelfVerify(2), gen_length=16,
-            block_length=8,
+            model, PROMPTS, FixedSchedule(3), cache=DualCache(), verifier=SelfVerify(2),
+            gen_length=16, block_length=8,
         )
-        for device in (0, device_map)
+        for model in (spread, load_model(folder, device=0)[0])
     ]  # fmt: skip
     assert torch.equal(answers[0].tokens, answers[1].tokens)
 
@@ -175,37 +118,25 @@ def on_meta(monkeypatch) -> Transformer:
         return Transformer(new_tiny(num_layers=3).transformer.config)
 
 
-def test_the_longest_name_decides(on_meta) -> None:
-    placed = place(on_meta, {"": "cuda:0", "layers": "cpu", "layers.1": "cuda:1"})
-    assert placed.kept == {
-        "embedding": FIRST, "layers.0": CPU, "layers.1": SECOND, "layers.2": CPU, "norm": FIRST,
-        "lm_head": FIRST,
-    }  # fmt: skip
-    assert placed.computed == {**placed.kept, "layers.0": FIRST, "layers.2": FIRST}
+@pytest.mark.parametrize("device", ["cuda:1", 1, torch.device("cuda:1")])
+def test_one_device_holds_every_part(device, on_meta) -> None:
+    layers = [f"layers.{i}" for i in range(3)]
+    assert place(on_meta, device) == dict.fromkeys(
+        ["embedding", *layers, "norm", "lm_head"], SECOND
+    )
 
 
-@pytest.mark.parametrize("device", ["cuda:1", {"": "cuda:1"}, {"": torch.device("cuda:1")}])
-def test_one_device_needs_no_route(device, on_meta) -> None:
-    placed = place(on_meta, device)
-    assert set(placed.kept.values()) == set(placed.computed.values()) == {SECOND}
-
-
-def test_automatic_maps_fill_devices_in_turn_and_keep_layers_whole(
-    on_meta, tmp_path, monkeypatch
-) -> None:
-    """Next to its own layers, the first device needs room for a layer that is kept elsewhere."""
+def test_accelerators_are_filled_in_turn_and_layers_stay_whole(on_meta, monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     layer = sum(parameter.nbytes for parameter in on_meta.layers[0].parameters())
     room = on_meta.embedding.weight.nbytes + 64
-    for extra, expected in (
-        (2 * layer, (FIRST, FIRST, SECOND, None, None, None)),
-        (3 * layer, (FIRST, FIRST, FIRST, SECOND, SECOND, CPU)),
-    ):
-        limits = {0: room + extra, 1: layer + 64, "cpu": layer + 64}
-        placed = place(on_meta, "auto", max_memory=limits, offload_folder=tmp_path)
-        assert tuple(placed.kept.values()) == expected
-        away = {part: FIRST for part, place in placed.kept.items() if place in (CPU, None)}
-        assert placed.computed == {**placed.kept, **away}
+    # accelerate leaves room for one more layer on the first device.
+    limits = {0: room + 3 * layer, 1: room + layer, "cpu": 100 * layer}
+    placed = place(on_meta, "auto", max_memory=limits)
+    assert list(placed.values()) == [FIRST, FIRST, FIRST, SECOND, SECOND, SECOND]
+    limits[1] = layer
+    with pytest.raises(ValueError, match=r"room for all weights, got none for .*lm_head\. Pass"):
+        place(on_meta, "auto", max_memory=limits)
 
 
 def test_limits_are_of_weights_in_their_dtype() -> None:
@@ -213,7 +144,7 @@ def test_limits_are_of_weights_in_their_dtype() -> None:
     limit = sum(parameter.nbytes for parameter in plain.parameters()) * 5 // 4
     model, _ = load_model(LLADA, dtype=torch.bfloat16, device="auto", max_memory={"cpu": limit})
     assert model.transformer.route is None
-    with pytest.raises(ValueError, match="got no folder for those of"):
+    with pytest.raises(ValueError, match="must have room for all weights, got none for"):
         load_model(LLADA, dtype=torch.float32, device="auto", max_memory={"cpu": limit})
 
 
@@ -222,55 +153,28 @@ def test_a_missing_device_is_refused_before_a_download(monkeypatch) -> None:
         pytest.fail("asked")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
-    for device in ("toaster", {"": "cpu", "layers.3": "toaster"}):
-        with pytest.raises(ValueError, match="got 'toaster'"):
-            load_model("someone/model", device=device)
-
-
-def test_what_fits_nowhere_goes_to_files(tmp_path) -> None:
-    limits = {"cpu": "60KB"}
-    model, _ = load_model(LLADA, device="auto", max_memory=limits, offload_folder=tmp_path)
-    assert list(tmp_path.glob("layers.1.*.bin"))
-    assert torch.equal(logits(model, None), logits(load_model(LLADA)[0], None))
+    with pytest.raises(ValueError, match="got 'toaster'"):
+        load_model("someone/model", device="toaster")
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"device": {"embedding": "cpu", "layers": "cpu", "norm": "cpu"}}, "got none for lm_head"),
-        ({"device": {"": "cpu", "layers.7": "cpu"}}, r"embedding, layers\.0, .* got 'layers\.7'"),
-        ({"device": {"": "cpu", "layers.1.mlp": "disk"}}, r"got 'layers\.1\.mlp'. A layer stays"),
-        ({"device": {"": "cpu", "model.norm": "cpu"}}, "got 'model.norm'"),
-        (
-            {"device": {"": "cpu", "norm": "disk"}},
-            r"got no folder for those of norm\..*offload_folder",
-        ),
-        ({"device": {"": "cpu", "norm": "cuda:99"}}, "got 'cuda:99'"),
-        ({"device": {"": "cpu", "norm": "toaster"}}, "got 'toaster'"),
-        ({"device": {"": "cpu", "norm": "meta"}}, "A device must hold values, got 'meta'"),
+        ({"device": {"": "cpu"}}, "must be one device, or 'auto' .*, got {'': 'cpu'}"),
+        ({"device": "cuda:99"}, "got 'cuda:99'"),
         ({"device": "meta"}, "A device must hold values, got 'meta'"),
         ({"max_memory": {"cpu": "1GB"}}, r"max_memory sets limits for device='auto', got .*'cpu'"),
     ],
     ids=str,
 )
-def test_impossible_maps_are_refused_by_name(options, sentence) -> None:
+def test_impossible_devices_are_refused_by_name(options, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
         load_model(LLADA, **options)
 
 
-def test_a_tied_embedding_stays_where_it_is_computed(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(placement, "available", imagined)
-    tied = new_tiny(tied_head=True).transformer
-    for device_map in ({"": "cuda:0", "embedding": "cpu"}, {"": "cpu", "embedding": "disk"}):
-        with pytest.raises(ValueError, match="is its head too, so it stays where it is computed"):
-            place(tied, device_map, offload_folder=tmp_path)
-
-
-def test_a_spread_model_is_not_converted_moved_or_saved(tmp_path) -> None:
-    spread, _ = load_model(LLADA, device={"": "disk"}, offload_folder=tmp_path / "files")
+def test_a_spread_model_is_not_converted_or_moved() -> None:
+    model, _ = load_model(LLADA)
+    model.transformer.route = {"embedding": SECOND}
     for change in (torch.float64, "cpu"):
         with pytest.raises(ValueError, match=r"stays as it was loaded.* Load it again"):
-            spread.to(change)
-    with pytest.raises(ValueError, match=r"got 'llada', .* Load it on one device, as"):
-        save_model(spread, tmp_path / "saved")
-    assert not (tmp_path / "saved").exists()
+            model.to(change)

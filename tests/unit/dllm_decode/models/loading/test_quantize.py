@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from dllm_decode import DualCache, ForwardInputs, generate
 from dllm_decode import load_model as load_with_tokenizer
-from dllm_decode.models import MaskedTransformer, save_model
+from dllm_decode.models import MaskedTransformer, replace_weights, save_model
 from dllm_decode.models.loading import load, quantize
 from dllm_decode.models.network.int8 import Int8Linear, can_multiply_int8
 from dllm_decode.models.network.transformer import Transformer
@@ -109,7 +109,7 @@ def test_a_quantised_model_stays_where_and_as_it_is(tmp_path) -> None:
     with pytest.raises(ValueError, match="or quantised on a CPU, stays as it was loaded"):
         model.float()
     with pytest.raises(ValueError, match=r"is not quantised, got .* with quantize='int8'"):
-        model.load_weights(LLADA)
+        replace_weights(model, LLADA)
 
 
 @needs_torchao
@@ -158,16 +158,16 @@ def test_a_quantised_model_is_not_saved(tmp_path) -> None:
         save_model(model, tmp_path / "saved")
 
 
-def test_what_cannot_be_quantised_is_refused_before_anything_is_read(tmp_path, monkeypatch) -> None:
+def test_what_cannot_be_quantised_is_refused_before_anything_is_read(monkeypatch) -> None:
     monkeypatch.setattr(Transformer, "to_empty", lambda *args, **kwargs: pytest.fail("built"))
     monkeypatch.setattr(quantize, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r'on cuda needs torchao.* pip install "\.\[int8\]"'):
         quantize.check_quantization("fp8", torch.device("cuda"))
     with pytest.raises(ValueError, match="must be one of int8, int4, fp8 or None, got 'int2'"):
         load_model(LLADA, quantize="int2")
-    for device, places in (({"": "cpu", "norm": "disk"}, "cpu, files"), ({"": "disk"}, "files")):
-        with pytest.raises(ValueError, match=f"must be on one device, got a map to {places}"):
-            load_model(LLADA, quantize="int8", device=device, offload_folder=tmp_path)
+    placed = {"norm": torch.device("cuda:1"), "layers.0": torch.device("cuda:0")}
+    with pytest.raises(ValueError, match="must be on one device, got cuda:0, cuda:1"):
+        load.only_device(placed)
 
 
 def test_bits_that_make_a_cpu_slower_are_refused_by_name(monkeypatch) -> None:

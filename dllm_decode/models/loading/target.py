@@ -5,17 +5,12 @@ from typing import TYPE_CHECKING, Unpack
 
 import torch
 
+from dllm_decode.models.loading.by_transformers import by_transformers, load_by_transformers
 from dllm_decode.models.loading.find import Hub, find_model
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.other_names import LoadOptions, one_of, require_options
-from dllm_decode.models.loading.placement import available
-from dllm_decode.models.loading.weights import (
-    by_transformers,
-    check_finite,
-    load_by_transformers,
-    model_files,
-    weight_files,
-)
+from dllm_decode.models.loading.placement import Device, available
+from dllm_decode.models.loading.weights import check_finite, model_files, weight_files
 from dllm_decode.models.targets.causal import CausalTarget
 from samplers.checks import shown
 
@@ -27,7 +22,7 @@ def load_target(
     source: str | Path,
     tokenizer: "transformers.PreTrainedTokenizerBase",
     *,
-    device: str | torch.device | None = None,
+    device: Device | None = None,
     dtype: torch.dtype | None = None,
     revision: str | None = None,
     **options: Unpack[LoadOptions],
