@@ -1,4 +1,7 @@
-"""All samplers by name, and samplers from text: `LocalLeap(0.9)`, `my_module:MyRule(0.8)`."""
+"""All samplers by name, and samplers from text: `LocalLeap(0.9)`, `my_module:MyRule(0.8)`.
+
+`make lists` writes the imports and `ALL_SAMPLERS`; samplers for uniform-state models come last.
+"""
 
 from samplers.accept_and_renoise import AcceptAndRenoise
 from samplers.base import Sampler
@@ -58,7 +61,6 @@ ALL_SAMPLERS: tuple[type[Sampler], ...] = (
     SchED,
     T2M,
     Wino,
-    # For uniform-state models.
     AcceptAndRenoise,
     DuoPosterior,
 )

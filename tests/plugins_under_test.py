@@ -1,6 +1,7 @@
 """Samplers and caches that the laws are tested on, and views made by hand.
 
-Add the text of an instance to `INSTANCES`, or an instance to `CACHES`, and every law covers it.
+A sampler or cache policy without an entry here is tested with its defaults. More settings of it are
+the text of an instance in `_SETTINGS`, or an instance in `_CACHES`.
 """
 
 import math
@@ -13,10 +14,10 @@ import torch
 from torch import Tensor
 
 from dllm_decode import caches
-from samplers import Learn2PD, Sampler, State, View, parse
+from samplers import ALL_SAMPLERS, Fact, Learn2PD, Sampler, State, View, parse
 from samplers.testing import view_of as view_with
 
-INSTANCES: tuple[Sampler, ...] = tuple(map(parse, (
+_SETTINGS: tuple[Sampler, ...] = tuple(map(parse, (
     "ConfidenceThreshold()", "ConfidenceThreshold(0.3)", "ConfidenceThreshold(0.6)",
     "DecayingThreshold(0.8, 0.9, 0)", "EntropyBound()", "EntropyBound(0.6, 'confidence')",
     "EntropyBound(inf, 'margin')", "EntropyThreshold()", "EoTP()",
@@ -38,7 +39,7 @@ INSTANCES: tuple[Sampler, ...] = tuple(map(parse, (
     "Prophet(CreditDecoding(Klass(0.4, 0.05)))", "Wino(0.3)",
 )))  # fmt: skip
 
-CACHES: tuple[caches.CachePolicy, ...] = (
+_CACHES: tuple[caches.CachePolicy, ...] = (
     caches.PrefixCache(), caches.PrefixCache(refresh_every=3), caches.DualCache(),
     caches.DualCache(refresh_every=3, before=2, after=3), caches.FreeCache(),
     caches.DelayedCache(refresh_every=3, warm_up=1),
@@ -51,6 +52,38 @@ CACHES: tuple[caches.CachePolicy, ...] = (
     caches.EntropyCache(0.5, 2), caches.EntropyCache(1e9, 0), caches.CertaintyCache(2),
     caches.CertaintyCache(3, fill=4), caches.SuffixWindow(caches.CertaintyCache(3), 2),
 )  # fmt: skip
+
+
+_NOISE: tuple[Sampler, ...] = (
+    parse("AcceptAndRenoise(0.5, 6, 0.1, 2.0, 1, 0.3)"), parse("DuoPosterior(4, kappa=0.7)"),
+)  # fmt: skip
+
+# Samplers whose filter reads blocks of one length, with this length.
+OF_ONE_BLOCK_LENGTH: dict[Sampler, int] = {Learn2PD(): 32}
+
+
+def _with_defaults(classes: Iterable[type], listed: Iterable[object]) -> list[Any]:
+    """Returns an instance of each class that has none in a list."""
+    return [one() for one in classes if one not in {*map(type, listed)}]
+
+
+_EVERY: tuple[Sampler, ...] = (
+    *_SETTINGS, *_NOISE, *_with_defaults(ALL_SAMPLERS, [*_SETTINGS, *_NOISE, *OF_ONE_BLOCK_LENGTH])
+)  # fmt: skip
+
+INSTANCES: tuple[Sampler, ...] = tuple(one for one in _EVERY if Fact.HAS_MASK in one.needs)
+
+OF_NOISE: tuple[Sampler, ...] = tuple(one for one in _EVERY if Fact.UNIFORM_STATE in one.needs)
+"""Samplers for uniform-state models, which have laws of their own."""
+
+_POLICIES = {vars(caches)[name] for name in caches.__all__} - {
+    caches.CachePolicy, caches.CacheQuery, caches.History
+}  # fmt: skip
+
+CACHES: tuple[caches.CachePolicy, ...] = (
+    *_CACHES,
+    *_with_defaults(sorted(_POLICIES, key=repr), [*_CACHES, caches.NoCache()]),
+)
 
 
 def one_of_each_kind(plugins: Iterable[Any]) -> list[Any]:
@@ -69,17 +102,8 @@ def plugin(base: type, **members: Any) -> Any:
     return dataclass(frozen=True)(type("Own", (base,), members))()
 
 
-OF_NOISE: tuple[Sampler, ...] = (
-    parse("AcceptAndRenoise(0.5, 6, 0.1, 2.0, 1, 0.3)"), parse("DuoPosterior(4, kappa=0.7)"),
-)  # fmt: skip
-"""Samplers for uniform-state models, which have laws of their own."""
-
 # For laws that decode many times: one sampler plans ahead, the other follows confidence.
 FEW: tuple[Sampler, ...] = (parse("ConfidenceThreshold(0.6)"), parse("FixedSchedule(3)"))
-
-# Samplers whose filter reads blocks of one length, with this length.
-OF_ONE_BLOCK_LENGTH: dict[Sampler, int] = {Learn2PD(): 32}
-
 
 _FILLERS = 40
 

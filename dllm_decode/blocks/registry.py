@@ -1,4 +1,7 @@
-"""All block schedules."""
+"""All block schedules by name.
+
+`make lists` writes the imports and `ALL_SCHEDULES`.
+"""
 
 from dllm_decode.blocks.adaptive import AdaptiveBlocks
 from dllm_decode.blocks.base import BlockSchedule

@@ -23,9 +23,10 @@ from eval.commands import make_eval_parser as make_parser
 from samplers import Sampler
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# extending.md is a set of files, which its own test writes and runs.
-PROGRAMS = [path for path in DOCUMENTS if path.name != "extending.md"]
+# The recipes are sets of files, which their own test writes and runs.
+RECIPES = sorted((ROOT / "docs" / "extending").glob("*.md"))
+PROGRAMS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*PROGRAMS, *RECIPES]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

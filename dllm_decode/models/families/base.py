@@ -50,7 +50,7 @@ class Family:
         name: Shown in messages.
         architecture: `architectures[0]` of its config.json. `model_type` does not tell families
             apart: LLaDA and LLaDA-MoE both say "llada".
-        names: Our names of tensors, which docs/extending.md lists, to the official ones; `{n}` is
+        names: Our names of tensors (docs/extending/family.md) to the official ones; `{n}` is
             the layer, `{e}` the expert. Names without a tensor in a network are ignored.
             Where a checkpoint has gate and up in one tensor, gate's rows first, name
             `gate_up.weight` instead of the two.

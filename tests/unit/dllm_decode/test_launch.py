@@ -17,9 +17,7 @@ ENTRY_POINTS = (
             ["-m", "eval"], ["-m", "benchmarks"], ["-m", "benchmarks.serve"],
             ["examples/llada_gsm8k.py"], ["examples/my_sampler.py"],
             ["examples/speculative.py"],
-            *([f"examples/mini/train_{name}.py"] for name in (
-                "long", "long_ar", "mini", "mini_any", "mini_ar", "mini_uniform",
-            )),
+            ["examples/mini/train.py"],
         )
     ),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from eval.tasks import GeneratedTask, LatinSquare, ListTask, Sudoku4, WordProblems
 from eval.tasks.lists import OUTPUTS, STYLES
-from examples.mini.vocabulary import build_tokenizer, vocabulary
+from examples.mini.vocabulary import build_tokenizer
 
 GENERATED: list[GeneratedTask] = [
     WordProblems(200, 12, templates=()),
@@ -25,16 +25,13 @@ def tokenizer():
     return build_tokenizer()
 
 
-def test_the_vocabulary_is_small_and_padded_without_repeats() -> None:
-    words = vocabulary()
-    assert len(words) == len(set(words))
+def test_the_vocabulary_is_small_and_padded_without_repeats(tokenizer) -> None:
+    words = tokenizer.get_vocab()
+    assert sorted(words.values()) == list(range(len(words)))
     assert len(words) <= 640
     assert len(words) % 8 == 0
-    assert words[:2] == ("<|endoftext|>", "<|mdm_mask|>")
-    # More numbers can be had, and fewer cannot.
-    assert "999" in vocabulary(999)
-    with pytest.raises(ValueError, match="max_number must be at least 200, got 100"):
-        vocabulary(100)
+    assert words["<|endoftext|>"] == 0
+    assert words["<|mdm_mask|>"] == 1
 
 
 @pytest.mark.parametrize("task", GENERATED, ids=repr)
@@ -72,7 +69,7 @@ def test_a_saved_tokenizer_loads_without_questions(
     assert loaded.get_vocab() == tokenizer.get_vocab()
     assert loaded.eos_token_id == loaded.pad_token_id == 0
     assert loaded.mask_token == tokenizer.mask_token == "<|mdm_mask|>"
-    assert len(tokenizer) == tokenizer.vocab_size == len(vocabulary())
+    assert len(tokenizer) == tokenizer.vocab_size
     ids = loaded.encode(example.target)
     assert ids == tokenizer.encode(example.target)
     assert loaded.decode([*ids, 0, 0], skip_special_tokens=True) == example.target

@@ -337,7 +337,8 @@ def test_names_that_lack_a_tensor_or_tell_two_not_apart_are_refused() -> None:
 
 
 def test_every_name_of_ours_is_one_of_a_network_with_the_switch_that_the_manual_says() -> None:
-    text = (Path(__file__).parents[5] / "docs" / "extending.md").read_text(encoding="utf-8")
+    page = Path(__file__).parents[5] / "docs" / "extending" / "family.md"
+    text = page.read_text(encoding="utf-8")
     rows = text[text.index("| `embedding.weight`") :].partition("\n\n")[0]
     table = dict(re.findall(r"^\| `([\w.{}]+)` \| `?(.*?)`? \| ", rows, re.MULTILINE))
     moe = MoEConfig(num_experts=2, num_active=1, hidden_size=8)

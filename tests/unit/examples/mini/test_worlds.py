@@ -1,6 +1,5 @@
-"""The recipe of the long models: what a step is made of."""
+"""The worlds of the embedded models: what a training step is made of."""
 
-import argparse
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -15,28 +14,26 @@ from dllm_decode.models.loading.find import find_model
 from dllm_decode.training.examples import lay_out
 from eval.tasks import WordProblems
 from eval.tasks.grammar import cast
-from examples.mini.vocabulary import build_ledger_tokenizer, build_tokenizer
+from examples.mini.vocabulary import build_ledger_tokenizer, build_tokenizer, encode
 
 RECIPES = Path(__file__).parents[4] / "examples" / "mini"
 HELD_OUT = set().union(*cast("held_out"))
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Any:
+def worlds(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(RECIPES))
-    import long_world
+    import worlds
 
-    return long_world
+    return worlds
 
 
-def test_examples_fit_and_held_out_words_come_in_stories_only(world: Any) -> None:
-    parser = argparse.ArgumentParser()
-    world.arguments(parser)
+def test_examples_fit_and_held_out_words_come_in_stories_only(worlds: Any) -> None:
     tokenizer = build_ledger_tokenizer()
-    encode = world.Encoder(tokenizer)
-    kinds = world.kinds_of(parser.parse_args([]), encode)
+    kinds = worlds.kinds_of(tokenizer, {"ledgers": 64, "stories": 16}, ())
     question = tokenizer.get_vocab()["?"]
     held_out = torch.tensor([tokenizer.get_vocab()[word] for word in HELD_OUT])
+    assert [kind.num_rows for kind in kinds] == [16, 22, 13, 13, 8, 8]
     assert sum(kind.name.startswith("stories") for kind in kinds) == 2
     for kind in kinds:
         # Raises where an example is longer than its columns.
@@ -48,21 +45,33 @@ def test_examples_fit_and_held_out_words_come_in_stories_only(world: Any) -> Non
         assert bool(torch.isin(rows, held_out).any()) is is_story
 
 
-def test_words_are_looked_up_as_the_tokenizer_does(world: Any) -> None:
+def test_examples_in_the_words_of_mini_fit_too(worlds: Any) -> None:
+    rows = {"word_problems": 9, "equations": 4, "lists": 200}
+    kinds = worlds.kinds_of(build_tokenizer(), rows, (48, 64))
+    assert [kind.num_rows for kind in kinds] == list(rows.values())
+    for kind in kinds:
+        assert len(kind.pairs("0", 0)) == kind.num_rows
+
+
+def test_words_are_looked_up_as_the_tokenizer_does(worlds: Any) -> None:
     (example,) = WordProblems().examples("val", 1)
-    story = world.draw_story(lambda *texts: texts, (2, 4), random.Random(0))
+    ledgers = build_ledger_tokenizer()
+    ids, lines = worlds.draw_story((2, 4), ledgers.get_vocab(), random.Random(0))
+    story = ledgers.decode(ids).removesuffix(" answer :")
     for tokenizer, prompt, answer in (
-        (build_ledger_tokenizer(), *story),
+        (ledgers, story, ledgers.decode(lines)),
         (build_tokenizer(), str(example.prompt), example.target),
     ):
-        ids, answered = world.Encoder(tokenizer)(prompt, answer)
+        ids, answered = encode(tokenizer.get_vocab(), prompt, answer)
         turns = [{"role": "user", "content": prompt}]
         text = tokenizer.apply_chat_template(turns, tokenize=False)
         assert ids == tokenizer.encode(text, add_special_tokens=False)
         assert answered == tokenizer.encode(answer, add_special_tokens=False)
 
 
-def test_the_embedded_models_know_the_words_of_the_world() -> None:
+def test_the_embedded_models_know_the_words_of_their_worlds() -> None:
+    for name, tokenizer in (("mini", build_tokenizer()), ("mini-lists", build_tokenizer())):
+        assert AutoTokenizer.from_pretrained(find_model(name)).get_vocab() == tokenizer.get_vocab()
     words = build_ledger_tokenizer().get_vocab()
     model, tokenizer = load_model("mini-long")
     assert tokenizer.get_vocab() == words
