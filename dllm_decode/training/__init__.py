@@ -2,7 +2,7 @@
 
 from dllm_decode.training.checkpoints import Progress
 from dllm_decode.training.examples import Batch, Kind, KindRows, Objective, Pair, Part, Source
-from dllm_decode.training.loop import Report, Settings, train
+from dllm_decode.training.loop import Settings, train
 from dllm_decode.training.masked_diffusion import Causal, MaskedDiffusion, MaskSampler
 from dllm_decode.training.optimisers import make_optimisers
 
@@ -17,7 +17,6 @@ __all__ = [
     "Pair",
     "Part",
     "Progress",
-    "Report",
     "Settings",
     "Source",
     "make_optimisers",

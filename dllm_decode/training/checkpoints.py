@@ -2,10 +2,9 @@
 
 import hashlib
 import shutil
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from accelerate import Accelerator
@@ -13,12 +12,10 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-PROGRESS_FILE = "progress.json"
-_Count = Annotated[int, msgspec.Meta(ge=0)]
+RECORD_FILE = "progress.json"
 
 
-@dataclass
-class Progress:
+class Progress(msgspec.Struct):
     """How far a run is.
 
     Attributes:
@@ -31,27 +28,24 @@ class Progress:
     step: int = 0
     samples: int = 0
     elapsed_s: float = 0.0
-    history: list[dict[str, float]] = field(default_factory=list)
+    history: list[dict[str, float]] = msgspec.field(default_factory=list)
 
 
-class _Written(msgspec.Struct, forbid_unknown_fields=True):
-    """The file that completes a checkpoint: `Progress`, what is trained, digests of the files."""
+class _Record(Progress, forbid_unknown_fields=True, kw_only=True):
+    """The file that completes a checkpoint: progress, what is trained, digests of the files."""
 
-    step: _Count
-    samples: _Count
-    elapsed_s: Annotated[float, msgspec.Meta(ge=0)]
-    history: list[dict[str, float]]
     format: Literal[3]
     trained: list[str]
     files: dict[str, str]
 
 
 class Checkpoints:
-    """The latest state of a run, kept in a folder by an accelerator that has prepared its parts.
+    """The latest state of a run, as an accelerator saves the parts that it has prepared.
 
     A checkpoint appears under its name only when it is complete, so a run that is killed while
-    writing leaves the previous one. Frozen weights are left out, unless FSDP splits the weights:
-    then each process writes its part of all weights.
+    writing leaves the previous one. Weights are in safetensors files, moments and the states of
+    random generators in pickles. Frozen weights are left out, unless FSDP splits the weights: then
+    each process writes its part of all weights.
     """
 
     def __init__(
@@ -61,18 +55,16 @@ class Checkpoints:
         model: nn.Module,
         optimisers: Sequence[Optimizer],
     ) -> None:
-        self._folder = folder
-        self._accelerator = accelerator
-        self._model = model
-        self._described = describe(model, optimisers)
+        self._folder, self._accelerator, self._model = folder, accelerator, model
+        self._trained = describe(model, optimisers)
         if accelerator.distributed_type == DistributedType.FSDP:
-            self._described.append("weights split by FSDP")
+            self._trained.append("weights split by FSDP")
         accelerator.register_save_state_pre_hook(self._leave_out)
         accelerator.register_load_state_pre_hook(self._unwrap)
 
-    def save(self, progress: Progress) -> Path:
+    def save(self, progress: Progress) -> None:
         """Writes `folder/step-...` and removes older ones; every process takes part."""
-        target, partial = self._folder / _name_of(progress.step), self._folder / "partial"
+        target, partial = self._folder / f"step-{progress.step:08}", self._folder / "partial"
         is_main = self._accelerator.is_main_process
         if is_main:
             shutil.rmtree(partial, ignore_errors=True)
@@ -80,39 +72,36 @@ class Checkpoints:
         self._accelerator.save_state(str(partial))
         self._accelerator.wait_for_everyone()
         if is_main:
-            written = _Written(
-                **asdict(progress), format=3, trained=self._described,
+            record = _Record(
+                **msgspec.structs.asdict(progress), format=3, trained=self._trained,
                 files=_digests(partial),
             )  # fmt: skip
-            (partial / PROGRESS_FILE).write_bytes(msgspec.json.encode(written))
+            (partial / RECORD_FILE).write_bytes(msgspec.json.encode(record))
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
-            for older in self._folder.glob("step-*"):
-                if older != target:
-                    shutil.rmtree(older)
+            for older in {*self._folder.glob("step-*")} - {target}:
+                shutil.rmtree(older)
         self._accelerator.wait_for_everyone()
-        return target
 
-    def load(self, measures: Collection[str] = ()) -> Progress:
+    def load(self) -> Progress:
         """Restores the latest checkpoint in place, if there is one, and returns its progress.
 
         Raises:
-            ValueError: If a file is missing or changed, an entry of the history lacks a measure,
-                or the checkpoint is of another model, other optimisers or another version.
+            ValueError: If a file is missing or changed, or the checkpoint is of another model,
+                other optimisers or another version.
         """
         latest = max(self._folder.glob("step-*"), default=None)
         if latest is None:
             return Progress()
-        written = _read(latest, measures)
-        if written.trained != self._described:
-            differing = [*{*self._described} ^ {*written.trained}]
+        record = _read(latest)
+        if differing := {*self._trained} ^ {*record.trained}:
             raise ValueError(
                 f"{latest} must be of the model and the optimisers that are trained, got others: "
                 f"{', '.join(sorted(differing)[:4])}. Pass the sizes and optimisers it was made "
                 "with, or another output folder."
             )
         self._accelerator.load_state(str(latest), strict=False)
-        return Progress(written.step, written.samples, written.elapsed_s, written.history)
+        return Progress(record.step, record.samples, record.elapsed_s, record.history)
 
     def _leave_out(self, models: list[Any], states: list[dict[str, Tensor]], _: str) -> None:
         # Accelerate writes split weights separately: then `states` is empty.
@@ -135,43 +124,30 @@ def describe(model: nn.Module, optimisers: Sequence[Optimizer]) -> list[str]:
     return lines
 
 
-def _read(checkpoint: Path, measures: Collection[str]) -> _Written:
-    file = checkpoint / PROGRESS_FILE
+def _read(checkpoint: Path) -> _Record:
+    file = checkpoint / RECORD_FILE
     remedy = (
         "Restore it from a copy, go on with the version that wrote it, or remove "
         f"{checkpoint} to begin the training anew."
     )
     try:
-        written = msgspec.json.decode(file.read_bytes(), type=_Written)
+        record = msgspec.json.decode(file.read_bytes(), type=_Record)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{file} must be as this version writes it, got {error}. {remedy}"
         ) from None
-    if checkpoint.name != _name_of(written.step):
-        raise ValueError(
-            f"{file} must have 'step' as the folder says, got {written.step}. {remedy}"
-        )
-    for i, point in enumerate(written.history):
-        if missing := {"step", "samples", "elapsed_s", *measures} - {*point}:
-            raise ValueError(
-                f"{file} must have {min(missing)!r} in history[{i}], got none. {remedy}"
-            )
     digests = _digests(checkpoint)
-    for name in sorted({*written.files, *digests}):
-        if written.files.get(name) != digests.get(name):
+    for name in sorted({*record.files, *digests}):
+        if record.files.get(name) != digests.get(name):
             got = "another content" if name in digests else "nothing"
             raise ValueError(f"{checkpoint / name} must be as it was written, got {got}. {remedy}")
-    return written
-
-
-def _name_of(step: int) -> str:
-    return f"step-{step:08}"
+    return record
 
 
 def _digests(checkpoint: Path) -> dict[str, str]:
     digests = {}
     for file in sorted(checkpoint.rglob("*")):
-        if file.is_file() and file.name != PROGRESS_FILE:
+        if file.is_file() and file.name != RECORD_FILE:
             with file.open("rb") as opened:
                 digest = hashlib.file_digest(opened, "sha256").hexdigest()
             digests[str(file.relative_to(checkpoint))] = digest

@@ -15,22 +15,18 @@ from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-from torch.optim import Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from dllm_decode.models.network.layer import Layer
 
-_REFUSED = {
-    "ACCELERATE_USE_DEEPSPEED": "--use_deepspeed",
-    "ACCELERATE_USE_MEGATRON_LM": "--use_megatron_lm",
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "--use_parallelism_config",
-}
-"""Options of `accelerate launch`, by the variables that tell its processes of them."""
-_REFUSED_WITH_FSDP = {
-    "FSDP_OFFLOAD_PARAMS": "--fsdp_offload_params",
-    "FSDP_ACTIVATION_CHECKPOINTING": "--fsdp_activation_checkpointing",
-    "FSDP_IGNORED_MODULES": "--fsdp_ignored_modules",
-    "ACCELERATE_DYNAMO_BACKEND": "--dynamo_backend",
-}
+_REFUSED = (
+    "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG",
+)  # fmt: skip
+"""Variables by which `accelerate launch` tells its processes of its options."""
+_REFUSED_WITH_FSDP = (
+    "FSDP_OFFLOAD_PARAMS", "FSDP_ACTIVATION_CHECKPOINTING", "FSDP_IGNORED_MODULES",
+    "ACCELERATE_DYNAMO_BACKEND",
+)  # fmt: skip
 
 
 def require_launch(*, device: str, uses_muon: bool) -> None:
@@ -40,10 +36,10 @@ def require_launch(*, device: str, uses_muon: bool) -> None:
         device: Where the model is trained, "cpu" or "cuda".
         uses_muon: Whether matrices are trained with torch's `Muon`.
     """
-    refused, context = [option for name, option in _REFUSED.items() if _is_on(name)], ""
-    if _is_on("ACCELERATE_USE_FSDP"):
-        context = " beside --use_fsdp"
-        refused += [option for name, option in _REFUSED_WITH_FSDP.items() if _is_on(name)]
+    splits = _is_on("ACCELERATE_USE_FSDP")
+    variables = filter(_is_on, _REFUSED + (_REFUSED_WITH_FSDP if splits else ()))
+    refused = [f"--{name.removeprefix('ACCELERATE_').lower()}" for name in variables]
+    if splits:
         unsupported = {
             "--fsdp_version 1": os.environ.get("FSDP_VERSION", "1") != "2",
             # Accelerate would train whole models there, without a warning.
@@ -53,8 +49,9 @@ def require_launch(*, device: str, uses_muon: bool) -> None:
         }
         refused += [option for option, is_asked in unsupported.items() if is_asked]
     if refused:
+        beside = " beside --use_fsdp" if splits else ""
         raise ValueError(
-            f"{', '.join(refused)} must be left out{context}, got it from the command or from the "
+            f"{', '.join(refused)} must be left out{beside}, got it from the command or from the "
             "configuration of accelerate. To split the weights over GPUs, launch with --use_fsdp "
             "--fsdp_version 2, which needs torch 2.13 and AdamW. To let each process hold all "
             "weights, launch without both; --lora-rank and --precision bf16 take less memory."
@@ -70,22 +67,16 @@ def prepare(
 ) -> tuple[nn.Module, list[Optimizer]]:
     """Returns module and optimisers as an accelerator wraps them; FSDP splits layer by layer.
 
-    Raises ValueError if FSDP cannot split these weights, or not with these optimisers.
+    Raises ValueError if FSDP cannot split the weights, or not with these optimisers.
     """
     if accelerator.distributed_type == DistributedType.FSDP:
-        plugin = accelerator.state.fsdp_plugin
-        has_layers = any(isinstance(part, Layer) for part in losses.modules())
-        names = [type(part).__name__ for part in (*losses.children(), *optimisers)]
-        dtypes = sorted(
-            {str(weight.dtype) for weight in losses.parameters() if weight.requires_grad}
-        )
-        is_matrix_free = len(optimisers) == 1 and not isinstance(optimisers[0], Muon)
-        if not (accelerator.is_fsdp2 and has_layers and is_matrix_free and len(dtypes) == 1):
+        if not accelerator.is_fsdp2 or [type(optimiser) for optimiser in optimisers] != [AdamW]:
             raise ValueError(
-                "FSDP must be FSDP2 of a network of this package, whose trained weights have one "
-                "dtype and one optimiser that needs no whole matrices, such as AdamW; got version "
-                f"{plugin.fsdp_version}, {', '.join(names + dtypes)}."
+                "Weights must be split by FSDP2 and trained with one AdamW, got version "
+                f"{accelerator.state.fsdp_plugin.fsdp_version} and "
+                f"{', '.join(type(optimiser).__name__ for optimiser in optimisers)}."
             )
+        plugin = accelerator.state.fsdp_plugin
         plugin.auto_wrap_policy = transformer_auto_wrap_policy
         plugin.transformer_cls_names_to_wrap = [Layer.__name__]
         # Every process has loaded the weights.

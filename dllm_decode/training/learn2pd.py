@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from accelerate import Accelerator
 from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dllm_decode.core.options import require_integer
-from dllm_decode.training.checkpoints import Progress
-from dllm_decode.training.examples import Objective, Part, Source
 from dllm_decode.training.filter_examples import FilterExamples
-from dllm_decode.training.loop import Report, Settings, require_finite, train
+from dllm_decode.training.loop import require_finite
 from samplers.checks import require_count, require_positive
 from samplers.learn2pd import new_network
 
@@ -95,53 +92,25 @@ class Acceptance(NamedTuple):
     recall: float
 
 
-class _FilterLoss(Objective[FilterExamples]):
-    """Binary cross entropy of a filter, and the weights that were best."""
-
-    def __init__(self, network: nn.Sequential, counted: Counted) -> None:
-        self.network, self.best = network, copy.deepcopy(network)
-        self.model = nn.ModuleDict({"network": network, "best": self.best})
-        self._counted = counted
-
-    def loss(self, batch: FilterExamples, generator: torch.Generator) -> Float[Tensor, ""]:
-        losses = F.binary_cross_entropy_with_logits(
-            self.network(batch.confidences), batch.final.float(), reduction="none"
-        )
-        if self._counted == "all":
-            return losses.mean()
-        return (losses * batch.masked).sum() / batch.masked.sum().clamp(min=1)
-
-
-@dataclass(frozen=True)
-class _Whole(Source[FilterExamples]):
-    """All examples in every step, which counts as one sample."""
-
-    examples: FilterExamples
-
-    def parts(self, step: int, rank: int, world_size: int) -> list[Part[FilterExamples]]:
-        return [Part(self.examples, str(step), 1.0, 1)]
-
-
 def train_filter(
     train_on: FilterExamples,
     val: FilterExamples,
     settings: FilterSettings,
     *,
-    folder: Path | None = None,
-    observe: Callable[[Report], None] = lambda report: None,
+    observe: Callable[[int, float], None] = lambda step, loss: None,
 ) -> nn.Sequential:
     """Fits a filter by binary cross entropy and returns that of the lowest validation loss.
 
+    The result depends on the arguments alone.
+
     Args:
         train_on: Examples that are fitted.
-        val: Examples that choose among the updates.
+        val: Examples that choose among the updates, a hundred times.
         settings: How the filter is trained.
-        folder: For a checkpoint every hundredth of the run; a killed run that goes on from the
-            latest ends as if it had not been killed. `None`: no checkpoints.
-        observe: Called with a report about once a second.
+        observe: Called with the number of updates and the validation loss when the latter is
+            computed.
 
     Raises:
-        ValueError: If the folder holds a checkpoint that was changed, or one of other sizes.
         RuntimeError: If the loss is not finite.
     """
     with torch.random.fork_rng():
@@ -150,30 +119,30 @@ def train_filter(
             train_on.confidences.shape[1], settings.hidden_sizes, settings.activation
         )
     network.to(train_on.confidences.device)
-    objective = _FilterLoss(network, settings.counted)
+    optimiser = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate)
+    best, least = copy.deepcopy(network), math.inf
+    for step in range(1, settings.num_steps + 1):
+        optimiser.zero_grad()
+        _loss(network, train_on, settings.counted).backward()
+        optimiser.step()
+        if step % max(1, settings.num_steps // 100) == 0 or step == settings.num_steps:
+            with torch.no_grad():
+                loss = _loss(network, val, settings.counted)
+            require_finite("The loss", [loss], step)
+            observe(step, loss.item())
+            if loss.item() < least:
+                least = loss.item()
+                best.load_state_dict(network.state_dict())
+    return best
 
-    @torch.no_grad()
-    def evaluate(progress: Progress) -> dict[str, float]:
-        loss = objective.loss(val, torch.Generator())
-        require_finite("The loss", [loss], progress.step)
-        if loss.item() < min((past["loss"] for past in progress.history), default=math.inf):
-            objective.best.load_state_dict(network.state_dict())
-        return {"loss": loss.item()}
 
-    train(
-        objective,
-        [torch.optim.AdamW(network.parameters(), lr=settings.learning_rate)],
-        _Whole(train_on),
-        Settings(
-            num_samples=settings.num_steps, folder=folder, schedule=lambda _: 1.0,
-            evaluate_every=max(1, settings.num_steps // 100), max_gradient_norm=math.inf,
-        ),
-        accelerator=Accelerator(cpu=train_on.confidences.device.type == "cpu"),
-        evaluate=evaluate,
-        measures=["loss"],
-        observe=observe,
-    )  # fmt: skip
-    return objective.best
+def _loss(network: nn.Module, examples: FilterExamples, counted: Counted) -> Float[Tensor, ""]:
+    losses = F.binary_cross_entropy_with_logits(
+        network(examples.confidences), examples.final.float(), reduction="none"
+    )
+    if counted == "all":
+        return losses.mean()
+    return (losses * examples.masked).sum() / examples.masked.sum().clamp(min=1)
 
 
 def acceptance(

@@ -3,7 +3,7 @@
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,37 +23,14 @@ from dllm_decode.training.fsdp import gather, gathered, prepare
 
 WARMUP = 0.01
 """Share of a run in which the learning rate rises."""
+MAX_GRADIENT_NORM = 1.0
+"""Longer gradients are shortened to this."""
 
 Evaluate = Callable[[Progress], Mapping[str, float]]
 
 
 class NotFiniteError(RuntimeError, ValueError):
     """The loss or a weight has become infinite or NaN, because the learning rates are too high."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """A report to an observer, about once a second.
-
-    Attributes:
-        progress: How far the run is.
-        spent: Share of the run that is over.
-        loss: Mean of the last step, in nats.
-        samples_per_s: Rows a second, since the previous report.
-    """
-
-    progress: Progress
-    spent: float
-    loss: float
-    samples_per_s: float
-
-    def said(self) -> str:
-        """Returns the report in words."""
-        progress = self.progress
-        return (
-            f"step {progress.step:,}, {progress.samples:,} samples, loss {self.loss:.3f}, "
-            f"{self.samples_per_s:,.0f} samples/s"
-        )
 
 
 def linear_decay(spent: float) -> float:
@@ -69,21 +46,16 @@ class Settings:
         num_samples: Rows after which the run ends, at least 1.
         minutes: Minutes after which the run ends, evaluations and earlier sessions included.
         folder: For checkpoints, one after each evaluation; `None`: no checkpoints.
-        schedule: Factor of the learning rate, given the share of the run that is over before a
-            step, or in the middle of the step if the factor is 0 before it.
         evaluate_every: Steps between evaluations, at least 1.
         evaluate_every_s: Seconds between evaluations.
-        max_gradient_norm: Longer gradients are shortened to this.
         seed: Seed of all that is random in the loss.
     """
 
     num_samples: int | float = math.inf
     minutes: float = math.inf
     folder: Path | None = None
-    schedule: Callable[[float], float] = linear_decay
     evaluate_every: int | float = math.inf
     evaluate_every_s: float = math.inf
-    max_gradient_norm: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -110,8 +82,7 @@ def train(
     *,
     accelerator: Accelerator,
     evaluate: Evaluate,
-    measures: Collection[str] = (),
-    observe: Callable[[Report], None] = lambda report: None,
+    observe: Callable[[float, str], None] = lambda spent, words: None,
     resume: bool = True,
 ) -> Progress:
     """Trains until the run ends.
@@ -119,7 +90,7 @@ def train(
     Without a limit of time, a run that was killed and started again gives the same weights as an
     uninterrupted run. Gradients are averaged over processes, so that two processes with one forward
     a step replace one process with two. Each process holds the whole model, or under FSDP2 a part
-    of each weight; it holds all weights during an evaluation and afterwards. Reports and
+    of each weight; it holds all weights during an evaluation and afterwards. Losses and
     measurements go to the accelerator's trackers too.
 
     Args:
@@ -130,8 +101,8 @@ def train(
         accelerator: Device and precision of the run; used by this run alone.
         evaluate: Measures the current model on every process, from the progress of the run;
             called as the settings say, and at the end.
-        measures: Names of values that every evaluation returns.
-        observe: Called with a report, on the first process, about once a second.
+        observe: Called on the first process after each step, with the share of the run that is
+            over and with words: steps, samples, the loss and the samples a second.
         resume: Continue from the latest checkpoint in the folder, if there is one.
 
     Returns:
@@ -143,33 +114,28 @@ def train(
             model is no network of this package, or is trained with Muon.
     """
     run = _Run(objective, optimisers, source, settings, accelerator)
-    turn = run.begin(measures if resume else None)
-    while turn.spent < 1:
-        objective.advance(turn.spent)
-        loss = run.step(turn.spent)
+    spent = run.start(resumes=resume)
+    while spent < 1:
+        objective.advance(spent)
+        loss = run.step(spent)
         # The clocks of processes differ, so the first one decides.
-        (turn,) = broadcast_object_list([run.turn()])
-        if turn.pace is not None or turn.measures:
-            loss = accelerator.reduce(loss, "mean")
-            require_finite("The loss", [loss], run.progress.step)
-        if turn.pace is not None:
-            run.log({"loss": loss.item(), "samples_per_s": turn.pace})
-            if accelerator.is_main_process:
-                observe(Report(run.progress, turn.spent, loss.item(), turn.pace))
-        if turn.measures:
+        spent, is_due = broadcast_object_list([*run.turn()])
+        loss = accelerator.reduce(loss, "mean")
+        require_finite("The loss", [loss], run.progress.step)
+        run.log({"loss": loss.item(), "samples_per_s": run.samples_per_s})
+        if accelerator.is_main_process:
+            observe(spent, run.said(loss.item()))
+        if is_due:
             run.measure(evaluate)
-    if not run.is_measured:
-        run.measure(evaluate)
     gather(run.losses)
     return run.progress
 
 
 class _Turn(NamedTuple):
-    """The work after a step: a report if `pace` is set, an evaluation if `measures` is true."""
+    """How much of the run is over after a step, and whether an evaluation is due."""
 
     spent: float
-    pace: float | None = None
-    measures: bool = False
+    is_due: bool
 
 
 class _Losses(nn.Module, Generic[BatchT]):
@@ -203,45 +169,37 @@ class _Run(Generic[BatchT]):
         accelerator: Accelerator,
     ) -> None:
         self.progress = Progress()
-        self.checkpoints: Checkpoints | None = None
-        self._model = objective.model
-        self._source = source
-        self._settings = settings
-        self._accelerator = accelerator
+        self._model, self._source = objective.model, source
+        self._settings, self._accelerator = settings, accelerator
         self._peaks = [
             [group["lr"] for group in optimiser.param_groups] for optimiser in optimisers
         ]
         losses = _Losses(objective)
         self.losses, self._optimisers = prepare(accelerator, losses, optimisers)
         self._weights = _trained(losses)
+        self._checkpoints: Checkpoints | None = None
         if settings.folder is not None:
-            self.checkpoints = Checkpoints(settings.folder, accelerator, losses, optimisers)
+            self._checkpoints = Checkpoints(settings.folder, accelerator, losses, optimisers)
 
-    def begin(self, measures: Collection[str] | None) -> _Turn:
-        """Starts the clocks, at the latest checkpoint unless `measures` is None."""
-        if measures is not None and self.checkpoints is not None:
-            self.progress = self.checkpoints.load(measures)
-        self._started_s = self._reported_s = self._measured_s = time.perf_counter()
-        self._before_s, self._samples = self.progress.elapsed_s, self.progress.samples
-        return _Turn(self._settings.spent(self.progress))
-
-    def turn(self) -> _Turn:
-        """Returns the work that is due, and updates the elapsed time of the progress."""
-        now_s, settings, progress, pace = time.perf_counter(), self._settings, self.progress, None
-        progress.elapsed_s = self._before_s + now_s - self._started_s
-        spent = settings.spent(progress)
-        if now_s - self._reported_s > 1.0 or spent >= 1:
-            pace = (progress.samples - self._samples) / max(now_s - self._reported_s, 1e-9)
-            self._reported_s, self._samples = now_s, progress.samples
-        is_due = progress.step % settings.evaluate_every == 0
-        is_due = is_due or now_s - self._measured_s > settings.evaluate_every_s
-        return _Turn(spent, pace, is_due)
+    def start(self, *, resumes: bool) -> float:
+        """Loads the latest checkpoint if the run resumes; returns the share that is over."""
+        if resumes and self._checkpoints is not None:
+            self.progress = self._checkpoints.load()
+        self._measured_s = time.perf_counter()
+        self._started_s = self._measured_s - self.progress.elapsed_s
+        return self._settings.spent(self.progress)
 
     @property
-    def is_measured(self) -> bool:
-        """True if no step was taken since the last evaluation."""
-        history = self.progress.history
-        return bool(history) and history[-1]["step"] == self.progress.step
+    def samples_per_s(self) -> float:
+        """Rows a second, over all sessions of the run, evaluations included."""
+        return self.progress.samples / max(self.progress.elapsed_s, 1e-9)
+
+    def said(self, loss: float) -> str:
+        """Returns the progress in words."""
+        return (
+            f"step {self.progress.step:,}, {self.progress.samples:,} samples, loss {loss:.3f}, "
+            f"{self.samples_per_s:,.0f} samples/s"
+        )
 
     def step(self, spent: float) -> Float[Tensor, ""]:
         """Takes one optimiser step and returns this process' loss."""
@@ -253,20 +211,27 @@ class _Run(Generic[BatchT]):
         total = torch.zeros((), device=accelerator.device)
         for i, part in enumerate(parts, start=1):
             seed = random.Random(f"{self._settings.seed};{part.key}").getrandbits(62)
-            is_last = i == len(parts)
             # Split gradients are reduced after every forward: whole ones would take more memory.
-            syncs = is_last or accelerator.is_fsdp2
+            syncs = i == len(parts) or accelerator.is_fsdp2
             with nullcontext() if syncs else accelerator.no_sync(self.losses):
                 loss = self.losses(part.batch, seed)
                 accelerator.backward(loss * part.weight)
             total += loss.detach() * part.weight
             self.progress.samples += world_size * part.num_rows
-        accelerator.clip_grad_norm_(self._weights, self._settings.max_gradient_norm)
+        accelerator.clip_grad_norm_(self._weights, MAX_GRADIENT_NORM)
         for optimiser in self._optimisers:
             optimiser.step()
             optimiser.zero_grad()
         self.progress.step += 1
         return total / sum(part.weight for part in parts)
+
+    def turn(self) -> _Turn:
+        """Updates the elapsed time of the progress, and returns the work that is due."""
+        now_s, settings, progress = time.perf_counter(), self._settings, self.progress
+        progress.elapsed_s = now_s - self._started_s
+        spent = settings.spent(progress)
+        is_due = spent >= 1 or progress.step % settings.evaluate_every == 0
+        return _Turn(spent, is_due or now_s - self._measured_s > settings.evaluate_every_s)
 
     def measure(self, evaluate: Evaluate) -> None:
         """Evaluates, notes the result and writes a checkpoint."""
@@ -274,22 +239,24 @@ class _Run(Generic[BatchT]):
         with gathered(self.losses):
             require_finite("The weights", _trained(self.losses), self.progress.step)
             measured = dict(evaluate(self.progress))
-        self.progress.elapsed_s = self._before_s + time.perf_counter() - self._started_s
-        entry = {"step": float(self.progress.step), "samples": float(self.progress.samples)}
-        self.progress.history.append(entry | {"elapsed_s": self.progress.elapsed_s} | measured)
-        self.log(measured)
-        if self.checkpoints is not None:
-            self.checkpoints.save(self.progress)
         self._measured_s = time.perf_counter()
+        progress = self.progress
+        progress.elapsed_s = self._measured_s - self._started_s
+        progress.history.append({
+            "step": float(progress.step), "samples": float(progress.samples),
+            "elapsed_s": progress.elapsed_s, **measured,
+        })  # fmt: skip
+        self.log(measured)
+        if self._checkpoints is not None:
+            self._checkpoints.save(progress)
 
     def log(self, values: Mapping[str, float]) -> None:
         self._accelerator.log(dict(values), step=self.progress.step)
 
     def _set_learning_rates(self, spent: float, num_rows: int) -> None:
-        settings = self._settings
-        end = min(1.0, spent + num_rows / settings.num_samples)
+        end = min(1.0, spent + num_rows / self._settings.num_samples)
         # Not the rate of 0 before the first step, with which a run of one step would train nothing.
-        factor = settings.schedule(spent) or settings.schedule((spent + end) / 2)
+        factor = linear_decay(spent) or linear_decay((spent + end) / 2)
         for optimiser, peaks in zip(self._optimisers, self._peaks, strict=True):
             for group, peak in zip(optimiser.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor

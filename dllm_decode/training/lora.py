@@ -1,13 +1,14 @@
-"""Trains low-rank additions to the matrices of a model, and writes them in PEFT's format."""
+"""Low-rank additions to the matrices of a model, made and trained by the package peft."""
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import Family
@@ -31,7 +32,7 @@ class LoRA:
     Args:
         model: Gets the additions, in float32 at least.
         family: Family of the model, for the official names of the matrices.
-        rank: At least 1, and at most the hidden size of the model.
+        rank: Between 1 and the hidden size of the model.
         alpha: At least 1.
         seed: Seed of torch's global generator, which draws the first values of A, so that a
             run that is started again begins with the same values.
@@ -51,17 +52,15 @@ class LoRA:
     ) -> None:
         require_lora(model, rank=rank, alpha=alpha)
         from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.tuners_utils import cast_adapter_dtype
 
         transformer = model.transformer
         self._transformer = transformer
         self._official = list(_official(transformer, family))
         self._config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=_LINEAR_MAPS)
-        transformer.requires_grad_(False)
         torch.manual_seed(seed)
         inject_adapter_in_model(self._config, transformer, adapter_name=_ADAPTER)
-        for weight in self.weights:
-            if weight.dtype.itemsize < 4:
-                weight.data = weight.data.float()
+        cast_adapter_dtype(transformer, adapter_name=_ADAPTER)
         # Moving the model, even to the same device, unpacks its weights.
         model.to(model.device)
 
@@ -72,19 +71,16 @@ class LoRA:
 
     def save(self, folder: Path, *, base: str) -> None:
         """Writes a folder that `load_model(base, adapter=folder)` reads, and PEFT too."""
-        tensors: dict[str, Tensor] = {}
+        tensors = {}
         for module, rows, official in self._official:
             layer: Any = self._transformer.get_submodule(module)
-            down, up = layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight[rows]
-            # Copies: pieces of one linear map share a factor, which safetensors refuses.
-            for letter, factor in (("A", down), ("B", up)):
+            factors = {"A": layer.lora_A[_ADAPTER].weight, "B": layer.lora_B[_ADAPTER].weight[rows]}
+            for letter, factor in factors.items():
+                # Copies: pieces of one linear map share a factor, which safetensors refuses.
                 name = f"base_model.model.{official}.lora_{letter}.weight"
                 tensors[name] = factor.detach().to("cpu", copy=True)
-        # Patterns, because some families name a matrix of the layers like the head.
-        patterns = {re.sub(r"\.\d+(?=\.)", r".\\d+", name) for _, _, name in self._official}
-        self._config.target_modules = "|".join(
-            sorted(pattern.replace(".", r"\.") for pattern in patterns)
-        )
+        # Whole names, because some families name a matrix of the layers like the head.
+        self._config.target_modules = sorted(official for *_, official in self._official)
         self._config.base_model_name_or_path = base
         self._config.inference_mode = True
         self._config.save_pretrained(str(folder))
@@ -93,21 +89,17 @@ class LoRA:
 
 def require_lora(model: MaskedTransformer, *, rank: int, alpha: int) -> None:
     """Raises ValueError if `LoRA` would: if a number is out of range, or peft is not installed."""
-    if rank < 1 or alpha < 1:
-        raise ValueError(f"rank and alpha must be at least 1, got {rank} and {alpha}.")
     most = model.transformer.config.hidden_size
-    if rank > most:
+    if not 1 <= rank <= most or alpha < 1:
         raise ValueError(
-            f"rank must be at most {most}, the hidden size of {model.name}, got {rank}: more is no "
-            "low rank. Choose a lower one, or train all weights."
+            f"rank must be between 1 and {most}, the hidden size of {model.name}, and alpha at "
+            f"least 1, got {rank} and {alpha}. Choose others, or train all weights."
         )
-    try:
-        import peft  # noqa: F401
-    except ImportError:
+    if find_spec("peft") is None:
         raise ValueError(
-            "LoRA needs the package peft; install it with: pip install "
-            '".[lora]" in the clone, or train all weights.'
-        ) from None
+            'LoRA needs the package peft; install it with: pip install ".[lora]" in the clone, or '
+            "train all weights."
+        )
 
 
 def _official(transformer: Transformer, family: Family) -> Iterator[tuple[str, slice, str]]:

@@ -4,8 +4,8 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from importlib import import_module
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
 
 from dllm_decode import CachePolicy
-from dllm_decode.core.model import fingerprint_of
 from dllm_decode.core.progress_bar import ProgressBar
 from dllm_decode.settings.files import write_json
 from dllm_decode.settings.models import Place
@@ -28,13 +27,12 @@ from eval.training.held_out import (
     HeldOutScores,
     compared,
     described,
-    draw_curve,
     measure,
     read_measured,
     table_of,
 )
-from eval.training.questions import Questions, read_questions
-from eval.training.run_folder import DIGEST, claim, claim_training, on_first, writing
+from eval.training.questions import Questions, read_questions, settings_of
+from eval.training.run_folder import claim, claim_training, on_first, writing
 from eval.training.student import Student
 from eval.training.teacher_answers import answer_all, read_answers
 from samplers import FixedSchedule, Sampler
@@ -96,19 +94,12 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(
             "--lora-alpha must be left out without --lora-rank: it is the scale of its additions."
         )
-    require_package("matplotlib", "The curve of a training", '".[eval]" in the clone')
     for package in options.log_with:
-        require_package(package, f"--log-with {package}", package)
-
-
-def require_package(name: str, what: str, source: str) -> None:
-    """Raises ValueError if a package that something needs is not installed."""
-    try:
-        import_module(name)
-    except ImportError:
-        raise ValueError(
-            f"{what} needs the package {name}; install it with: pip install {source}."
-        ) from None
+        if find_spec(package) is None:
+            raise ValueError(
+                f"--log-with {package} needs the package {package}; install it with: pip install "
+                f"{package}."
+            )
 
 
 @dataclass(frozen=True)
@@ -155,22 +146,23 @@ class Distillation:
 
     def demonstrations(self, console: Console) -> list[Demonstration]:
         """Lets the teacher answer, and returns the answers to learn from."""
-        folder, prompts = self.folder / "answers", self.asked.encoded(self.teaching.tokenizer)
+        folder, num_prompts = self.folder / "answers", len(self.asked.examples)
         answer_all(self.teaching, self.asked, folder, self.place, console)
         self.accelerator.wait_for_everyone()
         learned, num_right = read_answers(
-            folder, prompts, self.teaching.batch_size, keep_wrong=self.options.keep_wrong
+            folder, num_prompts, self.teaching.batch_size, keep_wrong=self.options.keep_wrong
         )
-        said = f"the teacher is right on {num_right} of {len(prompts)} prompts"
+        said = f"the teacher is right on {num_right} of {num_prompts} prompts"
         console.print(said, highlight=False)
         return learned
 
-    def scores(self, file: Path) -> HeldOutScores:
-        """Reads the scores of the held-out prompts, or measures them if the file is not there."""
-        return read_measured(file, self.judged) if file.exists() else self.judge(file)
+    def scores(self, file: Path, *, anew: bool = False) -> HeldOutScores:
+        """Reads the scores of the held-out prompts, or measures the current model.
 
-    def judge(self, file: Path) -> HeldOutScores:
-        """Measures the current model on the held-out prompts, and writes the scores to a file."""
+        The scores are measured if they are wanted anew, or the file is not there.
+        """
+        if file.exists() and not anew:
+            return read_measured(file, self.judged)
         measured = measure(
             self.judging, self.judged.examples, place=self.place, gather=gather_object
         )
@@ -184,7 +176,6 @@ class Distillation:
     ) -> list[dict[str, float]]:
         """Distils and writes the weights; returns the measurements made on the way."""
         options, student, accelerator = self.options, self.student, self.accelerator
-        optimisers = student.optimisers()
         lessons = Lessons(
             demonstrations, gen_length=student.config.gen_length,
             eos_id=student.model.eos_ids[0], num_rows=options.rows,
@@ -200,15 +191,13 @@ class Distillation:
         with ProgressBar(console, options.method) as bar:
 
             def evaluate(_: Progress) -> Mapping[str, float]:
-                measured = self.judge(self.folder / "after.json")
+                measured = self.scores(self.folder / "after.json", anew=True)
                 bar.say(measured.said("held-out"))
                 return measured.point
 
             progress = train(
-                student.objective, optimisers, lessons, settings, accelerator=accelerator,
-                evaluate=evaluate,
-                observe=lambda report: bar.update(report.spent, report.said()),
-                measures=("accuracy", "low", "high", "forwards"),
+                student.objective, student.optimisers(), lessons, settings,
+                accelerator=accelerator, evaluate=evaluate, observe=bar.update,
             )  # fmt: skip
         on_first(accelerator, lambda: student.write(self.folder))
         return progress.history
@@ -220,40 +209,24 @@ class Distillation:
         after: HeldOutScores,
         console: Console,
     ) -> None:
-        """Writes training.json and curve.png, and shows the scores before and after."""
-        options, student, judged = self.options, self.student, self.judged
-        record, curve = self.folder / "training.json", self.folder / "curve.png"
-        written = self.folder / student.written
-        content = described("distil", self.judging, judged) | {
-            "sampler": options.sampler,
+        """Writes training.json, and shows the scores before and after."""
+        record, written = self.folder / "training.json", self.folder / self.student.written
+        content = described("distil", self.judging, self.judged) | {
+            "sampler": self.options.sampler,
             "before": {"accuracy": before.accuracy, "forwards": before.mean_forwards},
             "after": compared(before, after),
             "history": list(points),
         }
         write_json(record, content)
-        if not options.lora_rank:
+        if not self.options.lora_rank:
             write_json(written / "training.json", content)
-        title = (
-            f"{student.model.name}, {options.method}, {options.sampler}, {judged.selection.address}"
-        )
-        draw_curve(points, curve, title=title, num_prompts=len(judged.examples))
-        console.print(table_of(judged, {"before": before, "after": after}))
-        console.print(f"wrote {written}, {record} and {curve}", highlight=False, soft_wrap=True)
+        console.print(table_of(self.judged, {"before": before, "after": after}))
+        console.print(f"wrote {written} and {record}", highlight=False, soft_wrap=True)
 
     def settings_of_answers(self) -> dict[str, Any]:
         """Returns the settings that decide the answers of the teacher."""
-        options, teaching = self.options, self.teaching
-        return {
-            "model": options.model,
-            "revision": options.revision,
-            f"model {DIGEST}": fingerprint_of(teaching.model),
-            "dtype": teaching.dtype,
-            "task": self.asked.settings(),
-            **asdict(teaching.decoding),
-            "cache": options.cache,
-            "batch_size": options.batch_size,
-            "teacher_sampler": expression_of(teaching.sampler),
-        }
+        settings = settings_of(self.options, self.teaching, self.asked)
+        return settings | {"teacher_sampler": expression_of(self.teaching.sampler)}
 
     def settings_of_training(self) -> dict[str, Any]:
         """Returns the other settings that decide the result."""

@@ -4,7 +4,6 @@ import argparse
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors import SafetensorError
@@ -38,14 +37,10 @@ from eval.training.held_out import (
     read_measured,
     table_of,
 )
-from eval.training.questions import Questions, config_of, read_questions
-from eval.training.run_folder import DIGEST, SETTINGS_FILE, claim, claim_training, writing
+from eval.training.questions import Questions, config_of, read_questions, settings_of
+from eval.training.run_folder import SETTINGS_FILE, claim, claim_training, writing
 from samplers import FixedSchedule, Learn2PD, Sampler
 from samplers.expression import expression_of
-
-_DTYPES = {
-    "confidences": torch.float32, "final": torch.bool, "masked": torch.bool, "prompts": torch.long
-}  # fmt: skip
 
 PLAIN = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)
 """Thresholds of the table of held-out blocks."""
@@ -121,27 +116,21 @@ class FilterTraining:
     def run(self, console: Console) -> None:
         """Runs the parts of the command; each part continues where it stopped."""
         options, judging, settings = self.options, self.judging, self.settings
-        fingerprint = fingerprint_of(judging.model)
-        collecting = {
-            "model": options.model, "revision": options.revision, f"model {DIGEST}": fingerprint,
-            "dtype": judging.dtype, "task": self.asked.settings(), **asdict(judging.decoding),
-            "cache": expression_of(judging.cache), "batch_size": options.batch_size,
-        }  # fmt: skip
         of_training = {"held_out": self.judged.settings()} | asdict(settings)
-        claim(self.work, collecting, of_training)
+        claim(self.work, settings_of(options, judging, self.asked), of_training)
         examples = self.collect(console)
         claim_training(self.work, of_training)
         splits = split(examples, settings.seed)
-        with ProgressBar(console, "training") as bar:
+        with ProgressBar(console, "training", settings.num_steps) as bar:
             network = train_filter(
-                splits.train, splits.val, settings, folder=self.work / "checkpoints",
-                observe=lambda report: bar.update(report.spent, report.said()),
+                splits.train, splits.val, settings,
+                observe=lambda step, loss: bar.update(step, f"validation loss {loss:.4f}"),
             )  # fmt: skip
         thresholds = sorted({*options.threshold, *PLAIN})
         console.print(_table_of_blocks(network, splits.test, thresholds))
         save_filter(
             network, Path(options.output), model=judging.model.name, settings=settings,
-            threshold=options.threshold[0], fingerprint=fingerprint,
+            threshold=options.threshold[0], fingerprint=fingerprint_of(judging.model),
         )  # fmt: skip
         self.judge(console)
 
@@ -149,8 +138,7 @@ class FilterTraining:
         """Observes an oracle on all prompts, in batches of similar lengths, a file for each."""
         run = self.judging
         prompts = sorted(self.asked.encoded(run.tokenizer), key=len)
-        parts, size, length = [], run.batch_size, run.decoding.block_length
-        assert length is not None
+        parts, size = [], run.batch_size
         with ProgressBar(console, "collecting", len(prompts)) as bar:
             for first in range(0, len(prompts), size):
                 batch = prompts[first : first + size]
@@ -160,7 +148,7 @@ class FilterTraining:
                         run.model, batch, run.decoding, cache=run.cache, first_prompt=first
                     )
                     write_examples(file, examples)
-                parts.append(read_examples(file, range(first, first + len(batch)), length))
+                parts.append(read_examples(file))
                 bar.advance(len(batch))
         return join(parts)
 
@@ -203,24 +191,12 @@ def write_examples(file: Path, examples: FilterExamples) -> None:
     partial.replace(file)
 
 
-def read_examples(file: Path, prompts: range, block_length: int) -> FilterExamples:
-    """Reads the examples of a batch; ValueError if damaged, or of other prompts or blocks."""
+def read_examples(file: Path) -> FilterExamples:
+    """Reads the examples of a batch; ValueError if the file is damaged."""
     try:
-        tensors = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{file} must be a whole safetensors file, got {error}; {ANEW}.") from None
-    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    block = shapes.get("confidences", ())
-    wanted = {"confidences": block, "final": block, "masked": block, "prompts": block[:1]}
-    if dtypes != _DTYPES or shapes != wanted:
-        raise ValueError(f"{file} must hold examples of a filter, got {shapes}; {ANEW}.")
-    if block[1:] != (block_length,) or {*tensors["prompts"].tolist()} - {*prompts}:
-        raise ValueError(
-            f"{file} must hold examples of prompts {prompts.start} to {prompts.stop - 1} in blocks "
-            f"of {block_length} tokens, got others; {ANEW}."
-        )
-    return FilterExamples(**tensors)
+        return FilterExamples(**load_file(file))
+    except (OSError, SafetensorError, TypeError) as error:
+        raise ValueError(f"{file} must hold examples of a filter, got {error}; {ANEW}.") from None
 
 
 def _table_of_blocks(

@@ -168,37 +168,5 @@ def table_of(questions: Questions, measured: Mapping[str, HeldOutScores]) -> Tab
     return table
 
 
-def draw_curve(
-    points: Sequence[Mapping[str, float]], file: Path, *, title: str, num_prompts: int
-) -> None:
-    """Draws accuracy with its interval, and forwards a prompt, over the answers that were learned.
-
-    Each point has `samples`, `accuracy`, `low`, `high` and `forwards`; the file is a PNG.
-    """
-    # Imported here, because only this chart needs matplotlib, which is in the extra `eval`.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True)
-    samples = [point["samples"] for point in points]
-    accuracy = [point["accuracy"] for point in points]
-    above.fill_between(
-        samples, [point["low"] for point in points], [point["high"] for point in points],
-        color="#0072B2", alpha=0.2, linewidth=0,
-    )  # fmt: skip
-    above.plot(samples, accuracy, "o-", color="#0072B2")
-    above.set_ylabel(f"accuracy, n = {num_prompts}")
-    above.set_title(title, fontsize=10, loc="left", wrap=True)
-    forwards = [point["forwards"] for point in points]
-    below.plot(samples, forwards, "s-", color="#D55E00")
-    below.set_ylabel("forwards a prompt")
-    below.set_ylim(0, 1.05 * max(forwards))
-    below.set_xlabel("answers learned")
-    for axes in (above, below):
-        axes.grid(color="#e5e7eb", linewidth=0.8)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=120)
-
-
 def _interval(estimate: dict[str, Any], spec: str = ".3f") -> str:
     return f"{estimate['value']:{spec}}\n[{estimate['low']:{spec}}, {estimate['high']:{spec}}]"

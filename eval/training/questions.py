@@ -1,12 +1,14 @@
 """Prompts to train on and prompts to judge by: no prompt is both."""
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dllm_decode import CachePolicy, DecodeConfig
+from dllm_decode.core.model import fingerprint_of
 from dllm_decode.engine.loop import new_decoder
 from dllm_decode.settings.addresses import split_address
 from dllm_decode.settings.models import Loaded
@@ -16,6 +18,7 @@ from eval.runs.settings import Run, decoding_of
 from eval.tasks import Example
 from eval.training.run_folder import DIGEST
 from samplers import Sampler
+from samplers.expression import expression_of
 
 HELD_OUT_EVERY = 5
 
@@ -78,6 +81,20 @@ class Questions:
             "prompts": self.prompts,
             f"examples {DIGEST}": digest_of_examples(self.examples),
         }
+
+
+def settings_of(options: argparse.Namespace, run: Run, asked: Questions) -> dict[str, Any]:
+    """Returns the settings that decide the decodes of a run on the questions that are asked."""
+    return {
+        "model": options.model,
+        "revision": options.revision,
+        f"model {DIGEST}": fingerprint_of(run.model),
+        "dtype": run.dtype,
+        "task": asked.settings(),
+        **asdict(run.decoding),
+        "cache": expression_of(run.cache),
+        "batch_size": run.batch_size,
+    }
 
 
 def config_of(asked: Questions, loaded: Loaded, given: Mapping[str, Any]) -> DecodeConfig:

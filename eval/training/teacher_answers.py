@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dllm_decode.core.observers import Trace
 from dllm_decode.core.progress_bar import ProgressBar
-from dllm_decode.settings.files import ANEW, read_object, write_json
+from dllm_decode.settings.files import read_object, write_json
 from dllm_decode.settings.models import Place
 from dllm_decode.training.teacher import Demonstration
 from eval.runs.answers import answer
@@ -57,15 +57,15 @@ def ask(
 
 
 def read_answers(
-    folder: Path, prompts: Sequence[Sequence[int]], batch_size: int, *, keep_wrong: bool
+    folder: Path, num_prompts: int, batch_size: int, *, keep_wrong: bool
 ) -> tuple[list[Demonstration], int]:
     """Reads all batches of a folder; returns the answers to learn from, and how many are right.
 
-    Raises ValueError if a file is damaged, or holds answers to other prompts, or nothing is left.
+    Raises ValueError if a file is damaged, or nothing is left.
     """
     answers: list[Demonstration] = []
-    for start in range(0, len(prompts), batch_size):
-        answers += read_batch(_file_of(folder, start), prompts[start : start + batch_size])
+    for start in range(0, num_prompts, batch_size):
+        answers += read_object(_file_of(folder, start), _Answers).answers
     right = [answered for answered in answers if answered.score == 1.0]
     learned = answers if keep_wrong else right
     if not learned:
@@ -74,18 +74,6 @@ def read_answers(
             "the model can answer, or pass --keep-wrong."
         )
     return learned, len(right)
-
-
-def read_batch(file: Path, prompts: Sequence[Sequence[int]]) -> list[Demonstration]:
-    """Reads the answers to a batch; ValueError if damaged, or of other prompts."""
-    answers: list[Demonstration] = read_object(file, _Answers).answers
-    belongs = [answered.prompt for answered in answers] == [tuple(prompt) for prompt in prompts]
-    if not belongs or any(len(answered.answer) != len(answered.ranks) for answered in answers):
-        raise ValueError(
-            f"{file} must hold answers to the {len(prompts)} prompts of its batch, with a rank for "
-            f"each token, got others; {ANEW}."
-        )
-    return answers
 
 
 def _file_of(folder: Path, start: int) -> Path:

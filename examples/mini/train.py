@@ -120,7 +120,7 @@ def train_one(options: Namespace, run: Namespace, name: str) -> None:
             objective, training.make_optimisers(objective.model, **rates), source, settings,
             accelerator=Accelerator(cpu=run.device == "cpu", mixed_precision="bf16"),
             evaluate=evaluate, resume=options.resume,
-            observe=lambda report: bar.update(report.spent, report.said()),
+            observe=bar.update,
         )  # fmt: skip
         bar.say(f"{progress.samples:,} samples, {progress.elapsed_s / 60:.1f} min; wrote {folder}")
     record = {

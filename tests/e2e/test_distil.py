@@ -1,4 +1,4 @@
-"""The command that distils writes a model, its curve, and its forwards and accuracy."""
+"""The command that distils writes a model, and its forwards and accuracy."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from processes import in_two_processes
 
 from dllm_decode import load_model
 from dllm_decode.cli.main import main
-from eval.training import distil_command, teacher_answers
+from eval.training import distil_command, questions, teacher_answers
 
 
 def options(output: Path, *more: str) -> list[str]:
@@ -42,7 +42,6 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     assert report["after"]["num_prompts"] == 2
     assert report["history"][0]["samples"] == 0.0
     assert len(report["history"]) >= 3
-    assert (whole / "curve.png").stat().st_size > 5_000
 
     calls, measure = [], distil_command.measure
 
@@ -78,7 +77,7 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     assert last.read_text() == measured
     # The weights at the address have changed: the run went on with both models.
     capsys.readouterr()
-    monkeypatch.setattr(distil_command, "fingerprint_of", lambda model: "another")
+    monkeypatch.setattr(questions, "fingerprint_of", lambda model: "another")
     assert distil(*options(killed, "--muon", "0.001")) == 2
     assert f"model digest: {teacher.fingerprint} -> another. Choose" in capsys.readouterr().err
 

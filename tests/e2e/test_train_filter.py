@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from dllm_decode import decode, load_model
 from dllm_decode.cli.main import main
-from eval.training import filter_command
+from eval.training import filter_command, questions
 from samplers import Learn2PD
 from samplers.learn2pd import load_filter
 
@@ -61,7 +61,7 @@ def test_a_filter_is_trained_judged_and_decodes_and_a_killed_run_goes_on(
     assert main(["train-filter", *changed]) == 2
     assert "got others: hidden_sizes: [32] -> [5]. Choose" in capsys.readouterr().err
     # The weights at the address have changed: the filter was stamped with the new model.
-    monkeypatch.setattr(filter_command, "fingerprint_of", lambda model: "another")
+    monkeypatch.setattr(questions, "fingerprint_of", lambda model: "another")
     assert main(["train-filter", *options(killed)]) == 2
     assert f"model digest: {model.fingerprint} -> another. Choose" in capsys.readouterr().err
 

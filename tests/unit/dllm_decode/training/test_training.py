@@ -106,8 +106,14 @@ def lessons(**options: int) -> Lessons:
         (lambda: FilterSettings(num_steps=0), "num_steps must be a whole number, at least 1"),
         (lambda: FilterSettings(learning_rate=0.0), "learning_rate must be a number above 0"),
         (lambda: new_network(4, (4,), "swish"), 'must be one of "relu", "tanh", "gelu"'),
-        (lambda: LoRA(tiny_model(), FAMILIES["llada"], rank=0), "rank and alpha must be at least"),
-        (lambda: LoRA(tiny_model(), FAMILIES["llada"], rank=33), "rank must be at most 32, the"),
+        (
+            lambda: LoRA(tiny_model(), FAMILIES["llada"], rank=0),
+            "rank must be between 1 and 32, the",
+        ),
+        (
+            lambda: LoRA(tiny_model(), FAMILIES["llada"], rank=33),
+            "rank must be between 1 and 32, the",
+        ),
         (lambda: BlockDiffusion(load_tiny("llada")), "must attend in blocks"),
         (lambda: BlockDiffusion(load_tiny("sdar"), (4, 0)), "block_lengths must be"),
         (lambda: BlockDiffusion(load_tiny("sdar"), confident_share=-0.5), "confident_share must"),
@@ -246,8 +252,7 @@ def test_the_causal_loss_is_that_of_transformers_over_the_answer_and_one_eos() -
 
 
 def short_run(
-    folder: Path | None, *, num_samples: int = 16, others: Any = None, measures: Any = (),
-    **sizes: int,
+    folder: Path | None, *, num_samples: int = 16, others: Any = None, **sizes: int
 ) -> tuple[MaskedTransformer, Progress]:  # fmt: skip
     """Trains a tiny model for one step, or goes on with it."""
     model = tiny_model(**sizes)
@@ -255,7 +260,7 @@ def short_run(
     progress = train(
         MaskedDiffusion(model, MaskSampler()), others(model) if others else optimisers,
         KindRows([KIND], eos_id=EOS), Settings(num_samples=num_samples, folder=folder),
-        accelerator=Accelerator(cpu=True), evaluate=lambda _: {"loss": 1.0}, measures=measures,
+        accelerator=Accelerator(cpu=True), evaluate=lambda _: {"loss": 1.0},
     )  # fmt: skip
     return model, progress
 
@@ -300,36 +305,29 @@ def test_a_checkpoint_of_another_training_is_refused(
         short_run(tmp_path, others=others, **sizes)
 
 
-PAST = {"step": 1, "samples": 16, "elapsed_s": 0.0, "loss": 1.0}
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (b"", "be as this version writes it, got Input data was truncated"),
-        (b'{"\xff": 1}', "be as this version writes it, got 'utf-8' codec can't decode byte 0xff"),
-        ({"format": 2}, "be as this version writes it, got Invalid enum value 2 - at `$.format`"),
-        ({"elapsed_s": -1}, "got Expected `float` >= 0.0 - at `$.elapsed_s`"),
-        ({"more": 1}, "got Object contains unknown field `more`"),
-        ({"step": 5}, "have 'step' as the folder says, got 5"),
-        *(
-            ({"history": [PAST, {key: PAST[key] for key in PAST if key != name}]},
-             f"have {name!r} in history[1], got none")
-            for name in PAST
-        ),
+        (b"", "Input data was truncated"),
+        (b'{"\xff": 1}', "'utf-8' codec can't decode byte 0xff"),
+        ({"format": 2}, "Invalid enum value 2 - at `$.format`"),
+        ({"step": "1"}, "Expected `int`, got `str` - at `$.step`"),
+        ({"more": 1}, "Object contains unknown field `more`"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_record_is_refused_with_file_and_field(
     change: bytes | dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
-    """A run ended in a traceback, even after its training, or began at 0 with trained weights."""
-    short_run(tmp_path, measures=["loss"])
+    """A run ended in a traceback, or began at 0 with trained weights."""
+    short_run(tmp_path)
     file = tmp_path / "step-00000001" / "progress.json"
     if not isinstance(change, bytes):
         change = json.dumps(json.loads(file.read_text()) | change).encode()
     file.write_bytes(change)
-    with pytest.raises(ValueError, match=r"progress\.json must ") as caught:
-        short_run(tmp_path, measures=["loss"])
+    with pytest.raises(
+        ValueError, match=r"progress\.json must be as this version writes"
+    ) as caught:
+        short_run(tmp_path)
     assert sentence in str(caught.value)
     assert f"remove {file.parent} to begin the training anew" in str(caught.value)
 

@@ -25,7 +25,7 @@ from eval.training.filter_command import read_examples
 from eval.training.held_out import HeldOutScores, compared, measure, read_measured
 from eval.training.questions import Questions, read_questions
 from eval.training.run_folder import claim, claim_training, writing
-from eval.training.teacher_answers import ask, read_batch
+from eval.training.teacher_answers import ask, read_answers
 from samplers import FixedSchedule
 
 
@@ -204,7 +204,7 @@ def test_comparisons_are_paired() -> None:
         (["distil", "--temperature", "0"], "temperature must be a number above 0"),
         (["distil", "--temperature", "inf"], "temperature must be a number above 0, got inf"),
         (["distil", "--greatest-share", "nan"], "greatest_share must be in (0, 1], got nan"),
-        (["distil", "--lora-rank", "1000000"], "rank must be at most "),
+        (["distil", "--lora-rank", "1000000"], "rank must be between 1 and "),
         (["distil", "--lora-alpha", "3"], "--lora-alpha must be left out without --lora-rank"),
     ],
 )  # fmt: skip
@@ -281,8 +281,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_decoded(
 @pytest.mark.parametrize(
     ("package", "words", "sentence"),
     [
-        ("matplotlib", [], "needs the package matplotlib"),
-        ("peft", ["--lora-rank", "2"], "LoRA needs the package peft"),
+        ("peft", ["--lora-rank", "2"], 'pip install ".[lora]" in the clone'),
+        ("wandb", ["--log-with", "wandb"], "install it with: pip install wandb"),
     ],
 )
 def test_a_missing_package_is_said_before_anything_is_decoded(
@@ -337,38 +337,27 @@ def test_damaged_answers_are_named_with_the_remedy(tmp_path: Path) -> None:
     file = tmp_path / "000000.json"
     answer = {"prompt": [1, 2], "answer": [3], "ranks": [0], "score": 1.0}
     write_json(file, {"answers": [answer]})
-    assert [astuple(read) for read in read_batch(file, [[1, 2]])] == [((1, 2), (3,), (0,), 1.0)]
-    with pytest.raises(ValueError, match="must hold answers to the 1 prompts of its batch"):
-        read_batch(file, [[1, 3]])
-    parts = ({"ranks": [0, 1]}, {"score": "1"}, {"answer": None})
+    (found,), num_right = read_answers(tmp_path, 1, 8, keep_wrong=False)
+    assert (astuple(found), num_right) == (((1, 2), (3,), (0,), 1.0), 1)
+    parts = ({"ranks": [0.5]}, {"score": "1"}, {"answer": None})
     for text in (*DAMAGED, *(json.dumps({"answers": [answer | part]}) for part in parts)):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"000000\.json must .* remove the file, and"):
-            read_batch(file, [[1, 2]])
+            read_answers(tmp_path, 1, 8, keep_wrong=False)
 
 
 def test_damaged_examples_are_named_with_the_remedy(tmp_path: Path) -> None:
-    """A torn file ended in a traceback; one of other prompts was learned twice."""
+    """A torn file ended in a traceback."""
     file = tmp_path / "000000.safetensors"
     parts = {
         "confidences": torch.rand(3, 4), "final": torch.ones(3, 4, dtype=torch.bool),
         "masked": torch.ones(3, 4, dtype=torch.bool), "prompts": torch.tensor([0, 0, 1]),
     }  # fmt: skip
     save_file(parts, file)
-    assert len(read_examples(file, range(2), 4)) == 3
-    for prompts, block_length in ((range(2, 4), 4), (range(2), 8)):
-        with pytest.raises(ValueError, match=r"must hold examples of prompts .*; remove the file"):
-            read_examples(file, prompts, block_length)
+    assert len(read_examples(file)) == 3
+    save_file({**parts, "more": torch.ones(1)}, file)
+    with pytest.raises(ValueError, match=r"must hold examples of a filter, got .*; remove the"):
+        read_examples(file)
     file.write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(ValueError, match=r"must be a whole safetensors file, got .*; remove the"):
-        read_examples(file, range(2), 4)
-    others = (
-        {"final": torch.ones(3, 4)},
-        {"prompts": torch.tensor([0, 1])},
-        {"more": torch.ones(1)},
-        {"masked": torch.ones(3, 5, dtype=torch.bool)},
-    )
-    for other in others:
-        save_file({**parts, **other}, file)
-        with pytest.raises(ValueError, match=r"must hold examples of a filter, got .*; remove the"):
-            read_examples(file, range(2), 4)
+    with pytest.raises(ValueError, match=r"must hold examples of a filter, got .*; remove the"):
+        read_examples(file)
