@@ -107,7 +107,6 @@ def train_one(options: Namespace, run: Namespace, name: str) -> None:
     with ProgressBar(Console(), name) as bar:
 
         def evaluate(_: training.Progress) -> dict[str, float]:
-            tokenizer.save_pretrained(folder)
             measured = {}
             for way, answer in write(folder).items():
                 right = accuracies(tokenizer, run.rows, run.evaluate_on, answer)
@@ -157,6 +156,7 @@ def causal(run: Namespace, tokenizer: Tokenizer, _: Path) -> Trained:
         plain = deepcopy(model).bfloat16()
         plain.config.pad_token_id = plain.generation_config.pad_token_id = eos_id
         plain.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
         written = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
         written = written.to(run.device).eval()
 
@@ -183,7 +183,7 @@ def masked(run: Namespace, tokenizer: Tokenizer, folder: Path) -> Trained:
         start_from(model, tokenizer, find_model(run.start_from))
     masks = training.MaskSampler(BLOCK_LENGTH, run.block_share, run.ordered_share)
     objective = training.MaskedDiffusion(model, masks)
-    return objective, model.transformer.layers, partial(write_masked, model, BLOCK_LENGTH)
+    return objective, model.transformer.layers, partial(write_masked, model, tokenizer, BLOCK_LENGTH)
 
 
 def blocks(run: Namespace, tokenizer: Tokenizer, folder: Path) -> Trained:
@@ -201,7 +201,7 @@ def blocks(run: Namespace, tokenizer: Tokenizer, folder: Path) -> Trained:
     shares = (run.ordered_share, run.confident_share)
     diffusion = BlockDiffusion(model, tuple(run.block_lengths) or None, *shares)
     objective = Phrases(diffusion, tokenizer, run.phrases_share)
-    return objective, model.transformer.layers, partial(write_masked, model, run.block_length)
+    return objective, model.transformer.layers, partial(write_masked, model, tokenizer, run.block_length)
 
 
 class Phrases(training.Objective[training.Batch]):
@@ -237,9 +237,11 @@ class Phrases(training.Objective[training.Batch]):
         return total / max(1, len(answers))
 
 
-def write_masked(model: MaskedTransformer, block_length: int, folder: Path) -> dict[str, Answer]:
+def write_masked(
+    model: MaskedTransformer, tokenizer: Tokenizer, block_length: int, folder: Path
+) -> dict[str, Answer]:
     """Writes a masked-diffusion model, and returns how the written model answers."""
-    save_model(model, folder, dtype=torch.bfloat16)
+    save_model(model, folder, dtype=torch.bfloat16, tokenizer=tokenizer)
     written, _ = load_model(folder, device=str(model.device))
     cache = PrefixCache() if written.causal_block_length else NoCache()
 

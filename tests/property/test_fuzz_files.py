@@ -259,9 +259,10 @@ def test_a_damaged_weight_header_is_refused_or_the_model_is_the_same(
 def test_a_damaged_tokenizer_is_refused_or_reads_and_writes(share: int, tmp_path: Path) -> None:
     folder = tmp_path / "mini"
     shutil.copytree(ASSETS / "mini", folder)
-    model, _ = load_model(folder)
+    model, tokenizer = load_model(folder)
     ids = {"mask_id": model.mask_id, "eos_ids": model.eos_ids}
-    save_model(new_tiny(vocab_size=model.vocab_size, num_layers=1, **ids), folder)
+    small = new_tiny(vocab_size=model.vocab_size, num_layers=1, **ids)
+    save_model(small, folder, tokenizer=tokenizer)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         content = (folder / name).read_bytes()
         reader = Reader(
