@@ -183,7 +183,8 @@ def masked(run: Namespace, tokenizer: Tokenizer, folder: Path) -> Trained:
         start_from(model, tokenizer, find_model(run.start_from))
     masks = training.MaskSampler(BLOCK_LENGTH, run.block_share, run.ordered_share)
     objective = training.MaskedDiffusion(model, masks)
-    return objective, model.transformer.layers, partial(write_masked, model, tokenizer, BLOCK_LENGTH)
+    write = partial(write_masked, model, tokenizer, BLOCK_LENGTH)
+    return objective, model.transformer.layers, write
 
 
 def blocks(run: Namespace, tokenizer: Tokenizer, folder: Path) -> Trained:
@@ -201,7 +202,8 @@ def blocks(run: Namespace, tokenizer: Tokenizer, folder: Path) -> Trained:
     shares = (run.ordered_share, run.confident_share)
     diffusion = BlockDiffusion(model, tuple(run.block_lengths) or None, *shares)
     objective = Phrases(diffusion, tokenizer, run.phrases_share)
-    return objective, model.transformer.layers, partial(write_masked, model, tokenizer, run.block_length)
+    write = partial(write_masked, model, tokenizer, run.block_length)
+    return objective, model.transformer.layers, write
 
 
 class Phrases(training.Objective[training.Batch]):
