@@ -105,3 +105,17 @@ def test_the_protocols_of_gsm8k_are_those_of_the_code() -> None:
     for name, protocol in PROTOCOLS.items():
         (row,) = (line for line in lines if line.startswith(f"| `{name}` |"))
         assert f"| {protocol.gen_length} / {protocol.block_length} |" in row
+
+
+def test_the_architecture_begins_with_the_plain_loop() -> None:
+    page = (DOCS / "architecture.md").read_text()
+    loop = (ROOT / "benchmarks/plain_loop.py").read_text()
+    code = re.search(r"```py\n(.*?)```", page, re.DOTALL)
+    assert code
+    shown = [re.sub(r"  # \d+$", "", line).strip() for line in code[1].splitlines()]
+    body = [line.strip() for line in loop[loop.index("canvas =") :].splitlines()]
+    assert shown == body[: len(shown)]
+    functions = re.findall(r"`(\w+)`(?: in|, called by `\w+` in) `(engine/\w+\.py)`", page)
+    assert len(functions) >= 7
+    for name, file in functions:
+        assert f"def {name}(" in (ROOT / "dllm_decode" / file).read_text(), (name, file)
