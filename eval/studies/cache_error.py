@@ -23,9 +23,9 @@ from dllm_decode import (
 from dllm_decode.blocks import BlockSchedule
 from dllm_decode.core.sending import send
 from dllm_decode.engine.decide import decide
-from dllm_decode.engine.decoder import Decoder, Look
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.settle import settle
-from dllm_decode.engine.state import CacheState, State
+from dllm_decode.engine.state import CacheState, Look, State
 from dllm_decode.settings.files import output_file, write_json
 from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_of
