@@ -215,7 +215,8 @@ def _stopped(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[in
         stops: object = rule.stops(answers[n])
         if not isinstance(stops, bool):
             raise RuntimeError(f"stops of {rule!r} must return True or False, got {shown(stops)}.")
-        stopped += [n] * stops
+        if stops:
+            stopped.append(n)
     return stopped
 
 

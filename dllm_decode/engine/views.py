@@ -11,7 +11,7 @@ from dllm_decode.core.passes import Edit, Pass, Window, keep_inputs
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
 from dllm_decode.core.sizes import round_up
-from dllm_decode.engine.constrained import with_paths
+from dllm_decode.engine.constrained_view import with_paths
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.state import Look, State

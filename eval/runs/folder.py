@@ -159,10 +159,10 @@ class Folder:
             f"writes part-{rank}.jsonl; wait for it, or choose another folder."
         )
         with only_writer(self.path / f".part-{rank}.lock", refusal):
-            yield self.part(rank)
+            yield self._repair_part(rank)
 
-    def part(self, rank: int) -> Path:
-        """Returns the file of a process, a torn last line removed."""
+    def _repair_part(self, rank: int) -> Path:
+        """Removes a torn last line from the file of a process; returns the file."""
         path = self.path / f"part-{rank}.jsonl"
         if path.exists():
             cut_torn_line(path, b'{"key":')

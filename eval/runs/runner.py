@@ -67,8 +67,8 @@ class Worker:
         self.settings_key = self._settings.key("")
         self.keys = [self._key(example) for index in self._mine for example in self._batches[index]]
 
-    def finished(self) -> Iterator[list[Record]]:
-        """Yields records batch by batch; decodes missing examples."""
+    def decode_missing(self) -> Iterator[list[Record]]:
+        """Decodes and appends missing examples; yields all records batch by batch."""
         self._begin()
         done = self._part.done
         for number in self._mine:
@@ -183,7 +183,7 @@ def execute(
     plan = plan_of(runs, skip_impossible=skip_impossible)
     settings = [checked.settings for checked in plan.runs]
     results = Folder(folder)
-    with part_of(results, plan.runs, place, retry_errors=retry_errors) as part:
+    with open_part(results, plan.runs, place, retry_errors=retry_errors) as part:
         others = results.claim(settings, skipped=plan.skipped, alone=drop_others)
         on_plan(plan, others)
         workers = [Worker(checked, part, reporter, place) for checked in plan.runs]
@@ -191,12 +191,12 @@ def execute(
         with reporter:
             reporter.expect(len(workers), len(missing))
             for worker in workers:
-                deque(worker.finished(), maxlen=0)
+                deque(worker.decode_missing(), maxlen=0)
     return results
 
 
 @contextmanager
-def part_of(
+def open_part(
     folder: Folder, runs: Sequence[Checked], place: Place = ALONE, *, retry_errors: bool
 ) -> Iterator[RecordPart]:
     """Locks this process's part of a folder; yields it with the records that are not decoded anew.

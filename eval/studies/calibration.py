@@ -31,8 +31,8 @@ def calibrate(
 
     def pairs(checked: Checked, looked_at: list[Record]) -> Iterator[Pairs]:
         # The reference is decoded in step with the setting: its own display would come and go.
-        reference_batches = Worker(reference, part).finished()
-        batches = Worker(checked, part, reporter).finished()
+        reference_batches = Worker(reference, part).decode_missing()
+        batches = Worker(checked, part, reporter).decode_missing()
         for first, second in zip(reference_batches, batches, strict=True):
             looked_at += second
             yield [score(a, c) for a, c in zip(first, second, strict=True)]

@@ -94,7 +94,7 @@ def test_a_byte_that_is_no_text_is_named_with_its_line(whole: Path, tmp_path: Pa
     """It was replaced by a question mark, in a prompt or in an answer."""
     folder = spoilt(whole, tmp_path, {})
     written = (whole / "part-0.jsonl").read_bytes()
-    folder.part(0).write_bytes(written.replace(b'"prompt":"', b'"prompt":"\xff'))
+    (folder.path / "part-0.jsonl").write_bytes(written.replace(b'"prompt":"', b'"prompt":"\xff'))
     with pytest.raises(ValueError, match=r"Line 1 of .*part-0\.jsonl must be JSON"):
         folder.records()
 
