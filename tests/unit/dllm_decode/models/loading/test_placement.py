@@ -71,7 +71,7 @@ def test_a_memory_in_pieces_is_one_memory() -> None:
     whole = model.new_kv_cache(3, 12)
     pieces = model.new_kv_cache(3, 12)
     keys, values = pieces.keys, pieces.values
-    pieces = KVCache(keys[:1], values[:1], KVCache(keys[1:], values[1:]))
+    pieces = KVCache.of([KVCache(keys[:1], values[:1]), KVCache(keys[1:], values[1:])])
     assert torch.equal(logits(model, pieces), logits(model, whole))
     assert pieces.num_bytes == whole.num_bytes
     assert torch.equal(torch.cat(pieces.buffers[::2]), whole.keys)
