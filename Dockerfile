@@ -23,7 +23,7 @@ COPY eval ./eval
 COPY samplers ./samplers
 COPY dllm_decode ./dllm_decode
 RUN pip install --no-cache-dir --constraint constraints.txt --extra-index-url "$TORCH_INDEX" \
-    ".[serve,structured]"
+    ".[serve]"
 
 USER 1000
 # The hub's models are kept in ~/.cache, see docs/serve.md. Threads that wait actively are slow.

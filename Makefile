@@ -90,5 +90,5 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.base
-	$(VENV)/bin/python -m pip install $(PIP) --editable ".[eval,eval-text,lm-eval,lora,serve,structured,test]"
+	$(VENV)/bin/python -m pip install $(PIP) --editable ".[eval,eval-text,lm-eval,lora,serve,test]"
 	@touch $@

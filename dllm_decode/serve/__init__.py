@@ -4,7 +4,8 @@ engine.py    lanes, one batch each; one thread runs their rounds in turn
 jobs.py      requests of the loop, and the events that their owners are told
 service.py   the model that is served, and channels for events to a request
 fields.py    the JSON of requests        parts.py      messages, tools and forms in it
-forms.py     forms of answers            compiler.py   forms as automata
+forms.py     forms of answers            compiler.py   forms as automata, in turns
+worker.py    the process that compiles
 chats.py     messages as token ids       asks.py       requests as rows
 token_text.py  tokens as text            answers.py    the JSON of answers
 read.py      typed reads                 errors.py     refusals in OpenAI's shape

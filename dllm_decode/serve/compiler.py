@@ -1,89 +1,138 @@
-"""Compiles the constraints of requests, in a thread of its own."""
+"""Compiles the constraints of requests, in turns that are fair to clients."""
 
 import asyncio
-import threading
+import time
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import sha256
 from typing import Any
-from weakref import WeakValueDictionary
 
 from dllm_decode.core.language import Automaton
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.forms import Form
-from dllm_decode.text.constraints import build_automaton, read_vocabulary
+from dllm_decode.serve.worker import CompilerProcess
+from dllm_decode.text.constraints import read_vocabulary
 
 _NUM_KEPT = 64
-
-MAX_SOURCE = 2**16
-"""Characters of a constraint, at most: a longer one takes seconds to read."""
+_NUM_CLIENTS = 1_000
 
 
 class Compiler:
-    """Compiles one constraint after another; a client has at most one that is being compiled.
+    """Compiles one constraint at a time, in a process of its own; keeps the last automata.
 
     Attributes:
-        num_compiling: Constraints that are being compiled now, 0 or 1.
+        compiling: The form that is being compiled now.
         num_compiled: Constraints that were compiled, failures included.
     """
 
     def __init__(self, tokenizer: Any, decoder: Decoder) -> None:
         """Takes a tokenizer that no other thread uses, and a decoder of the model."""
         model = decoder.model
-        self._vocabulary = partial(
-            read_vocabulary, tokenizer, model.vocab_size, model.eos_ids, decoder.banned_ids
+        self._worker = CompilerProcess(
+            partial(read_vocabulary, tokenizer, model.vocab_size, model.eos_ids, decoder.banned_ids)
         )
-        self.num_compiling = self.num_compiled = 0
+        self.compiling: Form | None = None
+        self.num_compiled = 0
         self._pool = ThreadPoolExecutor(1, "dllm-decode compiler")
         self._kept: OrderedDict[str, Automaton] = OrderedDict()
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = _Turns()
 
     async def compile(self, form: Form, *, client: str) -> Automaton:
         """Returns the automaton of a constraint that a client asks for.
 
-        The compilation ends if the task that waits for it is cancelled.
+        An automaton that is kept is returned at once. The compilation ends if the task that waits
+        for it is cancelled.
 
         Raises:
             RefusedError: If there is no such automaton, or it is too large.
         """
         param, source = form.param, form.source
-        if len(source) > MAX_SOURCE:
-            message = f"{param!r} must have at most {MAX_SOURCE} characters, got {len(source)}."
-            raise RefusedError(400, message, param=param)
         digest = sha256(source.encode("utf-8", "replace")).hexdigest()
-        turn = self._turns.setdefault(client, asyncio.Lock())
-        has_left = threading.Event()
         try:
-            async with turn:
-                run = asyncio.get_running_loop().run_in_executor
-                return await run(self._pool, self._compiled, digest, form, has_left)
-        except (ValueError, ImportError) as error:
+            if digest not in self._kept:
+                async with self._turns.turn(client):
+                    # Another request may have asked for the same form.
+                    if digest not in self._kept:
+                        run = asyncio.get_running_loop().run_in_executor
+                        self._kept[digest] = await run(self._pool, self._compiled, form)
+        except asyncio.CancelledError:
+            # If this task had the turn, nobody wants the automaton.
+            if self.compiling is form:
+                self._worker.end()
+            raise
+        except ValueError as error:
             raise RefusedError(400, str(error), param=param) from None
         except RecursionError:
             raise RefusedError(400, f"{param!r} is nested too deeply.", param=param) from None
-        finally:
-            has_left.set()
-
-    def close(self) -> None:
-        """Ends the thread, and begins no further compilation."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _compiled(self, digest: str, form: Form, has_left: threading.Event) -> Automaton:
-        """Runs in the thread; no other thread uses the cache of automata."""
-        automaton = self._kept.get(digest)
-        if automaton is None:
-            self.num_compiling = 1
-            try:
-                automaton = build_automaton(
-                    form.read(), self._vocabulary(), is_wanted=lambda: not has_left.is_set()
-                )
-            finally:
-                self.num_compiling = 0
-                self.num_compiled += 1
-        self._kept[digest] = automaton
+        automaton = self._kept[digest]
         self._kept.move_to_end(digest)
         if len(self._kept) > _NUM_KEPT:
             self._kept.popitem(last=False)
         return automaton
+
+    def close(self) -> None:
+        """Ends the process, and begins no further compilation."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._worker.end()
+
+    @property
+    def num_compiling(self) -> int:
+        """Constraints that are being compiled now, 0 or 1."""
+        return int(self.compiling is not None)
+
+    def _compiled(self, form: Form) -> Automaton:
+        """Runs in the thread that waits for the process."""
+        self.compiling = form
+        try:
+            return self._worker.compile(form.read)
+        finally:
+            self.compiling = None
+            self.num_compiled += 1
+
+
+class _Turns:
+    """Gives one turn at a time; of clients that wait, the one that used the least time is next."""
+
+    def __init__(self) -> None:
+        """Begins without clients."""
+        self._is_taken = False
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+        self._used_s: OrderedDict[str, float] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, client: str) -> AsyncIterator[None]:
+        """Waits for a turn of a client, which ends with the block."""
+        if self._is_taken:
+            place = (client, asyncio.get_running_loop().create_future())
+            self._waiting.append(place)
+            try:
+                await place[1]
+            except asyncio.CancelledError:
+                if place in self._waiting:
+                    self._waiting.remove(place)
+                else:
+                    self._pass_on()
+                raise
+        self._is_taken = True
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            # What a client used long ago counts less and less.
+            used_s = self._used_s.pop(client, 0.0) / 2 + time.monotonic() - began_s
+            self._used_s[client] = used_s
+            if len(self._used_s) > _NUM_CLIENTS:
+                self._used_s.popitem(last=False)
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Gives the turn to the next client, if one waits."""
+        self._is_taken = bool(self._waiting)
+        if self._waiting:
+            place = min(self._waiting, key=lambda place: self._used_s.get(place[0], 0.0))
+            self._waiting.remove(place)
+            place[1].set_result(None)

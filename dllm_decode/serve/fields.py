@@ -119,6 +119,7 @@ class CompletionFields(Strict):
     stream_mode: Literal["text", "denoise"] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Annotated[dict[str, Any], BeforeValidator(_without_nulls)] | None = None
+    extra_keys: bool | None = None
 
     @model_validator(mode="before")
     @classmethod

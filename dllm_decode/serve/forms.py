@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from dllm_decode.serve.fields import Chat, Completion
 from dllm_decode.serve.parts import Function
 from dllm_decode.text.constraints import Constraint, JsonSchema, constraint_of
-from dllm_decode.text.constraints.expressions import literal
+from dllm_decode.text.constraints.machines.octets import Octets, in_order, literal, union
 
 _NO_ARGUMENTS = {"type": "object", "additionalProperties": False}
 
@@ -29,20 +30,26 @@ class Form(NamedTuple):
 
 def form_of(asked: Completion | Chat) -> Form | None:
     """Returns the constraint of a request; `None` if it asks for none."""
+    schema = partial(JsonSchema, extra_keys=bool(asked.extra_keys))
     if asked.forced:
-        return _form("tools", [tool.model_dump() for tool in asked.forced], _calls_of)
+        tools = [tool.model_dump() for tool in asked.forced]
+        return _form("tools", tools, partial(_calls_of, schema))
     if asked.structured_outputs is not None:
-        return _form("structured_outputs", asked.structured_outputs, constraint_of)
+        outputs = asked.structured_outputs
+        if asked.extra_keys is not None and "json" in outputs:
+            outputs = {"extra_keys": asked.extra_keys, **outputs}
+        return _form("structured_outputs", outputs, constraint_of)
     response_format = asked.response_format
     if response_format is None or response_format.type == "text":
         return None
     if response_format.json_schema is None:
-        return _form("response_format", {"type": "object"}, JsonSchema)
-    return _form("response_format", response_format.json_schema.schema_, JsonSchema)
+        return _form("response_format", {"type": "object"}, schema)
+    return _form("response_format", response_format.json_schema.schema_, schema)
 
 
 def _form(param: str, value: Any, read: Callable[[Any], Constraint]) -> Form:
-    return Form(param, f"{param} {json.dumps(value)}", lambda: read(value))
+    # Another process reads the value.
+    return Form(param, f"{param} {read!r} {json.dumps(value)}", partial(read, value))
 
 
 @dataclass(frozen=True)
@@ -55,23 +62,19 @@ class Calls(Constraint):
 
     functions: Mapping[str, JsonSchema]
 
-    def pattern(self) -> str:
-        return "|".join(
-            rf"{literal(_head(name))}{schema.pattern()}\}}"
+    def octets(self) -> Octets:
+        return union(
+            in_order(literal(_head(name)), schema.octets(), literal("}"))
             for name, schema in self.functions.items()
-        )
-
-    @property
-    def has_null(self) -> bool:
-        return any(schema.has_null for schema in self.functions.values())
+        ).smallest()
 
 
-def _calls_of(functions: list[dict[str, Any]]) -> Calls:
+def _calls_of(schema_of: Callable[[Any], JsonSchema], functions: list[dict[str, Any]]) -> Calls:
     schemas = {}
     for function in functions:
         schema = function.get("parameters")
         try:
-            schemas[function["name"]] = JsonSchema(_NO_ARGUMENTS if schema is None else schema)
+            schemas[function["name"]] = schema_of(_NO_ARGUMENTS if schema is None else schema)
         except ValueError as error:
             raise ValueError(f"The parameters of {function['name']!r}: {error}") from None
     return Calls(schemas)

@@ -23,7 +23,7 @@ def named_constraint(options: Namespace) -> Mapping[str, Any] | None:
         file = input_file("--json-schema", options.json_schema, "JSON")
         try:
             constraint["json"] = json.loads(file.read_text(encoding="utf-8-sig"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"--json-schema must be a file of JSON, got {options.json_schema}: {error}."
             ) from None

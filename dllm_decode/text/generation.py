@@ -167,7 +167,6 @@ def compiled(decoder: Decoder, tokenizer: Any, constraint: object) -> Automaton 
     """Returns a constraint as the tokens of a decoder's model spell it; `None` stays `None`.
 
     Raises:
-        ImportError: If the extra `structured` is not installed.
         ValueError: If the argument is no constraint, or the tokens cannot spell it.
     """
     if constraint is None:

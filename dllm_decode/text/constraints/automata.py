@@ -1,6 +1,6 @@
 """Compiles a constraint for a tokenizer: the automaton of its texts, token by token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -9,12 +9,22 @@ import torch
 from numpy.typing import NDArray
 
 from dllm_decode.core.language import DEAD_CLASS, EOS_CLASS, Automaton
-from dllm_decode.text.constraints.characters import ByteAutomaton, Numbers, read_expression
 from dllm_decode.text.constraints.constraints import Constraint
+from dllm_decode.text.constraints.machines.limits import (
+    MAX_STATES,
+    TooLargeError,
+    processor_limit,
+    require_states,
+)
+from dllm_decode.text.constraints.machines.octets import Octets
+from dllm_decode.text.constraints.machines.tables import Numbers, distances, kinds_of, reached
 from dllm_decode.text.constraints.vocabulary import Vocabulary
 
-MAX_STATES = 5_000
 LIMIT_S = 10.0
+"""Processor seconds that compiling a constraint may take."""
+
+# Most edges of an automaton over tokens; a step reads all of them for each column.
+_MAX_EDGES = 4_000_000
 
 # Most entries of a table of states by classes: 400 MB.
 _MAX_ENTRIES = 100_000_000
@@ -29,43 +39,44 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Automa
 
 
 def build_automaton(
-    constraint: Constraint,
-    vocabulary: Vocabulary,
-    *,
-    max_states: int = MAX_STATES,
-    limit_s: float = LIMIT_S,
-    is_wanted: Callable[[], bool] = lambda: True,
+    constraint: Constraint, vocabulary: Vocabulary, *, limit_s: float = LIMIT_S
 ) -> Automaton:
     """Returns the automaton of a constraint's texts.
 
     Args:
         constraint: The texts.
         vocabulary: The texts of the model's tokens.
-        max_states: Most states of the automaton over bytes.
-        limit_s: Most seconds that compiling the expression may take.
-        is_wanted: Compiling the expression ends soon after this returns False.
+        limit_s: Most processor seconds of this thread that compiling may take.
 
     Raises:
-        ImportError: If the extra `structured` is not installed.
         ValueError: If the constraint is not regular, too large, or not writable by the tokenizer.
     """
-    owner = constraint.label
-    dfa = read_expression(
-        constraint.pattern(), owner=owner, limit_s=limit_s, has_null=constraint.has_null,
-        is_wanted=is_wanted,
-    )  # fmt: skip
-    if dfa.dead > max_states:
+    try:
+        with processor_limit(limit_s):
+            return _built(constraint, vocabulary)
+    except TooLargeError as error:
         raise ValueError(
-            f"{owner} must have at most {max_states} states, got {dfa.dead}. Write shorter "
-            "repetitions, or fewer alternatives."
-        )
+            f"{constraint.label} must have at most {MAX_STATES} states, and take at most "
+            f"{limit_s:g} processor seconds, got {error}. Write shorter repetitions, or fewer "
+            "alternatives."
+        ) from None
+    except RecursionError:
+        raise ValueError(f"{constraint.label} must not be nested so deeply.") from None
+
+
+def _built(constraint: Constraint, vocabulary: Vocabulary) -> Automaton:
+    octets = constraint.octets()
+    if octets.is_empty:
+        raise ValueError(f"{constraint.label} must match a text, got one that matches none.")
+    require_states(len(octets), MAX_STATES)
     if constraint.texts is not None:
         _require_written(constraint, constraint.texts, vocabulary)
-    later = _fold(dfa, vocabulary.later, np.arange(dfa.dead + 1), owner)
-    first = _fold(dfa, vocabulary.first, np.array([dfa.start]), owner)
+    dfa = _Bytes.of(octets)
+    later = _fold(dfa, vocabulary.later, np.arange(dfa.dead + 1))
+    first = _fold(dfa, vocabulary.first, np.array([0]))
     automaton = _automaton(dfa, later, first, vocabulary.eos_ids)
     if automaton.distances[0] == _FAR:
-        _require_written(constraint, [(dfa.shortest_text() or b"").decode()], vocabulary)
+        _require_written(constraint, [(octets.shortest_text() or b"").decode()], vocabulary)
     return automaton
 
 
@@ -94,6 +105,33 @@ def require_length(
         )
 
 
+class _Bytes(NamedTuple):
+    """An automaton over bytes, of which equal columns are one kind.
+
+    Attributes:
+        kinds: The kind of each byte.
+        table: The next state for each state and kind; `dead`, the last state, if no text continues.
+        accepting: States in which the text so far is in the set.
+    """
+
+    kinds: Numbers
+    table: NDArray[np.int32]
+    accepting: NDArray[np.bool_]
+
+    @staticmethod
+    def of(octets: Octets) -> "_Bytes":
+        """Returns an automaton with its dead state."""
+        first, kinds = kinds_of(octets.table)
+        table = np.vstack([octets.table[:, first], np.full((1, len(first)), -1, np.int32)])
+        accepting = np.append(octets.accepting, False)
+        return _Bytes(kinds, np.where(table < 0, len(octets), table), accepting)
+
+    @property
+    def dead(self) -> int:
+        """The state from which no text is in the set."""
+        return len(self.table) - 1
+
+
 class _Folded(NamedTuple):
     """The state that each token leads to, from each of some start states.
 
@@ -106,9 +144,7 @@ class _Folded(NamedTuple):
     table: NDArray[np.int32]
 
 
-def _fold(
-    dfa: ByteAutomaton, texts: tuple[bytes | None, ...], states: Numbers, owner: str
-) -> _Folded:
+def _fold(dfa: _Bytes, texts: tuple[bytes | None, ...], states: Numbers) -> _Folded:
     """Reads the texts of all tokens at once, from each of the start states.
 
     All texts are read byte by byte. Tokens that so far lead from every state to the same states
@@ -137,17 +173,13 @@ def _fold(
                 rows.append(row)
             next_functions.append(number)
         if len(rows) * len(states) > _MAX_ENTRIES:
-            raise ValueError(
-                f"{owner} must have fewer states for a vocabulary of {len(texts)} tokens, got "
-                f"{len(states)} states and {len(rows)} classes of tokens."
-            )
+            raise TooLargeError(f"{len(states)} states and {len(rows)} classes of tokens")
+        require_states(0)
         functions[token_ids] = np.array(next_functions, dtype=np.int64)[inverse]
     return _Folded(functions, np.stack(rows))
 
 
-def _automaton(
-    dfa: ByteAutomaton, later: _Folded, first: _Folded, eos_ids: tuple[int, ...]
-) -> Automaton:
+def _automaton(dfa: _Bytes, later: _Folded, first: _Folded, eos_ids: tuple[int, ...]) -> Automaton:
     """Joins the first state and the states of later tokens, and adds the state after an EOS."""
     num_bytes = dfa.dead
     start = num_bytes
@@ -160,19 +192,21 @@ def _automaton(
     table[:num_bytes] = later.table[after][:, :num_bytes].T
     table[start] = first.table[at_start, 0]
     table[table == dfa.dead] = -1
-    accepting = np.append(dfa.accepting[:num_bytes], [dfa.accepting[dfa.start], False])
-    distances = _distances(table, accepting)
-    useful = np.flatnonzero(_reached(table, start) & (distances < _FAR))
+    accepting = np.append(dfa.accepting[:num_bytes], [dfa.accepting[0], False])
+    steps = distances(table, accepting)
+    steps = np.where(steps < 0, _FAR, steps)
+    useful = np.sort(reached(table, start))
+    useful = useful[steps[useful] < _FAR]
     order = np.concatenate([[start], useful[useful != start]])
     number = np.full(num_bytes + 2, -1)
     number[order] = np.arange(len(order))
     table = np.where(table[order] < 0, -1, number[table[order]])
     columns, merged = np.unique(table, axis=1, return_inverse=True)
-    return _with_edges(columns, merged.ravel()[classes], distances[order], eos_ids)
+    return _with_edges(columns, merged.ravel()[classes], steps[order], eos_ids)
 
 
 def _with_edges(
-    columns: Numbers, classes: Numbers, distances: Numbers, eos_ids: tuple[int, ...]
+    columns: Numbers, classes: Numbers, steps: Numbers, eos_ids: tuple[int, ...]
 ) -> Automaton:
     """Returns an automaton with one more state, after an EOS.
 
@@ -186,36 +220,16 @@ def _with_edges(
     classes[list(eos_ids)] = EOS_CLASS
     full = np.full((end + 1, int(is_live.sum()) + 2), -1)
     full[:end, 2:] = columns[:, is_live]
-    full[:end, EOS_CLASS] = np.where(distances == 0, end, -1)
+    full[:end, EOS_CLASS] = np.where(steps == 0, end, -1)
     full[end, EOS_CLASS] = end
     sources, labels = np.nonzero(full >= 0)
+    if len(sources) > _MAX_EDGES:
+        raise TooLargeError(f"more than {_MAX_EDGES} edges between states")
     examples = np.zeros(full.shape[1], dtype=np.int64)
     used_classes, first_tokens = np.unique(classes, return_index=True)
     examples[used_classes] = first_tokens
-    parts = (classes, sources, labels, full[sources, labels], np.append(distances, 0), examples)
+    parts = (classes, sources, labels, full[sources, labels], np.append(steps, 0), examples)
     return Automaton(*(torch.from_numpy(part.astype(np.int64)) for part in parts))
-
-
-def _reached(table: Numbers, start: int) -> NDArray[np.bool_]:
-    """Returns the states that can be reached from `start`, as a mask."""
-    reached = np.zeros(len(table), dtype=bool)
-    fresh = np.array([start])
-    while fresh.size:
-        reached[fresh] = True
-        targets = np.unique(table[fresh])
-        targets = targets[targets >= 0]
-        fresh = targets[~reached[targets]]
-    return reached
-
-
-def _distances(table: Numbers, accepting: NDArray[np.bool_]) -> Numbers:
-    """Returns the fewest tokens from each state to an accepting one; `_FAR` if none leads there."""
-    far: Numbers = np.append(np.where(accepting, 0, _FAR), _FAR)
-    while True:
-        nearer: Numbers = np.minimum(far[:-1], far[table].min(axis=1) + 1)
-        if (nearer == far[:-1]).all():
-            return nearer
-        far[:-1] = np.minimum(nearer, _FAR)
 
 
 def _require_written(constraint: Constraint, texts: Sequence[str], vocabulary: Vocabulary) -> None:

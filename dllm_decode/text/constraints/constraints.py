@@ -9,20 +9,27 @@ from typing import Any, cast
 
 import msgspec
 
-from dllm_decode.text.constraints.expressions import literal, whole_text
-from dllm_decode.text.constraints.json_schema import expression_of
+from dllm_decode.text.constraints.machines.ecma import ExpressionError, full_match, parse
+from dllm_decode.text.constraints.machines.languages import minus, words
+from dllm_decode.text.constraints.machines.octets import Octets, written
+from dllm_decode.text.constraints.schemas.compile import compile_schema
+from dllm_decode.text.constraints.schemas.keywords import check_schema
 from samplers.checks import shown
+
+# Deeper lists and dicts cannot be read within Python's bound of nested calls.
+_MAX_LEVELS = 150
 
 
 class Constraint(ABC):
     """A set of texts; the part of an answer before its EOS must be one of them."""
 
     @abstractmethod
-    def pattern(self) -> str:
-        """Returns a regular expression, without anchors, that matches exactly these texts.
+    def octets(self) -> Octets:
+        """Returns the automaton of these texts over bytes, with the fewest states.
 
         Raises:
             ValueError: If there is none.
+            TooLargeError: If there are too many states, or no processor time is left.
         """
 
     @property
@@ -36,11 +43,6 @@ class Constraint(ABC):
         return None
 
     @property
-    def has_null(self) -> bool:
-        """True if a text may have a null character."""
-        return True
-
-    @property
     def digest(self) -> str:
         """SHA-256 of the constraint, the same in every process."""
         return sha256(repr(self).encode()).hexdigest()
@@ -50,9 +52,10 @@ class Constraint(ABC):
 class Regex(Constraint):
     r"""Answers that match a regular expression from end to end.
 
-    The syntax is that of Rust's `regex`: as in Python, without look-around, back references and
-    anchors; `&&`, `--` and `~~` in a class are operations on sets. A dot is any character but a
-    new line.
+    The syntax is that of ECMA-262 (JavaScript) with its flag u, as for `pattern` in a JSON schema:
+    `\d`, `\w` and `\s` are its classes, a dot is any character but a line end, and `(?=...)` and
+    `(?!...)` look ahead. There are no look-behind, `\b` and back references. docs/structured.md
+    lists what differs from Python's `re`.
 
     Attributes:
         expression: The expression, such as `\d{4}-\d{2}-\d{2}`.
@@ -63,10 +66,10 @@ class Regex(Constraint):
     def __post_init__(self) -> None:
         if not isinstance(self.expression, str):
             raise ValueError(f"Regex must be given a text, got {shown(self.expression)}.")
-        self.pattern()
+        _require_expression(self.expression, owner="Regex")
 
-    def pattern(self) -> str:
-        return whole_text(self.expression, owner="Regex")
+    def octets(self) -> Octets:
+        return written(full_match(self.expression), is_quoted=False)
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class OneOf(Constraint):
             raise ValueError(
                 f"OneOf must be given a list of texts that are not empty, got {shown(choices)}."
             )
+        for text in self.choices:
+            _require_utf8(text, owner="OneOf")
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -101,33 +106,41 @@ class OneOf(Constraint):
     def texts(self) -> tuple[str, ...]:
         return tuple(self.choices)
 
-    def pattern(self) -> str:
-        return "|".join(literal(text) for text in self.choices)
+    def octets(self) -> Octets:
+        return written(words(self.choices), is_quoted=False)
 
 
 @dataclass(frozen=True, eq=False)
 class JsonSchema(Constraint):
     """Answers that are JSON texts of a schema.
 
-    Objects have their properties in the schema's order, and no others. An object or array whose
-    content the schema leaves open has JSON values of any shape, nested up to `depth`, since a
-    regular language cannot count further. Bounds of numbers are integers, such numbers have no
-    exponents, the parts of `oneOf` have no value in common, and `allOf` has one part.
+    Each value is written in one way: objects have their properties in the schema's order, then
+    others, integers have no fraction, and characters are escaped only if they must be. No key is
+    invented: an object whose schema lists `properties` has no others, unless the schema asks for
+    them. docs/structured.md has the keywords and the bounds.
 
     Attributes:
         schema: A JSON schema as a dict, a pydantic model or a dataclass.
         depth: Most levels of nesting where the shape is open; 0: texts, numbers, booleans, null.
         whitespace: Expression of the space that may be at each place where JSON allows any.
+        extra_keys: Objects may have all keys that the standard allows, listed or not.
     """
 
     schema: Any
     depth: int = 3
     whitespace: str = " ?"
+    extra_keys: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.depth, bool) or not isinstance(self.depth, int) or self.depth < 0:
             raise ValueError(f"depth must be an integer of at least 0, got {shown(self.depth)}.")
-        self.pattern()
+        if not isinstance(self.extra_keys, bool):
+            raise ValueError(f"extra_keys must be True or False, got {shown(self.extra_keys)}.")
+        self._space()
+        schema = self._given()
+        check_schema(schema)
+        _require_levels(schema)
+        self.as_dict()
 
     def __eq__(self, other: object) -> bool:
         # Dicts with the same properties in another order are equal, but their texts are not.
@@ -137,12 +150,8 @@ class JsonSchema(Constraint):
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        return f"JsonSchema({self.as_dict()!r}, depth={self.depth}, whitespace={self.whitespace!r})"
-
-    @property
-    def has_null(self) -> bool:
-        # JSON must escape a null character.
-        return "\0" in self.pattern()
+        fields = f"depth={self.depth}, whitespace={self.whitespace!r}, extra_keys={self.extra_keys}"
+        return f"JsonSchema({self.as_dict()!r}, {fields})"
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the schema as a dict.
@@ -150,6 +159,20 @@ class JsonSchema(Constraint):
         Raises:
             ValueError: If it cannot be written as a dict of JSON values.
         """
+        try:
+            plain: dict[str, Any] = json.loads(json.dumps(self._given(), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"JsonSchema must be given JSON values alone, got {error}.") from None
+        return plain
+
+    def octets(self) -> Octets:
+        # The parts of a dict of JSON values are told apart by their identity.
+        document = check_schema(self.as_dict())
+        return compile_schema(
+            document, depth=self.depth, space=self._space(), extra_keys=self.extra_keys
+        )
+
+    def _given(self) -> dict[str, Any]:
         schema = self.schema
         if isinstance(schema, type) and is_dataclass(schema):
             schema = msgspec.json.schema(schema)
@@ -160,31 +183,83 @@ class JsonSchema(Constraint):
                 "JsonSchema must be given a dict, a pydantic model or a dataclass, got "
                 f"{shown(schema)}."
             )
-        try:
-            plain: dict[str, Any] = json.loads(json.dumps(schema, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"JsonSchema must be given JSON values alone, got {error}.") from None
-        return plain
+        return schema
 
-    def pattern(self) -> str:
-        return expression_of(self.as_dict(), depth=self.depth, whitespace=self.whitespace)
+    def _space(self) -> Octets:
+        """Returns the white space that may separate parts."""
+        if isinstance(self.whitespace, str):
+            _require_expression(self.whitespace, owner="whitespace")
+            space = full_match(self.whitespace)
+            if space.has("") and minus(space, _SPACES).is_empty:
+                return written(space, is_quoted=False)
+        raise ValueError(
+            "whitespace must be an expression of spaces, tabs and line ends, as JSON allows, or of "
+            f"nothing, such as ' ?' or '[ \\n]*', got {shown(self.whitespace)}."
+        )
+
+
+_SPACES = full_match(r"[ \t\n\r]*")
+
+
+def _require_utf8(text: str, *, owner: str) -> None:
+    """Raises ValueError unless a text has bytes, which a lone surrogate has not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{owner} must be text in UTF-8, got {shown(text)}.") from None
+
+
+def _require_expression(expression: str, *, owner: str) -> None:
+    """Raises ValueError unless a text is a regular expression that an automaton can follow."""
+    _require_utf8(expression, owner=owner)
+    try:
+        parse(expression)
+    except ExpressionError as error:
+        raise ValueError(
+            f"{owner} must be an expression that an automaton can follow, got {error} in "
+            f"{shown(expression)}."
+        ) from None
+
+
+def _require_levels(schema: dict[str, Any]) -> None:
+    """Raises ValueError if lists and dicts are nested too deeply, without nested calls."""
+    level: list[Any] = [schema]
+    for _ in range(_MAX_LEVELS):
+        inner: list[Any] = []
+        for value in level:
+            inner.extend(value.values() if isinstance(value, dict) else value)
+        level = list(
+            {id(value): value for value in inner if isinstance(value, dict | list)}.values()
+        )
+        if not level:
+            return
+    raise ValueError(
+        f"JsonSchema must have at most {_MAX_LEVELS} levels of objects and lists, got more. Give "
+        "parts a name in $defs, and refer to them by $ref."
+    )
 
 
 def constraint_of(given: Mapping[str, Any]) -> Constraint:
     """Returns a constraint written as JSON: `{"regex": ...}`, `{"json": ...}` or `{"choice": ...}`.
 
+    `"extra_keys": true` may be next to `"json"`.
+
     Raises:
         ValueError: If it is written otherwise, or there is no such constraint.
     """
-    kinds: dict[str, Callable[[Any], Constraint]] = {
+    kinds: dict[str, Callable[..., Constraint]] = {
         "regex": Regex,
         "json": JsonSchema,
         "choice": OneOf,
     }
-    if not isinstance(given, Mapping) or len(given) != 1 or not given.keys() <= kinds.keys():
+    named = dict(given) if isinstance(given, Mapping) else {}
+    options = (
+        {"extra_keys": named.pop("extra_keys")} if {"extra_keys", "json"} <= set(named) else {}
+    )
+    if len(named) != 1 or not named.keys() <= kinds.keys():
         raise ValueError(
             'constraint must be {"regex": TEXT}, {"json": SCHEMA} or {"choice": [TEXT, ...]}, got '
             f"{shown(given)}."
         )
-    ((name, value),) = given.items()
-    return kinds[name](value)
+    ((name, value),) = named.items()
+    return kinds[name](value, **options)

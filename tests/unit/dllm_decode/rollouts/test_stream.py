@@ -67,7 +67,6 @@ def test_rollouts_of_templates_are_the_answers_of_generate_and_scored() -> None:
 
 
 def test_rollouts_under_a_constraint_are_scored_by_the_law_of_the_model() -> None:
-    pytest.importorskip("outlines_core", reason="needs the extra structured")
     options: Any = OPTIONS | {"gen_length": 12, "constraint": Regex("[0-9][0-9] [0-9]( .)?")}
     for group in roll_out(MODEL, TOKENIZER, QUESTIONS, SAMPLER, **options):
         texts = [answer.text for answer in group.answers]

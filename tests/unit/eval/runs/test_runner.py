@@ -302,7 +302,6 @@ def constrained(tmp_path: Path, *words: str) -> Any:
 def test_answers_of_a_run_with_a_constraint_match_it_and_never_mix_with_others(
     tmp_path: Path,
 ) -> None:
-    pytest.importorskip("outlines_core")
     constrained(tmp_path)
     folder = constrained(tmp_path, "--regex", PATTERN)
     free, bound = folder.results().items()
@@ -331,7 +330,6 @@ class Bounded(WordProblems):
 
 
 def test_a_task_names_a_constraint_unless_the_run_names_another(tmp_path: Path) -> None:
-    pytest.importorskip("outlines_core")
     (run,) = eval_runs.runs(samplers=(FixedSchedule(8),))
     run = replace(run, selection=Selection("bounded", Bounded(), limit=2))
     assert {record["text"] for record in execute([run], tmp_path / "a").records()} <= {"3", "4"}
@@ -342,7 +340,6 @@ def test_a_task_names_a_constraint_unless_the_run_names_another(tmp_path: Path) 
 def test_a_constraint_that_cannot_be_met_is_refused_before_the_first_forward(
     tmp_path: Path,
 ) -> None:
-    pytest.importorskip("outlines_core")
     for constraint, sampler, message in (
         ('{"regex":"(#### ){9}3"}', FixedSchedule(8), "gen_length must be at least 1[01]"),
         ('{"regex":"[0-9]+"}', Wino(), "constraint needs a sampler that never changes a token"),

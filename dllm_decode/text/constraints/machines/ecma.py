@@ -1,0 +1,312 @@
+"""Regular expressions of ECMA-262, with its flag u, as sets of texts."""
+
+import re
+import unicodedata
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from dllm_decode.text.constraints.machines.languages import NUM_CHARACTERS, Language
+from dllm_decode.text.constraints.machines.limits import once
+from dllm_decode.text.constraints.machines.networks import Network, Ranges
+
+Node: TypeAlias = tuple[Any, ...]
+"""A part of an expression: ("set", ranges), ("cat", parts), ("alt", parts), ("repeat", part, least,
+most), ("^",) or ("$",)."""
+
+_DIGITS = ((48, 57),)
+_WORD = ((48, 57), (65, 90), (95, 95), (97, 122))
+_SPACE = (
+    (9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029),
+    (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF),
+)  # fmt: skip
+_LINE_ENDS = ((10, 10), (13, 13), (0x2028, 0x2029))
+_CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
+_CONTROLS = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "0": 0}
+_CATEGORIES = {
+    "Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Mark": "M", "Number": "N",
+    "Decimal_Number": "Nd", "digit": "Nd", "Punctuation": "P", "punct": "P", "Symbol": "S",
+    "Separator": "Z", "Other": "C", "Control": "Cc",
+}  # fmt: skip
+_REPEATED = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_BOUNDS = re.compile(r"\{([0-9]{1,5})(,([0-9]{0,5}))?\}")
+_GROUP = re.compile(r"\?(?:P?<[A-Za-z_$][\w$]*>|:)")
+_REFUSED = {
+    "b": "a word boundary", "B": "a word boundary", "k": "a back reference",
+    "A": "an anchor other than ^ and $", "Z": "an anchor other than ^ and $",
+    "z": "an anchor other than ^ and $", "G": "an anchor other than ^ and $",
+    **dict.fromkeys("123456789", "a back reference"),
+}  # fmt: skip
+_ANY = ("repeat", ("set", ((0, NUM_CHARACTERS - 1),)), 0, None)
+
+
+class ExpressionError(ValueError):
+    """A text that is no regular expression, or one that no automaton has; says what is wrong."""
+
+
+def parse(text: str) -> Node:
+    """Returns the parts of an expression.
+
+    Raises:
+        ExpressionError: If there are none, or if no automaton has them.
+    """
+    parser = _Parser(text)
+    node = parser.alternatives()
+    if parser.place < len(text):
+        raise ExpressionError("a parenthesis without a partner, ')'")
+    return node
+
+
+def search(text: str) -> Language:
+    """Returns the texts in which an expression is found."""
+    return once(("search", text), lambda: _language(("cat", [_ANY, parse(text), _ANY])))
+
+
+def full_match(text: str) -> Language:
+    """Returns the texts that an expression matches from end to end."""
+    return _language(parse(text))
+
+
+def _language(node: Node) -> Language:
+    network = Network()
+    start = network.node()
+    return network.language(start, _put(network, node, start))
+
+
+class _Parser:
+    """Reads an expression from left to right."""
+
+    def __init__(self, text: str) -> None:
+        """Begins at the first character."""
+        self.text, self.place = text, 0
+
+    def alternatives(self) -> Node:
+        parts = [self._sequence()]
+        while self._took("|"):
+            parts.append(self._sequence())
+        return parts[0] if len(parts) == 1 else ("alt", parts)
+
+    def _took(self, text: str) -> bool:
+        """Moves past a text if it comes next."""
+        comes = self.text.startswith(text, self.place)
+        self.place += len(text) if comes else 0
+        return comes
+
+    def _next(self) -> str:
+        if self.place >= len(self.text):
+            raise ExpressionError("an end where a part must follow")
+        self.place += 1
+        return self.text[self.place - 1]
+
+    def _sequence(self) -> Node:
+        parts = []
+        while self.place < len(self.text) and self.text[self.place] not in "|)":
+            part = self._atom()
+            bounds = self._bounds()
+            if bounds is not None:
+                if part[0] in ("^", "$"):
+                    raise ExpressionError("a repetition of an anchor")
+                part = ("repeat", part, *bounds)
+                if self._bounds() is not None:
+                    raise ExpressionError("two repetitions in a row")
+            parts.append(part)
+        return ("cat", parts)
+
+    def _bounds(self) -> tuple[int, int | None] | None:
+        """Returns the bounds of a repetition, if one comes next."""
+        character = self.text[self.place : self.place + 1]
+        match = _BOUNDS.match(self.text, self.place)
+        if match:
+            self.place = match.end()
+            least = int(match[1])
+            most = least if match[2] is None else int(match[3]) if match[3] else None
+            if most is not None and most < least:
+                raise ExpressionError(f"bounds in the wrong order, {match[0]!r}")
+        elif character and character in "*+?":
+            self.place += 1
+            least, most = _REPEATED[character]
+        else:
+            return None
+        self._took("?")
+        return least, most
+
+    def _atom(self) -> Node:
+        character = self._next()
+        if character == "(":
+            return self._group()
+        if character in "^$":
+            return (character,)
+        if character == ".":
+            return ("set", _others(_LINE_ENDS))
+        if character == "[":
+            return ("set", self._class())
+        if character == "\\":
+            return ("set", self._escape(is_in_class=False))
+        if character in "*+?":
+            raise ExpressionError(f"a repetition of nothing, {character!r}")
+        return ("set", ((ord(character), ord(character)),))
+
+    def _group(self) -> Node:
+        if self.text.startswith("?", self.place):
+            match = _GROUP.match(self.text, self.place)
+            if match is None:
+                begin = self.text[self.place : self.place + 3]
+                raise ExpressionError(f"a look-around or a group of an unknown kind, '({begin}'")
+            self.place = match.end()
+        node = self.alternatives()
+        if not self._took(")"):
+            raise ExpressionError("a parenthesis without a partner, '('")
+        return node
+
+    def _escape(self, *, is_in_class: bool) -> Ranges:
+        character = self._next()
+        if character.lower() in _CLASSES:
+            ranges = _CLASSES[character.lower()]
+            return ranges if character.islower() else _others(ranges)
+        if character in "pP":
+            match = re.compile(r"\{([^}]*)\}|([A-Z])").match(self.text, self.place)
+            name = (match[1] or match[2]) if match else ""
+            self.place = match.end() if match else self.place
+            ranges = _category(name.split("=")[-1])
+            return ranges if character == "p" else _others(ranges)
+        code = self._code(character, is_in_class=is_in_class)
+        return ((code, code),)
+
+    def _code(self, character: str, *, is_in_class: bool) -> int:
+        """Returns the character of an escape."""
+        if character == "b" and is_in_class:
+            return 8
+        if character in _REFUSED:
+            raise ExpressionError(f"{_REFUSED[character]}, '\\{character}'")
+        if character in "xu":
+            return self._code_of_digits(character)
+        if character == "c":
+            return ord(self._next()) % 32
+        if character in _CONTROLS:
+            return _CONTROLS[character]
+        if character.isascii() and character.isalnum() and character not in "aeQE":
+            raise ExpressionError(f"an unknown escape, '\\{character}'")
+        return ord(character)
+
+    def _code_of_digits(self, character: str) -> int:
+        if character == "x":
+            return self._hex(r"[0-9a-fA-F]{2}")
+        if self.text.startswith("{", self.place):
+            return self._hex(r"\{[0-9a-fA-F]{1,6}\}")
+        code = self._hex(r"[0-9a-fA-F]{4}")
+        if 0xD800 <= code < 0xDC00 and self._took("\\u"):
+            low = self._hex(r"[dD][c-fC-F][0-9a-fA-F]{2}")
+            code = 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00
+        return code
+
+    def _hex(self, form: str) -> int:
+        match = re.compile(form).match(self.text, self.place)
+        code = int(match[0].strip("{}"), 16) if match else NUM_CHARACTERS
+        if match is None or code >= NUM_CHARACTERS:
+            raise ExpressionError("an escape that is no character")
+        self.place = match.end()
+        return code
+
+    def _class(self) -> Ranges:
+        is_negative = self._took("^")
+        parts: list[tuple[int, int]] = []
+        while not self._took("]"):
+            ranges = self._class_part()
+            rest = self.text[self.place : self.place + 2]
+            if rest[:1] == "-" and rest[1:] not in ("]", "") and _is_one(ranges):
+                before = self.place
+                self.place += 1
+                high = self._class_part()
+                if not _is_one(high):
+                    self.place = before
+                elif high[0][0] < ranges[0][0]:
+                    raise ExpressionError("a range in the wrong order")
+                else:
+                    ranges = ((ranges[0][0], high[0][0]),)
+            parts.extend(ranges)
+        return _others(tuple(parts)) if is_negative else _sorted(tuple(parts))
+
+    def _class_part(self) -> Ranges:
+        character = self._next()
+        if character == "\\":
+            return self._escape(is_in_class=True)
+        return ((ord(character), ord(character)),)
+
+
+def _is_one(ranges: Ranges) -> bool:
+    return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+
+
+def _sorted(ranges: Ranges) -> Ranges:
+    """Returns a set of characters as ranges that are apart."""
+    parts: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if parts and low <= parts[-1][1] + 1:
+            parts[-1] = (parts[-1][0], max(high, parts[-1][1]))
+        else:
+            parts.append((low, high))
+    return tuple(parts)
+
+
+def _others(ranges: Ranges) -> Ranges:
+    """Returns the characters that are not in a set."""
+    parts, begin = [], 0
+    for low, high in _sorted(ranges):
+        if low > begin:
+            parts.append((begin, low - 1))
+        begin = high + 1
+    return (*parts, (begin, NUM_CHARACTERS - 1)) if begin < NUM_CHARACTERS else tuple(parts)
+
+
+@lru_cache(maxsize=64)
+def _category(name: str) -> Ranges:
+    """Returns the characters of a general category of Unicode."""
+    short = _CATEGORIES.get(name, name)
+    is_known = re.fullmatch("[LMNPSZC][a-z]?", short)
+    codes = range(NUM_CHARACTERS if is_known else 0)
+    ranges = [(code, code) for code in codes if unicodedata.category(chr(code)).startswith(short)]
+    if not ranges:
+        raise ExpressionError(f"an unknown category of characters, {name!r}")
+    return _sorted(tuple(ranges))
+
+
+def _put(network: Network, node: Node, start: int) -> int:
+    """Adds a part after a node of the network; returns the node after the part."""
+    kind = node[0]
+    end = start
+    if kind == "cat":
+        for part in node[1]:
+            end = _put(network, part, end)
+        return end
+    if kind == "repeat":
+        return _put_repeated(network, node, start)
+    end = network.node()
+    if kind == "set":
+        network.read(start, node[1], end)
+    elif kind == "alt":
+        for part in node[1]:
+            begin = network.node()
+            network.step(start, begin)
+            network.step(_put(network, part, begin), end)
+    else:
+        network.step(start, end, kind)
+    return end
+
+
+def _put_repeated(network: Network, node: Node, start: int) -> int:
+    _, part, least, most = node
+    for _ in range(least):
+        start = _put(network, part, start)
+    end = network.node()
+    if most is None:
+        loop = network.node()
+        network.step(start, loop)
+        network.step(_put(network, part, loop), loop)
+        network.step(loop, end)
+        return end
+    network.step(start, end)
+    for _ in range(most - least):
+        begin = network.node()
+        network.step(start, begin)
+        start = _put(network, part, begin)
+        network.step(start, end)
+    return end

@@ -1,0 +1,79 @@
+"""Bounds of the work that building one automaton may take."""
+
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+MAX_STATES = 20_000
+"""States of the automaton of a constraint over bytes, at most."""
+
+MAX_BUILT = 3 * MAX_STATES
+"""States of an automaton before equal states are merged, at most."""
+
+_MAX_BYTES = 1 << 30
+
+
+class TooLargeError(ValueError):
+    """An automaton would take more states, memory or processor time than it may."""
+
+
+@dataclass
+class _Work:
+    """The work for one constraint.
+
+    Attributes:
+        until_s: Processor time of the thread at which the work must be done.
+        bytes_left: Bytes that further tables may have.
+        kept: Results that are needed again.
+    """
+
+    until_s: float
+    bytes_left: int = _MAX_BYTES
+    kept: dict[Hashable, Any] = field(default_factory=dict)
+
+
+_WORK: ContextVar[_Work | None] = ContextVar("_WORK", default=None)
+
+
+@contextmanager
+def processor_limit(limit_s: float) -> Iterator[None]:
+    """Bounds the processor seconds, and the bytes of tables, of the work in a `with` block."""
+    token = _WORK.set(_Work(time.thread_time() + limit_s))
+    try:
+        yield
+    finally:
+        _WORK.reset(token)
+
+
+def require_states(num_states: int, most: int = MAX_BUILT) -> None:
+    """Raises TooLargeError if there are too many states, or no time is left."""
+    if num_states > most:
+        raise TooLargeError(f"more than {most} states")
+    work = _WORK.get()
+    if work is not None and time.thread_time() > work.until_s:
+        raise TooLargeError("more processor time than the limit")
+
+
+def require_bytes(num_bytes: int) -> None:
+    """Raises TooLargeError if the tables have too many bytes together with this one."""
+    work = _WORK.get()
+    if work is not None:
+        work.bytes_left -= num_bytes
+    if num_bytes > _MAX_BYTES or (work is not None and work.bytes_left < 0):
+        raise TooLargeError(f"tables of more than {_MAX_BYTES >> 20} MiB")
+
+
+def once(key: Hashable, make: Callable[[], T]) -> T:
+    """Returns the result of `make`, which runs once for each key within the work."""
+    work = _WORK.get()
+    if work is None:
+        return make()
+    if key not in work.kept:
+        work.kept[key] = make()
+    result: T = work.kept[key]
+    return result

@@ -1,0 +1,149 @@
+"""Nondeterministic automata over characters, and their deterministic form."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from dllm_decode.text.constraints.machines.languages import NUM_CHARACTERS, Language
+from dllm_decode.text.constraints.machines.limits import TooLargeError, require_states
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""A set of characters: first and last character of ranges, ascending."""
+
+Step: TypeAlias = Literal["", "^", "$"]
+
+_MAX_NODES = 20_000
+_MAX_SUBSETS = 6_000
+
+
+class Network:
+    """Nodes with edges that read a character, and with steps that read none.
+
+    A step "" is always open, "^" at the beginning of the text alone, and "$" at the end alone.
+    """
+
+    def __init__(self) -> None:
+        """Begins without nodes."""
+        self._edges: list[list[tuple[Ranges, int]]] = []
+        self._steps: list[list[tuple[Step, int]]] = []
+
+    def node(self) -> int:
+        """Adds a node."""
+        if len(self._edges) >= _MAX_NODES:
+            raise TooLargeError(f"an expression of more than {_MAX_NODES} parts")
+        self._edges.append([])
+        self._steps.append([])
+        return len(self._edges) - 1
+
+    def read(self, node: int, ranges: Ranges, target: int) -> None:
+        """Adds an edge."""
+        if ranges:
+            self._edges[node].append((ranges, target))
+
+    def step(self, node: int, target: int, kind: Step = "") -> None:
+        """Adds a step."""
+        self._steps[node].append((kind, target))
+
+    def copy(self, language: Language) -> tuple[int, list[int]]:
+        """Adds the states of an automaton; returns the first one, and the accepting ones."""
+        nodes = [self.node() for _ in range(len(language))]
+        for node, row in zip(nodes, language.table.tolist(), strict=True):
+            ranges: dict[int, list[tuple[int, int]]] = {}
+            for low, high, target in zip(
+                language.cuts.tolist(), language.ends.tolist(), row, strict=True
+            ):
+                ranges.setdefault(target, []).append((low, high))
+            ranges.pop(-1, None)
+            for target, parts in ranges.items():
+                self.read(node, tuple(parts), nodes[target])
+        return nodes[0], [nodes[state] for state in np.flatnonzero(language.accepting)]
+
+    def language(self, start: int, final: int) -> Language:
+        """Returns the texts that lead from `start` to `final`.
+
+        A state is a set of nodes, written as the bits of an integer.
+        """
+        columns, cuts = self._columns()
+        nodes = range(len(self._edges))
+        inner = [self._closure(node, ("",)) for node in nodes]
+        at_end = sum(
+            1 << node for node in nodes if self._closure(node, ("", "$")) >> final & 1
+        )  # fmt: skip
+        edges = [
+            [(columns[ranges], inner[target]) for ranges, target in row] for row in self._edges
+        ]
+        # Only in the first state may a text be empty, so that both ^ and $ are open.
+        is_empty_text = bool(self._closure(start, ("", "^", "$")) >> final & 1)
+        queue = [self._closure(start, ("", "^"))]
+        numbers: dict[int, int] = {}
+        rows = []
+        for subset in queue:
+            targets = [0] * len(cuts)
+            for node in _bits(subset):
+                for numbers_of_columns, mask in edges[node]:
+                    for column in numbers_of_columns:
+                        targets[column] |= mask
+            for target in targets:
+                if target and target not in numbers:
+                    numbers[target] = len(queue)
+                    queue.append(target)
+            rows.append([numbers[target] if target else -1 for target in targets])
+            if len(rows) % 64 == 0:
+                require_states(len(queue), _MAX_SUBSETS)
+        accepting = np.array([bool(subset & at_end) for subset in queue])
+        accepting[0] = is_empty_text
+        return Language(np.array(cuts), np.array(rows), accepting)
+
+    def _columns(self) -> tuple[dict[Ranges, list[int]], list[int]]:
+        """Returns the numbers of the columns of each set of characters, and where columns begin."""
+        labels = {ranges for row in self._edges for ranges, _ in row}
+        bounds = {bound for ranges in labels for low, high in ranges for bound in (low, high + 1)}
+        cuts = sorted({0} | bounds - {NUM_CHARACTERS})
+        places = np.array(cuts)
+        columns: dict[Ranges, list[int]] = {}
+        for ranges in labels:
+            columns[ranges] = [
+                column
+                for low, high in ranges
+                for column in range(
+                    int(np.searchsorted(places, low)), int(np.searchsorted(places, high, "right"))
+                )
+            ]
+        return columns, cuts
+
+    def _closure(self, node: int, kinds: Sequence[Step]) -> int:
+        """Returns the nodes that steps of some kinds lead to from a node, as bits."""
+        require_states(0)
+        queue, mask = [node], 1 << node
+        for source in queue:
+            for kind, target in self._steps[source]:
+                if kind in kinds and not mask >> target & 1:
+                    mask |= 1 << target
+                    queue.append(target)
+        return mask
+
+
+def concat(*parts: Language) -> Language:
+    """Returns the texts that are one of each part, one after the other."""
+    network = Network()
+    start = network.node()
+    ends = [start]
+    for part in parts:
+        first, accepting = network.copy(part)
+        for end in ends:
+            network.step(end, first)
+        ends = accepting
+    final = network.node()
+    for end in ends:
+        network.step(end, final)
+    return network.language(start, final)
+
+
+def _bits(mask: int) -> list[int]:
+    numbers = []
+    while mask:
+        low = mask & -mask
+        numbers.append(low.bit_length() - 1)
+        mask ^= low
+    return numbers

@@ -1,0 +1,148 @@
+"""Operations on the tables of automata: kinds of columns, distances, and merging equal states."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dllm_decode.text.constraints.machines.limits import require_states
+
+Table = NDArray[np.int32]
+Numbers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+# An odd number without a pattern (Steele, Lea and Flood 2014).
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_RANDOM = np.random.default_rng(7).integers(1, 2**63, size=4096, dtype=np.uint64) | np.uint64(1)
+
+
+class Edges:
+    """The edges of a table, by the state that they lead to."""
+
+    def __init__(self, table: NDArray[np.integer]) -> None:
+        """Sorts the edges."""
+        sources, columns = np.nonzero(table >= 0)
+        targets = table[sources, columns]
+        order = np.argsort(targets, kind="stable")
+        self._sources = sources[order]
+        self._first = np.searchsorted(targets[order], np.arange(len(table) + 1))
+        self.num_out = np.bincount(sources, minlength=len(table))
+
+    def into(self, states: Numbers) -> Numbers:
+        """Returns the state in which each edge into one of the states begins."""
+        counts = self._first[states + 1] - self._first[states]
+        begins = self._first[states] - np.cumsum(counts) + counts
+        return self._sources[np.repeat(begins, counts) + np.arange(int(counts.sum()))]
+
+
+def kinds_of(table: Table) -> tuple[Numbers, Numbers]:
+    """Returns the first column of each kind, and the kind of each column.
+
+    Columns of one kind are equal.
+    """
+    rows = _mixed(np.arange(1, len(table) + 1))
+    keys = (_mixed(table + 2) * rows[:, None]).sum(0)
+    _, first, kinds = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[kinds.ravel()]
+
+
+def distances(table: NDArray[np.integer], accepting: Mask) -> Numbers:
+    """Returns the fewest steps from each state to an accepting one; -1 if none leads there."""
+    edges = Edges(table)
+    steps = np.where(accepting, 0, -1)
+    scratch = np.empty_like(steps)
+    front, num_steps = np.flatnonzero(accepting), 0
+    while front.size:
+        num_steps += 1
+        before = edges.into(front)
+        front = _once_each(before[steps[before] < 0], scratch)
+        steps[front] = num_steps
+    return steps
+
+
+def reached(table: NDArray[np.integer], start: int) -> Numbers:
+    """Returns the states that can be reached from `start`, nearest first."""
+    is_reached = np.zeros(len(table) + 1, dtype=bool)
+    # The last entry is for -1.
+    is_reached[[start, -1]] = True
+    scratch = np.empty(len(table), dtype=np.int64)
+    fronts = [np.array([start])]
+    while fronts[-1].size:
+        targets = table[fronts[-1]].ravel()
+        fronts.append(_once_each(targets[~is_reached[targets]], scratch))
+        is_reached[fronts[-1]] = True
+    return np.concatenate(fronts)
+
+
+def _once_each(states: Numbers, scratch: Numbers) -> Numbers:
+    """Returns each of some states once; `scratch` has an entry for each state."""
+    places = np.arange(len(states))
+    scratch[states] = places
+    found: Numbers = states[scratch[states] == places]
+    return found
+
+
+def smallest(table: Table, accepting: Mask, start: int = 0) -> tuple[Table, Mask]:
+    """Returns the automaton of the same texts with the fewest states, numbered breadth first."""
+    first, kinds = kinds_of(table)
+    few: NDArray[np.integer] = table[:, first]
+    steps = distances(few, accepting)
+    if steps[start] < 0:
+        return np.full((1, table.shape[1]), -1, np.int32), np.zeros(1, bool)
+    few = np.where(np.append(steps >= 0, False)[few], few, -1)
+    order = reached(few, start)
+    number = np.full(len(table) + 1, -1)
+    number[order] = np.arange(len(order))
+    few, accepting = number[few[order]], accepting[order]
+    groups = _merged(few, _mixed(steps[order] + (_heights(few) + 1) * 2_000_003))
+    _, examples = np.unique(groups, return_index=True)
+    examples = np.sort(examples)
+    renumbered = np.full(len(groups) + 1, -1)
+    renumbered[groups[examples]] = np.arange(len(examples))
+    merged = np.append(renumbered[groups], -1)[few[examples]]
+    return merged[:, kinds].astype(np.int32), accepting[examples]
+
+
+def _mixed(numbers: NDArray[np.integer]) -> NDArray[np.uint64]:
+    product = numbers.astype(np.uint64) * _FACTOR
+    return product ^ (product >> np.uint64(29))
+
+
+def _heights(table: NDArray[np.integer]) -> Numbers:
+    """Returns the most steps from each state; -1 where there is no bound."""
+    edges = Edges(table)
+    left = edges.num_out.copy()
+    heights = np.full(len(table), -1)
+    scratch = np.empty_like(heights)
+    front, height = np.flatnonzero(left == 0), 0
+    while front.size:
+        heights[front] = height
+        height += 1
+        before = edges.into(front)
+        np.subtract.at(left, before, 1)
+        front = _once_each(before[left[before] == 0], scratch)
+    return heights
+
+
+def _merged(table: NDArray[np.integer], keys: NDArray[np.uint64]) -> Numbers:
+    """Returns a number for each state, equal for states from which the same texts are accepted.
+
+    Moore's refinement: states with equal keys count as equal until their next states differ. Rows
+    of next states are compared by sums of random factors. A state that equals no other is done.
+    """
+    factors = _RANDOM[: table.shape[1]]
+    groups, num_rounds = np.unique(keys, return_inverse=True)[1].ravel(), 0
+    while True:
+        num_rounds += 1
+        if num_rounds % 16 == 0:
+            require_states(0)
+        count = int(groups.max()) + 1
+        states = np.flatnonzero(np.bincount(groups)[groups] > 1)
+        targets = table[states]
+        mixed = np.where(targets >= 0, _mixed(groups[targets] + 1), np.uint64(0))
+        sums = (mixed * factors).sum(1) + _mixed(groups[states] + 77)
+        groups[states] = count + np.unique(sums, return_inverse=True)[1].ravel()
+        groups = np.unique(groups, return_inverse=True)[1].ravel()
+        if int(groups.max()) + 1 == count:
+            return groups

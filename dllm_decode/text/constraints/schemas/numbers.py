@@ -1,0 +1,124 @@
+"""Sets of numbers, as the languages of their decimal texts without an exponent."""
+
+from decimal import Decimal
+
+import numpy as np
+
+from dllm_decode.text.constraints.machines.ecma import full_match
+from dllm_decode.text.constraints.machines.languages import Language, join, meet, minus
+from dllm_decode.text.constraints.machines.limits import once
+from dllm_decode.text.constraints.machines.networks import concat
+
+NUMBERS = full_match(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+"""All numbers."""
+
+INTEGERS = full_match(r"-?(0|[1-9][0-9]*)(\.0+)?")
+"""The numbers without a fraction."""
+
+MAX_MULTIPLE = 4_000
+"""Bound of a `multipleOf`: its digits as an integer, times the digits of its fraction plus one."""
+
+_WITHOUT_POINT = full_match("-?(0|[1-9][0-9]*)")
+_WITH_EXPONENT = full_match(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?")
+_POSITIVE = full_match(r"(0|[1-9][0-9]*)(\.[0-9]+)?")
+_MINUS = full_match("-")
+# A double has this many digits without rounding.
+_SHORT = full_match(
+    "-?("
+    + "|".join([f"[0-9]{{{size}}}[.][0-9]{{1,{15 - size}}}" for size in range(1, 15)])
+    + "|[0-9]{1,15})"
+)
+_MAX_DIGITS = 60
+
+
+class BoundError(ValueError):
+    """A number that no automaton has as a bound; says which one may be."""
+
+
+def text_of(value: float) -> Decimal:
+    """Returns a number of a schema as the decimal number that it is written as."""
+    return Decimal(repr(value))
+
+
+def at_least(bound: Decimal, *, is_open: bool) -> Language:
+    """Returns the numbers from a bound on; without the bound itself if it is open."""
+    return once(("at least", bound, is_open), lambda: _at_least(bound, is_open=is_open))
+
+
+def at_most(bound: Decimal, *, is_open: bool) -> Language:
+    """Returns the numbers up to a bound; without the bound itself if it is open."""
+    return minus(NUMBERS, at_least(bound, is_open=not is_open))
+
+
+def equal_to(value: Decimal) -> Language:
+    """Returns the texts of one number."""
+    return minus(at_least(value, is_open=False), at_least(value, is_open=True))
+
+
+def written_numbers(numbers: Language, *, is_exact: bool) -> Language:
+    """Returns the texts of numbers that are written.
+
+    Integers have no fraction, and numbers without a bound may have an exponent. If it matters
+    whether a number is equal to a bound, it has no more digits than a double keeps.
+    """
+    if numbers == NUMBERS:
+        return _WITH_EXPONENT
+    if minus(numbers, INTEGERS).is_empty:
+        return meet(numbers, _WITHOUT_POINT)
+    return meet(numbers, _SHORT) if is_exact else numbers
+
+
+def _at_least(bound: Decimal, *, is_open: bool) -> Language:
+    greater, equal = _compared(abs(bound))
+    beyond = greater if is_open else join(greater, equal)
+    if bound > 0:
+        return beyond
+    # The sign turns the order around.
+    below = concat(_MINUS, minus(_POSITIVE, join(greater, equal) if is_open else greater))
+    return join(_POSITIVE if bound < 0 or not is_open else greater, below)
+
+
+def _compared(bound: Decimal) -> tuple[Language, Language]:
+    """Returns the positive numbers that are greater than a bound, and those that are equal."""
+    whole, _, fraction = format(bound, "f").partition(".")
+    fraction, whole = fraction.rstrip("0"), whole.lstrip("0") or "0"
+    size, rest = len(whole), r"(\.[0-9]+)?"
+    if size + len(fraction) > _MAX_DIGITS:
+        raise BoundError(f"a number of at most {_MAX_DIGITS} digits")
+    texts = [rf"[1-9][0-9]{{{size},}}{rest}", rf"{whole}\.{fraction}[0-9]*[1-9][0-9]*"]
+    for place, digit in enumerate(whole):
+        if digit != "9":
+            higher = f"{whole[:place]}[{int(digit) + 1}-9]"
+            texts.append(f"{higher}[0-9]{{{size - place - 1}}}{rest}")
+    for place, digit in enumerate(fraction):
+        if digit != "9":
+            texts.append(rf"{whole}\.{fraction[:place]}[{int(digit) + 1}-9][0-9]*")
+    equal = rf"{whole}\.{fraction}0*" if fraction else rf"{whole}(\.0+)?"
+    return full_match("|".join(texts)), full_match(equal)
+
+
+def multiples_of(step: Decimal) -> Language:
+    """Returns the numbers that are a multiple of a positive number.
+
+    Raises:
+        BoundError: If there are too many remainders.
+    """
+    num_places = max(0, -int(step.normalize().as_tuple().exponent))
+    base = int(step.scaleb(num_places))
+    if base * (num_places + 1) > MAX_MULTIPLE:
+        raise BoundError("a number with fewer digits")
+    # State `place * base + remainder`: place 0 is before the point, place n after n - 1 digits.
+    place, remainder = np.divmod(np.arange((num_places + 2) * base), base)
+    digits = (remainder[:, None] * 10 + np.arange(10)) % base
+    next_place = np.where(place == 0, 0, place + 1)[:, None]
+    targets = np.where(next_place <= num_places + 1, next_place * base + digits, -1)
+    # After the last place only zeros follow.
+    targets[:, 0] = np.where(place == num_places + 1, np.arange(len(place)), targets[:, 0])
+    dead = np.full_like(place, -1)
+    sign = np.where(place + remainder == 0, 0, -1)
+    point = np.where(place == 0, base + remainder, -1)
+    table = np.column_stack([dead, sign, point, dead, targets, dead])
+    num_missing = num_places - np.maximum(place - 1, 0)
+    accepting = remainder * 10**num_missing % base == 0
+    cuts = np.array([0, *map(ord, "-./0123456789:")])
+    return meet(NUMBERS, Language(cuts, table, accepting))

@@ -1,0 +1,398 @@
+"""Reads the keywords of a schema as sets of JSON values."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from dllm_decode.text.constraints.machines.ecma import ExpressionError, search
+from dllm_decode.text.constraints.machines.languages import (
+    EVERY,
+    NOTHING,
+    Language,
+    lengths,
+    meet,
+    minus,
+    words,
+)
+from dllm_decode.text.constraints.machines.limits import require_states
+from dllm_decode.text.constraints.schemas import formats
+from dllm_decode.text.constraints.schemas.numbers import (
+    NUMBERS,
+    BoundError,
+    at_least,
+    at_most,
+    equal_to,
+    multiples_of,
+    text_of,
+)
+from dllm_decode.text.constraints.schemas.references import Document, SchemaError
+from dllm_decode.text.constraints.schemas.values import (
+    ANY,
+    EVERYTHING,
+    NONE,
+    Arrays,
+    Names,
+    Node,
+    Objects,
+    Values,
+    both,
+    either,
+    of_type,
+    outside,
+)
+from samplers.checks import shown
+
+# A longer text is left out; an answer has fewer characters in any case.
+_MAX_LENGTH = 1_000
+
+# Most nodes that are read one within the other to find out whether there is a value.
+_MAX_NESTED = 40
+
+
+class _LoopError(SchemaError):
+    """A part that leads back to itself without a level of nesting."""
+
+
+class _Facts(NamedTuple):
+    """What the keywords of one part ask for; all of it must hold.
+
+    Attributes:
+        sets: Sets of values.
+        formats: Sets of values that only a validator of formats asks for.
+        nodes: Further sets.
+    """
+
+    sets: list[Values]
+    formats: list[Values]
+    nodes: list[Node]
+
+
+class Reader:
+    """Evaluates the nodes of one schema; the values of a node are read once."""
+
+    def __init__(self, document: Document) -> None:
+        """Takes a schema that was checked."""
+        self.document = document
+        self._parts: list[dict[str, Any]] = []
+        self._numbers: dict[int, int] = {}
+        self._values: dict[Node, Values] = {}
+        self._reading: dict[Node, None] = {}
+        self._made_parts: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def node(self, part: Any) -> Node:
+        """Returns the node of the values that are valid for a part of a schema."""
+        if isinstance(part, bool) or part == {}:
+            return ANY if part is not False else NONE
+        if id(part) not in self._numbers:
+            self._numbers[id(part)] = len(self._parts)
+            self._parts.append(part)
+        return ("part", self._numbers[id(part)], False)
+
+    def values(self, node: Node) -> Values:
+        """Returns the values of a node.
+
+        Raises:
+            SchemaError: If they cannot be told.
+        """
+        if node in self._values:
+            return self._values[node]
+        if node in self._reading:
+            where = self._where(node)
+            raise _LoopError(f"{where} must not lead back to itself without a level of nesting.")
+        require_states(0)
+        self._reading[node] = None
+        try:
+            result = self._without_empty(self._read(node))
+        finally:
+            del self._reading[node]
+        self._values[node] = result
+        return result
+
+    def _where(self, node: Node) -> str:
+        return self.document.pointer(self._parts[node[1]]) if node[0] == "part" else "#"
+
+    def _read(self, node: Node) -> Values:
+        kind = node[0]
+        if kind == "any":
+            return EVERYTHING
+        if kind == "and":
+            return self._meet(map(self.values, node[1]))
+        if kind == "or":
+            result = Values()
+            for part in node[1]:
+                result = result.join(self.values(part))
+            return result
+        if kind == "value":
+            values = self._value(json.loads(node[1]))
+            return values.outside() if node[2] else values
+        return self._of_part(self._parts[node[1]], is_negated=node[2]) if node != NONE else Values()
+
+    def _meet(self, sets: Iterable[Values]) -> Values:
+        result = EVERYTHING
+        for number, values in enumerate(sets):
+            result = self._without_empty(result.meet(values)) if number else values
+        return result
+
+    def _without_empty(self, values: Values) -> Values:
+        """Returns the same values without shapes that no value has."""
+        return replace(
+            values,
+            arrays=tuple(array for array in values.arrays if not self._is_empty_array(array)),
+            objects=tuple(shape for shape in values.objects if not self._is_empty_object(shape)),
+        )
+
+    def _is_empty_array(self, array: Arrays) -> bool:
+        if array.most is not None and array.most < array.least:
+            return True
+        places = range(min(array.least, len(array.first) + 1))
+        return any(self.is_empty(array.at(place)) for place in places) or any(
+            least > 0 and (array.most == 0 or self.is_empty(node))
+            for node, least, _ in array.counted
+        )
+
+    def _is_empty_object(self, shape: Objects) -> bool:
+        if shape.most is not None and shape.most < max(shape.least, len(shape.required)):
+            return True
+        members = dict(shape.members)
+        return any(
+            not shape.names.has(name) or self.is_empty(members[name]) for name in shape.required
+        )
+
+    def is_empty(self, node: Node) -> bool:
+        """Returns whether it is certain that a node has no value."""
+        if node in (ANY, NONE):
+            return node == NONE
+        if node in self._reading or len(self._reading) > _MAX_NESTED:
+            return False
+        try:
+            return self.values(node).is_surely_empty
+        except _LoopError:
+            return False
+
+    def _value(self, value: Any) -> Values:
+        """Returns the set of one value."""
+        if value is None or isinstance(value, bool):
+            return Values(frozenset([json.dumps(value)]))
+        if isinstance(value, int | float):
+            try:
+                return Values(numbers=equal_to(text_of(value)))
+            except BoundError as error:
+                raise SchemaError(f"A value of enum must be {error}, got {shown(value)}.") from None
+        if isinstance(value, str):
+            return Values(strings=words([value]))
+        if isinstance(value, list):
+            first = tuple(("value", json.dumps(item), False) for item in value)
+            return Values(arrays=(Arrays(first, NONE, len(value), len(value)),))
+        members = {name: ("value", json.dumps(item), False) for name, item in value.items()}
+        return Values(objects=(Objects.of(members, value, others=()),))
+
+    def _of_part(self, part: dict[str, Any], *, is_negated: bool) -> Values:
+        facts = self._facts(part)
+        if not is_negated:
+            return self._meet((*facts.sets, *facts.formats, *map(self.values, facts.nodes)))
+        # Nothing is known of a text outside a format, or outside a set that lacks values.
+        is_narrowed = bool(facts.formats) or any(values.narrowed for values in facts.sets)
+        result = Values(narrowed=frozenset(["strings"] if is_narrowed else []))
+        for values in facts.sets:
+            if not values.narrowed:
+                result = result.join(values.outside())
+        for node in facts.nodes:
+            result = result.join(self.values(outside(node)))
+        return result
+
+    def _facts(self, part: dict[str, Any]) -> _Facts:
+        facts = _Facts([], [], [])
+        if "$ref" in part:
+            facts.nodes.append(self.node(self.document.target(part)))
+            if self.document.ignores_siblings:
+                return facts
+        types = part.get("type", "any")
+        allowed = Values()
+        for name in [types] if isinstance(types, str) else types:
+            allowed = allowed.join(of_type(name))
+        facts.sets.append(allowed)
+        if "enum" in part:
+            facts.sets.append(self._listed(part["enum"]))
+        if "const" in part:
+            facts.sets.append(self._value(part["const"]))
+        for is_allowed, read in (
+            (not allowed.strings.is_empty, self._read_strings),
+            (not allowed.numbers.is_empty, self._read_numbers),
+            (allowed.arrays, self._read_arrays), (allowed.objects, self._read_objects),
+            (True, self._read_logic),
+        ):  # fmt: skip
+            if is_allowed:
+                read(part, facts)
+        return facts
+
+    def _listed(self, listed: list[Any]) -> Values:
+        texts = [value for value in listed if isinstance(value, str)]
+        result = Values(strings=words(texts) if texts else NOTHING)
+        for value in listed:
+            if not isinstance(value, str):
+                result = result.join(self._value(value))
+        return result
+
+    def _read_strings(self, part: dict[str, Any], facts: _Facts) -> None:
+        least, most = int(part.get("minLength", 0)), part.get("maxLength")
+        if least or most is not None:
+            kept = most if most is None else max(least, min(int(most), _MAX_LENGTH))
+            is_possible = most is None or least <= most
+            texts = lengths(least, kept) if is_possible else NOTHING
+            narrowed = frozenset(["strings"] if most is not None and kept < most else [])
+            facts.sets.append(replace(EVERYTHING, strings=texts, narrowed=narrowed))
+        name = part.get("format")
+        if isinstance(name, str) and name in formats.NAMES:
+            facts.formats.append(replace(EVERYTHING, strings=formats.texts_of(name)))
+        if "pattern" in part:
+            texts = self._found(part["pattern"], part, "pattern")
+            facts.sets.append(replace(EVERYTHING, strings=texts))
+
+    def _found(self, pattern: str, part: dict[str, Any], keyword: str) -> Language:
+        try:
+            return search(pattern)
+        except ExpressionError as error:
+            raise SchemaError(
+                f"{self.document.pointer(part)}/{keyword} must be an expression that an automaton "
+                f"can follow, got {error} in {shown(pattern)}."
+            ) from None
+
+    def _read_numbers(self, part: dict[str, Any], facts: _Facts) -> None:
+        numbers, is_exact = NUMBERS, False
+        try:
+            for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+                bound = part.get(keyword)
+                if bound is None or isinstance(bound, bool):
+                    continue
+                # In draft 4 a boolean makes the other keyword's bound open.
+                exclusive = "exclusive" + keyword.capitalize()
+                is_open = keyword not in ("minimum", "maximum") or part.get(exclusive) is True
+                limit = at_least if keyword.endswith("inimum") else at_most
+                numbers = meet(numbers, limit(text_of(bound), is_open=is_open))
+                is_exact |= is_open
+            keyword = "multipleOf"
+            if keyword in part:
+                numbers = meet(numbers, multiples_of(text_of(part[keyword])))
+                is_exact = True
+        except BoundError as error:
+            raise SchemaError(
+                f"{self.document.pointer(part)}/{keyword} must be {error}, got "
+                f"{shown(part[keyword])}."
+            ) from None
+        if numbers != NUMBERS:
+            facts.sets.append(replace(EVERYTHING, numbers=numbers, is_exact=is_exact))
+
+    def _read_arrays(self, part: dict[str, Any], facts: _Facts) -> None:
+        items, first = part.get("items", True), part.get("prefixItems", [])
+        if isinstance(items, list):
+            # Before draft 2020-12 a list of items was the prefix.
+            first, items = items, part.get("additionalItems", True)
+        rest, most = self.node(items), part.get("maxItems")
+        if rest == NONE:
+            most = len(first) if most is None else min(most, len(first))
+        counted: tuple[tuple[Node, int, int | None], ...] = ()
+        if "contains" in part:
+            bounds = int(part.get("minContains", 1)), part.get("maxContains")
+            if bounds != (0, None):
+                counted = ((self.node(part["contains"]), *bounds),)
+        array = Arrays(
+            tuple(map(self.node, first)), rest, int(part.get("minItems", 0)),
+            None if most is None else int(most), counted, part.get("uniqueItems") is True,
+            self.document.pointer(part),
+        )  # fmt: skip
+        if array != Arrays():
+            facts.sets.append(replace(EVERYTHING, arrays=(array,)))
+
+    def _read_objects(self, part: dict[str, Any], facts: _Facts) -> None:
+        listed, required = part.get("properties", {}), part.get("required", [])
+        patterns = [
+            (self._found(pattern, part, "patternProperties"), self.node(inner))
+            for pattern, inner in part.get("patternProperties", {}).items()
+        ]
+        members = {}
+        for name, inner in listed.items():
+            fitting = [node for names, node in patterns if names.has(name)]
+            members[name] = both([self.node(inner), *fitting])
+        most = part.get("maxProperties")
+        shape = Objects.of(
+            members, required, others=self._others(part, patterns),
+            least=int(part.get("minProperties", 0)), most=None if most is None else int(most),
+            names=self.values(self.node(part.get("propertyNames", True))).strings,
+            where=self.document.pointer(part),
+        )  # fmt: skip
+        if shape != Objects():
+            facts.sets.append(replace(EVERYTHING, objects=(shape,)))
+        self._read_dependencies(part, facts)
+
+    def _others(
+        self, part: dict[str, Any], patterns: list[tuple[Language, Node]]
+    ) -> tuple[Names, ...]:
+        """Returns the sets of names that are not listed, and the values of their members."""
+        cells: list[tuple[Language, tuple[Node, ...]]] = [(EVERY, ())]
+        for names, node in patterns:
+            split = []
+            for cell, nodes in cells:
+                split += [(meet(cell, names), (*nodes, node)), (minus(cell, names), nodes)]
+            cells = [(cell, nodes) for cell, nodes in split if not cell.is_empty]
+        rest = self.node(part.get("additionalProperties", True))
+        is_unasked = "properties" in part and "additionalProperties" not in part
+        return tuple(
+            Names(cell, node=both(nodes) if nodes else rest, is_unasked=is_unasked and not nodes)
+            for cell, nodes in cells
+        )
+
+    def _read_dependencies(self, part: dict[str, Any], facts: _Facts) -> None:
+        """Reads the members that must be there, or the schema that must hold, if one is there."""
+        for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
+            for name, then in part.get(keyword, {}).items():
+                lacks = self._made(("lacks", name), {
+                    "properties": {name: False}, "additionalProperties": True,
+                })  # fmt: skip
+                has = self._made(("has", name), {"type": "object", "required": [name]})
+                is_list = isinstance(then, list)
+                node = (
+                    self._made(("then", *then), {"required": then}) if is_list else self.node(then)
+                )
+                facts.nodes.append(either([lacks, both([has, node])]))
+
+    def _made(self, key: tuple[str, ...], part: dict[str, Any]) -> Node:
+        """Returns the node of a part that is not in the schema; equal keys are one part."""
+        return self.node(self._made_parts.setdefault(key, part))
+
+    def _read_logic(self, part: dict[str, Any], facts: _Facts) -> None:
+        facts.nodes.extend(map(self.node, part.get("allOf", [])))
+        if "anyOf" in part:
+            facts.nodes.append(either(map(self.node, part["anyOf"])))
+        if "oneOf" in part:
+            context = self._meet((*facts.sets, *facts.formats))
+            facts.nodes.append(self._one_of([self.node(inner) for inner in part["oneOf"]], context))
+        if "not" in part:
+            facts.nodes.append(outside(self.node(part["not"])))
+        if "if" in part and ("then" in part or "else" in part):
+            condition = self.node(part["if"])
+            then, other = (self.node(part.get(keyword, True)) for keyword in ("then", "else"))
+            facts.nodes.append(either([both([condition, then]), both([outside(condition), other])]))
+
+    def _one_of(self, nodes: list[Node], context: Values) -> Node:
+        """Returns the node of values that exactly one of some nodes has.
+
+        Nodes that no value of the context has in common need not be told apart.
+        """
+        choices = []
+        for number, node in enumerate(nodes):
+            rivals = nodes[:number] + nodes[number + 1 :]
+            if node not in rivals:
+                apart = [outside(rival) for rival in rivals if self._overlap(node, rival, context)]
+                choices.append(both([node, *apart]))
+        return either(choices)
+
+    def _overlap(self, first: Node, second: Node, context: Values) -> bool:
+        """Returns whether a value of the context may be in both sets."""
+        node = both([first, second])
+        if node == NONE:
+            return False
+        try:
+            return not self._without_empty(self.values(node).meet(context)).is_surely_empty
+        except _LoopError:
+            return True
