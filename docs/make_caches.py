@@ -1,4 +1,4 @@
-"""Prints the comparison of caches in docs/caches.md, and draws its picture.
+"""Prints the comparison of caches in benchmarks/results, and draws the picture of docs/caches.md.
 
 PYTHONPATH=. python docs/make_caches.py FOLDER ..., the results of eval/sweeps/caches.toml,
 caches_lists.toml and caches_long.toml.

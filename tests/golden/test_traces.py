@@ -809,14 +809,17 @@ def is_repaired(run: Run, mapping: Mapping) -> bool:
 
 
 def table() -> str:
-    """Lays out every recorded run in Markdown: reproduced, or left out for a reason."""
+    """Lays out in Markdown the recordings with runs that are left out, and sums of the others."""
     rows = {name: counts_of(name) for name in sorted({*METHODS, IN_ONE_BATCH, *LEFT_OUT})}
+    others = [cells for *cells, left_out in rows.values() if not left_out]
     totals = [sum(numbers) for numbers in [*zip(*rows.values(), strict=True)][:3]]
+    shown = {name: cells for name, cells in rows.items() if cells[3]}
+    shown[f"{len(others)} others"] = (*map(sum, zip(*others, strict=True)), "")
+    shown["**all**"] = (*totals, "")
     lines = [
         "| recording | runs | reproduced | of these repaired | left out |",
         "| --- | --- | --- | --- | --- |",
-        *(f"| {name} | {' | '.join(map(str, cells))} |" for name, cells in rows.items()),
-        "| **all** | " + " | ".join(map(str, totals)) + " | |",
+        *(f"| {name} | {' | '.join(map(str, cells))} |" for name, cells in shown.items()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -832,7 +835,7 @@ the official code leaves [MASK] a share of the probability, and this package doe
 
 "Repaired" runs are compared with the trace of the same code with a defect repaired, since its own
 trace shows the defect; [MASK] written as a token is one. "Left out" counts runs and says why.
-Sources and commits are in the files, `tests/golden/data/traces`. This page is written by
+Names, sources and commits are in the files, `tests/golden/data/traces`. This page is written by
 `PYTHONPATH=.:tests python tests/golden/test_traces.py`.
 
 {table()}"""
