@@ -77,7 +77,7 @@ def folder_of(path: Path, settings: Iterable[RunSettings], records: Iterable[Rec
     """Writes records into a results folder, which need not be empty, and returns the folder."""
     folder = Folder(path)
     folder.claim(settings)
-    append(folder.part(0), records)
+    append(folder.repair_part(0), records)
     return folder
 
 

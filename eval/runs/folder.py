@@ -159,9 +159,9 @@ class Folder:
             f"writes part-{rank}.jsonl; wait for it, or choose another folder."
         )
         with only_writer(self.path / f".part-{rank}.lock", refusal):
-            yield self._repair_part(rank)
+            yield self.repair_part(rank)
 
-    def _repair_part(self, rank: int) -> Path:
+    def repair_part(self, rank: int) -> Path:
         """Removes a torn last line from the file of a process; returns the file."""
         path = self.path / f"part-{rank}.jsonl"
         if path.exists():

@@ -111,7 +111,7 @@ def test_errors_of_a_mended_sampler_are_tried_again_when_asked(
     message = capsys.readouterr().err
     assert message.startswith("10 examples raised an error, 10 of them: RuntimeError: Credit")
     assert "must commit at least one eligible position" in message
-    assert message.endswith("decodes them anew with --retry-errors.\n")
+    assert message.endswith("with --retry-errors.\n")
     with pytest.raises(ValueError, match="--retry-errors decodes them anew"):
         execute(module.runs(""), out)
     folder = execute(module.runs(""), out, retry_errors=True)
