@@ -3,7 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from dllm_decode.settings.arguments import Dtype, File, Name, Port, Positive
+from dllm_decode.settings.arguments import (
+    CallParser,
+    Dtype,
+    File,
+    Name,
+    Port,
+    Positive,
+    ReasoningParser,
+)
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,8 @@ class Server:
         port: Port on which the server listens; 0 takes any free port.
         api_key: Key that clients must send. `None`: no key.
         allow_sampler: A further sampler that requests may name; each sampler has its own batch.
+        tool_call_parser: How the model writes calls; auto: as its chat template does.
+        reasoning_parser: How the model marks its reasoning; auto: as its chat template does.
         weights_root: Clients with the key of --api-key may replace the weights by those of
             folders below this folder. `None`: nobody may.
         quiet: Log neither requests nor the throughput.
@@ -93,5 +103,7 @@ class Server:
     port: Port = 8000
     api_key: Annotated[str, "KEY"] | None = None
     allow_sampler: list[Annotated[str, "NAME=EXPR"]] = field(default_factory=list)
+    tool_call_parser: CallParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
     weights_root: Annotated[str, "FOLDER"] | None = None
     quiet: bool = False

@@ -25,6 +25,7 @@ def run(options: Namespace) -> int:
         )
     # These modules need the extra `serve`, and load torch.
     from dllm_decode.serve.api import require_key
+    from dllm_decode.serve.calls import Parsers
     from dllm_decode.serve.server import LOCAL, bind, serve
     from dllm_decode.serve.service import Service
 
@@ -47,7 +48,8 @@ def run(options: Namespace) -> int:
             name: speaker.decoder(sampler, speaker.config) for name, sampler in samplers.items()
         }
         name = options.served_name or Path(parse_model(options.model).source).name
-        service = Service.start(name, speaker.tokenizer, decoders, limits)
+        parsers = Parsers(options.tool_call_parser, options.reasoning_parser)
+        service = Service.start(name, speaker.tokenizer, decoders, limits, parsers)
         deciding = [speaker.sampler] if speaker.verifier.asks_sampler else []
         plugins = ", ".join(map(repr, [*deciding, *service.plugins.values()]))
         _say(

@@ -78,11 +78,3 @@ def cut_at(text: str, strings: Sequence[str]) -> str:
     """Returns the text before the first of some strings."""
     starts = [text.find(string) for string in strings if string in text]
     return text[: min(starts)] if starts else text
-
-
-def num_before(tokenizer: Detokenizer, tokens: list[int], strings: Sequence[str]) -> int:
-    """Returns the number of tokens up to the end of the first of some strings."""
-    if not any(string in tokenizer.decode(tokens) for string in strings):
-        return len(tokens)
-    ends = range(1, len(tokens) + 1)
-    return next(n for n in ends if any(text in tokenizer.decode(tokens[:n]) for text in strings))

@@ -61,7 +61,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         tokens: The answer, `gen_length` tokens. Positions that were open at the end hold an EOS.
         length: Number of positions, with those that fill up the answer's last block.
         writes: Everything that the steps wrote, in the order of the steps.
-        finish: "stop" if an EOS or a stop rule ended the answer, "length" if it is full.
+        finish: As `finish_reason` of `Answer`.
         forwards: Forwards of the model that the row took part in.
         config: The options of the decode.
         model: Name of the model.
@@ -208,7 +208,9 @@ class RolloutRecorder:
         """Returns the rollout of a request that has ended, and drops the request's writes."""
         tokens = tuple(output.tokens[0].tolist())
         answer = before_end(tokens, output.eos_ids)
+        is_constrained = request.automaton is not None
         has_stopped = bool(output.unsettled.any()) or request.stop.stops(answer)
+        has_ended = has_stopped or is_constrained or len(answer) < len(tokens)
         row = Row.of(request, decoder.align, decoder.model.mask_id)
         return Rollout(
             prompt=tuple(request.prompt),
@@ -216,7 +218,7 @@ class RolloutRecorder:
             tokens=tokens,
             length=row.end - row.prompt_length,
             writes=tuple(self._writes.pop(request.index, ())),
-            finish="stop" if has_stopped or len(answer) < len(tokens) else "length",
+            finish="stop" if has_ended else "length",
             forwards=int(output.nfe[0]),
             config=request.config,
             model=decoder.model.name,
@@ -226,5 +228,5 @@ class RolloutRecorder:
             cache=repr(decoder.cache),
             verifier=repr(decoder.verifier),
             blocks=repr(decoder.blocks),
-            is_constrained=request.automaton is not None,
+            is_constrained=is_constrained,
         )

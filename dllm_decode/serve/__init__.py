@@ -7,7 +7,8 @@ fields.py    the JSON of requests        parts.py      messages, tools and forms
 forms.py     forms of answers            compiler.py   forms as automata, in turns
 worker.py    the process that compiles
 chats.py     messages as token ids       asks.py       requests as rows
-token_text.py  tokens as text            answers.py    the JSON of answers
+calls.py     calls in answers            answers.py    the JSON of answers
+token_text.py  tokens as text
 read.py      typed reads                 errors.py     refusals in OpenAI's shape
 guard.py     key, host and size of a request
 metrics.py   counters                    limits.py     bounds

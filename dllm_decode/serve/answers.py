@@ -3,7 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -84,7 +84,9 @@ class Exchange:
                     self._observe(self.service.metrics.first_chunk_s)
                 # A draft sends no tokens of the answer.
                 has_usage = options.continuous_usage_stats and not isinstance(update, Drafted)
-                yield event(self._body([body], self._usage() if has_usage else None))
+                usage = self._usage() if has_usage else None
+                for chunk in (*self._beginnings(number), body):
+                    yield event(self._body([chunk], usage))
             if options.include_usage:
                 yield event(self._body([], self._usage()))
             self._observe(self.service.metrics.request_s)
@@ -92,6 +94,15 @@ class Exchange:
             # The status was sent with the first chunk.
             yield event(refusal.body())
         yield DONE
+
+    def _beginnings(self, number: int) -> Iterator[Json]:
+        """Yields an empty first part for each message before message `number` that has no part.
+
+        The client of OpenAI joins choices in the order in which they begin.
+        """
+        for earlier in self.choices[:number]:
+            if self.asked.is_chat and not earlier.is_begun:
+                yield self._choice(earlier, {"content": ""}, [])
 
     def _observe(self, seconds: Histogram) -> None:
         """Counts the seconds from the request to now."""
@@ -123,7 +134,7 @@ class Exchange:
         if isinstance(update, Finished):
             return self._finished(choice, update.output)
         text = choice.prose.more(update.tokens)
-        if not text or not (part := self._written(choice, text)):
+        if not text or not (part := choice.message.more(text, is_last=False)):
             return None
         return self._choice(choice, part, choice.prose.kept(update.tokens))
 
@@ -131,16 +142,18 @@ class Exchange:
         """Returns a choice with the answer as it is after a round, open positions as null."""
         decode = self.service.tokenizer.decode
         pieces = [None if token is None else decode([token]) for token in draft.tokens]
-        empty = {"delta": {"content": ""}} if self.asked.is_chat else {"text": ""}
         canvas = {"round": draft.round, "tokens": pieces, "forced": draft.forced}
-        return {"index": choice.number, **empty, "canvas": canvas, "finish_reason": None}
+        body = {"index": choice.number, **self._text_part(choice, {"content": ""})}
+        return {**body, "canvas": canvas, "finish_reason": None}
 
     def _finished(self, choice: ResponseChoice, output: DecodeOutput) -> Json:
         """Returns a choice with the text that was not sent yet and its end; counts the answer."""
         tokens, reason = choice.end(output)
-        part = self._written(choice, choice.prose.rest(tokens))
-        body = self._choice(choice, part or {"content": ""}, tokens)
-        body["finish_reason"] = reason
+        part = choice.message.more(choice.prose.rest(tokens), is_last=True)
+        if not part and not choice.message.has_calls:
+            part = {"content": ""}
+        body = self._choice(choice, part, tokens)
+        body["finish_reason"] = "tool_calls" if choice.message.has_calls else reason
         if choice.recorder is not None and self.asked.return_trace:
             steps, prompt = choice.recorder.steps, choice.job.request.prompt
             question = self.asked.questions[choice.number // (self.asked.n or 1)]
@@ -157,31 +170,28 @@ class Exchange:
         self.service.metrics.answered(num_prompt_tokens, choice.num_sent, output)
         return body
 
-    def _written(self, choice: ResponseChoice, text: str) -> Json | None:
-        """Returns new text as part of a message; `None` if the text is held back in a call."""
-        if choice.call is None:
-            return {"content": text}
-        call = choice.call.more(text)
-        if call is None:
-            return None
-        if not self.asked.stream:
-            # Only the parts of a stream are numbered.
-            call.pop("index")
-        return {"content": None, "tool_calls": [call]}
-
     def _choice(self, choice: ResponseChoice, part: Json, tokens: list[int]) -> Json:
         """Returns a choice with new text, and notes that the answer's tokens so far are sent."""
-        body: Json = {"index": choice.number}
-        if self.asked.is_chat:
-            name = "delta" if self.asked.stream else "message"
-            body[name] = {"role": "assistant", **part}
-        else:
-            body["text"] = part["content"]
+        body: Json = {"index": choice.number, **self._text_part(choice, part)}
         recorder, body["logprobs"] = choice.recorder, None
         if recorder is not None and recorder.num_top is not None:
             body["logprobs"] = self._logprobs(choice, tokens, recorder.scores)
         choice.num_sent = len(tokens)
         return {**body, "finish_reason": None}
+
+    def _text_part(self, choice: ResponseChoice, part: Json) -> Json:
+        """Returns the message or text of a choice, with a role in the first part of a message."""
+        if not self.asked.is_chat:
+            return {"text": part.get("content", "")}
+        # Clients join the parts of a stream, and would join the roles too.
+        role = {} if choice.is_begun else {"role": "assistant"}
+        choice.is_begun = True
+        if self.asked.stream:
+            return {"delta": {**role, **part}}
+        for call in part.get("tool_calls", ()):
+            # Only the parts of a stream are numbered.
+            del call["index"]
+        return {"message": {**role, "content": None, **part}}
 
     def _logprobs(
         self, choice: ResponseChoice, tokens: list[int], scores: dict[int, Scored]

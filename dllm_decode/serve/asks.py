@@ -1,13 +1,15 @@
 """Requests of clients as rows of the loop."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dllm_decode.core.language import Automaton
 from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
+from dllm_decode.serve.calls import MessageText
 from dllm_decode.serve.chats import chat_ids
 from dllm_decode.serve.errors import RefusedError, refusing
 from dllm_decode.serve.fields import Chat, Completion, CompletionFields
@@ -15,6 +17,9 @@ from dllm_decode.serve.forms import CallText
 from dllm_decode.serve.jobs import Job, Recorder
 from dllm_decode.serve.service import Channel, Service
 from dllm_decode.text.prose import Prose
+
+# Tokens at the end of a prompt that may begin the reasoning of its answer.
+_NUM_LAST = 32
 
 
 @dataclass
@@ -26,27 +31,28 @@ class ResponseChoice:
         job: The row.
         prose: Its text.
         recorder: Its steps and log-probabilities, if the client asked for them.
-        call: Its text as a call, if the answer must be a call.
+        message: Its text as parts of a message.
         num_sent: Tokens that were sent to the client.
+        is_begun: True once a part was sent to the client.
     """
 
     number: int
     job: Job
     prose: Prose
+    message: MessageText | CallText
     recorder: Recorder | None = None
-    call: CallText | None = None
     num_sent: int = 0
+    is_begun: bool = False
 
     def end(self, output: DecodeOutput) -> tuple[list[int], str]:
         """Returns the tokens of the answer up to its first stop string, and why it has ended.
 
-        The reason is "stop" after an EOS or a stop string, "length" if the answer is full.
+        The reason is "length" if the answer is full, without a constraint or a stop string.
         """
         all_tokens = output.tokens[0].tolist()
         tokens = output.answers()[0] if self.job.request.config.stop_at_eos else all_tokens
-        if self.call is not None:
-            return tokens, "tool_calls"
-        has_ended = len(tokens) < len(all_tokens) or self.prose.stops(tokens)
+        is_complete = len(tokens) < len(all_tokens) or self.job.request.automaton is not None
+        has_ended = is_complete or self.prose.stops(tokens)
         return self.prose.kept(tokens), "stop" if has_ended else "length"
 
 
@@ -57,8 +63,7 @@ def prompts_of(service: Service, asked: Completion | Chat) -> list[list[int]]:
         RefusedError: If a prompt cannot be tokenized.
     """
     if isinstance(asked, Chat):
-        listed = [] if asked.tool_choice == "none" else asked.tools or []
-        tools = [tool.model_dump() for tool in listed]
+        tools = [tool.model_dump() for tool in asked.listed_tools]
         return [chat_ids(service, asked.messages, tools=tools, arguments=asked.template_arguments)]
     tokenizer = service.tokenizer
     return [
@@ -92,6 +97,7 @@ def choices_of(
     stop: StopRule = NeverStop()
     if asked.stop:
         stop = StopStrings(service.stop_tokenizer, tuple(asked.stop))
+    hidden_ids, reader = _reader(service, asked, prompts[0], automaton is not None)
     choices = []
     for number in range(len(prompts) * copies):
         prompt, copy = prompts[number // copies], number % copies
@@ -102,14 +108,46 @@ def choices_of(
                 constraint=automaton, **options,
             )  # fmt: skip
         job = Job(request, channel.emitter(number), channel.post, asked.shown, channel.client)
-        choice = ResponseChoice(number, job, Prose(service.tokenizer, asked.stop))
-        if asked.forced:
-            choice.call = CallText(asked.forced, f"call_{secrets.token_hex(12)}")
+        prose = Prose(service.tokenizer, asked.stop, hidden_ids)
+        choice = ResponseChoice(number, job, prose, reader())
         if asked.return_trace or asked.num_top is not None:
             choice.recorder = Recorder(asked.num_top)
             job.watch = choice.recorder.watch
         choices.append(choice)
     return choices
+
+
+def _reader(
+    service: Service, asked: Completion | Chat, prompt: list[int], has_form: bool
+) -> tuple[set[int] | None, Callable[[], MessageText | CallText]]:
+    """Returns the tokens that an answer does not show, and a function that returns its reader.
+
+    An answer with a form is all content, because a form has no calls and no reasoning.
+    """
+    if asked.forced:
+        return None, partial(CallText, asked.forced)
+    if has_form or not isinstance(asked, Chat):
+        return None, MessageText
+    tokenizer, parsers, has_tools = service.tokenizer, service.parsers, bool(asked.listed_tools)
+    template = tokenizer.get_chat_template(tools=[{}] if has_tools else None)
+    calls = parsers.call_format(template) if has_tools else None
+    reasoning = parsers.reasoning_tags(template)
+    is_reasoning = reasoning is not None and (
+        tokenizer.decode(prompt[-_NUM_LAST:]).rstrip().endswith(reasoning.begin)
+    )
+    is_parallel = asked.parallel_tool_calls is not False
+    reader = partial(
+        MessageText, calls, reasoning, is_reasoning=is_reasoning, is_parallel=is_parallel
+    )
+    read = {*(reasoning or ()), *(() if calls is None else (*calls.tags, *calls.tokens))}
+    if not read:
+        return None, reader
+    special = {
+        number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.special and not any(text.startswith(token.content) for text in read)
+    }
+    return special, reader
 
 
 def _check_room(

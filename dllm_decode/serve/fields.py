@@ -1,6 +1,7 @@
 """The JSON of requests. A field that is not listed here is refused by name."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeGuard
 
 from pydantic import (
@@ -26,6 +27,7 @@ from dllm_decode.serve.parts import (
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,), "echo": (False,), "suffix": ("",), "frequency_penalty": (0,),
     "presence_penalty": (0,), "repetition_penalty": (1,), "length_penalty": (1,),
+    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
     "logit_bias": ({},),
     "min_p": (0,), "min_tokens": (0,), "use_beam_search": (False,), "skip_special_tokens": (True,),
     "store": (False,), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
@@ -35,6 +37,21 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "reasoning_effort": (), "chat_template_kwargs": ({},), "max_completion_tokens": (),
 }  # fmt: skip
 """Fields of other servers, and the values that ask for nothing; so does null."""
+
+_PENALTY = (
+    "A penalty counts the tokens before a position, which may still be open when its token is "
+    "drawn."
+)
+_LAW = "Use 'top_p' or 'top_k' to limit which tokens may be drawn."
+_FORM = (
+    "Use 'structured_outputs', such as {\"regex\": \"[0-9]+\"}, with 'json', 'regex' or 'choice'."
+)
+_REASONS = {
+    "frequency_penalty": _PENALTY, "presence_penalty": _PENALTY, "repetition_penalty": _PENALTY,
+    "min_p": _LAW, "guided_json": _FORM, "guided_regex": _FORM, "guided_choice": _FORM,
+    "guided_grammar": _FORM,
+}  # fmt: skip
+"""Why a field of another server is not supported, or the field to use."""
 
 MAX_SLOTS = 64
 MAX_STOPS = 16
@@ -229,6 +246,11 @@ class Chat(CompletionFields):
         return functions if self.tool_choice == "required" else []
 
     @property
+    def listed_tools(self) -> list[Tool]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
     def questions(self) -> list[str]:
         """The text of the last message."""
         return [self.messages[-1].content]
@@ -273,16 +295,19 @@ def is_neutral(kind: type[BaseModel], name: str, value: object) -> bool:
     """Returns True if a field is not one of this server's, and asks for nothing.
 
     Raises:
-        RefusedError: If a field of another server asks for something.
+        RefusedError: If a field of another server asks for something, or there is no such field.
     """
-    if name in kind.model_fields or name not in NEUTRAL:
+    if name in kind.model_fields:
         return False
+    if name not in NEUTRAL:
+        close = get_close_matches(name, kind.model_fields, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ", or not supported here."
+        message = f"{name!r} is not a field of this request{hint}"
+        raise RefusedError(400, message, param=name, code="unknown_parameter")
     # In Python True equals 1 and False equals 0.
     kinds = {bool} if isinstance(value, bool) else {int, float, str, list, dict}
     asks_nothing = any(value == neutral and type(neutral) in kinds for neutral in NEUTRAL[name])
     if value is None or asks_nothing:
         return True
-    raise RefusedError(
-        400, f"{name!r} is not supported by this server; leave it out.", param=name,
-        code="unsupported_parameter",
-    )  # fmt: skip
+    message = f"{name!r} is not supported by this server; leave it out. {_REASONS.get(name, '')}"
+    raise RefusedError(400, message.rstrip(), param=name, code="unsupported_parameter")

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from dllm_decode.serve.calls import new_call_id
 from dllm_decode.serve.fields import Chat, Completion
 from dllm_decode.serve.parts import Function
 from dllm_decode.text.constraints import Constraint, JsonSchema, constraint_of
 from dllm_decode.text.constraints.machines.octets import Octets, in_order, literal, union
 
 _NO_ARGUMENTS = {"type": "object", "additionalProperties": False}
+# Parts of the schema of a function without arguments, next to notes for people.
+_EMPTY = {"type": "object", "properties": {}, "required": []}
+_NOTES = {"$schema", "title", "description"}
 
 
 class Form(NamedTuple):
@@ -74,10 +78,18 @@ def _calls_of(schema_of: Callable[[Any], JsonSchema], functions: list[dict[str, 
     for function in functions:
         schema = function.get("parameters")
         try:
-            schemas[function["name"]] = schema_of(_NO_ARGUMENTS if schema is None else schema)
+            is_empty = schema is None or _is_empty(schema)
+            schemas[function["name"]] = schema_of(_NO_ARGUMENTS if is_empty else schema)
         except ValueError as error:
             raise ValueError(f"The parameters of {function['name']!r}: {error}") from None
     return Calls(schemas)
+
+
+def _is_empty(schema: Any) -> bool:
+    """Returns True if a schema of arguments names none, as clients write it."""
+    return isinstance(schema, dict) and all(
+        name in _NOTES or (name, part) in _EMPTY.items() for name, part in schema.items()
+    )
 
 
 def _head(name: str) -> str:
@@ -85,30 +97,37 @@ def _head(name: str) -> str:
 
 
 class CallText:
-    """The text of a call; each part of the text is sent once."""
+    """The text of a call that the request forces; each part of the text is sent once.
 
-    def __init__(self, functions: list[Function], id: str) -> None:
+    Attributes:
+        has_calls: True, because the text is a call.
+    """
+
+    has_calls = True
+
+    def __init__(self, functions: list[Function]) -> None:
         """Begins before the first character."""
         self._heads = {_head(function.name): function.name for function in functions}
-        self._id = id
+        self._id = new_call_id()
         self._text = ""
         self._num_sent = 0
 
-    def more(self, text: str) -> dict[str, Any] | None:
-        """Returns the new part of the call for the client; `None` if it cannot be sent yet.
+    def more(self, text: str, *, is_last: bool) -> dict[str, Any]:
+        """Returns the new part of the call as part of a message; empty if none can be sent yet.
 
-        The last character is held back, because it may be the brace that ends the call.
+        The last character is never sent, because it may be the brace that ends the call.
         """
         self._text += text
         head = next((head for head in self._heads if self._text.startswith(head)), None)
         if head is None:
-            return None
+            return {}
         is_first = self._num_sent == 0
         arguments = self._text[max(len(head), self._num_sent) : -1]
         if not arguments and not is_first:
-            return None
+            return {}
         self._num_sent = max(len(head), len(self._text) - 1)
+        part = {"index": 0, "function": {"arguments": arguments}}
         if is_first:
             function = {"name": self._heads[head], "arguments": arguments}
-            return {"index": 0, "id": self._id, "type": "function", "function": function}
-        return {"index": 0, "function": {"arguments": arguments}}
+            part = {"index": 0, "id": self._id, "type": "function", "function": function}
+        return {"tool_calls": [part]}

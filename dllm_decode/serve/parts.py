@@ -31,6 +31,9 @@ def _content(value: object) -> object:
 
 Text: TypeAlias = Annotated[str, AfterValidator(_encodable)]
 
+# Clients add such fields to answers that they join or parse, and send them back.
+_ClientField: TypeAlias = Annotated[Any, Field(exclude=True)]
+
 
 class Strict(BaseModel):
     """An object whose fields are all known, and have exactly their types."""
@@ -75,6 +78,7 @@ class CalledFunction(Strict):
 
     name: Text
     arguments: Text
+    parsed_arguments: _ClientField = None
 
 
 class ToolCall(Strict):
@@ -83,6 +87,7 @@ class ToolCall(Strict):
     id: Text
     type: Literal["function"]
     function: CalledFunction
+    index: _ClientField = None
 
 
 class Turn(Strict):
@@ -94,6 +99,8 @@ class Turn(Strict):
     ] = ""
     tool_call_id: Text | None = None
     tool_calls: list[ToolCall] | None = None
+    reasoning_content: Text | None = None
+    parsed: _ClientField = None
 
     @model_validator(mode="before")
     @classmethod

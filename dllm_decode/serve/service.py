@@ -12,6 +12,7 @@ from weakref import WeakSet
 from dllm_decode.blocks import Sequential
 from dllm_decode.caches import NoCache
 from dllm_decode.engine.decoder import Decoder
+from dllm_decode.serve.calls import Parsers
 from dllm_decode.serve.compiler import Compiler
 from dllm_decode.serve.engine import ENDING, Engine, FullError, Lane
 from dllm_decode.serve.errors import RefusedError
@@ -42,6 +43,7 @@ class Service:
         engine: Lanes by name of their sampler, and one for typed reads if the model has a [MASK].
         metrics: Counters.
         compiler: Compiles constraints.
+        parsers: How calls and reasoning are written in answers to chats.
         created: When the server was started, in seconds since 1970.
         indices: Indices of requests of the loop, each used once.
         channels: The channels of the requests that are being answered.
@@ -53,13 +55,18 @@ class Service:
     engine: Engine
     metrics: Metrics
     compiler: Compiler
+    parsers: Parsers
     created: int = field(default_factory=lambda: int(time.time()))
     indices: Iterator[int] = field(default_factory=count)
     channels: WeakSet["Channel"] = field(default_factory=WeakSet)
 
     @staticmethod
     def start(
-        name: str, tokenizer: Any, decoders: Mapping[str, Decoder], limits: Limits
+        name: str,
+        tokenizer: Any,
+        decoders: Mapping[str, Decoder],
+        limits: Limits,
+        parsers: Parsers,
     ) -> "Service":
         """Starts the lanes of a model, by name of their sampler; the first is the default."""
         default = next(iter(decoders.values()))
@@ -68,7 +75,8 @@ class Service:
             lanes[READS] = reading_decoder(default.model, limits.max_tokens)
         engine = Engine(lanes, limits)
         compiler = Compiler(deepcopy(tokenizer), default)
-        return Service(name, tokenizer, deepcopy(tokenizer), engine, Metrics(engine), compiler)
+        metrics = Metrics(engine)
+        return Service(name, tokenizer, deepcopy(tokenizer), engine, metrics, compiler, parsers)
 
     @property
     def limits(self) -> Limits:

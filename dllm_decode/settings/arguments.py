@@ -15,6 +15,8 @@ File: TypeAlias = Annotated[str, "FILE"]
 Folder: TypeAlias = Annotated[str, "FOLDER"]
 Name: TypeAlias = Annotated[str, "NAME"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+CallParser: TypeAlias = Literal["auto", "hermes", "gemma4", "none"]
+ReasoningParser: TypeAlias = Literal["auto", "qwen3", "deepseek_r1", "gemma4", "none"]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from dllm_decode.core.commits import Commits
 from dllm_decode.core.output import DecodeOutput, before_end
 from dllm_decode.core.rows import Request
-from dllm_decode.core.stopping import cut_at, num_before
+from dllm_decode.text.prose import Prose
 from dllm_decode.text.texts import Tokenizer
 
 
@@ -41,7 +41,8 @@ class Answer:
             text with its blanks filled.
         token_ids: The answer's tokens before the EOS, including a stop string and later tokens.
             Positions that were still masked when the row stopped are left out.
-        finish_reason: "stop" if an EOS or a stop string has ended the answer, else "length".
+        finish_reason: "stop" if an EOS or a stop string has ended the answer, or if the answer is
+            complete because it has a constraint; else "length".
         forwards: Forwards of the model that the answer's row took part in.
         commits: When each of the tokens was committed, and how likely the token was; `None` unless
             `return_logprobs` was set.
@@ -163,14 +164,9 @@ def answer_of(
         token_ids = before_end(tokens[positions].tolist(), decoded.eos_ids)
         positions = positions[: len(token_ids)]
         has_ended = len(token_ids) < len(tokens)
-    text = tokenizer.decode(token_ids, skip_special_tokens=True)
-    if stop_strings:
-        # A stop string may be a special token, which the text of an answer does not show.
-        before_stop = token_ids[: num_before(tokenizer, token_ids, stop_strings)]
-        shown = cut_at(tokenizer.decode(before_stop, skip_special_tokens=True), stop_strings)
-        has_ended = has_ended or len(before_stop) < len(token_ids) or shown != text
-        text = shown
-    forwards = int(decoded.nfe[row])
+    prose = Prose(tokenizer, stop_strings)
+    has_ended = has_ended or prose.stops(token_ids) or request.automaton is not None
+    text, forwards = prose.whole(token_ids), int(decoded.nfe[row])
     commits = None if decoded.commits is None else _token_commits(decoded.commits, row, positions)
     return Answer(text, token_ids, "stop" if has_ended else "length", forwards, commits)
 

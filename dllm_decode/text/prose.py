@@ -1,14 +1,19 @@
 """Tokens of an answer as text that is sent piece by piece."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Protocol
 
 from dllm_decode.core.stopping import cut_at
-from dllm_decode.text.texts import Tokenizer
 
 UNFINISHED = "\ufffd"
 """The character that a tokenizer writes for a part of one."""
+
+
+class _Decoder(Protocol):
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str: ...
 
 
 @dataclass
@@ -18,15 +23,26 @@ class Prose:
     Attributes:
         tokenizer: Turns ids into text.
         stop_strings: Texts that end the answer, and are not part of it.
+        hidden_ids: Tokens that are not part of the text; `None`: all special tokens.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: _Decoder
     stop_strings: Sequence[str]
+    hidden_ids: Collection[int] | None = None
     _sent: str = field(default="", init=False)
 
     def whole(self, tokens: list[int]) -> str:
         """Returns the text of tokens up to the first stop string."""
-        return cut_at(self._decoded(self.kept(tokens)), self.stop_strings)
+        kept = self.kept(tokens)
+        text, shown = self._decoded(kept), self.tokenizer.decode(kept)
+        before = cut_at(shown, self.stop_strings)
+        if before == shown or any(string in text for string in self.stop_strings):
+            return cut_at(text, self.stop_strings)
+        # The string has a special token, so that the text does not contain the string.
+        lengths = (len(self.tokenizer.decode(kept[:n])) for n in range(len(kept)))
+        num_whole = sum(1 for _ in takewhile(lambda length: length <= len(before), lengths)) - 1
+        whole = kept[:num_whole]
+        return self._decoded(whole) + before[len(self.tokenizer.decode(whole)) :].rstrip()
 
     def stops(self, tokens: list[int]) -> bool:
         """Returns True if the text of tokens contains a stop string.
@@ -46,7 +62,7 @@ class Prose:
         if self.stops(tokens):
             return self.rest(tokens)
         text = self._decoded(tokens).rstrip(UNFINISHED)
-        return self._send(text[: len(text) - self._num_held(text)])
+        return self._send(text[: len(text) - num_begun(text, self.stop_strings)])
 
     def rest(self, tokens: list[int]) -> str:
         """Returns the text of an ended answer that was not sent yet."""
@@ -60,7 +76,9 @@ class Prose:
         return tokens[:first]
 
     def _decoded(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+        if self.hidden_ids is None:
+            return self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return self.tokenizer.decode([token for token in tokens if token not in self.hidden_ids])
 
     def _send(self, text: str) -> str:
         # Some tokenizers change a space before the end once more text follows.
@@ -69,10 +87,11 @@ class Prose:
         new, self._sent = text[len(self._sent) :], text
         return new
 
-    def _num_held(self, text: str) -> int:
-        """Counts the characters at the end that may be the beginning of a stop string."""
-        longest = max((len(string) for string in self.stop_strings), default=1) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            if any(string.startswith(text[-length:]) for string in self.stop_strings):
-                return length
-        return 0
+
+def num_begun(text: str, strings: Sequence[str]) -> int:
+    """Counts the characters at the end of a text that may be the beginning of some strings."""
+    longest = max((len(string) for string in strings), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(string.startswith(text[-length:]) for string in strings):
+            return length
+    return 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dllm_decode.core.stopping import cut_at
+from dllm_decode.text.prose import Prose
 from eval.lm_harness.generation import Generation
 from eval.lm_harness.settings import LmTokenizer
 from eval.runs.prompts import require_template
@@ -64,12 +64,4 @@ class Codec:
 
     def answer(self, tokens: Sequence[int], generation: Generation) -> str:
         """Returns the text of an answer, cut at the first stop string."""
-        stops = {token for stop in generation.until for token in self._token_of(stop)}
-        end = next((i for i, token in enumerate(tokens) if token in stops), len(tokens))
-        text = self._tokenizer.decode([*tokens[:end]], skip_special_tokens=True)
-        return cut_at(text, generation.until)
-
-    def _token_of(self, text: str) -> list[int]:
-        """Returns a stop string's token, if it is one; decoding leaves out special tokens."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids if len(ids) == 1 and self._tokenizer.decode(ids) == text else []
+        return Prose(self._tokenizer, generation.until).whole([*tokens])

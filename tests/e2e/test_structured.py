@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dllm_decode import JsonSchema, OneOf, Regex, SelfVerify, StepEvent, generate, load_model
+from dllm_decode import (
+    JsonSchema,
+    OneOf,
+    Regex,
+    SelfVerify,
+    StepEvent,
+    generate,
+    load_model,
+    roll_out,
+)
 from dllm_decode.cli.main import main
 from dllm_decode.text.streaming import stream_to_terminal
 
@@ -78,6 +87,17 @@ def test_several_answers_and_templates_keep_the_form() -> None:
     form = r"now \d+ - \d+ = \d+ \. #### \d+"
     filled = ask(templates="now [MASK:5] . #### [MASK]", constraint=Regex(form))
     assert re.fullmatch(form, filled.texts[0])
+
+
+def test_a_complete_answer_that_fills_its_space_ends_with_stop() -> None:
+    """The reason was "length", as if something had been cut off."""
+    constraint = Regex("now( [0-9]){3}")
+    for given, reason in ((constraint, "stop"), (None, "length")):
+        (answer,) = ask(constraint=given, gen_length=4)
+        assert (len(answer.token_ids), answer.finish_reason) == (4, reason)
+        options: Any = {"constraint": given, "gen_length": 4, "temperature": 0.1}
+        (group,) = roll_out(MODEL, TOKENIZER, [QUESTION], **options)
+        assert {rollout.finish for rollout in group.rollouts} == {reason}
 
 
 @pytest.mark.usefixtures("no_checks_of_types")

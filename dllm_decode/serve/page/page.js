@@ -115,7 +115,8 @@ async function answer(turn, signal) {
       await new Promise((resume) => setTimeout(resume, Number(byId("pause").value)));
       signal.throwIfAborted();
     }
-    text += choice.delta.content;
+    text += choice.delta.content ?? "";
+    if (choice.delta.reasoning_content) drawn.after(make("div", "soft", choice.delta.reasoning_content));
     if (choice.trace) {
       const { steps, seconds, forwards, tokens_per_forward: rate } = choice.trace;
       const speed = Math.round(steps.length / seconds);

@@ -62,7 +62,7 @@ def read_vocabulary(
     Raises:
         ValueError: If the text of an answer is not the texts of its tokens, one after the other.
     """
-    decoder = _Decoder.of(tokenizer)
+    decoder = _TokenDecoder.of(tokenizer)
     special = {*tokenizer.all_special_ids, *eos_ids, *banned_ids}
     added = tokenizer.added_tokens_decoder
     special |= {token for token, added_token in added.items() if added_token.special}
@@ -82,7 +82,7 @@ def read_vocabulary(
 
 
 @dataclass(frozen=True)
-class _Decoder:
+class _TokenDecoder:
     """How a tokenizer joins pieces into a text.
 
     Attributes:
@@ -100,7 +100,7 @@ class _Decoder:
     strips_first: bool = False
 
     @staticmethod
-    def of(tokenizer: Any) -> "_Decoder":
+    def of(tokenizer: Any) -> "_TokenDecoder":
         """Returns the rule of a tokenizer.
 
         Raises:
@@ -111,12 +111,12 @@ class _Decoder:
             raise _unknown(type(tokenizer).__name__)
         spec = json.loads(backend.to_str())["decoder"]
         if spec is None:
-            return _Decoder(separator=b" ")
+            return _TokenDecoder(separator=b" ")
         steps = spec["decoders"] if spec["type"] == "Sequence" else [spec]
         rules: dict[str, Any] = {}
         for step in steps:
             rules |= _rule_of(step)
-        return _Decoder(**rules)
+        return _TokenDecoder(**rules)
 
     def text_of(self, piece: str) -> bytes:
         """Returns the text of a piece that follows another one, without the separator."""
@@ -128,7 +128,7 @@ class _Decoder:
 
 
 def _rule_of(step: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `_Decoder` that one step of a decoder sets."""
+    """Returns the fields of `_TokenDecoder` that one step of a decoder sets."""
     match step:
         case {"type": "ByteLevel"}:
             return {"is_byte_level": True}

@@ -124,7 +124,8 @@ class Builder:
 
     def row(self, state: int) -> Row:
         """Returns a copy of the row of a state."""
-        return self.table[state].copy()
+        row: Row = self.table[state].copy()
+        return row
 
     def fill(self, state: int, row: Row) -> None:
         """Writes the row of a state that was reserved."""
@@ -255,7 +256,7 @@ class _Utf8:
 
     def _row(self, ranges: list[_Range]) -> Row:
         row = row_of({})
-        escapes = {}
+        escapes: dict[int, int] = {}
         for low, high, target in ranges:
             row[low : min(high, 127) + 1] = target
             escapes |= {

@@ -444,6 +444,18 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
      "'template' must be a list of texts and of numbers of open tokens, 1 or more."),
     ({"template": ["\ud800"]}, "template.0",
      r"""'template.0' must be encodable as UTF-8, without lone surrogates, got "\ud800"."""),
+    ({"temprature": 1}, "temprature",
+     "'temprature' is not a field of this request; did you mean 'temperature'?"),
+    ({"wrong": 1}, "wrong", "'wrong' is not a field of this request, or not supported here."),
+    ({"presence_penalty": 0.5}, "presence_penalty",
+     "'presence_penalty' is not supported by this server; leave it out. A penalty counts the "
+     "tokens before a position, which may still be open when its token is drawn."),
+    ({"min_p": 0.1}, "min_p",
+     "'min_p' is not supported by this server; leave it out. Use 'top_p' or 'top_k' to limit "
+     "which tokens may be drawn."),
+    ({"guided_regex": "[0-9]"}, "guided_regex",
+     "'guided_regex' is not supported by this server; leave it out. Use 'structured_outputs', such "
+     "as {\"regex\": \"[0-9]+\"}, with 'json', 'regex' or 'choice'."),
 ]  # fmt: skip
 
 

@@ -73,10 +73,15 @@ class Person(BaseModel):
 
 
 def test_a_pydantic_model_is_parsed_by_the_client(client: Any) -> None:
-    completion = client.chat.completions.parse(**CHAT, response_format=Person)
-    parsed = completion.choices[0].message.parsed
-    assert isinstance(parsed, Person)
-    assert completion.choices[0].finish_reason in ("stop", "length")
+    """An answer that filled its space was reported as cut off, so that the client refused it."""
+    filled = []
+    for max_tokens in (28, 64):
+        request = {**CHAT, "max_tokens": max_tokens, "response_format": Person}
+        completion = client.chat.completions.parse(**request)
+        assert isinstance(completion.choices[0].message.parsed, Person)
+        assert completion.choices[0].finish_reason == "stop"
+        filled.append(completion.usage.completion_tokens == max_tokens)
+    assert True in filled
 
 
 def test_an_answer_has_the_form_that_is_asked_for(client: Any) -> None:
@@ -132,11 +137,58 @@ def test_a_call_follows_the_schema_whole_and_streamed(client: Any, choice: Any) 
     assert again.choices[0].message.content is not None
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [None, {}, {"type": "object"}, {"type": "object", "properties": {}},
+     {"title": "Now", "type": "object", "properties": {}, "required": []},
+     {"type": "object", "properties": {}, "additionalProperties": False}],
+)  # fmt: skip
+def test_a_function_without_arguments_is_given_none(client: Any, parameters: Any) -> None:
+    """The model had invented arguments."""
+    function = {"name": "now"} | ({} if parameters is None else {"parameters": parameters})
+    tools = [{"type": "function", "function": function}]
+    answer = client.chat.completions.create(**CHAT, tools=tools, tool_choice="required").choices[0]
+    assert json.loads(answer.message.tool_calls[0].function.arguments) == {}
+
+
 def test_text_stays_text_without_a_choice_that_forces_a_call(client: Any) -> None:
     for choice in ("auto", "none"):
         answer = client.chat.completions.create(**CHAT, tools=TOOLS, tool_choice=choice).choices[0]
         assert answer.message.tool_calls is None
         assert answer.finish_reason in ("stop", "length")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"structured_outputs": {"regex": "[a-z ]{20}"}}, {"template": ["emma", 3]},
+     {"stream_mode": "denoise"}, {"n": 2, "temperature": 3.0, "seed": 1},
+     {"tools": TOOLS, "tool_choice": "required", "n": 2}],
+)  # fmt: skip
+def test_the_client_joins_a_stream_to_a_message_that_may_be_sent_back(
+    client: Any, extra: dict[str, Any]
+) -> None:
+    """The role of the joined message was "assistantassistant", which the next turn refused."""
+    chunks = list(client.chat.completions.create(**CHAT, stream=True, extra_body=extra))
+    for number in range(extra.get("n", 1)):
+        deltas = [c.choices[0].delta for c in chunks if c.choices[0].index == number]
+        assert len(deltas) > 1
+        assert [delta.role for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
+    options = {name: value for name, value in extra.items() if name != "stream_mode"}
+    whole = client.chat.completions.create(**CHAT, extra_body=options).choices
+    with client.chat.completions.stream(**CHAT, extra_body=extra) as stream:
+        joined = stream.get_final_completion().choices
+    assert len(joined) == len(whole) == extra.get("n", 1)
+    for choice, expected in zip(joined, whole, strict=True):
+        message, calls = choice.message, choice.message.tool_calls or []
+        assert (message.role, choice.finish_reason) == ("assistant", expected.finish_reason)
+        assert (message.content or "") == (expected.message.content or "")
+        functions = [call.function for call in expected.message.tool_calls or []]
+        assert [(call.function.name, call.function.arguments) for call in calls] == [
+            (function.name, function.arguments) for function in functions
+        ]
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "3"} for call in calls]
+        turns = [*CHAT["messages"], message, *results, *chat_of("and now?")]
+        client.chat.completions.create(**{**CHAT, "messages": turns, "tools": TOOLS})
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -155,6 +207,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {
         "unevaluatedItems": False}}}], "tool_choice": "required"},
      "tools", "The parameters of 'f': #/unevaluatedItems must be left out"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}],
+      "tool_choice": "required"}, "tools", "The parameters of 'f': JsonSchema must be"),
 ]  # fmt: skip
 
 

@@ -48,3 +48,11 @@ def test_a_stop_string_may_be_a_special_token() -> None:
     assert prose.kept(tokens) == tokens[:3]
     assert [prose.more(tokens[:2]), prose.more(tokens), prose.rest(tokens)] == ["ab", "", ""]
     assert prose.whole(tokens) == "ab"
+
+
+def test_a_stop_string_may_have_text_and_a_special_token() -> None:
+    """The text of the stop string had stayed in the answer."""
+    for string, text in (("b<s>", "a"), ("ab<s>c", ""), ("<s>c", "ab"), ("b<s>x", "abcd")):
+        prose, tokens = Prose(Bytes(), [string]), [*b"ab", 256, *b"cd"]
+        pieces = [prose.more(tokens[:length]) for length in range(1, 6)]
+        assert "".join(pieces) + prose.rest(tokens) == prose.whole(tokens) == text
