@@ -1,7 +1,8 @@
 """A day on a GPU, of a quarter of an hour; runs on a CPU too.
 
 Each part runs in a process of its own, takes a few minutes and writes FOLDER/PART.json; a part with
-such a file is not run again. Without --parts all parts run, also after one that fails.
+such a file is not run again. Each figure is added to FOLDER/PART.jsonl as soon as it is measured.
+Without --parts all parts run, also after one that fails, until the quarter of an hour has passed.
 """
 
 import json
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
@@ -25,6 +26,7 @@ from torch._inductor import config as inductor
 from benchmarks.contenders import CONTENDERS, REFERENCE, measure
 from benchmarks.floor import measure_machine
 from benchmarks.frame import Row, least_seconds, make_parser, origin, table_of
+from benchmarks.graphs import rows_of
 from benchmarks.setting import DEVICE, GEOMETRIES, Setting, decode_setting, parse_pair
 from benchmarks.step import step_rows
 from dllm_decode.core.model import ForwardInputs
@@ -33,6 +35,8 @@ from dllm_decode.settings.files import write_json
 
 Rows: TypeAlias = list[Row]
 LIMIT_S = 480
+DAY_S = 840
+"""Seconds of a part, and of all parts."""
 WAYS = ("eager", "compiled", "compiled, with graphs")
 """Graphs are those of CUDA that torch records; a CPU has none."""
 ROOT = Path(__file__).parents[1]
@@ -116,6 +120,11 @@ def forward(setting: Setting) -> Rows:
     return rows
 
 
+def graphs(setting: Setting) -> Iterator[Row]:
+    """Eager forwards beside recorded ones: tokens, then times."""
+    return rows_of(setting)
+
+
 def step(setting: Setting) -> Rows:
     """Where the time of a step goes, at one and eight rows."""
     return [
@@ -139,9 +148,9 @@ def eight_rows(setting: Setting) -> Rows:
     return one_row(replace(setting, batch_size=8))
 
 
-PARTS: Mapping[str, Callable[[Setting], Rows]] = {
+PARTS: Mapping[str, Callable[[Setting], Iterable[Row]]] = {
     part.__name__.replace("_", "-"): part
-    for part in (correctness, tests, forward, one_row, eight_rows, step)
+    for part in (graphs, correctness, tests, forward, one_row, eight_rows, step)
 }
 """In the order in which their findings are needed."""
 OPTIONS = {
@@ -164,12 +173,12 @@ def main(words: list[str]) -> None:
             steps_per_block=4, dtype="float32", num_threads=1,
         )  # fmt: skip
     options.folder.mkdir(parents=True, exist_ok=True)
-    failed = []
+    failed, until_s = [], time.monotonic() + DAY_S
     for part in options.parts:
         path = options.folder / f"{part}.json"
         if options.again or not path.is_file():
             path.unlink(missing_ok=True)
-            run(part, setting, path)
+            run(part, setting, path, min(LIMIT_S, until_s - time.monotonic()))
         if path.is_file():
             saved = json.loads(path.read_text())
             print(f"\n{part}: {saved['about']} ({saved['hardware']})\n\n{table_of(saved['rows'])}")
@@ -179,21 +188,27 @@ def main(words: list[str]) -> None:
         sys.exit(f"These parts must be run again: {', '.join(failed)}.")
 
 
-def run(part: str, setting: Setting, path: Path) -> None:
+def run(part: str, setting: Setting, path: Path, limit_s: float) -> None:
     """Runs a part in a process of its own, and writes its figures if it has not failed."""
+    if limit_s <= 0:
+        return
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         arguments = (part, setting, path)
         result = pool.apply_async(measure_part, arguments, error_callback=traceback.print_exception)
-        result.wait(LIMIT_S)
+        result.wait(limit_s)
         if not result.ready():
-            print(f"{part} took longer than {LIMIT_S} s, and was ended.")
+            print(f"{part} took longer than {limit_s:.0f} s, and was ended.")
 
 
 def measure_part(part: str, setting: Setting, path: Path) -> None:
     """Writes the figures of a part: whole or not at all, because a file that is there is done."""
     torch.set_num_threads(setting.num_threads)
-    started = time.perf_counter()
-    rows = PARTS[part](setting)
+    started, rows = time.perf_counter(), []
+    with path.with_suffix(".jsonl").open("w") as lines:
+        for row in PARTS[part](setting):
+            rows.append(row)
+            lines.write(f"{json.dumps(row)}\n")
+            lines.flush()
     record = {
         **origin(f"python -m benchmarks gpu --parts {part}", setting.device, setting.num_threads),
         "about": str(PARTS[part].__doc__), "seconds": time.perf_counter() - started,

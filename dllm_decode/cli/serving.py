@@ -28,6 +28,7 @@ def run(options: Namespace) -> int:
     from dllm_decode.serve.calls import Parsers
     from dllm_decode.serve.server import LOCAL, bind, serve
     from dllm_decode.serve.service import Service
+    from dllm_decode.serve.warm_up import warm_up
 
     limits = Limits(**{field.name: getattr(options, field.name) for field in fields(Limits)})
     others = _other_samplers(options)
@@ -47,6 +48,7 @@ def run(options: Namespace) -> int:
         decoders = {
             name: speaker.decoder(sampler, speaker.config) for name, sampler in samplers.items()
         }
+        warm_up(decoders["default"], limits, _say)
         name = options.served_name or Path(parse_model(options.model).source).name
         parsers = Parsers(options.tool_call_parser, options.reasoning_parser)
         service = Service.start(name, speaker.tokenizer, decoders, limits, parsers)

@@ -110,7 +110,8 @@ class ForwardInputs:
         slots: Where the fresh keys and values go in the cache; required with a cache. A slice, the
             same slots in every row, is cheapest.
         rows: Which rows of the cache the B rows of this call are, no row twice; `None`: all of
-            them, in order. A slice is read without a copy.
+            them, in order. A slice is read without a copy. A tensor is on the CPU, so that a model
+            can read the numbers without waiting.
         belief: The logits of the wanted columns that a uniform-state model reads, -inf throughout
             in a column that has none; `None`: no column has one.
     """

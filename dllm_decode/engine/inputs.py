@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Branches, Pass
-from dllm_decode.core.sending import send
 from dllm_decode.engine.layout import Group
 from dllm_decode.engine.state import State
 
@@ -47,4 +47,4 @@ def cache_rows(
         return None
     if indices == list(range(indices[0], indices[0] + len(indices))):
         return slice(indices[0], indices[0] + len(indices))
-    return send(indices, state.device)
+    return torch.tensor(indices)

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs
+from dllm_decode.models.network.context import rows_of
 from dllm_decode.models.network.transformer import Transformer
 
 # Kinds of forwards: with a cache or without; with a mask for each query, for all, or none; of one
@@ -81,4 +82,6 @@ def plain_inputs(inputs: ForwardInputs) -> ForwardInputs:
         slots = columns.expand_as(inputs.tokens).contiguous()
     if isinstance(rows, slice):
         cache, rows = cache.of_rows(rows), None
+    elif rows is not None:
+        rows = rows_of(inputs)
     return replace(inputs, kv_cache=cache, slots=slots, rows=rows)

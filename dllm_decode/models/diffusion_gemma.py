@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from dllm_decode.core.model import ForwardInputs, KVCache, zeroed_cache
+from dllm_decode.models.network.context import rows_of
 
 if TYPE_CHECKING:
     from transformers import DiffusionGemmaForBlockDiffusion
@@ -168,7 +169,7 @@ class _ContextCache(DynamicCache):
     def __init__(self, config: Any, inputs: ForwardInputs, old: Int[Tensor, "B O"] | None) -> None:
         super().__init__(config=config)
         self._added: dict[int, tuple[Tensor, Tensor]] = {}
-        self._stored, self._rows = inputs.kv_cache, inputs.rows
+        self._stored, self._rows = inputs.kv_cache, rows_of(inputs)
         if self._stored is None or old is None:
             return
         for number in range(len(self.layers)):
@@ -178,7 +179,7 @@ class _ContextCache(DynamicCache):
     def _read(
         self, part: Float[Tensor, "R H K D"], old: Int[Tensor, "B O"]
     ) -> Float[Tensor, "B H O D"]:
-        rows = part if self._rows is None else part[self._rows]
+        rows = part[self._rows]
         index = old.to(part.device)[:, None, :, None]
         return rows.gather(2, index.expand(-1, rows.shape[1], -1, rows.shape[3]))
 
@@ -197,6 +198,5 @@ class _ContextCache(DynamicCache):
         assert self._stored is not None
         for number, states in self._added.items():
             for part, added in zip(self._stored.layer(number), states, strict=True):
-                rows = torch.arange(len(part), device=part.device)
-                rows = rows if self._rows is None else rows[self._rows]
+                rows = torch.arange(len(part), device=part.device)[self._rows]
                 part[rows[:, None], :, slots.to(part.device)] = added.transpose(1, 2)

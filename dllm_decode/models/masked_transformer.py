@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,9 @@ from dllm_decode.models.compiled import compiled_forward
 from dllm_decode.models.families.base import Family
 from dllm_decode.models.network.context import split
 from dllm_decode.models.network.transformer import Transformer
+
+if TYPE_CHECKING:
+    from dllm_decode.models.graphs import ForwardGraphs
 
 
 class MaskedTransformer(nn.Module):
@@ -67,6 +70,7 @@ class MaskedTransformer(nn.Module):
         self.files: tuple[Path, ...] = ()
         self.family: Family | None = None
         self._compiled: Callable[[ForwardInputs], Tensor] | None = None
+        self._graphs: ForwardGraphs | None = None
 
     @property
     def device(self) -> torch.device:
@@ -86,15 +90,39 @@ class MaskedTransformer(nn.Module):
     @compiled.setter
     def compiled(self, is_compiled: bool) -> None:
         if is_compiled != self.compiled:
+            require_one_way(compiled=is_compiled, graphs=self.graphs)
             self._compiled = compiled_forward(self.transformer) if is_compiled else None
 
+    @property
+    def graphs(self) -> bool:
+        """True: forwards of few columns are recorded as graphs and replayed, see `ForwardGraphs`.
+
+        May be set at any time; ValueError for a model that is compiled, spread over devices or
+        quantised, or has experts in another dtype than bfloat16. On a CPU this is slower, and
+        serves tests.
+        """
+        return self._graphs is not None
+
+    @graphs.setter
+    def graphs(self, has_graphs: bool) -> None:
+        if has_graphs == self.graphs:
+            return
+        require_one_way(compiled=self.compiled, graphs=has_graphs)
+        if has_graphs:
+            # The modules of graphs import the tracer of torch, which takes a second.
+            from dllm_decode.models.graphs import ForwardGraphs
+
+            self._graphs = ForwardGraphs(self.transformer, self._allocate_cache)
+        else:
+            self._graphs = None
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "MaskedTransformer":
-        # Compiled code reads the weights of the model that it was compiled for.
+        # Compiled code and graphs read the weights of the model that they were made for.
         twin = self.__class__.__new__(self.__class__)
         memo[id(self)] = twin
-        state = self.__dict__ | {"_compiled": None}
+        state = self.__dict__ | {"_compiled": None, "_graphs": None}
         twin.__dict__.update({name: deepcopy(part, memo) for name, part in state.items()})
-        twin.compiled = self.compiled
+        twin.compiled, twin.graphs = self.compiled, self.graphs
         return twin
 
     @property
@@ -123,22 +151,38 @@ class MaskedTransformer(nn.Module):
         return split(self._forward(*groups), [group.wanted.shape for group in groups])
 
     def _forward(self, *groups: ForwardInputs) -> Float[Tensor, "_ _ V"]:
-        if not self.compiled:
+        run = self.transformer.forward_groups
+        if self._graphs is not None:
+            run = self._graphs.forward_groups
+        elif not self.compiled:
             self.transformer.pack()
         with torch.inference_mode(), attention_on(self.device):
-            hidden = self.transformer.forward_groups(groups)
+            hidden = run(groups)
         # Not in inference mode: the caller may change the logits in place, wherever it runs.
         with torch.no_grad():
             return self.transformer.head(hidden).to(self.device)
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:
-        """Allocates a zeroed cache in the model's dtype, each layer's part on its device."""
+        """Returns a zeroed cache in the model's dtype, each layer's part on its device."""
+        new = self._allocate_cache if self._graphs is None else self._graphs.new_kv_cache
+        return new(num_rows, num_slots)
+
+    def _allocate_cache(self, num_rows: int, num_slots: int) -> KVCache:
         shape, route = self.transformer.config, self.transformer.route
         names = [f"layers.{n}" for n in range(shape.num_layers)]
         devices = [self.device if route is None else route[name] for name in names]
         size = (num_rows, shape.num_kv_heads, num_slots, shape.head_dim)
         runs = ((device, len(list(run))) for device, run in groupby(devices))
         return KVCache.of([zeroed_cache((n, *size), self.dtype, device) for device, n in runs])
+
+
+def require_one_way(*, compiled: bool, graphs: bool) -> None:
+    """Raises ValueError if forwards would be both compiled and recorded."""
+    if compiled and graphs:
+        raise ValueError(
+            "A model must be compiled or have graphs, but not both. Pass compile=False or "
+            "graphs=False."
+        )
 
 
 def own_network(model: MaskPredictor) -> MaskedTransformer:

@@ -42,12 +42,14 @@ class MachineOptions:
             devices; with several processes, 'cuda' is another device for each.
         dtype: Precision of the parameters. `None`: the checkpoint's.
         compile: Run forwards through torch.compile; the first forwards then take long.
+        graphs: Record forwards of few columns as CUDA graphs, and replay them.
         threads: Processor threads. `None`: torch's choice.
     """
 
     device: Name = "cpu"
     dtype: Dtype | None = None
     compile: bool = False
+    graphs: bool = False
     threads: Threads | None = None
 
 

@@ -79,19 +79,19 @@ def open_model(source: str, options: argparse.Namespace, revision: str = "") -> 
         torch.set_num_threads(options.threads)
     return load(
         source, device=options.device, dtype=options.dtype, compile=bool(options.compile),
-        revision=revision,
+        graphs=bool(options.graphs), revision=revision,
     )  # fmt: skip
 
 
 def load(
     source: str, *, device: str | None = "cpu", dtype: str | None = None, compile: bool = False,
-    revision: str = "", needs_tokenizer: bool = True,
+    graphs: bool = False, revision: str = "", needs_tokenizer: bool = True,
 ) -> Loaded:  # fmt: skip
     """Loads the model of an address, as `load_model` does; "cuda" is the process's own GPU."""
     own_device = f"cuda:{Place.of_launch().local_rank}" if device == "cuda" else device
     loaded: tuple[LoadedModel, Any] = load_model(
         **asdict(parse_model(source)), device=own_device, dtype=dtype, compile=compile,
-        revision=revision or None,
+        graphs=graphs, revision=revision or None,
         tokenizer="required" if needs_tokenizer else "optional",
     )  # fmt: skip
     model, tokenizer = loaded

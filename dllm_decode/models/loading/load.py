@@ -45,7 +45,7 @@ from dllm_decode.models.loading.weights import (
     model_files,
     weight_files,
 )
-from dllm_decode.models.masked_transformer import MaskedTransformer
+from dllm_decode.models.masked_transformer import MaskedTransformer, require_one_way
 from samplers.checks import shown
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def load_model(
     max_memory: Mapping[int | str, int | str] | None = None,
     quantize: str | None = None,
     compile: bool = False,
+    graphs: bool = False,
     family: str | Family | None = None,
     mask_id: int | None = None,
     block_length: int | None = None,
@@ -117,6 +118,9 @@ def load_model(
         compile: Run forwards of one group of rows through `torch.compile`, see
             `MaskedTransformer.compiled`. The first forwards take long. Needs one device, and
             weights that are not quantised.
+        graphs: Record forwards of few columns and replay them, see `MaskedTransformer.graphs`.
+            Needs one device, weights that are not quantised, and `compile=False`; experts must be
+            in bfloat16.
         family: A name of `FAMILIES`, for a checkpoint whose config.json does not tell; or one of
             your own, as a `Family` or as "my_module:MY_FAMILY", whose module is imported; or
             "causal", for a causal model that decodes alone, see `CausalOnly`. `None`: the one that
@@ -143,7 +147,7 @@ def load_model(
     require_options(load_model, options)
     place_on = chosen_device(one_of("device", device, "device_map", options.get("device_map")))
     chosen_dtype = _dtype(one_of("dtype", dtype, "torch_dtype", options.get("torch_dtype")))
-    _check_compile(compile, quantize)
+    _check_ways(compile, graphs, quantize)
     hub = Hub(revision, token, cache_dir, local_files_only)
     folder = find_model(source, hub)
     adapter_hub = hub._replace(revision=None)
@@ -155,7 +159,7 @@ def load_model(
     if kind in _BY_TRANSFORMERS:
         package_options = {
             "adapter": adapter, "quantize": quantize, "block_length": block_length,
-            "compile": compile, "family": family, "mask_id": mask_id,
+            "compile": compile, "graphs": graphs, "family": family, "mask_id": mask_id,
         }  # fmt: skip
         return _by_transformers(
             kind, folder, package_options, name=name, device=place_on, dtype=chosen_dtype,
@@ -212,7 +216,7 @@ def load_model(
         max_length=max_length_of(ConfigReader(config, file=file)),
         is_causal_too=chosen_family.is_causal_too,
     )
-    model.compiled = compile
+    model.compiled, model.graphs = compile, graphs
     model.family = chosen_family
     _read_weights(model, chosen_family, files, lora)
     model.files = (*model_files(folder), *(() if lora is None else lora.files))
@@ -305,8 +309,10 @@ def _check_experts(facts: CheckpointFacts, quantize: str, device: torch.device) 
         )
 
 
-def _check_compile(compile: object, quantize: str | None) -> None:
-    if not isinstance(compile, bool):
-        raise ValueError(f"compile must be True or False, got {shown(compile)}.")
-    if compile and quantize is not None:
-        raise ValueError(f"compile must be False for a quantised model, got {quantize!r}.")
+def _check_ways(compile: bool, graphs: bool, quantize: str | None) -> None:
+    for name, way in (("compile", compile), ("graphs", graphs)):
+        if not isinstance(way, bool):
+            raise ValueError(f"{name} must be True or False, got {shown(way)}.")
+        if way and quantize is not None:
+            raise ValueError(f"{name} must be False for a quantised model, got {quantize!r}.")
+    require_one_way(compiled=compile, graphs=graphs)

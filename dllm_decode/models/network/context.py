@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dllm_decode.core.model import ForwardInputs, KVCache
 from dllm_decode.models.network.config import NetworkConfig
-from dllm_decode.models.network.operations import KVSlots, Rotation
+from dllm_decode.models.network.operations import EAGER, KVSlots, Pointwise, Rotation
 
 # Rows of a mask start at multiples of this; otherwise attention on CUDA copies it in each layer.
 _ALIGNMENT = 8
@@ -34,6 +34,7 @@ class LayerContext(NamedTuple):
         target: Where fresh keys and values go; `None`: there is no KV cache.
         query_scale: Factor of the rotated queries; `None`: no factor.
         wanted: Columns that the layer returns; `None`: all of them.
+        pointwise: How rotation and SwiGLU are computed.
     """
 
     rotation: Rotation
@@ -41,6 +42,7 @@ class LayerContext(NamedTuple):
     target: KVSlots | None
     query_scale: Float[Tensor, "B 1 Q 1"] | None = None
     wanted: Int[Tensor, "B W"] | None = None
+    pointwise: Pointwise = EAGER
 
     @property
     def size(self) -> tuple[int, int]:
@@ -54,6 +56,7 @@ def make_context(
     dtype: torch.dtype,
     inputs: ForwardInputs,
     frequencies: Float[Tensor, " F"],
+    pointwise: Pointwise = EAGER,
 ) -> LayerContext:
     """Prepares a forward in a dtype; ValueError if only one of KV cache and slots is there."""
     positions, kv_cache = inputs.positions, inputs.kv_cache
@@ -64,9 +67,16 @@ def make_context(
     bias = None if inputs.attend is None else _as_bias(inputs.attend, dtype, group)
     target = None
     if kv_cache is not None and inputs.slots is not None:
-        rows = slice(None) if inputs.rows is None else inputs.rows
-        target = _target(kv_cache, rows, inputs.slots)
-    return LayerContext(rotation, bias, target, config.rope.query_scale(positions, dtype))
+        target = _target(kv_cache, rows_of(inputs), inputs.slots)
+    query_scale = config.rope.query_scale(positions, dtype)
+    return LayerContext(rotation, bias, target, query_scale, pointwise=pointwise)
+
+
+def rows_of(inputs: ForwardInputs) -> slice | Int[Tensor, " B"]:
+    """Returns the rows of the KV cache as an index for tensors of the model's device."""
+    if isinstance(inputs.rows, Tensor):
+        return inputs.rows.to(inputs.tokens.device, non_blocking=True)
+    return slice(None) if inputs.rows is None else inputs.rows
 
 
 def for_queries(context: LayerContext, wanted: Int[Tensor, "B W"] | None) -> LayerContext:

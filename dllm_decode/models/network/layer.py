@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.context import LayerContext, join, split
 from dllm_decode.models.network.moe import MLP, MoE
-from dllm_decode.models.network.operations import attend, rotate, store
+from dllm_decode.models.network.operations import attend, store
 from dllm_decode.models.network.packed import Linear
 
 
@@ -71,7 +71,7 @@ class Attention(nn.Module):
         if self.qk_norm:
             query, key = turned.split(sizes, 1)
             turned = torch.cat([self.query_norm(query), self.key_norm(key)], 1)
-        query, key = rotate(turned, context.rotation).split(sizes, 1)
+        query, key = context.pointwise.rotate(turned, context.rotation).split(sizes, 1)
         if context.target is not None:
             cache, number = context.target.kv_cache.part_of(self.index)
             key = store(cache.keys, number, key, context.target)
@@ -105,7 +105,7 @@ class Layer(nn.Module):
         """
         update = self.attention(self.attention_norm(hidden), groups)
         hidden = _take_wanted(hidden, groups) + update
-        mixed: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        mixed: Tensor = hidden + self.mlp(self.mlp_norm(hidden), groups[0].pointwise)
         return mixed
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dllm_decode.models.network.config import MoEConfig
-from dllm_decode.models.network.operations import swiglu
+from dllm_decode.models.network.operations import EAGER, Pointwise, swiglu
 from dllm_decode.models.network.packed import Linear, Packable
 from dllm_decode.models.network.shares import equal_shares, on_threads
 
@@ -33,9 +33,11 @@ class MLP(nn.Module):
         self.gate_up = Linear(hidden_size, 2 * mlp_hidden_size, bias=False)
         self.down = Linear(mlp_hidden_size, hidden_size, bias=False)
 
-    def forward(self, hidden: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q H"]:
+    def forward(
+        self, hidden: Float[Tensor, "B Q H"], pointwise: Pointwise = EAGER
+    ) -> Float[Tensor, "B Q H"]:
         """Maps every column by itself."""
-        mixed: Tensor = self.down(swiglu(self.gate_up(hidden)))
+        mixed: Tensor = self.down(pointwise.swiglu(self.gate_up(hidden)))
         return mixed
 
 
@@ -232,8 +234,10 @@ class MoE(nn.Module):
             MLP(hidden_size, config.shared_hidden_size) if config.shared_hidden_size else None
         )
 
-    def forward(self, hidden: Float[Tensor, "B Q H"]) -> Float[Tensor, "B Q H"]:
-        """Maps every column by itself."""
+    def forward(
+        self, hidden: Float[Tensor, "B Q H"], pointwise: Pointwise = EAGER
+    ) -> Float[Tensor, "B Q H"]:
+        """Maps every column by itself; `pointwise` is of the shared expert."""
         tokens = hidden.flatten(0, 1)
         mixed: Tensor = self.experts(tokens, self.router(tokens)).view_as(hidden)
-        return mixed if self.shared is None else mixed + self.shared(hidden)
+        return mixed if self.shared is None else mixed + self.shared(hidden, pointwise)

@@ -3,7 +3,9 @@
 In half precision, each operation rounds where the authors' code does.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
@@ -101,6 +103,32 @@ def rotate(heads: Float[Tensor, "B H Q D"], rotation: Rotation) -> Float[Tensor,
     # Float32 tables lift the product to float32 by themselves.
     turned = heads * rotation.cos + torch.cat((second, first), -1) * rotation.sin
     return turned.to(heads.dtype)
+
+
+class Pointwise(NamedTuple):
+    """Operations that are several kernels eagerly, but one kernel if they are compiled."""
+
+    rotate: Callable[[Float[Tensor, "B H Q D"], Rotation], Float[Tensor, "B H Q D"]]
+    swiglu: Callable[[Float[Tensor, "B Q C"]], Float[Tensor, "B Q M"]]
+
+
+EAGER = Pointwise(rotate, swiglu)
+# Each size is compiled once.
+_MOST_SIZES = 128
+
+
+@lru_cache(maxsize=1)
+def compiled_pointwise() -> Pointwise:
+    """Returns the operations through `torch.compile`, with the bits of the eager ones.
+
+    Norms are not among them, because the compiler sums in another order.
+    """
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, _MOST_SIZES)
+    options: dict[str, Any] = {"emulate_precision_casts": True}
+    return Pointwise(
+        *(torch.compile(work, fullgraph=True, dynamic=False, options=options) for work in EAGER)
+    )
 
 
 def store(

@@ -18,6 +18,7 @@ from dllm_decode.models.network.context import (
 )
 from dllm_decode.models.network.int8 import Int8Linear
 from dllm_decode.models.network.layer import Layer, Norm
+from dllm_decode.models.network.operations import EAGER, Pointwise
 from dllm_decode.models.network.packed import Linear, Packable, can_pack
 from dllm_decode.models.network.parts import parts_of
 
@@ -91,7 +92,10 @@ class Transformer(nn.Module):
         return self._run([ForwardInputs(tokens, positions, wanted_or_all, attend)], [wanted])
 
     def forward_groups(
-        self, groups: Sequence[ForwardInputs], frequencies: Float[Tensor, " F"] | None = None
+        self,
+        groups: Sequence[ForwardInputs],
+        frequencies: Float[Tensor, " F"] | None = None,
+        pointwise: Pointwise = EAGER,
     ) -> Float[Tensor, "_ _ H"]:
         """Returns the hidden states after the final norm of the wanted columns, joined by `join`.
 
@@ -99,24 +103,27 @@ class Transformer(nn.Module):
             groups: The inputs.
             frequencies: Those of `config.rope` on the device of the positions; `None`: they are
                 looked up, which a compiled forward cannot do.
+            pointwise: How rotation and SwiGLU are computed.
 
         Raises:
             ValueError: If a KV cache comes without slots, or slots without a KV cache.
         """
-        return self._run(groups, [group.wanted for group in groups], frequencies)
+        return self._run(groups, [group.wanted for group in groups], frequencies, pointwise)
 
     def _run(
         self,
         inputs: Sequence[ForwardInputs],
         wanted: Sequence[Int[Tensor, "_ _"] | None],
         frequencies: Float[Tensor, " F"] | None = None,
+        pointwise: Pointwise = EAGER,
     ) -> Float[Tensor, "_ _ H"]:
         """Passes the joined columns of all groups through the layers and the final norm."""
         hidden: Tensor = self.embedding(join([group.tokens for group in inputs]))
         if frequencies is None:
             frequencies = self.config.rope.frequencies(inputs[0].positions.device)
         groups: Sequence[LayerContext] = [
-            make_context(self.config, hidden.dtype, group, frequencies) for group in inputs
+            make_context(self.config, hidden.dtype, group, frequencies, pointwise)
+            for group in inputs
         ]
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu
+from benchmarks import gpu, graphs
 from benchmarks.setting import GEOMETRIES, Setting
 
 WORDS = ["--quick", "--device", "cpu"]
@@ -17,15 +17,16 @@ TINY = Setting(
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiles nothing, which would take minutes."""
+    """Compiles and records next to nothing, which would take minutes."""
     monkeypatch.setattr(gpu, "WAYS", ("eager",))
+    monkeypatch.setattr(graphs, "LIMIT_S", 1.0)
     monkeypatch.setitem(GEOMETRIES, "small", GEOMETRIES["tiny"])
 
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("part", [part for part in gpu.PARTS if part != "tests"])
 def test_a_part_measures_something(part: str) -> None:
-    rows = gpu.PARTS[part](TINY)
+    rows = list(gpu.PARTS[part](TINY))
     json.dumps(rows)
     assert rows
     for row in rows:
@@ -70,7 +71,7 @@ def test_finished_parts_are_not_run_again(
 ) -> None:
     ran: list[str] = []
 
-    def run(part: str, setting: Setting, path: Path) -> None:
+    def run(part: str, setting: Setting, path: Path, limit_s: float) -> None:
         ran.append(part)
         if part != "step" or ran.count("step") > 1:
             gpu.measure_part(part, setting, path)

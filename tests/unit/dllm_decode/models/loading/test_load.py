@@ -388,6 +388,9 @@ def test_names_of_transformers_are_accepted(folder) -> None:
         ({"dtype": "float32", "torch_dtype": "float32"}, "torch_dtype must be left out beside dty"),
         ({"compile": 1}, "compile must be True or False, got 1"),
         ({"compile": True, "quantize": "int8"}, "compile must be False for a quantised model"),
+        ({"graphs": "yes"}, "graphs must be True or False, got 'yes'"),
+        ({"graphs": True, "quantize": "int4"}, "graphs must be False for a quantised model"),
+        ({"graphs": True, "compile": True}, "must be compiled or have graphs, but not both"),
         ({"device": {"": "cpu"}}, "device must be one device, or 'auto' .*, got {'': 'cpu'}"),
         ({"device": "mps"}, "A device must be one that .* got 'mps'"),
         ({"device": "xpu"}, "A device must be one that .* got 'xpu'"),
@@ -515,7 +518,7 @@ def test_no_compiler_is_imported_to_load_and_to_generate() -> None:
     [
         ({"trust_remote_code": True}, "trust_remote_code is no option of load_model: no code of"),
         ({"load_in_4bit": True}, "load_in_4bit is no option of load_model: quantize='int4'"),
-        ({"graphs": True}, "graphs is no option of load_model: it was removed; compile=True"),
+        ({"fused": True}, "fused is no option of load_model: it was removed; graphs=True"),
         ({"dtpye": "float32"}, "an option of load_model, such as dtype, "),
     ],
 )
