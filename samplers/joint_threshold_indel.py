@@ -1,7 +1,7 @@
 """Two thresholds, and tokens that delete and insert positions of the open block (LLaDA 2.2)."""
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -21,7 +21,7 @@ class Shifted(NamedTuple):
         original: Positions whose content was [MASK] when the block was opened; moves with the
             content. Others hold, or were filled from, a [MASK] of a deletion or insertion.
         steps: Steps of the row.
-        post_steps: Steps that began without an original [MASK].
+        post_steps: Steps that began without an original [MASK]; by the hub's rule in a row.
         seen: Tokens of the block before each step; -1: no such step.
         tried: The token that each step chose for each position; -1: none.
     """
@@ -57,15 +57,21 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
     all masks, and takes the likeliest token that is neither DELETE nor SPLIT. Only positions of the
     open block move; given tokens keep their places, and others move past them.
 
-    Source: LLaDA 2.2, https://github.com/inclusionAI/LLaDA2.X; the rule is that of SGLang's
+    By the rule "hub", step t = 0, 1, ... of a block with m open positions fills at least
+    n + floor(m / `steps`) masks, one more if t < m mod `steps`, and all masks from t = `steps` on;
+    a step may choose nothing. The `max_edit_steps` count only in a row: an original mask, such as
+    one that moves back into the masks, begins the count anew. There is no other limit of steps.
+
+    Source: LLaDA 2.2, https://github.com/inclusionAI/LLaDA2.X. "sglang" is the rule of SGLang's
     `joint_threshold_indel.py` at 0fbe7e4, of the open pull request
-    https://github.com/sgl-project/sglang/pull/31773. The defaults are the published setting and ids
-    of LLaDA2.2-flash.
-    Differs: From SGLang: while a block holds no token, DELETE and SPLIT are not taken, since a step
-    has to change the canvas. [MASK] is never proposed. The limit of steps counts a block's masks,
-    SGLang's its length, which is more if the prompt ends inside the block. No forward is spent on
-    storing keys and values. SGLang is greedy. Not compared with recorded runs; SGLang says that it
-    differs from the authors' decoder in the budget, which here too is never renewed.
+    https://github.com/sgl-project/sglang/pull/31773. "hub" is that of `generate` in the checkpoint,
+    as two ports describe it. The defaults are the published setting and ids of LLaDA2.2-flash.
+    Differs: While a block holds no token, DELETE and SPLIT are not taken, and a mask is filled,
+    since a step has to change the canvas. [MASK] is never proposed. SGLang's limit of steps counts
+    the length of a block, which is more than its masks if the prompt ends inside the block. No
+    forward is spent on storing keys and values. SGLang is greedy. The hub draws another token at a
+    random position if the block after a step was seen before; here its rule does as SGLang's.
+    Recorded episodes of both rules are from loops that were written from descriptions.
 
     Attributes:
         threshold: Probability, in [0, 1], that a proposal must exceed to be committed.
@@ -73,6 +79,8 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
         max_edit_steps: Steps without an original mask, at least 0.
         delete_id: The token that deletes a position.
         split_id: The token that inserts a [MASK].
+        rule: "sglang" or "hub", see above.
+        steps: Steps, at least 1, over which the rule "hub" spreads the masks; the other has none.
 
     Raises:
         ValueError: If an attribute is outside its range, or the model does not have both tokens.
@@ -83,6 +91,8 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
     max_edit_steps: Annotated[int, count_from(0, "steps")] = 16
     delete_id: Annotated[int, count_from(0)] = 156930
     split_id: Annotated[int, count_from(0)] = 156931
+    rule: Literal["sglang", "hub"] = "sglang"
+    steps: Annotated[int, count_from(1, "steps")] = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,7 +105,8 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
         return super().needs | {Fact.SAMPLER_DECIDES}
 
     def max_steps(self, num_masks: int) -> int:
-        return num_masks + self.max_edit_steps + 1
+        limit = num_masks if self.rule == "sglang" else self.steps
+        return limit + self.max_edit_steps + 1
 
     def init(self, view: View) -> Shifted:
         """Returns the history of a block in which every open position is an original mask."""
@@ -113,10 +124,14 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
     def step(self, view: View, state: Shifted) -> tuple[Decision, Shifted]:
         masks = view.eligible & view.masked
         steps = state.steps + view.eligible.any(-1)
-        post_steps = state.post_steps + ~(masks & state.original).any(-1)
-        ends = ~(masks & state.original).any(-1) & (post_steps >= self.max_edit_steps)
-        ends |= steps > view.eligible.sum(-1) + self.max_edit_steps
-        fill, ends = self._filled(view, masks & state.original, ends)
+        is_post = ~(masks & state.original).any(-1)
+        post_steps = state.post_steps + is_post
+        if self.rule == "hub":
+            post_steps = post_steps * is_post
+        ends = is_post & (post_steps >= self.max_edit_steps)
+        if self.rule == "sglang":
+            ends |= steps > view.eligible.sum(-1) + self.max_edit_steps
+        fill, ends = self._filled(view, masks & state.original, ends, state.steps)
         edit = view.eligible & ~masks & (view.confidence > self.edit_threshold)
         chosen = fill | edit & (view.proposal != view.tokens)
         tokens = torch.where((ends | _is_blank(view))[:, None], self._plain(view), view.proposal)
@@ -125,23 +140,32 @@ class JointThresholdInDel(RevisingSampler[Shifted]):
         seen = state.seen.scatter(1, at, view.tokens[:, None])
         tried = state.tried.scatter(1, at, torch.where(chosen, tokens, -1)[:, None])
         empty, tokens, original = self._moved(view, chosen, tokens, state.original)
-        settle = view.eligible & (ends | ~chosen.any(-1))[:, None]
+        settle = view.eligible & (ends | ~(chosen | masks).any(-1))[:, None]
         decision = Decision(view.eligible & ~empty, tokens, settle, empty & ~masks)
         return decision, Shifted(original, steps, post_steps, seen, tried)
 
     def _filled(
-        self, view: View, original: Bool[Tensor, "B W"], ends: Bool[Tensor, " B"]
+        self,
+        view: View,
+        original: Bool[Tensor, "B W"],
+        ends: Bool[Tensor, " B"],
+        step: Int[Tensor, " B"],
     ) -> tuple[Bool[Tensor, "B W"], Bool[Tensor, " B"]]:
         """Returns the masks that the step fills, and the rows whose block ends."""
         masks = view.eligible & view.masked
-        least = 1 + (masks & ~original).sum(-1)
+        least, fills_all = torch.ones_like(step), ~original.any(-1)
+        if self.rule == "hub":
+            num_open = view.eligible.sum(-1)
+            share = num_open // self.steps + (step < num_open % self.steps)
+            least, fills_all = torch.maximum(share, _is_blank(view).long()), step >= self.steps
+        least = least + (masks & ~original).sum(-1)
         confident = masks & (view.confidence > self.threshold)
         are_enough = (confident.sum(-1) >= least)[:, None]
         fill = torch.where(are_enough, confident, highest(view.confidence, masks, least))
+        fill = torch.where(fills_all[:, None], masks, fill)
         if not self.max_edit_steps:
             ends = ends | ~(original & ~fill).any(-1)
-        fills_all = ends | ~original.any(-1)
-        return torch.where(fills_all[:, None], masks, fill), ends
+        return torch.where(ends[:, None], masks, fill), ends
 
     def _plain(self, view: View) -> Int[Tensor, "B W"]:
         """Returns the proposals, with the likeliest other token in place of DELETE and SPLIT."""

@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "a2d_qwen3": MASK,
     "fast_dllm_v2": MASK,
     "llada2_moe": MASK | {"block_length": 8},
+    "llada2_2_moe": MASK,
     "llada_moe": MASK,
     "open_dllm": MASK | {"family": "open_dllm"},
     "sdar_moe": MASK,

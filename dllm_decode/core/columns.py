@@ -66,6 +66,15 @@ def without(one: Columns, other: Columns) -> Columns:
     return left
 
 
+def in_whole_blocks(parts: Columns, length: int) -> Columns:
+    """Returns all columns of those blocks, of `length` columns each, that have one of these."""
+    whole: Columns = ()
+    for part in parts:
+        start, stop = part.start // length * length, -(-part.stop // length) * length
+        whole = union(whole, (range(start, stop),))
+    return whole
+
+
 def count(parts: Iterable[range]) -> int:
     """Returns the number of columns."""
     return sum(len(part) for part in parts)

@@ -197,6 +197,19 @@ class Compilable(Protocol):
 
 
 @runtime_checkable
+class RoutesByBlock(Protocol):
+    """A model in which the tokens of a block choose experts together; others need not be one.
+
+    Attributes:
+        routing_block_length: Columns of such a block, which divides `causal_block_length`; a
+            forward must compute all of them or none. 1: each token chooses by itself.
+    """
+
+    @property
+    def routing_block_length(self) -> int: ...
+
+
+@runtime_checkable
 class UniformState(Protocol):
     """A model whose canvas begins as random tokens in place of [MASK].
 

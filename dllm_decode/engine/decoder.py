@@ -12,7 +12,7 @@ from torch import Tensor
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.caches.base import CachePolicy
 from dllm_decode.core.language import EOS_CLASS, Automaton
-from dllm_decode.core.model import Compilable, MaskPredictor, UniformState
+from dllm_decode.core.model import Compilable, MaskPredictor, RoutesByBlock, UniformState
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, RequestOptions
 from dllm_decode.core.prompts import Prompt, read_prompt, read_template
 from dllm_decode.core.rows import Request
@@ -103,6 +103,7 @@ class Decoder:
                 sees_later_blocks=not (model.causal_block_length or starts_as_noise),
                 with_kv_cache=cache.needs_kv_cache,
                 device=model.device,
+                whole=model.routing_block_length if isinstance(model, RoutesByBlock) else 1,
             ),
             "banned_ids": tuple(sorted(token for token in banned if token < model.vocab_size)),
             "starts_as_noise": starts_as_noise,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dllm_decode.caches.base import CacheQuery
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.columns import Columns, union, without
+from dllm_decode.core.columns import Columns, in_whole_blocks, union, without
 from dllm_decode.core.history import History
 from dllm_decode.core.model import num_calls, predict_all
 from dllm_decode.core.passes import Branches, Pass, Window, part_of
@@ -95,7 +95,10 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
             # A slot holds nothing, and must not be read, until its column is computed.
             unwritten = without(without((range(end),), hidden), row.computed)
             chosen = union(chosen, unwritten)
-        plans.append(Plan(chosen, end, query.needed, hidden))
+        plan = Plan(chosen, end, query.needed, hidden)
+        if sight.whole > 1:
+            plan = plan._replace(columns=in_whole_blocks(chosen, sight.whole), stride=sight.whole)
+        plans.append(plan)
     return plans
 
 

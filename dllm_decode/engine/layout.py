@@ -34,12 +34,15 @@ class Plan(NamedTuple):
         end: First column that no computed column sees.
         needed: First column that predicts the open block.
         hidden: Columns that are neither computed nor seen.
+        stride: The number of columns is rounded up to a multiple of this, unless they are one
+            range: whole blocks of a model that computes nothing else are not filled up.
     """
 
     columns: Columns
     end: int
     needed: int
     hidden: Columns = ()
+    stride: int = _STRIDE
 
     @property
     def first(self) -> int:
@@ -55,7 +58,7 @@ class Plan(NamedTuple):
     def width(self) -> int:
         """Columns of the row in a forward; the last one is repeated to fill up."""
         number = count(self.columns)
-        return number if len(self.columns) == 1 else min(round_up(number, _STRIDE), self.end)
+        return number if len(self.columns) == 1 else min(round_up(number, self.stride), self.end)
 
 
 class Sight(NamedTuple):
@@ -67,6 +70,7 @@ class Sight(NamedTuple):
         sees_later_blocks: True if a column sees the masks of later blocks.
         with_kv_cache: True if keys come from a cache, False if from the computed columns alone.
         device: Device of the model's inputs.
+        whole: Columns of the blocks that are computed as a whole, see `RoutesByBlock`.
     """
 
     shift: int
@@ -74,6 +78,7 @@ class Sight(NamedTuple):
     sees_later_blocks: bool
     with_kv_cache: bool
     device: torch.device
+    whole: int = 1
 
 
 class Group(NamedTuple):

@@ -1,7 +1,7 @@
 from .loading.export import new_llada, save_model
 from .loading.load import load_model
 from .loading.new_weights import replace_weights
-from .loading.target import load_target
+from .loading.target import load_drafter, load_target
 from .masked_transformer import MaskedTransformer
 from .network.config import NetworkConfig
 from .network.transformer import Transformer
@@ -14,6 +14,7 @@ __all__ = [
     "NetworkConfig",
     "Transformer",
     "as_causal_target",
+    "load_drafter",
     "load_model",
     "load_target",
     "new_llada",

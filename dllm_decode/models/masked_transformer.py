@@ -130,6 +130,11 @@ class MaskedTransformer(nn.Module):
         """Floating-point type of the parameters, the logits and the KV cache."""
         return self.transformer.embedding.weight.dtype
 
+    @property
+    def routing_block_length(self) -> int:
+        """See `RoutesByBlock`."""
+        return self.transformer.config.routing_block_length
+
     def predict(self, inputs: ForwardInputs) -> Float[Tensor, "B W V"]:
         """Runs one forward without gradients; only the wanted columns go through the head."""
         if self._compiled is None:

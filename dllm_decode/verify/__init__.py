@@ -6,6 +6,7 @@ from dllm_decode.verify.any_subset import AnySubsetVerify
 from dllm_decode.verify.ar_verify.ar_verify import ARVerify
 from dllm_decode.verify.ar_verify.draft_length import DraftLength
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
+from dllm_decode.verify.ar_verify.drafting.linear_spec import LinearSpec
 from dllm_decode.verify.ar_verify.drafting.ngram import NGram, Proxy, Uniform
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
 from dllm_decode.verify.ar_verify.drafting.sampled import Sampled
@@ -27,6 +28,7 @@ __all__ = [
     "Drafting",
     "Guided",
     "Jacobi",
+    "LinearSpec",
     "MinimumSpan",
     "NGram",
     "NoVerifier",

@@ -10,6 +10,7 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import State
 from dllm_decode.engine.views import temperature_of
+from dllm_decode.models.targets.causal import Past
 from samplers.logits import noise
 from samplers.logits.statistics import draw, most_likely
 
@@ -22,6 +23,7 @@ class Beginning(NamedTuple):
         first: Column of the first unsettled position.
         noise_keys: Noise keys of the rows.
         temperature: One temperature for all rows, or one for each row; 0 is greedy.
+        past: For a drafting without forwards of the mask predictor, what the target has read.
         guess: For a drafting without forwards, the tokens that the target wrote in the last round
             after the first wrong one, from the first unsettled position on; zeros at first.
     """
@@ -31,6 +33,7 @@ class Beginning(NamedTuple):
     noise_keys: Int[Tensor, " B"]
     temperature: Float[Tensor, " B"] | float
     guess: Int[Tensor, "B K"] | None = None
+    past: Past | None = None
 
     @staticmethod
     def of(decoder: Decoder, state: State) -> "Beginning":
@@ -92,6 +95,8 @@ class Draft(NamedTuple):
             follows the committed text. `None`: a path, each token follows the one before it.
             Tokens with the same parent are different. A tree is not drawn: `logs` is `None`.
         judged_as_block: True if a drawn draft is judged by `accept_block`, not token by token.
+        num_forwards: Forwards that the drafting itself ran for each row; `None`: none.
+        width: Columns of each row in such a forward.
     """
 
     tokens: Int[Tensor, "B K"]
@@ -100,6 +105,8 @@ class Draft(NamedTuple):
     temperature: float | None = None
     parents: Int[Tensor, "B K"] | None = None
     judged_as_block: bool = False
+    num_forwards: Int[Tensor, " B"] | None = None
+    width: int = 0
 
     def shortened(self, num_tokens: int) -> "Draft":
         """Returns the draft without the tokens after the first `num_tokens`; `counts` stay."""

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from dllm_decode import ForwardInputs, MaskPredictor
-from dllm_decode.core.model import UniformState
+from dllm_decode.core.model import RoutesByBlock, UniformState
 from dllm_decode.engine.layout import attention_mask
 from dllm_decode.settings.files import digest
 from eval.metrics.statistics import mean, standard_error
@@ -146,6 +146,11 @@ class Likelihood:
             raise ValueError(
                 f"A likelihood needs a model of masked diffusion, got {self.model.name}. Use a "
                 "model such as LLaDA."
+            )
+        if isinstance(self.model, RoutesByBlock) and self.model.routing_block_length > 1:
+            raise ValueError(
+                "A likelihood needs a model in which each token chooses its own experts, got "
+                f"{self.model.name}, which computes whole blocks. Use a model such as LLaDA 2.1."
             )
 
     @torch.inference_mode()

@@ -19,6 +19,20 @@ FAMILIES = {"llada": LLADA} | DENSE | MIXTURES
 """All families, by the names that `load_model(..., family=...)` takes."""
 
 
+_NOT_IMPLEMENTED = {
+    "WeDLMForCausalLM": (
+        "A mask of WeDLM sees only the columns before it, so that its authors move committed "
+        "tokens in front of masks in every forward, which is not implemented. Its weights are "
+        "those of a Qwen2.5 or Qwen3."
+    ),
+    "SumiForMaskGeneration": (
+        "Sumi is a uniform-state model without canvases, which is not implemented; of such models "
+        "DiffusionGemma is."
+    ),
+}
+"""Architectures of published checkpoints that are known and refused, each with the reason."""
+
+
 def family_of(
     config: Config, family: str | Family | None = None, *, file: str = "config.json"
 ) -> Family:
@@ -89,6 +103,8 @@ def _recognised(architecture: object, file: str) -> Family:
     if matching:
         names = " or ".join(map(repr, matching))
         remedy = f"If it is a diffusion model all the same, name its family: family={names}."
+    if isinstance(architecture, str) and architecture in _NOT_IMPLEMENTED:
+        remedy = _NOT_IMPLEMENTED[architecture]
     raise ValueError(
         f"{file} must name a supported architecture ({', '.join(supported)}) in 'architectures', "
         f"got {architecture!r}. {remedy}"

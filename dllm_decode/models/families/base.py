@@ -27,6 +27,15 @@ class CheckpointFacts:
     eos_ids: tuple[int, ...]
     causal_block_length: int
 
+    def __post_init__(self) -> None:
+        """Raises ValueError if blocks would end where only some tokens choose their experts."""
+        whole = self.shape.routing_block_length
+        if self.causal_block_length % whole:
+            raise ValueError(
+                f"block_length must be a multiple of {whole}, the tokens that choose their experts "
+                f"together, got {self.causal_block_length}."
+            )
+
 
 class Refusal(NamedTuple):
     """A configuration key whose other values would silently give wrong logits.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dllm_decode.models.families.base import Family, Refusal
 from dllm_decode.models.families.dense import DENSE
-from dllm_decode.models.families.reader import ConfigReader
+from dllm_decode.models.families.reader import MOST_LENGTH, ConfigReader
 from dllm_decode.models.families.shared import (
     MOE_NAMES,
     MOST_EXPERTS,
@@ -50,15 +50,27 @@ def _llada_moe(config: ConfigReader) -> NetworkConfig:
 
 def _llada2_moe(config: ConfigReader) -> NetworkConfig:
     plain = _experts(config)
+    # LLaDA 2.2 has a pool of experts for each block. Its groups are written, and ignored.
+    pool_size = config.integer("expert_capacity", 0)
+    if pool_size:
+        chosen = replace(
+            plain,
+            pool_size=pool_size,
+            block_length=config.positive_int("block_size", most=MOST_LENGTH),
+        )
+    else:
+        chosen = replace(
+            plain,
+            num_groups=config.positive_int("n_group"),
+            num_open_groups=config.positive_int("topk_group"),
+        )
     moe = replace(
-        plain,
+        chosen,
         shared_hidden_size=plain.hidden_size * config.integer("num_shared_experts", 0),
         score="sigmoid",
         # A single expert keeps its score.
         normalised=plain.num_active > 1,
         has_selection_bias=config.boolean("moe_router_enable_expert_bias", True),
-        num_groups=config.positive_int("n_group"),
-        num_open_groups=config.positive_int("topk_group"),
         scale=read_factor(config, "routed_scaling_factor"),
         routes_in_float32=True,
         mixes_in_float32=True,
@@ -129,7 +141,7 @@ MIXTURES = {
         end_of_turn_ids=(156892,),
         fast_tokenizer=True,
     ),
-    # LLaDA 2.0 and 2.1, mini and flash: block-causal, with sigmoid routing and a shared expert.
+    # LLaDA 2.0 to 2.2, mini and flash: block-causal, with sigmoid routing and a shared expert.
     # Source: Bie et al. 2025, "LLaDA2.0", https://arxiv.org/abs/2512.15745.
     "llada2_moe": Family(
         name="LLaDA2",
@@ -162,8 +174,7 @@ MIXTURES = {
             Refusal("score_function", ("sigmoid",), "to be 'sigmoid'"),
             Refusal("router_dtype", ("fp32",), "to be 'fp32'"),
             Refusal("using_split_qkv_in_self_attention", (False,), "to be false"),
-            # LLaDA 2.2 chooses the experts of a block together.
-            Refusal("expert_capacity", (None,), "to be absent or null"),
+            Refusal("use_qk_norm", (True,), "to be true"),
         ),
         mask_id=156895,
         eos_id=156892,
@@ -171,7 +182,8 @@ MIXTURES = {
         eos_keys=("eos_token_id", "pad_token_id"),
         end_of_turn_ids=(156892,),
         block_length=32,
-        block_keys=("block_size", "block_length"),
+        # LLaDA 2.2 chooses experts in blocks of `block_size`; blocks to decode may be longer.
+        block_keys=("block_length", "block_size"),
         fast_tokenizer=True,
         split_qkv=False,
     ),

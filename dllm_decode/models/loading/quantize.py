@@ -1,6 +1,5 @@
 """Weights in fewer bits: by torchao on an accelerator, by oneDNN on a CPU."""
 
-from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,7 +10,6 @@ from dllm_decode.models.network.int8 import can_multiply_int8
 from dllm_decode.models.network.transformer import Transformer
 
 KINDS = ("int8", "int4", "fp8")
-_METHODS = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes"}
 
 
 def check_quantization(kind: str, device: torch.device) -> None:
@@ -38,21 +36,6 @@ def _check_on_cpu(kind: str) -> None:
             f"quantize must be 'int8' or None on a CPU, got {kind!r}, which is slower there than "
             "bfloat16. Pass quantize='int8', or another device."
         )
-
-
-def check_not_quantized(config: Mapping[str, Any], *, file: str) -> None:
-    """Raises ValueError if a checkpoint's weights were quantised before they were stored."""
-    quantization = config.get("quantization_config")
-    if not quantization:
-        return
-    method = str(
-        quantization.get("quant_method", "") if isinstance(quantization, Mapping) else quantization
-    )
-    raise ValueError(
-        f"Weights must be stored as they were trained, got quantization_config of "
-        f"{_METHODS.get(method, method) or 'an unknown method'} in {file}, which cannot be read. "
-        "Load the original checkpoint; quantize='int4' or 'int8' stores that in fewer bits."
-    )
 
 
 def quantize_layers(transformer: Transformer, device: torch.device, kind: str) -> None:

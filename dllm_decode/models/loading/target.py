@@ -5,13 +5,16 @@ from typing import TYPE_CHECKING, Unpack
 
 import torch
 
+from dllm_decode.models.loading.adapters import read_adapter
 from dllm_decode.models.loading.by_transformers import by_transformers, load_by_transformers
 from dllm_decode.models.loading.find import Hub, find_model
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.other_names import LoadOptions, one_of, require_options
 from dllm_decode.models.loading.placement import Device, available
 from dllm_decode.models.loading.weights import check_finite, model_files, weight_files
+from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.models.targets.causal import CausalTarget
+from dllm_decode.models.targets.own_weights import MaskedNetwork, as_causal_target
 from samplers.checks import shown
 
 if TYPE_CHECKING:
@@ -102,3 +105,40 @@ def count_shared_ids(
             f"{expected.get(example)!r} for the mask predictor. Use a target with its tokenizer."
         )
     return max(texts) + 1
+
+
+def load_drafter(model: MaskedTransformer, adapter: str | Path) -> CausalTarget:
+    """Makes a causal target of a model and an adapter, which no other forward of the model has.
+
+    It is the drafter of `LinearSpec`, and `as_causal_target(model)` the target that checks.
+
+    Args:
+        model: A loaded model that `as_causal_target` takes.
+        adapter: A folder, or the name of a folder in that of the model such as "linear_spec_lora",
+            with a LoRA adapter in PEFT's format for output projections of attention.
+
+    Raises:
+        FileNotFoundError: If there is no such adapter.
+        ValueError: If the model was not loaded, or has no causal target, or the adapter changes
+            anything else.
+    """
+    plain = as_causal_target(model)
+    if model.family is None or not model.files:
+        raise ValueError(f"A model with an adapter must be loaded from files, got {model.name}.")
+    inside = model.files[0].parent / adapter
+    lora = read_adapter(inside if inside.is_dir() else Path(adapter))
+    lora.check(model.family.tensors(model.transformer))
+    pattern = model.family.names["layers.{n}.output.weight"]
+    names = [pattern.format(n=n) for n in range(model.transformer.config.num_layers)]
+    others = sorted(lora.factors.keys() - names)
+    if others:
+        raise ValueError(
+            "An adapter that is added to drafts alone must change the output projections of "
+            f"attention and nothing else, got {str(lora.path)!r} for {', '.join(others[:3])}. "
+            "Merge it: load_model(..., adapter=...)."
+        )
+    return CausalTarget(
+        MaskedNetwork(model, [lora.factors.get(name) for name in names]),
+        name=f"{plain.name} with {lora.path.parent.name}",
+        files=(*model.files, *lora.files),
+    )

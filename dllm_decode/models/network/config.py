@@ -20,6 +20,8 @@ class MoEConfig:
         num_groups: Experts are split into this many groups; divides `num_experts`.
         num_open_groups: Experts are chosen from this many groups only. The score of a group is
             the sum of its two best experts' scores.
+        block_length: Tokens of a row that choose their experts together; 1: each by itself.
+        pool_size: Experts that the tokens of such a block choose from; 0: all experts.
         scale: Multiplies the weights.
         routes_in_float32: The router's logits are computed in float32, else in the model's dtype.
         mixes_in_float32: Experts' outputs are weighted and added up in float32, then rounded once.
@@ -36,6 +38,8 @@ class MoEConfig:
     has_selection_bias: bool = False
     num_groups: int = 1
     num_open_groups: int = 1
+    block_length: int = 1
+    pool_size: int = 0
     scale: float = 1.0
     routes_in_float32: bool = False
     mixes_in_float32: bool = False
@@ -53,6 +57,11 @@ class MoEConfig:
             raise ValueError(
                 f"num_open_groups must be from 1 to num_groups = {self.num_groups}, got "
                 f"{self.num_open_groups}."
+            )
+        if self.pool_size and not self.num_active <= self.pool_size <= self.num_experts:
+            raise ValueError(
+                f"pool_size must be from num_active = {self.num_active} to num_experts = "
+                f"{self.num_experts}, got {self.pool_size}."
             )
         num_choices = self.num_open_groups * (self.num_experts // self.num_groups)
         if self.num_active > num_choices:
@@ -129,6 +138,11 @@ class NetworkConfig:
         """How queries and keys are rotated."""
         dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
         return Rope(dim, self.rope_theta, self.rope_in_float32, self.rope_scaling)
+
+    @property
+    def routing_block_length(self) -> int:
+        """Columns of a row of which a forward computes all or none, see `MoEConfig`."""
+        return 1 if self.moe is None else self.moe.block_length
 
     @property
     def qkv_rows(self) -> tuple[int, int, int]:

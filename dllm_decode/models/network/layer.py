@@ -104,7 +104,7 @@ class Layer(nn.Module):
         The columns are those of all groups, see `join`.
         """
         update = self.attention(self.attention_norm(hidden), groups)
-        hidden = _take_wanted(hidden, groups) + update
+        hidden = take_wanted(hidden, groups) + update
         mixed: Tensor = hidden + self.mlp(self.mlp_norm(hidden), groups[0].pointwise)
         return mixed
 
@@ -115,9 +115,10 @@ def _mlp(config: NetworkConfig, index: int) -> MLP | MoE:
     return MLP(config.hidden_size, config.mlp_hidden_size)
 
 
-def _take_wanted(
+def take_wanted(
     hidden: Float[Tensor, "_ _ H"], groups: Sequence[LayerContext]
 ) -> Float[Tensor, "_ _ H"]:
+    """Returns the wanted columns of all groups, see `join`."""
     wanted = [group.wanted for group in groups if group.wanted is not None]
     if not wanted:
         return hidden

@@ -64,7 +64,7 @@ class ExpertRouter(nn.Module):
             self.selection_bias = nn.Parameter(torch.zeros(config.num_experts, dtype=torch.float32))
 
     def forward(self, hidden: Float[Tensor, "T H"]) -> Routing:
-        """Chooses the experts with the best scores in the open groups."""
+        """Chooses the experts with the best scores in the open groups, or in the block's pool."""
         config = self.config
         # Never in half precision, in which experts with close scores would tie.
         wide = torch.promote_types(hidden.dtype, torch.float32)
@@ -76,7 +76,8 @@ class ExpertRouter(nn.Module):
         preference = scores
         if config.has_selection_bias:
             preference = scores + self.selection_bias
-        experts = self._in_open_groups(preference).topk(config.num_active, -1).indices
+        limited = self._in_pool if config.pool_size else self._in_open_groups
+        experts = limited(preference).topk(config.num_active, -1).indices
         weights = scores.gather(-1, experts)
         if config.normalised:
             # Sigmoids may all be 0; a softmax' best scores never are.
@@ -93,6 +94,20 @@ class ExpertRouter(nn.Module):
         closed = torch.ones_like(best, dtype=torch.bool)
         closed.scatter_(-1, best.topk(config.num_open_groups, -1).indices, False)
         limited: Tensor = grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
+        return limited
+
+    def _in_pool(self, preference: Float[Tensor, "T E"]) -> Float[Tensor, "T E"]:
+        """Sets experts to -inf that are not in the pool of their block.
+
+        The pool of a block are the experts with the greatest scores of any of its tokens.
+
+        Source: LLaDA 2.2 technical report, section 2.2, equation 1,
+            https://github.com/inclusionAI/LLaDA2.X.
+        """
+        by_block = preference.unflatten(0, (-1, self.config.block_length))
+        pool = by_block.amax(1).topk(self.config.pool_size, -1).indices
+        closed = torch.ones_like(by_block[:, 0], dtype=torch.bool).scatter_(-1, pool, False)
+        limited: Tensor = by_block.masked_fill(closed[:, None], -torch.inf).flatten(0, 1)
         return limited
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ExpertRouter":
@@ -228,6 +243,7 @@ class MoE(nn.Module):
 
     def __init__(self, config: MoEConfig, hidden_size: int) -> None:
         super().__init__()
+        self.block_length = config.block_length
         self.router = ExpertRouter(config, hidden_size)
         self.experts = Experts(config, hidden_size)
         self.shared = (
@@ -237,7 +253,12 @@ class MoE(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "B Q H"], pointwise: Pointwise = EAGER
     ) -> Float[Tensor, "B Q H"]:
-        """Maps every column by itself; `pointwise` is of the shared expert."""
+        """Maps each column, once blocks have chosen experts; `pointwise` is of the shared one."""
+        if hidden.shape[1] % self.block_length:
+            raise ValueError(
+                f"A forward must compute whole blocks of {self.block_length} columns, which choose "
+                f"their experts together, got {hidden.shape[1]} columns."
+            )
         tokens = hidden.flatten(0, 1)
         mixed: Tensor = self.experts(tokens, self.router(tokens)).view_as(hidden)
         return mixed if self.shared is None else mixed + self.shared(hidden, pointwise)

@@ -17,7 +17,7 @@ from dllm_decode.models.network.context import (
     on_device,
 )
 from dllm_decode.models.network.int8 import Int8Linear
-from dllm_decode.models.network.layer import Layer, Norm
+from dllm_decode.models.network.layer import Layer, Norm, take_wanted
 from dllm_decode.models.network.operations import EAGER, Pointwise
 from dllm_decode.models.network.packed import Linear, Packable, can_pack
 from dllm_decode.models.network.parts import parts_of
@@ -85,9 +85,13 @@ class Transformer(nn.Module):
         """Returns the hidden states after the final norm, of all columns or of the wanted ones.
 
         The arguments are those of `ForwardInputs`; positions of `None` count from 0.
+
+        Raises:
+            ValueError: If experts are chosen by block, and the columns are not whole blocks.
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        _require_whole_blocks(positions, self.config.routing_block_length)
         wanted_or_all = positions if wanted is None else wanted
         return self._run([ForwardInputs(tokens, positions, wanted_or_all, attend)], [wanted])
 
@@ -129,9 +133,12 @@ class Transformer(nn.Module):
         for i, layer in enumerate(self.layers):
             if self.route is not None:
                 hidden, groups = _at(self.route[f"layers.{i}"], hidden, groups)
-            if i == last:
+            if i == last and self.config.routing_block_length == 1:
                 groups = [for_queries(*pair) for pair in zip(groups, wanted, strict=True)]
             hidden = layer(hidden, groups)
+        if self.config.routing_block_length > 1:
+            groups = [for_queries(*pair) for pair in zip(groups, wanted, strict=True)]
+            hidden = take_wanted(hidden, groups)
         if self.route is not None:
             hidden, groups = _at(self.route["norm"], hidden, groups)
         normed: Tensor = self.norm(hidden)
@@ -181,6 +188,20 @@ class Transformer(nn.Module):
             return F.linear(hidden, self.embedding.weight)
         logits: Tensor = self.lm_head(hidden)
         return logits
+
+
+def _require_whole_blocks(positions: Int[Tensor, "B Q"], length: int) -> None:
+    """Raises ValueError unless the columns are whole blocks of a model that routes by block."""
+    if length == 1:
+        return
+    expected = positions[:, ::length] // length * length
+    expected = expected.repeat_interleave(length, 1)[:, : positions.shape[1]]
+    expected = expected + torch.arange(positions.shape[1], device=positions.device) % length
+    if positions.shape[1] % length or not torch.equal(positions, expected):
+        raise ValueError(
+            f"Columns must be whole blocks of {length}, which choose their experts together, got "
+            "others. Such a model is decoded, but neither trained nor scored on other columns."
+        )
 
 
 def _at(

@@ -1,6 +1,13 @@
 """A mask predictor as its own causal target: the same weights under a causal mask."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TypeAlias
+
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dllm_decode.core.model import ForwardInputs, KVCache, zeroed_cache
 from dllm_decode.models.families import FAMILIES
@@ -28,6 +35,7 @@ def as_causal_target(model: MaskedTransformer | CausalOnly) -> CausalTarget:
         model: A model on one device. A `CausalOnly` already has a target, which is returned.
 
     Raises:
+        FileNotFoundError: If there is no such adapter.
         ValueError: If the causal forward of the model means nothing, or it is spread over devices.
     """
     if isinstance(model, CausalOnly):
@@ -47,15 +55,21 @@ def as_causal_target(model: MaskedTransformer | CausalOnly) -> CausalTarget:
     return CausalTarget(MaskedNetwork(model), name=f"{model.name} (causal)", files=model.files)
 
 
+Factors: TypeAlias = tuple[Tensor, Tensor, float]
+"""Matrices `down` and `up` and a scale: `scale * up @ down` is added to a projection."""
+
+
 class MaskedNetwork:
-    """The `CausalNetwork` of a mask predictor's weights."""
+    """The `CausalNetwork` of a mask predictor's weights, which may have factors of its own."""
 
     takes_positions = True
     # This package computes the mask, and its tests check that the mask is followed.
     heeds_masks = True
 
-    def __init__(self, model: MaskedTransformer) -> None:
+    def __init__(self, model: MaskedTransformer, factors: Sequence[Factors | None] = ()) -> None:
+        """Wraps a model; `factors` are added to the output projection of each layer."""
         self.model = model
+        self._factors = [part and _on_device_of(model, part) for part in factors]
         self.vocab_size = model.vocab_size
         self.eos_ids = model.eos_ids
 
@@ -74,7 +88,7 @@ class MaskedNetwork:
         kv_cache = self._grown(layers, num_rows, num_slots + width)
         transformer = self.model.transformer
         # Not through `predict`, which packs the weights or runs compiled code.
-        with torch.no_grad(), attention_on(self.device):
+        with torch.no_grad(), attention_on(self.device), self._adapted():
             row_wanted = wanted.expand(num_rows, -1)
             new_slots = slice(num_slots, num_slots + width)
             forward = ForwardInputs(tokens, positions, row_wanted, attend, kv_cache, new_slots)
@@ -82,6 +96,16 @@ class MaskedNetwork:
             logits = transformer.head(hidden)
         num_layers = transformer.config.num_layers
         return CausalOutput(logits, tuple(kv_cache.layer(i) for i in range(num_layers)))
+
+    @contextmanager
+    def _adapted(self) -> Iterator[None]:
+        """Adds the factors to the outputs of the projections, for one forward."""
+        with ExitStack() as stack:
+            for layer, factors in zip(self.model.transformer.layers, self._factors, strict=False):
+                if factors is not None:
+                    output = layer.get_submodule("attention.output")
+                    stack.enter_context(output.register_forward_hook(partial(_added, factors)))
+            yield
 
     def _grown(self, layers: LayerKVs, num_rows: int, num_slots: int) -> KVCache:
         """Returns a cache whose first slots hold these keys and values."""
@@ -92,3 +116,16 @@ class MaskedNetwork:
             grown.keys[i, :, :, : keys.shape[2]] = keys
             grown.values[i, :, :, : values.shape[2]] = values
         return grown
+
+
+def _on_device_of(model: MaskedTransformer, factors: Factors) -> Factors:
+    down, up, scale = factors
+    return down.to(model.device, model.dtype), up.to(model.device, model.dtype), scale
+
+
+def _added(
+    factors: Factors, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+) -> Tensor:
+    """Returns the output of a projection with an adapter."""
+    down, up, scale = factors
+    return output + scale * F.linear(F.linear(inputs[0], down), up)

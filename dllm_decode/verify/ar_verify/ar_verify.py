@@ -77,9 +77,10 @@ class ARVerify(Verifier):
     The answer ends with one of the target's EOS tokens and is written from left to right; blocks do
     not matter. Only a drafting with several forwards asks the sampler. A drafting without
     forwards (`PromptLookup`, `Jacobi`) does not run the mask predictor, which then need not be
-    loaded: `load_model(..., family="causal")` replaces it, see `CausalOnly`. The target reads
-    each token once; keys and values of rejected tokens are dropped. The mask predictor may have any
-    cache, because drafts may be approximate. Each forward counts as the first one of a block, so
+    loaded: `load_model(..., family="causal")` replaces it, see `CausalOnly`. `LinearSpec` runs the
+    weights of the target in place of the mask predictor. The target reads each token once; keys and
+    values of rejected tokens are dropped. The mask predictor may have any cache, because drafts may
+    be approximate. Each forward counts as the first one of a block, so
     that `FreeCache()` saves the columns before the drafts, `PrefixCache()` and `DualCache()` none.
 
     Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
@@ -91,8 +92,8 @@ class ARVerify(Verifier):
     Attributes:
         target: Writes the answer.
         draft_length: How many positions a draft may reach.
-        drafting: How drafts are made: `PathSearch()`, `Tree()`, `Sampled()`, `PromptLookup()` or
-            `Jacobi()`.
+        drafting: How drafts are made: `PathSearch()`, `Tree()`, `Sampled()`, `PromptLookup()`,
+            `Jacobi()` or `LinearSpec(drafter)`.
 
     Raises:
         ValueError: If an attribute is none of these.
@@ -134,10 +135,11 @@ class ARVerify(Verifier):
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         past, lengths, guess = self._held(state)
         beginning, left = Beginning.of(decoder, state), state.canvas.unsettled.sum(-1)
-        beginning = beginning._replace(guess=guess)
+        beginning = beginning._replace(guess=guess, past=past)
         wanted = torch.minimum(lengths.length, left)
         state, seen, logits = self._logits(decoder, state, wanted)
         draft = self.drafting.draft(beginning, logits, wanted)
+        state = _with_forwards(state, draft)
         state, judged = ask_target(decoder, state, self.target, beginning, draft, past)
         tokens, accepted, places = accept(beginning, draft, judged.logits)
         # The target's token after the last accepted one: a correction, or one more.
@@ -218,6 +220,21 @@ class ARVerify(Verifier):
             return state, logits
         tokens = window.part(canvas.tokens)
         return state, certain_where(logits, tokens != canvas.mask_id, tokens)
+
+
+def _with_forwards(state: State, draft: Draft) -> State:
+    """Counts the forwards that the drafting itself ran."""
+    if draft.num_forwards is None:
+        return state
+    numbers = draft.num_forwards.tolist()
+    rows = tuple(
+        row._replace(
+            nfe=row.nfe + number, query_positions=row.query_positions + number * draft.width
+        )
+        for row, number in zip(state.rows, numbers, strict=True)
+    )
+    cost = state.cost._replace(forwards=state.cost.forwards + max(numbers))
+    return state._replace(rows=rows, cost=cost)
 
 
 def _shifted(

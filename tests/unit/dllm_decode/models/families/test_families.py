@@ -54,6 +54,57 @@ def test_an_unknown_family_lists_what_is_supported() -> None:
         load_model(MODELS / "llada", family="dream")
 
 
+# Published on the hub, as far as the files were seen.
+WEDLM_7B = {
+    "architectures": ["WeDLMForCausalLM"], "model_type": "wedlm", "attention_bias": True,
+    "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "qk_norm": False,
+    "num_key_value_heads": 4, "intermediate_size": 18944, "mask_token_id": None,
+}  # fmt: skip
+SUMI_7B = {
+    "architectures": ["SumiForMaskGeneration"], "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (WEDLM_7B, "'WeDLMForCausalLM'. A mask of WeDLM sees only the columns before it"),
+        (SUMI_7B, "'SumiForMaskGeneration'. Sumi is a uniform-state model"),
+    ],
+    ids=["WeDLM-7B-Base", "sumi-7b"],
+)
+def test_a_published_model_that_is_not_implemented_is_refused_with_the_reason(
+    config: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        family_of(config)
+
+
+def test_dmax_is_a_llada2() -> None:
+    """`config.json` of Zigeng/DMax-Math-16B, which transformers 4.56 wrote."""
+    config = {
+        "_moe_implementation": "fused", "architectures": ["LLaDA2MoeModelLM"],
+        "attention_dropout": 0.0, "dtype": "bfloat16", "embedding_dropout": 0.0,
+        "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 5120, "max_position_embeddings": 16384,
+        "max_window_layers": 28, "model_type": "llada2_moe", "moe_intermediate_size": 512,
+        "moe_router_enable_expert_bias": True, "n_group": 8, "norm_head": False,
+        "norm_softmax": False, "norm_topk_prob": True, "num_attention_heads": 16,
+        "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 20,
+        "num_key_value_heads": 4, "num_shared_experts": 1, "output_dropout": 0.0,
+        "output_router_logits": False, "pad_token_id": 156892, "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 600000, "rotary_dim": 64,
+        "routed_scaling_factor": 2.5, "router_dtype": "fp32", "score_function": "sigmoid",
+        "sliding_window": 4096, "tie_word_embeddings": False, "topk_group": 4,
+        "transformers_version": "4.56.0", "use_bias": False, "use_cache": False,
+        "use_qkv_bias": False, "vocab_size": 157184,
+    }  # fmt: skip
+    facts = family_of(config).read(config)
+    assert (facts.mask_id, facts.eos_ids, facts.causal_block_length) == (156895, (156892,), 32)
+    assert facts.shape.routing_block_length == 1
+
+
 SWITCHES = [
     pytest.param(key, refusal.key, refusal.allowed, id=f"{key}-{refusal.key}")
     for key, family in FAMILIES.items()
@@ -125,6 +176,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llada2_moe", {"topk_group": 5},
      "checkpoint: num_open_groups must be from 1 to num_groups = 4"),
     ("llada2_moe", {"num_experts_per_tok": 9}, "checkpoint: num_active must be at most 8"),
+    ("llada2_moe", {"expert_capacity": 5}, "must have the key 'block_size', which is missing"),
+    ("llada2_moe", {"expert_capacity": 2, "block_size": 8},
+     "checkpoint: pool_size must be from num_active = 3 to num_experts = 16, got 2"),
+    ("llada2_moe", {"expert_capacity": 5, "block_size": 16},
+     "block_length must be a multiple of 16, the tokens that choose their experts together, got 8"),
     ("llada2_moe", {"partial_rotary_factor": 0.3}, "checkpoint: 'rotary_dim' must be head_dim"),
     ("llada_moe", {"moe_layer_freq": [1]},
      "checkpoint: 'moe_layer_freq' must have one number for each"),

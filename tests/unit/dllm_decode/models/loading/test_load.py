@@ -112,16 +112,6 @@ def test_without_a_network_a_hub_id_ends_in_one_sentence_that_helps(monkeypatch)
         load_model("someone/model", local_files_only=True)
 
 
-@pytest.mark.parametrize(
-    ("method", "named"),
-    [("gptq", "GPTQ"), ("fp8", "fp8")],
-)
-def test_weights_that_are_stored_quantised_are_refused_by_name(folder, method, named) -> None:
-    edit_config(folder, quantization_config={"quant_method": method, "bits": 4})
-    with pytest.raises(ValueError, match=f"got quantization_config of {named} in .*config.json"):
-        load_model(folder)
-
-
 def test_gguf_is_refused_by_name(tmp_path) -> None:
     (tmp_path / "model.gguf").touch()
     for source in (tmp_path, tmp_path / "model.gguf", "someone/LLaDA-8B-GGUF"):

@@ -73,6 +73,19 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], float, float]] = {
     ),
     # Bie et al. 2025, "LLaDA2.0": mini has 16 B.
     "LLaDA2.0-mini": ("LLaDA2MoeModelLM", LLADA2_MINI, 16e9, 5e8),
+    # As transformers 5.2 writes it; sizes and tensors are those of 2.0 and 2.1.
+    "LLaDA2.2-mini": (
+        "LLaDA2MoeModelLM",
+        LLADA2_MINI | {
+            "rope_theta": 3e6, "expert_capacity": 48, "block_size": 32, "use_qk_norm": True,
+            "delete_token_id": 156930, "split_token_id": 156931, "rotary_dim": 64,
+            "sliding_window": 4096, "use_sliding_window": False, "max_position_embeddings": 131072,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 3e6, "partial_rotary_factor": 0.5,
+            },
+        },
+        16e9, 5e8,
+    ),
     # Model card of Qwen3-8B: 8.2 B (8,190,735,360 in its index).
     "SDAR-8B": ("SDARForCausalLM", QWEN3_8B, 8_190_735_360, 0),
     # Qwen3-4B has 4,022,468,096 with a tied head; SDAR unties it.
