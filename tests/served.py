@@ -106,13 +106,12 @@ def served(
     weights_root: Path | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Yields the address of a server and its service."""
-    from dllm_decode.serve.calls import Parsers
     from dllm_decode.serve.server import bind, make_server, url_of
     from dllm_decode.serve.service import Service
 
     model, words = load_model("mini")
     decoders = decoders or {"default": decoder_of(model, gen_length=limits.max_tokens)}
-    service = Service.start("mini", tokenizer or words, decoders, limits, Parsers())
+    service = Service.start("mini", tokenizer or words, decoders, limits)
     bound = bind("127.0.0.1", 0)
     server = make_server(
         service, "127.0.0.1", api_key=api_key, weights_root=weights_root, log_level="critical"

@@ -27,6 +27,7 @@ from samplers.facts import Fact, PlugIn
 T = TypeVar("T")
 
 _RETRY_AFTER_S = 1
+_AS_TEMPLATE = Parsers()
 
 READS = "typed reads"
 """Name of the lane of typed reads, which no request can name."""
@@ -66,7 +67,7 @@ class Service:
         tokenizer: Any,
         decoders: Mapping[str, Decoder],
         limits: Limits,
-        parsers: Parsers,
+        parsers: Parsers = _AS_TEMPLATE,
     ) -> "Service":
         """Starts the lanes of a model, by name of their sampler; the first is the default."""
         default = next(iter(decoders.values()))

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import jaxtyping
 import pytest
+from tiny_models import load_tiny
 from toys import tiny_target
 
 import dllm_decode
@@ -156,6 +157,7 @@ PLUGINS = [
 # Arguments without a default.
 NEEDED = {
     "target": tiny_target(), "inner": dllm_decode.NoCache(), "delimiters": (5,), "vocab_size": 10,
+    "drafter": dllm_decode.as_causal_target(load_tiny("nemotron_labs_diffusion")),
 }  # fmt: skip
 ALLOWED = {
     ("Learn2PD", "filter", "no"), ("PC", "frequencies", "no"), ("Frechet", "margin", -(10**9)),

@@ -69,7 +69,6 @@ def test_a_second_signal_or_the_grace_ends_open_streams_with_an_error(
     grace_s: float, num_signals: int
 ) -> None:
     """A second Ctrl-C cut streams with a traceback; the grace was exceeded by slow rounds."""
-    from dllm_decode.serve.calls import Parsers
     from dllm_decode.serve.server import bind, make_server, url_of
     from dllm_decode.serve.service import Service
 
@@ -89,7 +88,7 @@ def test_a_second_signal_or_the_grace_ends_open_streams_with_an_error(
     model, words = load_model("mini")
     decoders = {"default": decoder_of(Slow(model), FixedSchedule(32))}
     limits = Limits(max_tokens=128, grace_s=grace_s, gen_length=128, num_rows=2)
-    service = Service.start("mini", words, decoders, limits, Parsers())
+    service = Service.start("mini", words, decoders, limits)
     messages: list[str] = []
     with bind("127.0.0.1", 0) as bound, ThreadPoolExecutor(4) as pool:
         url = url_of(bound, "127.0.0.1")
