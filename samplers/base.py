@@ -27,7 +27,7 @@ class Decision:
             `None`: the positions of `commit`. A position that gets a token and is not settled stays
             open, so that a later step may write another token (LLaDA 2.1).
         remask: Positions that hold a token, settled or not, to make [MASK] again and to open;
-            `None`: none.
+            `None`: none. A token that `commit` has settled is not in `View.eligible`.
 
     A sampler that returns `settle` or `remask` must not give `Fact.FINAL_TOKENS`, and must need
     `Fact.LOGITS_OF_COMMITTED` or `Fact.LEAVE_ONE_OUT`.
@@ -170,9 +170,16 @@ def next_step(sampler: Sampler[State], view: View, state: State) -> tuple[Decisi
 
     Raises:
         RuntimeError: If the sampler returns no decision of the view's shape, or a state whose rows
-            cannot be taken, or of another kind than the state before.
+            cannot be taken, or of another kind than the state before; or if it writes into the
+            view's masks.
     """
+    num_writes = _num_writes(view)
     returned: object = sampler.step(view, state)
+    if _num_writes(view) != num_writes:
+        raise RuntimeError(
+            f"step of {sampler!r} must not write into view.masked or view.eligible, but did. "
+            "Change a copy: `wanted = view.eligible & ...`, not `view.eligible &= ...`."
+        )
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise RuntimeError(
             f"step of {sampler!r} must return the pair (Decision, state), got a "
@@ -189,6 +196,21 @@ def next_step(sampler: Sampler[State], view: View, state: State) -> tuple[Decisi
             "those of step, filled with zeros if nothing is known yet."
         )
     return decision, new_state
+
+
+def _num_writes(view: View) -> list[int]:
+    """Returns how often torch saw a write into each mask of a view, where torch counts writes."""
+    # Torch counts no writes into tensors that were made in inference mode.
+    return [mask._version for mask in (view.masked, view.eligible) if not mask.is_inference()]
+
+
+def require_max_steps(limit: object, *, owner: object) -> int:
+    """Returns a number of steps; raises RuntimeError unless `max_steps` returned one."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+        raise RuntimeError(
+            f"max_steps of {owner!r} must return a number of steps, got {shown(limit)}."
+        )
+    return limit
 
 
 def require_decision(source: str, decision: object, view: View) -> None:

@@ -97,7 +97,9 @@ class ReMDM(RevisingSampler[Walk]):
         unmask, remask = self.chances(doubt)
         noise = uniform(mix(view.position_keys[..., None] ^ mix(steps)))
         drawn = noise < torch.where(empty[..., None], unmask, remask)
-        drawn = drawn & view.eligible[..., None] & (steps >= state.step[:, None, None])
+        # Under S2D2 the last step may be dropped, and is then taken again.
+        first = state.step.clamp(max=self.steps_per_block - 1)
+        drawn = drawn & view.eligible[..., None] & (steps >= first[:, None, None])
 
         # The first step in which a position changes; the last one, if there is none.
         changes = drawn.any(1)

@@ -5,16 +5,18 @@ broken; `view_of(logits)` makes a view by hand.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler
+from samplers.base import Decision, Sampler, first_state, next_step, require_max_steps
+from samplers.checks import require_plugin
+from samplers.declared import require_declared
 from samplers.facts import Fact
 from samplers.logits.noise import row_keys
 from samplers.logits.summary import Summary
@@ -93,7 +95,7 @@ def play(
     in_block[block] = True
     unsettled = masked
     state: Any = None
-    for step in range(sampler.max_steps(width) + 1):
+    for step in range(require_max_steps(sampler.max_steps(width), owner=sampler) + 1):
         view = View(
             tokens=tokens, computed=Summary(logits_of(style, seed, step, (B, W, V)).to(dtype)),
             masked=masked, eligible=unsettled & in_block, start=4, gen_length=4 + W + 2,
@@ -104,10 +106,9 @@ def play(
             else None,
         )  # fmt: skip
         if step == 0:
-            state = sampler.init(view)
-            tensors_in(state)
+            state = first_state(sampler, view)
         # Copied, because a rule that writes into its arguments must not change the step under test.
-        played = PlayedStep(view, state, *sampler.step(*copy.deepcopy((view, state))))
+        played = PlayedStep(view, state, *next_step(sampler, *copy.deepcopy((view, state))))
         yield played
         decision, state = played.decision, played.next_state
         tokens = torch.where(decision.commit, played.written, tokens)
@@ -154,7 +155,10 @@ def moves_every_row(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
     view, decision = turn.view, turn.decision
     allowed = view.eligible if sampler.scope == "block" else view.masked
     assert not (decision.commit & ~allowed).any(), "a position was committed that is not eligible"
-    moves = decision.commit | settled_by(decision)
+    settled = settled_by(decision)
+    empty = settled & view.masked & ~decision.commit
+    assert not empty.any(), "a position was settled that holds no token"
+    moves = decision.commit | settled
     if decision.remask is not None and Fact.ONE_STEP_A_FORWARD in sampler.needs:
         moves = moves | decision.remask
     assert torch.equal(moves.any(-1), view.eligible.any(-1)), "a row did not move, or had no turn"
@@ -162,8 +166,11 @@ def moves_every_row(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
 
 def writes_possible_tokens(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
     """A token that is committed has a finite logit; [MASK] and banned tokens have none."""
-    logits = turn.view.logits.gather(-1, turn.written[..., None]).squeeze(-1)
-    assert logits[turn.decision.commit].isfinite().all(), "an excluded token was written"
+    commit, written, size = turn.decision.commit, turn.written, turn.view.vocab_size
+    is_token = (written >= 0) & (written < size)
+    assert is_token[commit].all(), f"a token was written that is not in [0, {size})"
+    logits = turn.view.logits.gather(-1, written.clamp(0, size - 1)[..., None]).squeeze(-1)
+    assert logits[commit].isfinite().all(), "an excluded token was written"
 
 
 def decides_rows_alone(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
@@ -211,6 +218,22 @@ def ends_in_time(
     assert not (last.view.eligible & ~settled_by(last.decision)).any(), "a block was not finished"
 
 
+def re_masks_what_is_settled(sampler: Sampler[Any], turns: Sequence[PlayedStep[Any]]) -> None:
+    """A rule that re-masks tokens does not look for them in `eligible`, where no settled one is."""
+    decisions = [turn.decision for turn in turns]
+    if any(d.settle is not None or d.remask is None or d.remask.any() for d in decisions):
+        return
+    for turn in turns:
+        view, state = copy.deepcopy((turn.view, turn.state))
+        wide = replace(view, eligible=view.eligible | ~view.masked)
+        remask = sampler.step(wide, state)[0].remask
+        assert remask is None or not remask.any(), (
+            "no token is ever re-masked, because `commit` settles tokens, which are not in "
+            "view.eligible afterwards; return `settle` as MaskPredict does, so that tokens stay "
+            "open, or keep the tokens that were committed in a state, as Wino does"
+        )
+
+
 def check_laws(sampler: Sampler[Any], *, seeds: tuple[int, ...] = (1, 2), width: int = 7) -> None:
     """Checks a sampler against all laws, on every style of logits and with noise.
 
@@ -224,19 +247,27 @@ def check_laws(sampler: Sampler[Any], *, seeds: tuple[int, ...] = (1, 2), width:
 
     Raises:
         AssertionError: If a law is broken; its text says which one, and where.
+        RuntimeError: If the rule returns no decision, state or number of steps, as in a decode.
+        ValueError: If the argument is no sampler, or one that is not declared as such.
     """
+    require_plugin("sampler", sampler, Sampler, "ConfidenceThreshold(0.9)")
+    require_declared(sampler)
     if type(sampler).__module__.startswith("samplers."):
         assert parse(repr(sampler)) == sampler, f"{sampler!r} is not its configuration"
     plays: list[tuple[Style, float]] = [(style, 0.0) for style in STYLES]
+    turns: list[PlayedStep[Any]] = []
     for style, temperature in [*plays, ("drifting", 1.3)]:
         for seed in seeds:
             where = f"{sampler!r}, {style} logits, temperature {temperature}, seed {seed}"
             for played in play(sampler, seed, style=style, temperature=temperature, width=width):
+                turns.append(played)
                 for law in LAWS:
                     with _law_named(law.__name__, where):
                         law(played, sampler)
             with _law_named("ends_in_time", where):
                 ends_in_time(sampler, style, seed)
+    with _law_named("re_masks_what_is_settled", repr(sampler)):
+        re_masks_what_is_settled(sampler, turns)
 
 
 @contextmanager
@@ -254,10 +285,6 @@ def tensors_in(state: Any) -> list[Tensor]:
         return []
     if isinstance(state, tuple):
         return [tensor for part in state for tensor in tensors_in(part)]
-    assert isinstance(state, Tensor), (
-        "A state must be None, a tensor or a NamedTuple of them, each with one entry a row, got "
-        f"{state!r}."
-    )
     return [state]
 
 

@@ -17,12 +17,13 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import raise_errors
 from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.files import (
-    cut_torn_line,
     decoded,
     digest,
     digest_of_file,
+    mend_last_line,
     only_writer,
     output_file,
+    whole_lines,
 )
 from dllm_decode.settings.plugins import sources_of
 from dllm_decode.text.answer_progress import AnswerProgress
@@ -144,6 +145,8 @@ def read_prompts(file: Path) -> dict[int, InputLine]:
             raise ValueError(
                 f"{where} must have either 'text' or 'messages', or a 'template'; {_REMEDY}."
             )
+        if prompt.text is not None and prompt.template is None and not prompt.text.strip():
+            raise ValueError(f"{where} must have a 'text' that is not blank; {_REMEDY}.")
         prompts[number] = prompt
     if not prompts:
         raise ValueError(f"--input must hold one JSON object a line, got none in {str(file)!r}.")
@@ -203,13 +206,11 @@ def _settings(speaker: Speaker, chat: UseTemplate) -> list[object]:
 
 
 def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:
-    """Returns the numbers of the answered prompts; removes an incomplete last line of our own."""
+    """Returns the numbers of the answered prompts; removes a torn last line of our own."""
     if not file.exists():
         return set()
-    *lines, _ = file.read_bytes().split(b"\n")
     done = set()
-    for number, line in enumerate(lines):
-        where = _place(file, number)
+    for where, line in whole_lines(file):
         answered = decoded(line, OutputLine, where, "choose another --output")
         if keys.get(answered.line - 1) != answered.key:
             raise ValueError(
@@ -217,7 +218,7 @@ def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:
                 "command, but prompt or settings differ; choose another --output."
             )
         done.add(answered.line - 1)
-    cut_torn_line(file, b'{"line":')
+    mend_last_line(file, b'{"line":')
     return done
 
 

@@ -212,6 +212,8 @@ def token_ids(given: Iterable[Any], model: MaskPredictor) -> list[int]:
             tokens.append(operator.index(token))
         except TypeError:
             raise ValueError(f"Token ids must be integers, got {shown(token)}.") from None
+        if isinstance(token, bool):
+            raise ValueError(f"Token ids must be integers, got {token}, which is a truth value.")
     wrong = [token for token in tokens if not 0 <= token < model.vocab_size]
     if wrong:
         raise ValueError(

@@ -54,15 +54,6 @@ def require_opening(decoder: Decoder, opening: object, row: Row) -> Opening:
     return opening
 
 
-def require_max_steps(limit: object, *, owner: object) -> int:
-    """Returns a number of steps; raises RuntimeError unless `max_steps` returned one."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-        raise RuntimeError(
-            f"max_steps of {owner!r} must return a number of steps, got {shown(limit)}."
-        )
-    return limit
-
-
 def require_numbers(
     numbers: object, canvas: Canvas, *, owner: object
 ) -> Bool[Tensor, "B N"] | Int[Tensor, "B N"]:

@@ -1,8 +1,6 @@
 """Refuses samplers, caches, verifiers, block schedules and models that do not fit together."""
 
-import inspect
 import warnings
-from typing import Any, get_args
 
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy
@@ -14,9 +12,8 @@ from samplers.accept_and_renoise import AcceptAndRenoise
 from samplers.base import Sampler
 from samplers.checks import shown
 from samplers.confidence_threshold import ConfidenceThreshold
-from samplers.expression import parts_of
+from samplers.declared import require_declared
 from samplers.facts import FACTS, Fact, Giver, PlugIn
-from samplers.view import Scope
 
 _WORDS: dict[Giver, str] = {"cache": "cache policy", "blocks": "block schedule"}
 
@@ -64,36 +61,6 @@ def require_special_ids(model: MaskPredictor) -> None:
         raise ValueError(
             f"mask_id of {model.name} must not be one of its eos_ids, got {model.mask_id} in "
             f"{shown(ends)}. Take it out of eos_ids, which the generation config may list."
-        )
-
-
-def require_declared(sampler: Sampler, *others: PlugIn) -> None:
-    """Raises ValueError unless plug-ins are frozen dataclasses that declare facts and scope."""
-    for part in parts_of((sampler, *others)):
-        if isinstance(part, PlugIn):
-            _require_dataclass(type(part))
-    for plugin in (sampler, *others):
-        for name, facts in (("needs", plugin.needs), ("gives", plugin.gives)):
-            if not isinstance(facts, frozenset) or not all(isinstance(f, Fact) for f in facts):
-                raise ValueError(
-                    f"{name} of {plugin!r} must be a property with a frozenset of Fact, got "
-                    f"{shown(facts)}."
-                )
-    if sampler.scope not in get_args(Scope):
-        raise ValueError(
-            f"scope of {sampler!r} must be one of {', '.join(get_args(Scope))}, got "
-            f"{shown(sampler.scope)}."
-        )
-
-
-def _require_dataclass(kind: type[PlugIn]) -> None:
-    """Raises ValueError unless a plug-in's class is a frozen dataclass with all of its fields."""
-    params: Any = getattr(kind, "__dataclass_params__", None)
-    has_lost_fields = "__dataclass_params__" not in vars(kind) and inspect.get_annotations(kind)
-    if params is None or not params.frozen or has_lost_fields:
-        raise ValueError(
-            f"{kind.__name__} must be a frozen dataclass, whose fields name it in records: write "
-            "@dataclass(frozen=True) above the class."
         )
 
 

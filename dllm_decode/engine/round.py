@@ -23,7 +23,6 @@ from dllm_decode.core.sending import send
 from dllm_decode.engine.checks import (
     require_after,
     require_look,
-    require_max_steps,
     require_numbers,
     require_opening,
 )
@@ -31,6 +30,7 @@ from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.settle import settle
 from dllm_decode.engine.state import Breach, Look, State
+from samplers.base import require_max_steps
 from samplers.checks import shown
 from samplers.facts import Fact
 
@@ -197,6 +197,9 @@ def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int)
         opens_whole_blocks = Fact.WHOLE_BLOCKS in decoder.blocks.gives
         culprit = decoder.verifier if opens_whole_blocks else decoder.blocks
         duty = "leave at least one unsettled position of every row eligible"
+        if seen.view.eligible.is_inference():
+            # A schedule or verifier made this view, and no write into it was counted.
+            duty += f", unless {decoder.sampler} wrote into view.eligible"
     return f"{culprit} must {duty}, and did not in round {state.num_rounds + 1}."
 
 

@@ -24,6 +24,7 @@ from dllm_decode.core.output import DecodeOutput, before_end
 from dllm_decode.core.rows import Request, Row
 from dllm_decode.engine.commits import log_probabilities
 from dllm_decode.engine.decoder import Decoder
+from dllm_decode.settings.files import mend_last_line, whole_lines
 
 
 class Write(NamedTuple):
@@ -136,7 +137,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return msgspec.json.encode(self).decode()
 
     @staticmethod
-    def from_json(line: str) -> "Rollout":
+    def from_json(line: str | bytes) -> "Rollout":
         """Reads what `to_json` returned.
 
         Raises:
@@ -149,23 +150,23 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def save_rollouts(path: str | Path, rollouts: Iterable[Rollout]) -> None:
-    """Appends rollouts to a file, one a line."""
+    """Appends rollouts to a file, one a line; a torn last line of a killed process is removed."""
+    mend_last_line(Path(path), b'{"prompt":')
     with Path(path).open("a", encoding="utf-8") as file:
         file.writelines(f"{rollout.to_json()}\n" for rollout in rollouts)
 
 
 def read_rollouts(path: str | Path) -> Iterator[Rollout]:
-    """Yields the rollouts of a file, in its order.
+    """Yields the rollouts of a file, in its order, without a torn last line.
 
     Raises:
-        ValueError: If a line is no rollout; the message has its number.
+        ValueError: If another line is no rollout; the message has its number.
     """
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield Rollout.from_json(line)
-            except ValueError as error:
-                raise ValueError(f"In line {number} of {path}: {error}") from None
+    for where, line in whole_lines(Path(path)):
+        try:
+            yield Rollout.from_json(line)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
 
 
 class RolloutRecorder:

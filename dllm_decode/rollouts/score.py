@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.options import require_integer
+from dllm_decode.engine.compatibility import require_model
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.models.masked_transformer import attention_on, own_network
@@ -99,6 +100,7 @@ def score(
         ValueError: Before the first forward, if gradients are on but no parameter requires them,
             rollouts are of another model, or an argument is out of its range.
     """
+    require_model(model)
     network = own_network(model)
     _require(network, rollouts, law)
     require_steps(steps, len(rollouts))

@@ -148,28 +148,53 @@ def only_writer(file: Path, refusal: str) -> Iterator[None]:
         raise ValueError(refusal) from None
 
 
-def cut_torn_line(path: Path, beginning: bytes) -> None:
-    """Removes an incomplete last line, which a killed process has left.
+def whole_lines(file: Path) -> Iterator[tuple[str, bytes]]:
+    """Yields the lines of a file of JSON lines, each after its place for messages.
+
+    Blank lines are left out, and so is a torn last line, which a killed process has left. A last
+    line without a line end is torn only if it is no JSON.
+    """
+    *lines, last = file.read_bytes().split(b"\n")
+    for number, line in enumerate([*lines, b"" if _is_torn(last) else last], start=1):
+        if line.strip():
+            yield f"Line {number} of {file}", line
+
+
+def mend_last_line(path: Path, beginning: bytes) -> None:
+    """Removes a torn last line, and ends a whole last line that has no line end.
 
     Args:
-        path: The file.
-        beginning: The first bytes of every line that such a process writes.
+        path: The file; one that does not exist is not made.
+        beginning: The first bytes of every line that a process writes here.
 
     Raises:
-        ValueError: If the line begins otherwise, so that somebody else wrote it.
+        ValueError: If a torn line begins otherwise, so that somebody else wrote it.
     """
-    content = path.read_bytes()
+    content = path.read_bytes() if path.exists() else b""
     end = content.rfind(b"\n") + 1
-    torn = content[end:]
-    if not torn:
+    last = content[end:]
+    if not last:
         return
-    if torn[: len(beginning)] != beginning[: len(torn)]:
+    is_torn = _is_torn(last)
+    if is_torn and last[: len(beginning)] != beginning[: len(last)]:
         raise ValueError(
             f"{path} must be new, or hold lines that begin with {beginning.decode()}, got a last "
-            f"line {shown(torn[:80].decode(errors='replace'))}. Choose another file."
+            f"line {shown(last[:80].decode(errors='replace'))}. Choose another file."
         )
     with path.open("r+b") as file:
-        file.truncate(end)
+        if is_torn:
+            file.truncate(end)
+        else:
+            file.seek(0, os.SEEK_END)
+            file.write(b"\n")
+
+
+def _is_torn(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line.removeprefix(BOM_UTF8))
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def digest_of_file(file: Path) -> str:

@@ -73,15 +73,30 @@ def prompt_ids(
         return token_lists(listed, attention_mask)
     if is_text:
         texts, adds_special = _texts_of(tokenizer, listed, chat)
+        questions = listed
     else:
-        texts = [_text_of_chat(tokenizer, turns) for turns in ([listed] if is_chat else listed)]
+        chats = [listed] if is_chat else listed
+        texts = [_text_of_chat(tokenizer, turns) for turns in chats]
         adds_special = [False] * len(texts)
+        questions = [_turn(turns[-1])["content"] for turns in chats]
+    _warn_of_blank(questions)
     prompts: list[Prompt] = [
         text_ids(tokenizer, text, add_special_tokens=adds)
         for text, adds in zip(texts, adds_special, strict=True)
     ]
     warn_of_unknown_words(tokenizer, texts, prompts, stacklevel=4)
     return prompts
+
+
+def _warn_of_blank(questions: Sequence[Any]) -> None:
+    """Warns of texts without a character that is printed, and names their places."""
+    places = [str(row) for row, text in enumerate(questions) if not str(text).strip()]
+    if places:
+        warnings.warn(
+            f"inputs must hold a question each, got a blank text in row {', '.join(places)}; the "
+            "model may answer anything.",
+            stacklevel=4,
+        )
 
 
 def text_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:

@@ -9,8 +9,8 @@ import msgspec
 
 from dllm_decode.settings.files import (
     converted,
-    cut_torn_line,
     digest,
+    mend_last_line,
     only_writer,
     read_object,
     require_folder_or_new,
@@ -164,8 +164,7 @@ class Folder:
     def repair_part(self, rank: int) -> Path:
         """Removes a torn last line from the file of a process; returns the file."""
         path = self.path / f"part-{rank}.jsonl"
-        if path.exists():
-            cut_torn_line(path, b'{"key":')
+        mend_last_line(path, b'{"key":')
         return path
 
     def note_machine(self, machine: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, NotRequired, Required, TypeAlias, TypedDict
 
 from msgspec import Meta
 
-from dllm_decode.settings.files import decoded
+from dllm_decode.settings.files import decoded, whole_lines
 
 # Numbers must fit 64 bits: Python would read greater numbers, and their sums overflow.
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -117,9 +117,7 @@ def read_parts(folder: Path) -> list[tuple[str, Record]]:
 
 
 def _records_of(path: Path) -> Iterator[tuple[str, Record]]:
-    *lines, _ = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        where = f"Line {number} of {path}"
+    for where, line in whole_lines(path):
         record = decoded(line, Record, where, _REMEDY)
         if record["error"] is None:
             _require_finished(record, where)

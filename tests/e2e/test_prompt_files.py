@@ -1,6 +1,7 @@
 """`dllm-decode generate --input --output`, `--template` and `dllm-decode read`."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -64,22 +65,38 @@ def test_a_stopped_command_goes_on_where_it_stopped_with_the_same_settings(
     assert main(files) == 0
     assert "0 answers written" in capsys.readouterr().err
     written = Path(files[-1]).read_bytes()
+    # A whole answer without a line end was cut, and decoded again.
+    Path(files[-1]).write_bytes(written.rstrip(b"\n"))
+    assert main(files) == 0
+    assert "0 answers written" in capsys.readouterr().err
+    assert Path(files[-1]).read_bytes() == written
     # Answers in bfloat16 were once taken for those in float32.
     for options in (["--sampler", "FixedSchedule(4)"], ["--dtype", "float32"]):
         assert main([*files, *options]) == 2
         assert "prompt or settings differ; choose another --output" in capsys.readouterr().err
         assert Path(files[-1]).read_bytes() == written
+    # Nor was an answer of other settings kept if it had no line end.
+    Path(files[-1]).write_bytes(written.rstrip(b"\n"))
+    assert main([*files, "--seed", "7"]) == 2
+    assert Path(files[-1]).read_bytes() == written.rstrip(b"\n")
 
 
-@pytest.mark.parametrize("content", ["my notes", '{"text": "a question without a line end"}'])
+@pytest.mark.parametrize(
+    ("content", "refusal"),
+    [
+        ("my notes", "must be new, or hold lines that begin with"),
+        ('{"text": "a question without a line end"}', "must have .* choose another --output"),
+        ('{"line": 1, "important": true}', "must have .* choose another --output"),
+    ],
+)
 def test_a_file_that_holds_something_else_is_never_cut(
-    files: list[str], content: str, capsys: pytest.CaptureFixture[str]
+    files: list[str], content: str, refusal: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A single line without an end was taken for a torn answer, and the file was emptied."""
     target, source = Path(files[-1]), Path(files[2])
     target.write_text(content)
     assert main(files) == 2
-    assert "must be new, or hold lines that begin with" in capsys.readouterr().err
+    assert re.search(refusal, capsys.readouterr().err)
     assert target.read_text() == content
     source.write_text(content)
     assert main([*files[:-1], str(source)]) == 2
@@ -132,6 +149,7 @@ def test_answers_of_another_chat_template_are_kept(
         ('{"tex": "a"}', "must have the fields text, messages, template, constraint, id, st"),
         ('{"text": 5}', "must have 'text' in its official form: expected str | null, got int"),
         ('{"text": "a"', "must be JSON"),
+        ('{"text": " "}', "must have a 'text' that is not blank; mend or remove the line"),
         ('{"text": "a", "messages": []}', "must have either 'text' or 'messages'"),
         ('{"id": 3}', "must have either 'text' or 'messages', or a 'template'"),
         ('{"text": "a", "temperature": -1}', "temperature must be at least 0, got -1.0."),

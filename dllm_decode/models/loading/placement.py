@@ -97,9 +97,13 @@ def available(device: Device) -> torch.device:
     try:
         resolved = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        if reason.startswith("Expected one of"):
+            # Torch lists every kind of device that it was ever built for.
+            reason = "torch has no device of this name"
         raise ValueError(
             f"A device must be one that this torch can use, such as 'cpu' or 'cuda', got "
-            f"{device!r} ({str(error).splitlines()[0]}). Choose 'cpu', or install torch for that "
+            f"{device!r} ({reason}). Choose 'cpu', or install torch for that "
             "device."
         ) from None
     if resolved.type == "meta":

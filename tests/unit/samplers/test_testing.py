@@ -1,13 +1,25 @@
 """The laws for authors: a rule that breaks a law is caught, and the error names the law."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from plugins_under_test import plugin
 from torch import Tensor
+from toys import HashModel
 
-from samplers import Decision, Sampler, View
+from dllm_decode import decode
+from samplers import (
+    ConfidenceThreshold,
+    Decision,
+    RevisingSampler,
+    Sampler,
+    View,
+    Wino,
+)
+from samplers.facts import Fact
 from samplers.logits.statistics import highest_one
 from samplers.testing import check_laws, view_of
 
@@ -39,7 +51,9 @@ class Broken(Sampler[Any]):
             case "batch":
                 return Decision(view.eligible & (view.confidence >= view.confidence.mean())), after
             case "view":
-                view.eligible[best] = False
+                view.tokens[best] = 0
+            case "token":
+                return Decision(best, torch.full_like(view.tokens, 9999)), after
             case "state":
                 state.steps.add_(1)
         return Decision(best), after
@@ -49,7 +63,8 @@ class Broken(Sampler[Any]):
     ("fault", "law"),
     [
         ("greedy", "not eligible"), ("idle", "did not move"), ("mask", "excluded token"),
-        ("batch", "(without the other rows|did not move)"), ("view", "changed eligible"),
+        ("batch", "(without the other rows|did not move)"), ("view", "changed tokens"),
+        ("token", "not in .0, 12."),
         ("state", "changed the state"), ("late", "more than max_steps, 1"),
     ],
 )  # fmt: skip
@@ -59,10 +74,55 @@ def test_a_rule_that_breaks_a_law_is_caught(fault: str, law: str) -> None:
         check_laws(Broken(fault))
 
 
-def test_a_state_that_is_no_tensor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Broken, "init", lambda self, view: [0])
-    with pytest.raises(AssertionError, match=r"A state must be None, .* got \[0\]\."):
-        check_laws(Broken("none"))
+def rule(decide: Callable[[View], Any], **members: Any) -> Any:
+    """Returns a sampler without a state."""
+    return plugin(Sampler, step=lambda self, view, state: (decide(view), state), **members)
+
+
+def write(view: View) -> Decision:
+    wanted = view.eligible
+    wanted &= view.confidence > 0.5
+    return Decision(wanted | highest_one(view.confidence, view.eligible))
+
+
+UNDECIDED: list[tuple[Any, str]] = [
+    # Each was a TypeError, an IndexError or a NotImplementedError, or was not found.
+    (rule(lambda v: Decision(v.confidence)), "must return commit of kind bool and shape"),
+    (rule(lambda v: Decision(commit=None)), "must return commit of kind bool .*, got None"),  # type: ignore[arg-type]
+    (rule(lambda v: Decision(v.eligible[:, :2])), "must return commit of kind bool and shape"),
+    (rule(lambda v: v.eligible), "must return a Decision, got a Tensor"),
+    (plugin(Sampler, step=lambda self, view, state: Decision(view.eligible)), "must return the pa"),
+    (plugin(Sampler, step=lambda self, view, state: None), "must return the pair"),
+    (rule(lambda v: Decision(v.eligible), max_steps=lambda self, num_masks: None), "^max_steps of"),
+    (rule(write), r"^step of Own\(\) must not write into view.masked or view.eligible"),
+    (rule(lambda v: Decision(v.eligible), init=lambda self, view: [0]), "must be None, .* a list"),
+    (rule(lambda v: Decision(v.eligible), scope="blok"), "^scope of .*, got 'blok'"),
+    (rule(lambda v: Decision(v.eligible), needs={Fact.HAS_MASK}), "^needs of .* frozenset"),
+    (rule(lambda v: Decision(v.eligible), gives=frozenset({"x"})), "^gives of .* frozenset"),
+    (type("Own", (Sampler,), {"step": ConfidenceThreshold.step})(), "must be a frozen dataclass"),
+    (ConfidenceThreshold, "got the class ConfidenceThreshold"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sampler", "sentence"), UNDECIDED)
+@pytest.mark.usefixtures("no_checks_of_types")
+def test_a_rule_is_refused_with_the_sentence_of_a_decode(sampler: Any, sentence: str) -> None:
+    for check in (check_laws, lambda rule: decode(HashModel(), [[1]], rule, gen_length=4)):
+        with pytest.raises((ValueError, RuntimeError), match=sentence):
+            check(sampler)
+
+
+def test_a_rule_that_looks_for_settled_tokens_among_eligible_ones_is_told() -> None:
+    """It re-masked nothing, in silence: a token that `commit` settles is not eligible."""
+
+    def step(self: Any, view: View, state: None) -> tuple[Decision, None]:
+        commit = highest_one(view.confidence, view.eligible & view.masked)
+        doubtful = view.confidence < 0.9
+        return Decision(commit, remask=view.eligible & ~view.masked & doubtful), None
+
+    with pytest.raises(AssertionError, match="no token is ever re-masked, because `commit`"):
+        check_laws(plugin(RevisingSampler, step=step))
+    check_laws(Wino(0.3))
 
 
 def test_a_view_is_made_from_logits() -> None:

@@ -41,10 +41,29 @@ def test_rollouts_are_read_back_as_they_were_saved(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 2
 
 
+def test_rollouts_are_appended_after_a_torn_line_and_after_one_without_a_line_end(
+    tmp_path: Path,
+) -> None:
+    """The next rollout was written into the same line, so that both were lost."""
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text(ROLLOUT.to_json())
+    assert list(read_rollouts(path)) == [ROLLOUT]
+    save_rollouts(path, [ROLLOUT])
+    whole = path.read_text()
+    path.write_text(whole + ROLLOUT.to_json()[:99])
+    assert list(read_rollouts(path)) == [ROLLOUT] * 2
+    save_rollouts(path, [ROLLOUT])
+    assert path.read_text() == whole + f"{ROLLOUT.to_json()}\n"
+    path.write_text("my notes")
+    with pytest.raises(ValueError, match="must be new, or hold lines that begin with"):
+        save_rollouts(path, [ROLLOUT])
+    assert path.read_text() == "my notes"
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "In line 2 of .* must be a rollout"),
+        ("{", "^Line 2 of .* must be a rollout"),
         (ROLLOUT.to_json().replace('"forwards":4', '"forwards":"4"'), "Expected `int`, got `str`"),
         (ROLLOUT.to_json().replace('"gen_length":3', '"gen_length":0'), "gen_length must be"),
         (ROLLOUT.to_json().replace('"finish"', '"ended"'), "unknown field `ended`"),

@@ -149,6 +149,8 @@ def test_bfloat16_with_gradients_rounds_as_the_decode_did() -> None:
 @pytest.mark.usefixtures("no_checks_of_types")
 def test_what_cannot_be_scored_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = rollouts_of_tiny("llada")[0]
+    with pytest.raises(ValueError, match="model must be the model that load_model returns"):
+        score([rollout], tiny("llada"))  # type: ignore[arg-type]
     change = msgspec.structs.replace
     width = len(rollout.prompt) + rollout.length
     full = Canvases.of_answer(rollout, torch.ones(1, width, dtype=torch.bool))

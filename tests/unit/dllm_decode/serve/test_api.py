@@ -593,9 +593,9 @@ def test_a_key_is_needed_where_the_server_has_one() -> None:
 
 
 def test_a_request_that_takes_too_long_is_given_up() -> None:
-    limits = Limits(deadline_s=0.2, max_tokens=1024)
-    decoder = decoder_of(MODEL, FixedSchedule(32), gen_length=1024)
-    options: Any = {"max_tokens": 1024, "ignore_eos": True}
+    limits = Limits(deadline_s=0.2, max_tokens=448)
+    decoder = decoder_of(MODEL, FixedSchedule(32), gen_length=448)
+    options: Any = {"max_tokens": 448, "ignore_eos": True}
     with (
         served({"default": decoder}, limits=limits) as (url, service),
         httpx.Client(base_url=url) as client,

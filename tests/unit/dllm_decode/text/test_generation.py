@@ -4,7 +4,7 @@ import json
 import re
 from copy import deepcopy
 from functools import partial
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from dllm_decode import (
 from dllm_decode.core.observers import final_tokens
 from dllm_decode.core.prompts import token_lists
 from dllm_decode.text.blanks import template_ids
+from dllm_decode.text.prose import Prose
 from dllm_decode.text.texts import prompt_ids
 from samplers import ConfidenceThreshold, FixedSchedule, JointThreshold, Wino
 
@@ -262,6 +263,7 @@ def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
         ([{"role": "robot", "content": "a"}], {}, "role of a message must be one of system,"),
         (torch.tensor([[1.5]]), {}, "Token ids must be integers"),
         ([[1, 1.5]], {}, r"Token ids must be integers, got 1\.5\."),
+        ([[True, False]], {}, "Token ids must be integers, got True, which is a truth value"),
         ([QUESTION, 5], {}, "inputs must be of one kind, got a text and 5"),
         ([[5, 10**6]], {}, r"Token ids must be in \[0, 432\) for mini, got 1000000"),
         ([[]], {}, "A prompt must have at least one token"),
@@ -324,15 +326,35 @@ def test_a_prompt_longer_than_the_model_s_maximum_is_refused(
         ask([[5], [5] * 9], SAMPLER, templates=["[MASK:32]"] * 2)
 
 
+def test_the_embedded_models_have_a_limit() -> None:
+    """Mini took 7,800 tokens, and answered nothing after 16 s."""
+    for name in ("mini", "mini-lists"):
+        assert load_model(name)[0].max_length == 512
+
+
+@pytest.mark.parametrize(
+    ("inputs", "row"), [("", 0), ([OTHER, " \n"], 1), ([chat(OTHER), chat("")], 1)]
+)
+def test_a_blank_question_gives_a_warning_with_its_row(inputs: Any, row: int) -> None:
+    """Arbitrary tokens were decoded without a word."""
+    with pytest.warns(UserWarning, match=f"must hold a question each, .* blank text in row {row};"):
+        prompt_ids(TOKENIZER, inputs)
+
+
 def test_a_stop_string_stops_and_may_be_a_special_token() -> None:
     options: Any = {"gen_length": 32, "block_length": 4}
     unstopped = ask(OTHER, SAMPLER, **options)[0]
-    word, special = unstopped.text.split()[2], deepcopy(TOKENIZER)
+    words, special = unstopped.text.split(), deepcopy(TOKENIZER)
+    at = next(n for n in range(2, len(words)) if not {words[n], words[n - 1]} & {*words[: n - 1]})
+    word, both = words[at], " ".join(words[at - 1 : at + 1])
     special.add_special_tokens({"additional_special_tokens": [word]})
     assert word not in special.decode(ids_of(word), skip_special_tokens=True)
-    for tokenizer in (TOKENIZER, special):
-        stopped = generate(MODEL, tokenizer, OTHER, SAMPLER, stop_strings=word, **options)[0]
-        assert stopped.text.strip() == unstopped.text[: unstopped.text.index(word)].strip()
+    # Before, the text part of "text <special>" stayed in the answer.
+    for tokenizer, stop in product((TOKENIZER, special), (word, both)):
+        stopped = generate(MODEL, tokenizer, OTHER, SAMPLER, stop_strings=stop, **options)[0]
+        assert stopped.text.strip() == unstopped.text[: unstopped.text.index(stop)].strip()
+        kept = Prose(tokenizer, (stop,)).rest(ids_of(unstopped.text))
+        assert kept.strip() == stopped.text.strip()
         assert stopped.finish_reason == "stop"
         assert stopped.forwards < unstopped.forwards
 

@@ -70,6 +70,8 @@ def test_a_damaged_target_is_refused(
     ("options", "sentence"),
     [
         ({"device": "nope"}, "A device must be one that .* got 'nope'"),
+        # Torch listed 24 kinds of devices.
+        ({"device": "gpu"}, r"got 'gpu' \(torch has no device of this name\)\. Choose 'cpu'"),
         ({"device": 5.5}, r"A device must be one that .* got 5\.5"),
         ({"device": "meta"}, "A device must hold values, got 'meta'"),
         ({"tokenizer": None}, "tokenizer must be the tokenizer that load_model returns, got None"),
