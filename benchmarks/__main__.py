@@ -6,7 +6,6 @@ with official code, if `--peer` names a checkout of it. Every contender has a pr
 `python -m benchmarks gpu --help`: a day on a GPU.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
@@ -21,6 +20,7 @@ from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
 from benchmarks.setting import DEFAULT_GEOMETRIES, DEVICE, GEOMETRIES, Setting
 from benchmarks.step import step_rows
 from dllm_decode.launch import run_main
+from dllm_decode.settings.files import write_json
 from dllm_decode.settings.options import documentation_of, first_sentence
 
 HELP = {name: first_sentence(text) for name, text in documentation_of(Setting).items()}
@@ -57,7 +57,7 @@ def main(words: list[str]) -> None:
         for rows in rows_of(part, setting, machine, options):
             record[part] = rows
             if options.json:
-                options.json.write_text(json.dumps(record, indent=1) + "\n")
+                write_json(options.json, record)
         print(table_of(rows), flush=True)
 
 

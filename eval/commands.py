@@ -38,13 +38,13 @@ _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 EVAL_COMMANDS = {
     "run": Command(
         "decode and score one task with one or more samplers",
-        "eval.reports.command:run_and_report",
+        "eval.reports.actions:run",
         (_MEASURED, MODEL, OptionsOf(Plugins, repeat=True, defaults=_TWO), _BATCHES,
          *_SEVERAL, OptionsOf(ConstraintOptions, "constraint")),
         _KEPT,
     ),
     "sweep": Command(
-        "run every combination that a TOML file names", "eval.reports.command:sweep_and_report",
+        "run every combination that a TOML file names", "eval.reports.actions:sweep",
         (OptionsOf(own.MeasureOptions, names=("config", "out", "model")), *_SEVERAL), _KEPT,
     ),
     "calibrate": Command(
@@ -57,11 +57,11 @@ EVAL_COMMANDS = {
         _KEPT,
     ),
     "report": Command(
-        "write table, pictures and replays of a results folder", "eval.reports.command:report",
+        "write table, pictures and replays of a results folder", "eval.reports.actions:report",
         (OptionsOf(own.ReportOptions, names=("folder", "replays", "cost", "before")),), _LOST,
     ),
     "trace": Command(
-        "show how one example was decoded", "eval.reports.command:trace",
+        "show how one example was decoded", "eval.reports.actions:trace",
         (OptionsOf(own.ReportOptions, names=("folder", "example", "html")),), _LOST,
     ),
     "oracle": Command(

@@ -185,11 +185,21 @@ def _checks_of(kind: type) -> list[tuple[str, Check, bool]]:
     hints = get_type_hints(kind, include_extras=True)
     checks = []
     for field in fields(kind):
-        hint = hints[field.name]
-        optional = NoneType in get_args(hint)
-        for check in _declared(get_args(hint)[0] if optional else hint, field.default_factory):
+        for check, optional in checks_of(hints[field.name], field.default_factory):
             checks.append((field.name, check, optional))
     return checks
+
+
+def checks_of(hint: Any, default: Any = None) -> Sequence[tuple[Check, bool]]:
+    """Returns the checks of an annotation, each with whether the value may be `None`.
+
+    Args:
+        hint: The annotation.
+        default: Class of the default, an example in messages.
+    """
+    optional = NoneType in get_args(hint)
+    checks = _declared(get_args(hint)[0] if optional else hint, default)
+    return [(check, optional) for check in checks]
 
 
 def _declared(hint: Any, default: Any) -> Sequence[Check]:

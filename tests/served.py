@@ -106,8 +106,9 @@ def served(
     weights_root: Path | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Yields the address of a server and its service."""
-    from dllm_decode.serve.server import bind, make_server, url_of
+    from dllm_decode.serve.server import make_server, url_of
     from dllm_decode.serve.service import Service
+    from dllm_decode.serve.sockets import bind
 
     model, words = load_model("mini")
     decoders = decoders or {"default": decoder_of(model, gen_length=limits.max_tokens)}

@@ -4,9 +4,11 @@ import sys
 from argparse import Namespace
 from typing import Any, Literal
 
+from dllm_decode.cli.input_lines import read_prompts
 from dllm_decode.settings.commands import GOES_ON
 from dllm_decode.settings.constraints import named_constraint
 from dllm_decode.settings.files import input_file, output_file, read_input
+from dllm_decode.text.brackets import split_blanks, split_choices
 
 
 def generate_once(options: Namespace) -> int:
@@ -56,6 +58,7 @@ def _check_generate(options: Namespace) -> None:
         raise ValueError("A question must be given, or --template, or --input with --output.")
     if options.input:
         _check_files(options)
+    split_blanks(options.template)
     if options.template and (options.gen_length is not None or options.stop_at_eos):
         raise ValueError(
             "--gen-length and --stop-at-eos must be left out with --template, which is filled as "
@@ -74,10 +77,12 @@ def _check_files(options: Namespace) -> None:
     target = output_file("--output", options.output)
     if target.exists() and target.samefile(source):
         raise ValueError(f"--output must be another file than --input, got {options.output!r}.")
+    read_prompts(source)
 
 
 def read_once(options: Namespace) -> int:
     """Writes how probable each allowed answer is at each choice of a text."""
+    split_choices(options.text)
     from dllm_decode import read
     from dllm_decode.settings.models import open_model
 

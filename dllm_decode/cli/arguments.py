@@ -69,16 +69,12 @@ class Export:
     """Options of `export`.
 
     Attributes:
-        model: Embedded name, folder or hub id; 'FOLDER?adapter=FOLDER' merges an adapter.
-        folder: Folder for the model; weights that are already in it are replaced.
+        folder: Folder for the model; the files of a model that is already in it are replaced.
         dtype: Precision of the weights on disk. `None`: the checkpoint's.
-        revision: Branch, tag or commit of a hub id.
     """
 
-    model: str
     folder: str
     dtype: Dtype | None = None
-    revision: Name = ""
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
 from dllm_decode import StepEvent
 from dllm_decode.cli.listing import SAID
 from dllm_decode.cli.speaker import Speaker, load_speaker
+from dllm_decode.core.files import write_text
 from dllm_decode.core.output import before_end
 from dllm_decode.settings.addresses import read_option
-from dllm_decode.settings.files import read_input
+from dllm_decode.settings.files import output_file, read_input
 from dllm_decode.settings.options import OPTIONS
 from dllm_decode.settings.plugins import parse
 from samplers import Sampler
@@ -122,7 +122,7 @@ class Conversation:
         if not text:
             return "A file must be named: /save FILE"
         content = json.dumps(self.turns, ensure_ascii=False, indent=2)
-        Path(text).write_text(f"{content}\n", encoding="utf-8")
+        write_text(output_file("/save", text), f"{content}\n")
         return f"{len(self.turns)} turns are in {text}."
 
     def respond(self, text: str) -> str:

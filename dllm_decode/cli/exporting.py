@@ -2,16 +2,20 @@
 
 import sys
 from argparse import Namespace
+from pathlib import Path
 
-import torch
-
-from dllm_decode.models import save_model
-from dllm_decode.models.masked_transformer import own_network
-from dllm_decode.settings.models import load
+from dllm_decode.settings.files import require_folder_or_new
 
 
 def run(options: Namespace) -> int:
     """Writes a model in the official format of its family."""
+    require_folder_or_new(Path(options.folder))
+    import torch
+
+    from dllm_decode.models import save_model
+    from dllm_decode.models.masked_transformer import own_network
+    from dllm_decode.settings.models import load
+
     loaded = load(options.model, revision=options.revision, needs_tokenizer=False)
     dtype = getattr(torch, options.dtype) if options.dtype else None
     save_model(own_network(loaded.model), options.folder, dtype=dtype)

@@ -48,7 +48,7 @@ COMMANDS = {
     "chat": Command("talk with a model, turn by turn", "dllm_decode.cli.conversation:chat", _TALK),
     "export": Command(
         "write a model in the official format of its family", "dllm_decode.cli.exporting:run",
-        (OptionsOf(own.Export),),
+        (OptionsOf(own.Export), MODEL),
     ),
     "serve": Command(
         "answer clients of OpenAI's API over HTTP", "dllm_decode.cli.serving:run",

@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 
 from dllm_decode import Request, RequestQueue, run
+from dllm_decode.cli.input_lines import InputLine, place_of, read_prompts
 from dllm_decode.cli.speaker import Speaker
+from dllm_decode.core.files import append_text
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.prompts import Prompt, filling_options
@@ -33,36 +35,6 @@ from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.generation import compiled
 from dllm_decode.text.texts import UseTemplate, prompt_ids
 from samplers.expression import expression_of
-
-_REMEDY = "mend or remove the line"
-
-
-class InputLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A line of the input, a text or a chat; both may be left out with a template.
-
-    Blanks, stop strings and options of the decode are as in `generate`, `constraint` is as
-    `constraint_of` reads it, and `id` is copied to the answer.
-    """
-
-    text: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    template: str | None = None
-    constraint: dict[str, Any] | None = None
-    id: str | int | None = None
-    stop_strings: tuple[str, ...] = ()
-    gen_length: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    stop_at_eos: bool | None = None
-    truncate_at_eos: bool | None = None
-
-    def options(self) -> RequestOptions:
-        """Returns the options of the decode that the line names."""
-        values = msgspec.structs.asdict(self)
-        options = {name: values[name] for name in RequestOptions.__annotations__}
-        return cast(RequestOptions, {name: v for name, v in options.items() if v is not None})
 
 
 class OutputLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -106,7 +78,7 @@ def answer_file(
     with only_writer(Path(f"{file}.lock"), f"Another process writes {file}; wait until it ends."):
         lines = read_prompts(Path(source))
         templates = {
-            number: _template(speaker, line.template, _place(source, number))
+            number: _template(speaker, line.template, place_of(source, number))
             for number, line in lines.items()
             if line.template is not None
         }
@@ -129,39 +101,11 @@ def answer_file(
     return f"{len(left)} answers written to {file}{before}."
 
 
-def read_prompts(file: Path) -> dict[int, InputLine]:
-    """Returns the prompts of a file of JSON lines, by number of the line, from 0.
-
-    Raises ValueError if there is no prompt, or if a line, which it names, is no prompt.
-    """
-    prompts = {}
-    for number, line in enumerate(file.read_bytes().split(b"\n")):
-        if not line.strip():
-            continue
-        where = _place(file, number)
-        prompt = decoded(line, InputLine, where, _REMEDY)
-        num_given = (prompt.text is not None) + (prompt.messages is not None)
-        if num_given > 1 or (not num_given and prompt.template is None):
-            raise ValueError(
-                f"{where} must have either 'text' or 'messages', or a 'template'; {_REMEDY}."
-            )
-        if prompt.text is not None and prompt.template is None and not prompt.text.strip():
-            raise ValueError(f"{where} must have a 'text' that is not blank; {_REMEDY}.")
-        prompts[number] = prompt
-    if not prompts:
-        raise ValueError(f"--input must hold one JSON object a line, got none in {str(file)!r}.")
-    return prompts
-
-
 def _template(speaker: Speaker, text: str, where: str) -> list[int]:
     try:
         return template_ids(speaker.tokenizer, text, speaker.model)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-
-
-def _place(file: str | Path, number: int) -> str:
-    return f"Line {number + 1} of {file}"
 
 
 def _request(
@@ -191,7 +135,7 @@ def _request(
             constraint=compiled(decoder, tokenizer, constraint), **options,
         )  # fmt: skip
     except ValueError as error:
-        raise ValueError(f"{_place(source, number)}: {error}") from None
+        raise ValueError(f"{place_of(source, number)}: {error}") from None
 
 
 def _settings(speaker: Speaker, chat: UseTemplate) -> list[object]:
@@ -233,10 +177,9 @@ def _decode(
 ) -> None:
     queue = RequestQueue(prompt.request for prompt in left.values())
     display = AnswerProgress(len(left)) if progress else nullcontext()
-    with file.open("ab") as out, display as bar:
+    with display as bar:
         for ended in raise_errors(run(decoder, queue, num_rows, [] if bar is None else [bar])):
             prompt, request, key = left[ended.request]
             answer = answer_of(tokenizer, request, ended.output, 0, prompt.stop_strings)
             line = OutputLine(line=request.index + 1, id=prompt.id, key=key, **answer.to_dict())
-            out.write(msgspec.json.encode(line) + b"\n")
-            out.flush()
+            append_text(file, f"{msgspec.json.encode(line).decode()}\n")

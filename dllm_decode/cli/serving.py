@@ -1,4 +1,4 @@
-"""Runs `dllm-decode serve`."""
+"""Runs `dllm-decode serve`; wrong options are refused before torch is loaded."""
 
 import importlib.util
 import logging
@@ -7,11 +7,10 @@ from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 
-from dllm_decode.cli.speaker import load_speaker
 from dllm_decode.serve.limits import Limits
+from dllm_decode.serve.sockets import LOCAL, bind
 from dllm_decode.settings.addresses import parse_model
-from dllm_decode.settings.plugins import parse
-from samplers import Sampler
+from dllm_decode.settings.known import require_plugin
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "jinja2")
 
@@ -23,21 +22,25 @@ def run(options: Namespace) -> int:
         raise ValueError(
             f"serve needs {', '.join(missing)}, which are not installed: pip install '.[serve]'."
         )
-    # These modules need the extra `serve`, and load torch.
-    from dllm_decode.serve.api import require_key
-    from dllm_decode.serve.calls import Parsers
-    from dllm_decode.serve.server import LOCAL, bind, serve
-    from dllm_decode.serve.service import Service
-    from dllm_decode.serve.warm_up import warm_up
-
     limits = Limits(**{field.name: getattr(options, field.name) for field in fields(Limits)})
-    others = _other_samplers(options)
+    expressions = _other_samplers(options)
     root = None if options.weights_root is None else Path(options.weights_root)
-    if root is not None:
-        require_key(options.api_key)
-        if not root.is_dir():
-            raise ValueError(f"--weights-root must be a folder, got {options.weights_root!r}.")
+    if root is not None and not root.is_dir():
+        raise ValueError(f"--weights-root must be a folder, got {options.weights_root!r}.")
     with bind(options.host, options.port) as bound:
+        # These modules need the extra `serve`, and load torch.
+        from dllm_decode.cli.speaker import load_speaker
+        from dllm_decode.serve.api import require_key
+        from dllm_decode.serve.calls import Parsers
+        from dllm_decode.serve.server import serve
+        from dllm_decode.serve.service import Service
+        from dllm_decode.serve.warm_up import warm_up
+        from dllm_decode.settings.plugins import parse
+        from samplers import Sampler
+
+        if root is not None:
+            require_key(options.api_key)
+        others = {name: parse(text, Sampler) for name, text in expressions.items()}
         speaker = load_speaker(options, gen_length=limits.max_tokens)
         if others and not speaker.verifier.asks_sampler:
             raise ValueError(
@@ -70,16 +73,17 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _other_samplers(options: Namespace) -> dict[str, Sampler]:
-    """Returns the samplers that requests may name besides "default"."""
-    samplers: dict[str, Sampler] = {}
+def _other_samplers(options: Namespace) -> dict[str, str]:
+    """Returns the expressions of samplers that requests may name besides "default"."""
+    samplers: dict[str, str] = {}
     for text in options.allow_sampler:
         name, sign, expression = text.partition("=")
         if not sign or not name.isidentifier() or name in {"default", *samplers}:
             raise ValueError(
                 f"--allow-sampler must be NAME=EXPR, with a name of its own, got {text!r}."
             )
-        samplers[name] = parse(expression, Sampler)
+        require_plugin("sampler", expression)
+        samplers[name] = expression
     return samplers
 
 

@@ -20,15 +20,37 @@ def new_file(path: Path) -> Iterator[Path]:
     Raises:
         OSError: In one sentence, if the file cannot be written; the earlier file is as it was.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
-    with _sentence(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    # The new contents of a link are written to the file that it names.
+    target = path.resolve()
+    partial = target.with_name(f".{target.name}.{os.getpid()}{_PARTIAL}")
+    with in_a_sentence(path):
+        if target.exists() and not target.is_file():
+            raise OSError("it is no file")
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield partial
-            _sync(partial)
-            partial.replace(path)
+            sync(partial)
+            partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file as `new_file` does."""
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def append_text(path: Path, text: str) -> None:
+    """Appends to a file; OSError, in one sentence, if there is no room, and nothing is appended."""
+    with in_a_sentence(path), path.open("ab", buffering=0) as file:
+        length, rest = file.tell(), memoryview(text.encode())
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(length)
+            raise
 
 
 @contextmanager
@@ -48,7 +70,7 @@ def new_files(folder: Path, earlier: Collection[str] = ()) -> Iterator[Path]:
         OSError: In one sentence, if the files cannot be written; the folder is as it was.
     """
     is_new = not folder.exists()
-    with _sentence(folder):
+    with in_a_sentence(folder):
         try:
             if is_new:
                 folder.mkdir(parents=True)
@@ -81,7 +103,7 @@ def _complete(partial: Path, earlier: Collection[str]) -> None:
         )
     (partial / _STALE).write_text(json.dumps(sorted({*earlier} - names)))
     for file in (*written, partial / _STALE, partial):
-        _sync(file)
+        sync(file)
     partial.rename(folder / _COMPLETE)
 
 
@@ -98,12 +120,12 @@ def finish_files(folder: Path) -> None:
         with suppress(FileNotFoundError):
             if file != stale:
                 file.replace(folder / file.name)
-    _sync(folder)
+    sync(folder)
     shutil.rmtree(complete, ignore_errors=True)
 
 
 @contextmanager
-def _sentence(place: Path) -> Iterator[None]:
+def in_a_sentence(place: Path) -> Iterator[None]:
     """Turns an error of the file system into one that says what became of the earlier files."""
     try:
         yield
@@ -114,7 +136,7 @@ def _sentence(place: Path) -> Iterator[None]:
         ) from error
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Waits until a file or the names in a folder are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

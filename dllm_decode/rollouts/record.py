@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from dllm_decode.core.files import append_text
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import DecodeOutput, before_end
@@ -150,10 +151,12 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def save_rollouts(path: str | Path, rollouts: Iterable[Rollout]) -> None:
-    """Appends rollouts to a file, one a line; a torn last line of a killed process is removed."""
+    """Appends rollouts to a file, one a line: all, or none if there is no room.
+
+    A torn last line of a killed process is removed.
+    """
     mend_last_line(Path(path), b'{"prompt":')
-    with Path(path).open("a", encoding="utf-8") as file:
-        file.writelines(f"{rollout.to_json()}\n" for rollout in rollouts)
+    append_text(Path(path), "".join(f"{rollout.to_json()}\n" for rollout in rollouts))
 
 
 def read_rollouts(path: str | Path) -> Iterator[Rollout]:

@@ -15,4 +15,5 @@ metrics.py   counters                    limits.py     bounds
 log.py       lines of the log            documentation.py  the page of all paths
 weights.py   new weights
 api.py       the routes                  server.py     the process
+sockets.py   the socket
 """

@@ -15,6 +15,7 @@ import uvicorn
 
 from dllm_decode.serve.api import create_app
 from dllm_decode.serve.service import Service
+from dllm_decode.serve.sockets import LOCAL
 
 # The engine's thread asks for Python's lock after each operation of torch. By default it waits 5 ms
 # for it whenever the thread of the connections is busy: 16 clients then had 8 % fewer tokens/s.
@@ -22,31 +23,6 @@ _SWITCH_S = 0.0005
 # After the grace: to tell clients that the server ends.
 _LAST_S = 1
 _LOOK_S = 0.05
-
-LOCAL = ("127.0.0.1", "localhost", "::1")
-"""Names by which only this machine reaches the server."""
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket that is bound, but does not listen yet; port 0 is any free port.
-
-    Raises:
-        OSError: If the address cannot be used.
-    """
-    bound: socket.socket | None = None
-    try:
-        kind, _, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio lets connections send at once only if the protocol is named; each first chunk
-        # would wait 40 ms for the client to acknowledge the header.
-        bound = socket.socket(kind, socket.SOCK_STREAM, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        if bound is not None:
-            bound.close()
-        reason = error.strerror or "it cannot be used"
-        raise OSError(f"The server cannot listen at {host}:{port}: {reason}.") from None
-    return bound
 
 
 def url_of(bound: socket.socket, host: str) -> str:

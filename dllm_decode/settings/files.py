@@ -1,10 +1,8 @@
-"""Reads and writes JSON files, and computes digests of files and values.
-
-A file appears under its name only when it is complete.
-"""
+"""Reads and writes JSON files, and computes digests of files and values."""
 
 import json
 import os
+import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from filelock import FileLock, Timeout
 
+from dllm_decode.core.files import in_a_sentence, write_text
 from samplers.checks import shown
 
 Value = TypeVar("Value")
@@ -25,6 +24,9 @@ _PIECE_BYTES = 16 * 1024
 
 ANEW = "remove the file, and the same command makes it anew"
 REPAIR = "repair or remove it"
+
+# The first half of a surrogate pair without the other half.
+_HALF_PAIR = re.compile(rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])")
 
 
 def read_object(file: Path, kind: Any = dict[str, Any], *, remedy: str = ANEW) -> Any:
@@ -39,7 +41,12 @@ def decoded(content: bytes, kind: type[Value] | GenericAlias, where: str, remedy
     as a file and its line, the field, and the remedy.
     """
     with _refused(where, remedy, kind):
-        return msgspec.json.decode(content.removeprefix(BOM_UTF8), type=kind)
+        try:
+            return msgspec.json.decode(content.removeprefix(BOM_UTF8), type=kind)
+        except msgspec.DecodeError:
+            if half := _HALF_PAIR.search(content):
+                raise ValueError(f"{half[0].decode()}, half of a surrogate pair") from None
+            raise
 
 
 def converted(value: object, kind: type[Value] | GenericAlias, where: str, remedy: str) -> Value:
@@ -97,25 +104,20 @@ def read_input(read: Callable[[], str]) -> str:
 
 
 def write_json(file: Path, content: object) -> None:
-    """Writes a file of JSON, see `write_text`."""
+    """Writes a file of JSON, as `new_file` does."""
     write_text(file, json.dumps(content, indent=1) + "\n")
-
-
-def write_text(file: Path, text: str) -> None:
-    """Makes the folder of a file and writes the file; other processes never see half of it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(file)
 
 
 def output_file(option: str, path: str) -> Path:
     """Returns the path of a file to write, checked before the contents are computed.
 
-    Raises ValueError if the path is a folder or a device, or its folder does not exist.
+    Raises ValueError if the path is a folder, a device or a stream, or its folder does not exist.
     """
     file = Path(path)
-    if (file.exists() and not file.is_file()) or not file.parent.is_dir():
+    is_other = file.exists() and not file.is_file()
+    # Redirected to a file, the standard output is a file too.
+    is_other |= path.startswith(("/dev/std", "/dev/fd/", "/proc/"))
+    if is_other or not file.parent.is_dir():
         raise ValueError(f"{option} must be a file in a folder that is there, got {path!r}.")
     return file
 
@@ -139,8 +141,11 @@ def require_folder_or_new(path: Path) -> None:
 def only_writer(file: Path, refusal: str) -> Iterator[None]:
     """Holds the lock of a lock file, whose folder must exist; the lock ends with the process.
 
-    Raises ValueError with the text `refusal` if another process holds the lock.
+    Raises ValueError with the text `refusal` if another process holds the lock, and OSError if the
+    lock file cannot be written.
     """
+    with in_a_sentence(file):
+        file.touch()
     try:
         with FileLock(file).acquire(timeout=0):
             yield

@@ -1,18 +1,22 @@
-"""Refuses unknown names before torch is loaded, because loading torch takes seconds.
+"""Refuses wrong options before torch is loaded, because loading torch takes seconds.
 
-Everything else about an expression or a model is checked where it is built.
+Names of models, names and arguments of our plug-ins, and options of the decode are checked here;
+everything else is checked where it is built.
 """
 
-import ast
 import re
 from argparse import Namespace
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
+from dllm_decode.core.options import DecodeConfig
 from dllm_decode.models.loading.find import find_here
+from dllm_decode.settings.declared import declared, exported
+from dllm_decode.settings.options import OPTIONS
+from samplers.expression import parse_expression
 
-_ROOT = Path(__file__).parents[2]
 _PACKAGES = {
     "sampler": "samplers", "cache": "dllm_decode/caches", "verifier": "dllm_decode/verify",
     "blocks": "dllm_decode/blocks",
@@ -20,38 +24,48 @@ _PACKAGES = {
 _LISTS = {
     "sampler": "samplers", "cache": "caches", "verifier": "verifiers", "blocks": "schedules"
 }  # fmt: skip
+_EXAMPLES = {
+    "sampler": "LocalLeap", "cache": "DualCache", "verifier": "SelfVerify", "blocks": "MultiBlock"
+}  # fmt: skip
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 # A name that is called, or a whole expression without parentheses; not "module:Name".
 _CALLED = re.compile(r"(?<![\w.:])([A-Za-z_]\w*)\s*(?=\(|$)")
+_OWN = re.compile(r"[A-Za-z_]:[A-Za-z_]")
 
 
 def require_known(options: Namespace) -> None:
-    """Raises if options name a plug-in, a card or a model that is not there.
+    """Raises if options name something that is not there, or are outside their ranges.
 
     Raises:
         FileNotFoundError: If there is no such model.
-        ValueError: If there is no such plug-in or card.
+        ValueError: If there is no such plug-in or card, or a value is outside its range.
     """
     for part in _PACKAGES:
-        for text in _texts(options, part):
-            _require_plugin(part, text)
-    for address in _texts(options, "model"):
+        for text in _given(options, part):
+            require_plugin(part, text)
+    for name in OPTIONS:
+        for value in _given(options, name):
+            # The length of an answer may be "task" in some commands.
+            DecodeConfig().updated(**({} if value == "task" else {name: value}))
+    for address in _given(options, "model"):
         # A folder may have a question mark in its name.
         find_here(address if Path(address).is_dir() else address.partition("?")[0])
 
 
-def _texts(options: Namespace, name: str) -> Iterator[str]:
+def _given(options: Namespace, name: str) -> Iterator[Any]:
     value = vars(options).get(name)
-    yield from (text for text in (value if isinstance(value, list) else [value]) if text)
+    values = value if isinstance(value, list) else [value]
+    yield from (value for value in values if value not in (None, ""))
 
 
-def _require_plugin(part: str, text: str) -> None:
+def require_plugin(part: str, text: str) -> None:
+    """Raises ValueError unless a text names plug-ins of ours with arguments in their ranges."""
     if text.startswith("@"):
         if not Path(text[1:]).is_file():
             raise ValueError(f"--{part} @FILE must name a card that is there, got {text[1:]!r}.")
         return
-    names = plugin_names(part)
-    for name in _CALLED.findall(_QUOTED.sub("", text)):
+    names, called = plugin_names(part), _CALLED.findall(_QUOTED.sub("", text))
+    for name in called:
         if name not in names:
             close = get_close_matches(name, names, n=1)
             raise ValueError(
@@ -59,16 +73,14 @@ def _require_plugin(part: str, text: str) -> None:
                 f"dllm-decode {_LISTS[part]} lists what is. A class of your own is written "
                 "module:Class()."
             )
+    # A class of the user's own may import torch.
+    if not _OWN.search(_QUOTED.sub("", text)):
+        _, files = exported(_PACKAGES[part])
+        known = {name: declared(name, files) for name in called or [_EXAMPLES[part]]}
+        parse_expression(text, known | {"CausalTarget": lambda source: source})
 
 
 def plugin_names(part: str) -> list[str]:
     """Returns the names that an expression may call: those that the plug-ins' package exports."""
-    folder = _ROOT / _PACKAGES[part]
-    stub = folder / "__init__.pyi"
-    source = stub if stub.is_file() else folder / "__init__.py"
-    (names,) = (
-        ast.literal_eval(node.value)
-        for node in ast.parse(source.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    )
+    names, _ = exported(_PACKAGES[part])
     return [*names, "CausalTarget"] if part == "verifier" else names

@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.core.commits import Commits
+from dllm_decode.core.files import write_text
 from dllm_decode.core.output import DecodeOutput, before_end
 from dllm_decode.core.rows import Request
 from dllm_decode.text.prose import Prose
@@ -140,7 +141,7 @@ class GenerateOutput:
     def save(self, path: str | Path) -> None:
         """Writes `to_dict()` to a JSON file."""
         text = json.dumps(self.to_dict(), ensure_ascii=False, indent=2)
-        Path(path).write_text(f"{text}\n", encoding="utf-8")
+        write_text(Path(path), f"{text}\n")
 
 
 def answer_of(

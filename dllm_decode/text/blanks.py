@@ -1,15 +1,10 @@
 """Texts with blanks: `[MASK]` is one open token, `[MASK:12]` twelve, `[yes|no]` a choice."""
 
-import re
 from typing import Any, NamedTuple
 
 from dllm_decode.core.model import MaskPredictor
+from dllm_decode.text.brackets import split_blanks, split_choices
 from dllm_decode.text.texts import Tokenizer, text_ids, warn_of_unknown_words
-from samplers.checks import shown
-
-_BLANK = re.compile(r" ?\[MASK(?::(\d+))?\]")
-_CHOICE = re.compile(r"( ?)\[([^\[\]|]*(?:\|[^\[\]|]*)+)\]")
-_MOST = 2**20
 
 
 class Choice(NamedTuple):
@@ -31,19 +26,15 @@ class Choice(NamedTuple):
 def template_ids(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[int]:
     """Returns the token ids of a text with blanks, the mask id where the text is open.
 
-    The tokenizer's own mask token is a blank of one token, too. One space before a `[MASK]` is part
-    of the blank, since most tokenizers write a space into the token of the word that follows it.
+    The tokenizer's own mask token is a blank of one token, too.
 
     Raises:
         ValueError: If there is no blank, or a blank is too long.
     """
-    if not isinstance(text, str):
-        raise ValueError(f"A template must be a text with blanks such as [MASK:5], got {text!r}.")
-    # Texts alternate with the lengths of the blanks between them.
-    first, *rest = _BLANK.split(text)
+    (first, *others), lengths = split_blanks(text)
     token_ids = _given(tokenizer, first)
-    for length, words in zip(rest[::2], rest[1::2], strict=True):
-        token_ids += [model.mask_id] * _length_of(length) + _given(tokenizer, words)
+    for length, words in zip(lengths, others, strict=True):
+        token_ids += [model.mask_id] * length + _given(tokenizer, words)
     if model.mask_id not in token_ids:
         raise ValueError(
             f"A template must have a blank, such as [MASK:5] for five tokens, got {text!r}."
@@ -58,16 +49,6 @@ def _given(tokenizer: Tokenizer, text: str) -> list[int]:
     return token_ids
 
 
-def _length_of(digits: str | None) -> int:
-    # Python reads no integer of more than 4,300 digits.
-    length = 1 if digits is None else int(digits) if len(digits) <= 100 else _MOST + 1
-    if not 1 <= length <= _MOST:
-        raise ValueError(
-            f"A blank must have between 1 and {_MOST} tokens, got {shown(f'[MASK:{digits}]')}."
-        )
-    return length
-
-
 def pieces_of(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[list[int] | Choice]:
     """Returns the parts of a text with choices: token ids, which may be blanks, and choices.
 
@@ -76,22 +57,17 @@ def pieces_of(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[lis
     Raises:
         ValueError: If there is no choice, or a choice has answers that do not differ.
     """
-    if not isinstance(text, str):
-        raise ValueError(f"A read must be a text with choices such as [yes|no], got {shown(text)}.")
-    # Texts alternate with two strings for each choice: the space before it, and its answers.
-    first, *rest = _CHOICE.split(text)
-    if not rest:
-        raise ValueError(f"A read must have a choice, such as [yes|no], got {text!r}.")
+    (first, *others), choices = split_choices(text)
     pieces: list[list[int] | Choice] = [_with_blanks(tokenizer, first, model)]
-    for space, answers, words in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+    for (space, answers), words in zip(choices, others, strict=True):
         choice = _choice(tokenizer, space, answers)
         pieces += [choice, _with_blanks(tokenizer, words, model)]
     return pieces
 
 
 def _with_blanks(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[int]:
-    has_blank = _BLANK.search(text) is not None
-    return template_ids(tokenizer, text, model) if has_blank else _given(tokenizer, text)
+    _, lengths = split_blanks(text)
+    return template_ids(tokenizer, text, model) if lengths else _given(tokenizer, text)
 
 
 def _choice(tokenizer: Tokenizer, space: str, answers: str) -> Choice:

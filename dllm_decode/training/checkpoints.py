@@ -9,8 +9,11 @@ from typing import Any, Literal
 import msgspec
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from dllm_decode.core.files import sync
 
 RECORD_FILE = "progress.json"
 
@@ -65,11 +68,21 @@ class Checkpoints:
     def save(self, progress: Progress) -> None:
         """Writes `folder/step-...` and removes older ones; every process takes part."""
         target, partial = self._folder / f"step-{progress.step:08}", self._folder / "partial"
+        while target.exists():
+            # Of an earlier run: the names of later checkpoints follow in the alphabet.
+            target = target.with_name(f"{target.name}+")
         is_main = self._accelerator.is_main_process
         if is_main:
             shutil.rmtree(partial, ignore_errors=True)
         self._accelerator.wait_for_everyone()
-        self._accelerator.save_state(str(partial))
+        try:
+            self._accelerator.save_state(str(partial))
+        except (OSError, RuntimeError, SafetensorError) as error:
+            # Torch and safetensors have their own errors for a full disk.
+            raise OSError(
+                f"{str(self._folder)!r} must be a place that can be written, with room for a "
+                f"checkpoint, got: {error}. The earlier checkpoint is unchanged."
+            ) from error
         self._accelerator.wait_for_everyone()
         if is_main:
             record = _Record(
@@ -77,7 +90,8 @@ class Checkpoints:
                 files=_digests(partial),
             )  # fmt: skip
             (partial / RECORD_FILE).write_bytes(msgspec.json.encode(record))
-            shutil.rmtree(target, ignore_errors=True)
+            for file in (*partial.rglob("*"), partial):
+                sync(file)
             partial.rename(target)
             for older in {*self._folder.glob("step-*")} - {target}:
                 shutil.rmtree(older)

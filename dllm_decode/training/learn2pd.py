@@ -10,11 +10,12 @@ from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dllm_decode.core.files import new_file
 from dllm_decode.core.options import require_integer
+from dllm_decode.models.loading.weights import write_weights
 from dllm_decode.training.filter_examples import FilterExamples
 from dllm_decode.training.loop import require_finite
 from samplers.checks import require_count, require_positive
@@ -169,8 +170,6 @@ def save_filter(
 ) -> None:
     """Writes a filter, and how it was trained, as a safetensors file that `Learn2PD` reads.
 
-    The file appears under its name only when it is complete.
-
     Args:
         network: The filter.
         path: The file to write.
@@ -190,7 +189,5 @@ def save_filter(
         "threshold": str(threshold),
         "settings": repr(settings),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    save_file(weights, partial, metadata=metadata)
-    partial.replace(path)
+    with new_file(path) as partial:
+        write_weights(partial, weights, metadata)

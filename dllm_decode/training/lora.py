@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
+from dllm_decode.core.files import new_files
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.families import Family
+from dllm_decode.models.loading.weights import write_weights
 from dllm_decode.models.network.transformer import Transformer
 
 _ADAPTER = "default"
+_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _LINEAR_MAPS = r"layers\.\d+\.(attention\.(qkv|output)|mlp\.(shared\.)?(gate_up|down))"
 
 
@@ -70,7 +72,17 @@ class LoRA:
         return [weight for weight in self._transformer.parameters() if weight.requires_grad]
 
     def save(self, folder: Path, *, base: str) -> None:
-        """Writes a folder that `load_model(base, adapter=folder)` reads, and PEFT too."""
+        """Writes a folder that `load_model(base, adapter=folder)` reads, and PEFT too.
+
+        The files of an earlier adapter in it are replaced, both or none. Raises ValueError if the
+        folder holds a model, which transformers would load with the adapter, and OSError, in one
+        sentence, if the files cannot be written.
+        """
+        if (folder / "config.json").exists():
+            raise ValueError(
+                f"An adapter must go to a folder without a model, got {str(folder)!r} with "
+                "config.json. Choose another folder."
+            )
         tensors = {}
         for module, rows, official in self._official:
             layer: Any = self._transformer.get_submodule(module)
@@ -83,8 +95,9 @@ class LoRA:
         self._config.target_modules = sorted(official for *_, official in self._official)
         self._config.base_model_name_or_path = base
         self._config.inference_mode = True
-        self._config.save_pretrained(str(folder))
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        with new_files(folder, _FILES) as written:
+            self._config.save_pretrained(str(written))
+            write_weights(written / "adapter_model.safetensors", tensors, {"format": "pt"})
 
 
 def require_lora(model: MaskedTransformer, *, rank: int, alpha: int) -> None:

@@ -1,18 +1,20 @@
 """Starts a model from another one."""
 
-import json
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from dllm_decode.core.files import new_files
 from dllm_decode.models import MaskedTransformer, load_model
 from dllm_decode.models.families import FAMILIES, Family, family_of
-from dllm_decode.models.loading.json_files import read_json
+from dllm_decode.models.loading.export import files_of_model
+from dllm_decode.models.loading.json_files import read_json, write_json
+from dllm_decode.models.loading.weights import write_weights
 from dllm_decode.models.masked_transformer import own_network
 
 
@@ -116,13 +118,16 @@ def write_fast_dllm_v2(
 
     Args:
         source: Folder of a Llama with plain rotations, in one `model.safetensors`.
-        folder: Made if it does not exist.
+        folder: Made if it does not exist. The files of an earlier model in it are replaced, all or
+            none; other files stay.
         mask_id: A token of the source's vocabulary, which becomes [MASK].
         num_layers: At least as many as the source has.
         block_length: Length of the blocks in which the model attends, in tokens.
 
     Raises:
-        ValueError: If the source is another kind of model or has more layers.
+        OSError: If the folder cannot be written or has no room; its contents are unchanged then.
+        ValueError: If the source is another kind of model or has more layers, or the folder has a
+            file that would become part of the new model.
     """
     config = read_json(source / "config.json")
     if config.get("model_type") != "llama" or config["num_hidden_layers"] > num_layers:
@@ -146,16 +151,15 @@ def write_fast_dllm_v2(
         "rope_theta": config["rope_parameters"]["rope_theta"],
         "use_sliding_window": False,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(new_config, indent=1, sort_keys=True) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
-    for file in (*source.glob("tokenizer*"), *source.glob("chat_template*")):
-        shutil.copyfile(file, folder / file.name)
     tensors = _deepened(load_file(source / "model.safetensors"), num_layers)
     for name, weight in list(tensors.items()):
         if name.endswith(_BIASED):
             tensors[name.replace(".weight", ".bias")] = weight.new_zeros(len(weight))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with new_files(folder, files_of_model(folder)) as written:
+        write_json(written / "config.json", new_config)
+        for file in (*source.glob("tokenizer*"), *source.glob("chat_template*")):
+            shutil.copyfile(file, written / file.name)
+        write_weights(written / "model.safetensors", tensors, {"format": "pt"})
 
 
 def _deepened(stored: Mapping[str, Tensor], num_layers: int) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
+from dllm_decode.core.files import finish_files, new_files
 from dllm_decode.settings.files import require_folder_or_new
 from dllm_decode.settings.options import OPTIONS
 from eval.lm_harness.generation import ALLOWANCES, Generation
@@ -42,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output:
         options.output = Path(options.output)
         require_folder_or_new(options.output)
+        finish_files(options.output)
         if (options.output / RESULTS_FILE).exists():
             raise ValueError(f"{options.output} holds results already; choose another folder.")
     if options.threads:
@@ -134,14 +137,17 @@ def _show(results: dict[str, Any], lm: "DecodeLM", options: argparse.Namespace) 
     parts = [make_table(results)]
     parts += [make_table(results, "groups")] if results.get("groups") else []
     parts += [f"{name}: {text(cost)}" for name, cost in results["config"]["cost"].items()]
-    if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
-        for task, lines in samples.items():
-            path = options.output / f"samples_{task.replace('/', '__')}.jsonl"
-            path.write_text("".join(text(line) for line in lines), encoding="utf-8")
-        lm.ledger.write(options.output / COST_FILE)
-        # Written last, so that a folder with this file is complete.
-        (options.output / RESULTS_FILE).write_text(text(results, 1), encoding="utf-8")
-        parts.append(f"Results: {options.output / RESULTS_FILE}")
+    say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
     for part in parts:
-        Console().print(part, markup=False, highlight=False, soft_wrap=True)
+        say(part)
+    if options.output:
+        contents = {
+            f"samples_{task.replace('/', '__')}.jsonl": "".join(map(text, lines))
+            for task, lines in samples.items()
+        }
+        contents[COST_FILE] = "".join(map(text, lm.ledger.records()))
+        contents[RESULTS_FILE] = text(results, 1)
+        with new_files(options.output, contents) as written:
+            for name, content in contents.items():
+                (written / name).write_text(content, encoding="utf-8")
+        say(f"Results: {options.output / RESULTS_FILE}")

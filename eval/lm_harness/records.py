@@ -1,8 +1,6 @@
 """The cost of each answer to the harness, whose own records have no room for it."""
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from eval.lm_harness.likelihood import Pair, ScoredAnswer
@@ -39,11 +37,6 @@ class CostLedger:
     def records(self) -> list[dict[str, Any]]:
         """Returns all records known to this process, in order of task and document."""
         return [self._records[key] for key in sorted(self._records)]
-
-    def write(self, path: Path) -> None:
-        """Writes the records, a line of JSON each."""
-        lines = [json.dumps(record, allow_nan=False) + "\n" for record in self.records()]
-        path.write_text("".join(lines), encoding="utf-8")
 
     def summary(self) -> dict[str, Any]:
         """Returns totals for each type of request, ready for JSON."""

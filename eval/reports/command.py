@@ -6,7 +6,8 @@ from collections import Counter
 
 from rich.console import Console
 
-from dllm_decode.settings.files import output_file, write_text
+from dllm_decode.core.files import write_text
+from dllm_decode.settings.files import output_file
 from eval.metrics.costs import COSTS, CostMeasure, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from dllm_decode.settings.files import digest, write_json, write_text
+from dllm_decode.core.files import write_text
+from dllm_decode.settings.files import digest, write_json
 from eval.metrics.costs import CostMeasure
 from eval.metrics.curves import ExampleSet, asked_of, titles_of
 from eval.reports.page import page_of, unfinished_notice

@@ -16,10 +16,10 @@ from dllm_decode.settings.files import (
     require_folder_or_new,
     write_json,
 )
+from eval.runs.named_files import SETTINGS_FILE, require_results
 from eval.runs.records import Record, read_parts
 from eval.runs.settings import NEW_FOLDER, RunSettings
 
-SETTINGS_FILE = "settings.json"
 FORMAT = 5
 
 
@@ -184,11 +184,7 @@ class Folder:
 
     def _written(self) -> _SettingsFile:
         file = self.path / SETTINGS_FILE
-        if not file.is_file():
-            raise ValueError(
-                f"A results folder must hold {SETTINGS_FILE}, got {self.path} without it; "
-                "give the folder that a run wrote."
-            )
+        require_results(self.path)
         written = read_object(file, remedy="choose another folder")
         fmt = written.get("format")
         if fmt != FORMAT:

@@ -9,6 +9,7 @@ from typing import Annotated, NotRequired, Required, TypeAlias, TypedDict
 
 from msgspec import Meta
 
+from dllm_decode.core.files import append_text
 from dllm_decode.settings.files import decoded, whole_lines
 
 # Numbers must fit 64 bits: Python would read greater numbers, and their sums overflow.
@@ -96,8 +97,7 @@ class Record(ScoredExample):
 def append(path: Path, records: Iterable[Record]) -> None:
     """Appends records in one write."""
     lines = [json.dumps(record, separators=(",", ":"), allow_nan=False) for record in records]
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(line + "\n" for line in lines))
+    append_text(path, "".join(line + "\n" for line in lines))
 
 
 def read_parts(folder: Path) -> list[tuple[str, Record]]:

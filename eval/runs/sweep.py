@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import sys
-import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -22,6 +21,7 @@ from dllm_decode.settings.options import OPTIONS, axes_of
 from dllm_decode.settings.plugins import KINDS, check_plugin
 from dllm_decode.text.constraints import constraint_of
 from eval.runs.folder import Folder
+from eval.runs.named_files import toml_of
 from eval.runs.names import Selection, parse_task
 from eval.runs.prompts import said_of_unknown_words
 from eval.runs.reporter import Reporter
@@ -217,7 +217,7 @@ def warn_of_unknown_words(runs: Sequence[Checked]) -> None:
 
 def read_sweep(path: str | Path) -> Sweep:
     """Reads a sweep file, or raises ValueError if the file is missing or is not such a sweep."""
-    entries = _toml_of(path)
+    entries = toml_of(path)
     kinds = {f.name: f.type for f in fields(Sweep) if f.name not in ("models", "decoding")}
     values: dict[str, Any] = {}
     decoding: dict[str, tuple[Any, ...]] = {}
@@ -237,19 +237,6 @@ def read_sweep(path: str | Path) -> Sweep:
         return Sweep(decoding=decoding, **values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def _toml_of(path: str | Path) -> dict[str, Any]:
-    file = Path(path)
-    if not file.is_file():
-        got = "is a folder" if file.is_dir() else "does not exist"
-        raise ValueError(f"A sweep must be a TOML file, got {path}, which {got}.")
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except RecursionError:
-        raise ValueError(f"{path} must not be nested deeper than Python reads.") from None
-    except ValueError as error:
-        raise ValueError(f"{path} must be valid TOML: {error}.") from None
 
 
 def _own(path: str | Path, name: str, value: Any, kind: Any) -> Any:

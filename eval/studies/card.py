@@ -8,7 +8,8 @@ from typing import Any, Literal
 import msgspec
 
 from dllm_decode import CausalTarget
-from dllm_decode.settings.files import converted, read_object, write_json, write_text
+from dllm_decode.core.files import write_text
+from dllm_decode.settings.files import converted, read_object, write_json
 from dllm_decode.settings.plugins import build_plugins, no_target
 from eval.runs.names import SELECTION, parse_task
 from eval.runs.settings import RunSettings, named_parts

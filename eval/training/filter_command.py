@@ -7,13 +7,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from dllm_decode import CachePolicy, NoVerifier
+from dllm_decode.core.files import new_file
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.core.progress_bar import ProgressBar
 from dllm_decode.engine import compatibility
+from dllm_decode.models.loading.weights import write_weights
 from dllm_decode.settings.files import ANEW, digest, write_json
 from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_of
@@ -184,11 +186,9 @@ class FilterTraining:
 
 
 def write_examples(file: Path, examples: FilterExamples) -> None:
-    """Writes examples; the file appears under its name only when it is complete."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    save_file(vars(examples), partial)
-    partial.replace(file)
+    """Writes examples, as `new_file` does."""
+    with new_file(file) as partial:
+        write_weights(partial, vars(examples), {})
 
 
 def read_examples(file: Path) -> FilterExamples:

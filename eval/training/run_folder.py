@@ -29,14 +29,14 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         names = {file.name for file in folder.iterdir()} if folder.exists() else set()
         # A command that is killed early leaves the lock, and the settings under a longer name.
-        foreign = {name for name in names if not name.startswith((_LOCK_FILE, f"{SETTINGS_FILE}."))}
+        own = (_LOCK_FILE, f".{SETTINGS_FILE}.")
+        foreign = {name for name in names if not name.startswith(own)}
         if foreign and SETTINGS_FILE not in names:
             raise ValueError(
                 f"--output must be new or hold a run of this command, got {folder} without "
                 f"{SETTINGS_FILE}; choose another."
             )
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _LOCK_FILE).touch()
     except OSError as error:
         raise ValueError(
             f"--output must be in a folder that can be written, got {folder} ({error.strerror}); "

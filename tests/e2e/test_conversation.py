@@ -125,7 +125,8 @@ def test_commands_change_a_chat_and_an_empty_line_does_not_end_it(
         "There is nothing to undo.", "The sampler is FixedSchedule(steps_per_block=4",
         "'Nothing' is not known here", "There is no command /nothing", "did you mean /reset?",
         "/sampler EXPR",
-        "begins anew, with a system text", "3 turns are in", "No such file", "must be named",
+        "begins anew, with a system text", "3 turns are in", "a folder that is there",
+        "must be named",
         "Answers have at most 48 tokens.", "gen_length must be a whole number, got 'x'.",
         "The temperature is 0.5.", "temperature must be at least 0",
     ):  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dllm_decode.core.files import finish_files
 from dllm_decode.models.families.reader import ConfigReader, shown
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.weights import check_finite, check_float_storage, open_weights
@@ -112,6 +113,7 @@ def read_adapter(folder: Path) -> Adapter:
         FileNotFoundError: If a file is missing.
         ValueError: If a file is damaged, or the adapter is of a kind that is not merged.
     """
+    finish_files(folder)
     config_path, path = folder / _CONFIG, folder / "adapter_model.safetensors"
     config = ConfigReader(read_json(config_path), file=repr(str(config_path)))
     for key, allowed in _PLAIN.items():

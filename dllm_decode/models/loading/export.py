@@ -135,7 +135,7 @@ def save_model(
         )
     family = model.family or LLADA
     config = _new_config(model) if source is None else _changed_config(model, source, dtype)
-    earlier = _files_of_model(folder)
+    earlier = files_of_model(folder)
     others = () if source is None else [path for name in _OTHERS for path in source.glob(name)]
     contents = {path.name: path.read_bytes() for path in others if path.is_file()}
     # Weights that a family keeps in another dtype than the model's keep that dtype.
@@ -155,7 +155,7 @@ def save_model(
         _write_shards(tensors, written, max_shard_bytes)
 
 
-def _files_of_model(folder: Path) -> set[str]:
+def files_of_model(folder: Path) -> set[str]:
     """Returns the names of the files of the model in a folder; of none, if it holds no model.
 
     Raises ValueError if there are files that would become part of a model written there.

@@ -17,7 +17,7 @@ def read_tokenizer(
 
     `wish` is `tokenizer` of `load_model`; for `fast` see `Family.fast_tokenizer`.
     """
-    from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+    import transformers
 
     if wish not in ("required", "optional"):
         raise ValueError(
@@ -38,7 +38,8 @@ def read_tokenizer(
     # Not AutoTokenizer, which would ask on stdin whether remote code may run.
     # Qwen2's class replaces the rules in the file by its own, so it does not fit every file.
     is_generic = fast or (has_fast and _names_no_class(folder))
-    kind = PreTrainedTokenizerFast if is_generic else Qwen2Tokenizer
+    # An unused class is not named, because naming Qwen2's imports its module, for 0.7 s.
+    kind = transformers.PreTrainedTokenizerFast if is_generic else transformers.Qwen2Tokenizer
     try:
         tokenizer: transformers.PreTrainedTokenizerBase = kind.from_pretrained(folder)
         # Some wrong values in the files raise only when a text is encoded or decoded.

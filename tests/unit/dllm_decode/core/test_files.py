@@ -1,13 +1,14 @@
 """New files replace earlier ones together, or not at all."""
 
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dllm_decode.core import files
-from dllm_decode.core.files import finish_files, new_file, new_files
+from dllm_decode.core.files import append_text, finish_files, new_file, new_files, write_text
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -129,3 +130,27 @@ def test_two_writers_mix_no_files(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         first.__exit__(None, None, None)
     assert contents(tmp_path) == {"a": "second", "b": "second"}
+
+
+def test_a_link_keeps_its_place_and_a_device_is_refused(tmp_path: Path) -> None:
+    """Writing an answer to /dev/null would have replaced the device."""
+    write(tmp_path, a="old")
+    (tmp_path / "link").symlink_to("a")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "a").read_text() == "new"
+    with pytest.raises(OSError, match="got: it is no file"):
+        write_text(Path(os.devnull), "new")
+
+
+def test_lines_without_room_are_not_appended_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    append_text(path, "first\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="with room for the new contents, got: File too large"):
+            append_text(path, "second\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == "first\n"

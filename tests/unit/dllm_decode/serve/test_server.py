@@ -21,7 +21,7 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 
 def test_connections_send_at_once() -> None:
     """Each first chunk on a kept connection waited 40 ms until the header was acknowledged."""
-    from dllm_decode.serve.server import bind
+    from dllm_decode.serve.sockets import bind
 
     no_delay_flags: list[int] = []
 
@@ -46,6 +46,7 @@ def test_a_client_is_not_refused_once_the_address_is_said(monkeypatch: pytest.Mo
     """The line was written half a second before uvicorn listened."""
     from dllm_decode.serve import server
     from dllm_decode.serve.service import Service
+    from dllm_decode.serve.sockets import bind
 
     class Idle:
         def run(self, sockets: list[socket.socket]) -> None:
@@ -53,7 +54,7 @@ def test_a_client_is_not_refused_once_the_address_is_said(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(server, "make_server", lambda *arguments, **options: Idle())
     messages: list[str] = []
-    bound = server.bind("127.0.0.1", 0)
+    bound = bind("127.0.0.1", 0)
 
     def say(line: str) -> None:
         messages.append(line)
@@ -69,8 +70,9 @@ def test_a_second_signal_or_the_grace_ends_open_streams_with_an_error(
     grace_s: float, num_signals: int
 ) -> None:
     """A second Ctrl-C cut streams with a traceback; the grace was exceeded by slow rounds."""
-    from dllm_decode.serve.server import bind, make_server, url_of
+    from dllm_decode.serve.server import make_server, url_of
     from dllm_decode.serve.service import Service
+    from dllm_decode.serve.sockets import bind
 
     class Slow:
         """A model whose forwards take a second."""

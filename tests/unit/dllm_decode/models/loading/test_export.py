@@ -147,7 +147,7 @@ import resource, signal, sys
 from dllm_decode.cli.main import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
-raise SystemExit(main(["export", "mini", sys.argv[1]]))
+raise SystemExit(main(["export", sys.argv[1]]))
 """
 
 
@@ -212,10 +212,10 @@ def test_a_save_that_is_killed_leaves_a_whole_model(tmp_path: Path) -> None:
 
 def test_the_command_line_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "out"
-    assert main(["export", "mini", str(folder), "--dtype", "float32"]) == 0
+    assert main(["export", str(folder), "--model", "mini", "--dtype", "float32"]) == 0
     assert capsys.readouterr().out == f"{folder} holds mini, in float32.\n"
     exported, model = load_required(folder)[0], load_required("mini", dtype="float32")[0]
     assert exported.dtype == torch.float32
     assert torch.equal(logits(exported), logits(model))
-    assert main(["export", "mini-uniform", str(tmp_path / "other")]) == 2
+    assert main(["export", str(tmp_path / "other"), "--model", "mini-uniform"]) == 2
     assert "must be a network of this package" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""Checks the arguments of our plug-ins by the source that declares them, without loading torch.
+
+A field of a plug-in declares its range in its annotation, see `samplers.checks`. Annotations with
+other names than those of that module are checked where the plug-in is built.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Any
+
+from samplers import checks
+
+_ROOT = Path(__file__).parents[2]
+
+
+class Declared:
+    """Takes the place of a plug-in's class; a call checks the arguments."""
+
+    def __init__(self, fields: Sequence[ast.AnnAssign]) -> None:
+        # A field that a subclass declares anew keeps its place.
+        self._hints = {ast.unparse(field.target): field.annotation for field in fields}
+        defaults = {
+            ast.unparse(field.target): Parameter.empty if field.value is None else None
+            for field in fields
+        }
+        kind = Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = Signature(
+            [Parameter(name, kind, default=default) for name, default in defaults.items()]
+        )
+
+    def __call__(self, *arguments: object, **options: object) -> "Declared":
+        """Raises ValueError if an argument is outside the range that its field declares."""
+        for name, value in self.__signature__.bind(*arguments, **options).arguments.items():
+            for check, optional in checks.checks_of(_evaluated(self._hints[name])):
+                if value is not None or not optional:
+                    check(name, value)
+        return self
+
+
+def exported(folder: str) -> tuple[list[str], Mapping[str, Path]]:
+    """Returns the names that a package exports, and the files from which it imports names."""
+    stub = _ROOT / folder / "__init__.pyi"
+    tree = _parsed(stub if stub.is_file() else stub.with_suffix(".py"))
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    files: dict[str, Path] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            root = _ROOT / folder if node.level else _ROOT
+            file = root / f"{node.module.replace('.', '/')}.py"
+            files |= {alias.name: file for alias in node.names}
+    return names, files
+
+
+def declared(name: str, files: Mapping[str, Path]) -> Declared:
+    """Returns the checks of a class, given the files that define the classes of its package."""
+    return Declared(list(_fields(name, files)))
+
+
+def _fields(name: str, files: Mapping[str, Path]) -> Iterator[ast.AnnAssign]:
+    """Yields the fields of a dataclass, those of its base classes first."""
+    for kind in _parsed(files[name]).body if name in files else ():
+        if isinstance(kind, ast.ClassDef) and kind.name == name:
+            for base in kind.bases:
+                yield from _fields(ast.unparse(base).partition("[")[0], files)
+            if kind.decorator_list:
+                yield from (node for node in kind.body if isinstance(node, ast.AnnAssign))
+
+
+def _evaluated(annotation: ast.expr) -> Any:
+    """Returns a type of our own source; `Any` if it has other names than those of the checks."""
+    try:
+        return eval(ast.unparse(annotation), dict(vars(checks)))
+    except (NameError, TypeError):
+        return Any
+
+
+@cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
