@@ -156,7 +156,7 @@ class MaskedTransformer(nn.Module):
         return split(self._forward(*groups), [group.wanted.shape for group in groups])
 
     def _forward(self, *groups: ForwardInputs) -> Float[Tensor, "_ _ V"]:
-        run = self.transformer.forward_groups
+        run: Callable[[Sequence[ForwardInputs]], Tensor] = self.transformer.forward_groups
         if self._graphs is not None:
             run = self._graphs.forward_groups
         elif not self.compiled:
