@@ -197,7 +197,7 @@ def test_a_draw_from_one_text_class_is_the_draw_without_a_constraint() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(1, 4, V, generator=generator, dtype=torch.float64)
     logits[..., [EOS, 8]] = -torch.inf
-    automata = Automata.of([compile_constraint(Regex("(?s).*"), VOCABULARY)])
+    automata = Automata.of([compile_constraint(Regex(r"[\s\S]*"), VOCABULARY)])
     columns = torch.arange(4)[None]
     for seed in range(50):
         keys = noise.position_keys(torch.tensor([seed]), torch.zeros(1).long(), columns)
