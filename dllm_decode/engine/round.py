@@ -175,7 +175,8 @@ def _read_on_host(
 
 def _on_host(tensors: Sequence[Tensor]) -> list[Any]:
     """Returns tensors of one or two axes as lists, of numbers or of tuples."""
-    values = iter(torch.cat([tensor.flatten() for tensor in tensors]).tolist())
+    parts = [tensor.flatten() for tensor in tensors if tensor.numel()]
+    values = iter(torch.cat(parts).tolist())
     lists: list[Any] = []
     for tensor in tensors:
         if tensor.ndim == 1:

@@ -70,5 +70,5 @@ def test_the_server_says_what_decides(
         assert "has no effect: ARVerify(" in warning
     assert banner.startswith("mini with ARVerify(")
     assert ", DualCache(" in banner
-    decides = {"verifier": "ARVerify", "cache": "DualCache", "blocks": "Sequential"}
+    decides = {"verifier": "ARVerify", "cache": "DualCache"}
     assert shown == [decides]

@@ -202,7 +202,7 @@ def test_comparisons_are_paired() -> None:
         (["train-filter", "--cache", "DelayedCache()"], "Learn2PD(filter="),
         (["train-filter", "--prompts", "chat", "--model", "plain"], "a chat template"),
         (["distil", "--temperature", "0"], "temperature must be a number above 0"),
-        (["distil", "--temperature", "inf"], "temperature must be a number above 0, got inf"),
+        (["distil", "--temperature", "inf"], "temperature must be a finite number, got inf"),
         (["distil", "--greatest-share", "nan"], "greatest_share must be in (0, 1], got nan"),
         (["distil", "--lora-rank", "1000000"], "rank must be between 1 and "),
         (["distil", "--lora-alpha", "3"], "--lora-alpha must be left out without --lora-rank"),
