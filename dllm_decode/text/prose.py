@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dllm_decode.core.stopping import cut_at
 
@@ -12,6 +12,7 @@ UNFINISHED = "\ufffd"
 """The character that a tokenizer writes for a part of one."""
 
 
+@runtime_checkable
 class _Decoder(Protocol):
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str: ...
 

@@ -115,7 +115,7 @@ class _Bytes(NamedTuple):
     """
 
     kinds: Numbers
-    table: NDArray[np.int32]
+    table: NDArray[np.integer]
     accepting: NDArray[np.bool_]
 
     @staticmethod
@@ -141,7 +141,7 @@ class _Folded(NamedTuple):
     """
 
     functions: Numbers
-    table: NDArray[np.int32]
+    table: NDArray[np.integer]
 
 
 def _fold(dfa: _Bytes, texts: tuple[bytes | None, ...], states: Numbers) -> _Folded:

@@ -33,7 +33,7 @@ class Language:
     """
 
     def __init__(
-        self, cuts: NDArray[np.int64], table: NDArray[np.integer], accepting: Mask
+        self, cuts: NDArray[np.integer], table: NDArray[np.integer], accepting: Mask
     ) -> None:
         """Merges equal states and equal ranges."""
         small, accepting = smallest(table.astype(np.int32), accepting)
@@ -60,7 +60,7 @@ class Language:
         return not self.accepting.any()
 
     @property
-    def ends(self) -> NDArray[np.int64]:
+    def ends(self) -> NDArray[np.integer]:
         """The last character of each range."""
         return np.append(self.cuts[1:], NUM_CHARACTERS) - 1
 
@@ -149,7 +149,7 @@ def _new_product(
     return Language(cuts, np.where(table < 0, -1, number[table]), accepting)
 
 
-def _with_dead(language: Language, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _with_dead(language: Language, cuts: NDArray[np.integer]) -> NDArray[np.integer]:
     """Returns the table for finer ranges, in which the last state is dead."""
     dead = len(language)
     table = np.where(language.table < 0, dead, language.table)

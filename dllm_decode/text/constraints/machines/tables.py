@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 from dllm_decode.text.constraints.machines.limits import require_states
 
-Table = NDArray[np.int32]
-Numbers = NDArray[np.int64]
+Table = NDArray[np.integer]
+Numbers = NDArray[np.integer]
 Mask = NDArray[np.bool_]
 
 # An odd number without a pattern (Steele, Lea and Flood 2014).
@@ -52,7 +52,8 @@ def distances(table: NDArray[np.integer], accepting: Mask) -> Numbers:
     edges = Edges(table)
     steps = np.where(accepting, 0, -1)
     scratch = np.empty_like(steps)
-    front, num_steps = np.flatnonzero(accepting), 0
+    front: Numbers = np.flatnonzero(accepting)
+    num_steps = 0
     while front.size:
         num_steps += 1
         before = edges.into(front)
@@ -115,7 +116,8 @@ def _heights(table: NDArray[np.integer]) -> Numbers:
     left = edges.num_out.copy()
     heights = np.full(len(table), -1)
     scratch = np.empty_like(heights)
-    front, height = np.flatnonzero(left == 0), 0
+    front: Numbers = np.flatnonzero(left == 0)
+    height = 0
     while front.size:
         heights[front] = height
         height += 1
