@@ -75,7 +75,7 @@ def new_files(folder: Path, earlier: Collection[str] = ()) -> Iterator[Path]:
             if is_new:
                 folder.mkdir(parents=True)
             finish_files(folder)
-            # Of a killed process; one that still runs fails, and mixes no files with these.
+            # A killed process left it. One that still runs fails, and mixes no files with these.
             for left in folder.glob(f"{_PARTIAL}-*"):
                 shutil.rmtree(left)
             with TemporaryDirectory(

@@ -122,7 +122,7 @@ class _Turns:
         try:
             yield
         finally:
-            # What a client used long ago counts less and less.
+            # Time that a client used long ago counts less and less.
             used_s = self._used_s.pop(client, 0.0) / 2 + time.monotonic() - began_s
             self._used_s[client] = used_s
             if len(self._used_s) > _NUM_CLIENTS:

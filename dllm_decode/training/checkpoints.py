@@ -69,7 +69,7 @@ class Checkpoints:
         """Writes `folder/step-...` and removes older ones; every process takes part."""
         target, partial = self._folder / f"step-{progress.step:08}", self._folder / "partial"
         while target.exists():
-            # Of an earlier run: the names of later checkpoints follow in the alphabet.
+            # An earlier run wrote this step. Names of later checkpoints follow in the alphabet.
             target = target.with_name(f"{target.name}+")
         is_main = self._accelerator.is_main_process
         if is_main:

@@ -70,7 +70,7 @@ def _is_types(value: Any) -> bool:
     return all(isinstance(name, str) and name in (*TYPES, "any") for name in names)
 
 
-# What the value of a keyword must be.
+# The kind of value that each keyword must have.
 _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "type": (_is_types, f"one of {', '.join(TYPES)}, or a list of them"),
     "enum": (_is_list, "a list"),

@@ -55,7 +55,7 @@ class _LoopError(SchemaError):
 
 
 class _Facts(NamedTuple):
-    """What the keywords of one part ask for; all of it must hold.
+    """The demands of the keywords of one part; all must hold.
 
     Attributes:
         sets: Sets of values.
