@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -40,7 +41,7 @@ class Window:
     def of(starts: Sequence[int], width: int, canvas: Canvas) -> "Window":
         """Returns an open window; columns after the canvas' last one repeat the last."""
         device, last = canvas.tokens.device, canvas.width - 1
-        is_open = torch.ones(1, width, dtype=torch.bool, device=device)
+        is_open = _between(((0, width),), width, device)
         if len(set(starts)) == 1 and starts[0] + width <= canvas.width:
             return Window(tuple(starts), width, is_open)
         firsts = send(starts, device)[:, None]
@@ -75,12 +76,20 @@ class Window:
 
     def with_open(self, bounds: Sequence[tuple[int, int]], device: torch.device) -> "Window":
         """Returns the window in which the columns between bounds of each row are open."""
-        row_bounds = [
+        limits = tuple(
             (a - first, b - first) for (a, b), first in zip(bounds, self.starts, strict=True)
-        ]
-        row_bounds = row_bounds[:1] if len(set(row_bounds)) == 1 else row_bounds
-        offsets, limits = torch.arange(self.width, device=device), send(row_bounds, device)
-        return replace(self, open=(offsets >= limits[:, :1]) & (offsets < limits[:, 1:]))
+        )
+        limits = limits[:1] if len(set(limits)) == 1 else limits
+        return replace(self, open=_between(limits, self.width, device))
+
+
+@lru_cache(maxsize=256)
+def _between(
+    limits: tuple[tuple[int, int], ...], width: int, device: torch.device
+) -> Bool[Tensor, "_ W"]:
+    """Returns which offsets are between two limits of each row; few windows differ in these."""
+    offsets, bounds = torch.arange(width, device=device), send(limits, device)
+    return (offsets >= bounds[:, :1]) & (offsets < bounds[:, 1:])
 
 
 class Branches(NamedTuple):

@@ -14,10 +14,10 @@ from dllm_decode.engine.state import State
 
 def inputs_of(state: State, spec: Pass, branches: Branches, group: Group) -> ForwardInputs:
     """Returns the inputs of one group of branches, before `Pass.edit`."""
-    tokens, slots, wanted = branches.tokens[group.indices], group.slots, group.predictors
+    tokens, slots, wanted = group.part(branches.tokens), group.slots, group.predictors
     tokens = tokens[:, slots] if isinstance(slots, slice) else tokens.gather(1, slots)
     if spec.asked is not None:
-        wanted = wanted.gather(1, spec.asked[group.indices])
+        wanted = wanted.gather(1, group.part(spec.asked))
     cache = state.cache.kv_cache
     if cache is None:
         return ForwardInputs(tokens, group.columns, wanted, group.attend)

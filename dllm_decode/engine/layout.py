@@ -104,6 +104,10 @@ class Group(NamedTuple):
     attend: Bool[Tensor, "N Q K"] | Bool[Tensor, "N 1 K"] | None
     num_keys: int
 
+    def part(self, values: Shaped[Tensor, "B ..."]) -> Shaped[Tensor, "N ..."]:
+        """Returns the members' part of values of every branch."""
+        return values if isinstance(self.indices, slice) else values[self.indices]
+
 
 LayoutKey: TypeAlias = tuple[tuple[tuple[Columns, int, Columns], ...], tuple[int, ...], int]
 """All that a layout depends on: columns of each branch, and starts and width of the window."""

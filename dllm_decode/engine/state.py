@@ -152,7 +152,10 @@ class State(NamedTuple):
         return self._replace(breaches=(*self.breaches, breach))
 
     def take(self, rows: Sequence[int]) -> "State":
-        """Returns the state of some rows, in all parts that a decision reads or changes."""
+        """Returns the state of some rows, in all parts that a decision reads or changes.
+
+        Of fewer rows, the other parts are empty: `put` keeps those of all rows.
+        """
         if len(rows) == len(self.rows):
             return self
         index, cost, constraints = send(rows, self.device), self.cost, self.constraints
@@ -161,11 +164,15 @@ class State(NamedTuple):
             canvas=self.canvas.take(index),
             noise_keys=self.noise_keys[index],
             cost=cost._replace(drafted=cost.drafted[index], accepted=cost.accepted[index]),
+            cache=CacheState(),
             sampler=take_state(self.sampler, index),
             blocks=take_state(self.blocks, index),
+            verifier=None,
             commits=take_state(self.commits, index),
             constraints=constraints and constraints.among(rows),
             breaches=(),
+            window=None,
+            layout=None,
         )
 
     def put(self, rows: Sequence[int], part: "State") -> "State":

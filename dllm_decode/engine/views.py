@@ -84,13 +84,16 @@ def view_of(
         asked: As in `Pass`.
     """
     sampler, canvas, viewed = decoder.sampler, state.canvas, state.rows
-    # If tokens are final, all unsettled columns are masked, and one operation is saved.
-    not_written = canvas.unsettled if decoder.tokens_are_final else canvas.masked
+    # If tokens are final, all unsettled columns are masked, and operations are saved.
+    is_final = decoder.tokens_are_final
+    not_written = canvas.unsettled if is_final else canvas.masked
     # Outside inference mode torch counts writes, so that `next_step` finds a sampler that writes.
     with torch.inference_mode(False):
         eligible = window.part(canvas.unsettled) & window.open
-        masked = window.part(not_written)
-        masked = masked & eligible if sampler.scope == "block" else masked
+        if sampler.scope != "block":
+            masked = window.part(not_written)
+        else:
+            masked = eligible if is_final else window.part(not_written) & eligible
     device = state.device
     starts = [start - row.prompt_length for row, start in zip(viewed, window.starts, strict=True)]
     sizes = [row.end - row.prompt_length for row in viewed]

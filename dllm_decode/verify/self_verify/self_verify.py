@@ -15,7 +15,7 @@ from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.settle import state_after, truncate
 from dllm_decode.engine.state import Look, State
-from dllm_decode.engine.views import look, view_of, window_of, with_window
+from dllm_decode.engine.views import look, view_of, with_window
 from dllm_decode.verify.self_verify.evaluated_states import (
     EvaluatedStates,
     Level,
@@ -251,8 +251,7 @@ def _shown(
 ) -> Look:
     """Returns the sampler's view of some rows, with the logits of their latest states."""
     evaluated: EvaluatedStates = state.verifier
-    part = state.take(rows)
-    window = window_of(decoder, part)
+    part, window = with_window(decoder, state.take(rows))
     logit_starts = [standings[row].start for row in rows]
     index = send(rows, state.device)
     logits = evaluated.shown(index, window.starts, logit_starts, decoder.window_length)

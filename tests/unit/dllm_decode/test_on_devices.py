@@ -405,7 +405,7 @@ def test_a_step_is_few_operations_beside_the_model(
 ) -> None:
     """Once a step took 180 operations, although most results are the same in a whole block."""
     prompts = [[3, 4, 5, *range(6, 6 + row)] for row in range(num_rows)]
-    assert 40 < operations_a_step(sampler, prompts, cache=cache) < 140
+    assert 40 < operations_a_step(sampler, prompts, cache=cache) < 135
 
 
 @cache
