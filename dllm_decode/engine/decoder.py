@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
@@ -38,18 +39,6 @@ class Decoder:
         blocks: Which unsettled positions are open.
         config: The options; a request may replace some of them.
         return_logprobs: As in `decode`.
-        block_length: Tokens per block.
-        align: Tokens per block of a block-causal model, else 1: blocks begin at multiples of it.
-        window_length: Columns of the sampler's window, W: one number for a whole decode.
-        sight: How the model sees and predicts.
-        banned_ids: Tokens that are never proposed, in ascending order.
-        starts_as_noise: True if a block begins as random tokens, not as [MASK].
-        num_passes: Canvases of a row that a forward looks at: with guidance also one without the
-            prompt.
-        tokens_are_final: True if a token that the sampler has written never changes.
-        reads_committed: True if the sampler needs the model's logits at committed positions.
-        cache_narrows: True if the cache policy may leave out columns that predict open positions.
-        cache_reads_look: True if the cache policy reads how each [MASK] was last predicted.
     """
 
     model: MaskPredictor
@@ -59,62 +48,86 @@ class Decoder:
     blocks: BlockSchedule
     config: DecodeConfig
     return_logprobs: bool = False
-    block_length: int = field(init=False)
-    align: int = field(init=False)
-    window_length: int = field(init=False)
-    sight: Sight = field(init=False)
-    banned_ids: tuple[int, ...] = field(init=False)
-    starts_as_noise: bool = field(init=False)
-    num_passes: int = field(init=False)
-    tokens_are_final: bool = field(init=False)
-    reads_committed: bool = field(init=False)
-    cache_narrows: bool = field(init=False)
-    cache_reads_look: bool = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Works out the rest.
+    @cached_property
+    def block_length(self) -> int:
+        """Tokens per block.
 
         Raises:
-            ValueError: If the block length is given twice, or does not fit the answer or the model.
+            ValueError: If it is given twice, or does not fit the answer or the model.
         """
-        model, sampler, cache, config = self.model, self.sampler, self.cache, self.config
+        model, config = self.model, self.config
         fixed, chosen = self.blocks.block_length, config.block_length
         if fixed is not None and chosen not in (None, fixed):
             raise ValueError(
                 f"block_length must be left out or be that of {self.blocks!r}, got {chosen}."
             )
         length = canvas_length_of(model, chosen or fixed, config.gen_length)
-        chosen_config = replace(config, block_length=length)
-        length = chosen_config.resolved_block_length(model.causal_block_length, model=model.name)
-        align = model.causal_block_length or 1
-        answer_length = round_up(config.gen_length + align - 1, align)
-        window_length = answer_length
-        if sampler.scope == "block":
-            window_length = self.blocks.window_length(length, answer_length)
-        starts_as_noise = isinstance(model, UniformState)
-        banned = {model.mask_id, *model.banned_ids, *config.banned_ids}
-        derived = {
-            "block_length": length,
-            "align": align,
-            "window_length": window_length,
-            "sight": Sight(
-                shift=model.logit_shift,
-                causal_block_length=model.causal_block_length,
-                sees_later_blocks=not (model.causal_block_length or starts_as_noise),
-                with_kv_cache=cache.needs_kv_cache,
-                device=model.device,
-                whole=model.routing_block_length if isinstance(model, RoutesByBlock) else 1,
-            ),
-            "banned_ids": tuple(sorted(token for token in banned if token < model.vocab_size)),
-            "starts_as_noise": starts_as_noise,
-            "num_passes": 2 if config.cfg_scale else 1,
-            "tokens_are_final": Fact.FINAL_TOKENS in sampler.gives,
-            "reads_committed": Fact.LOGITS_OF_COMMITTED in sampler.needs,
-            "cache_narrows": Fact.ANY_PART in cache.needs,
-            "cache_reads_look": Fact.LAST_LOOK in cache.needs and cache.reads_history,
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+        config = replace(config, block_length=length)
+        return config.resolved_block_length(model.causal_block_length, model=model.name)
+
+    @cached_property
+    def align(self) -> int:
+        """Tokens per block of a block-causal model, else 1: blocks begin at multiples of it."""
+        return self.model.causal_block_length or 1
+
+    @cached_property
+    def window_length(self) -> int:
+        """Columns of the sampler's window, W: one number for a whole decode."""
+        answer_length = round_up(self.config.gen_length + self.align - 1, self.align)
+        if self.sampler.scope != "block":
+            return answer_length
+        return self.blocks.window_length(self.block_length, answer_length)
+
+    @cached_property
+    def sight(self) -> Sight:
+        """How the model sees and predicts."""
+        model = self.model
+        return Sight(
+            shift=model.logit_shift,
+            causal_block_length=model.causal_block_length,
+            sees_later_blocks=not (model.causal_block_length or self.starts_as_noise),
+            with_kv_cache=self.cache.needs_kv_cache,
+            device=model.device,
+            whole=model.routing_block_length if isinstance(model, RoutesByBlock) else 1,
+        )
+
+    @cached_property
+    def banned_ids(self) -> tuple[int, ...]:
+        """Tokens that are never proposed, in ascending order."""
+        model = self.model
+        banned = {model.mask_id, *model.banned_ids, *self.config.banned_ids}
+        return tuple(sorted(token for token in banned if token < model.vocab_size))
+
+    @cached_property
+    def starts_as_noise(self) -> bool:
+        """True if a block begins as random tokens, not as [MASK]."""
+        return isinstance(self.model, UniformState)
+
+    @cached_property
+    def num_passes(self) -> int:
+        """Canvases of a row that a forward looks at: with guidance also one without the prompt."""
+        return 2 if self.config.cfg_scale else 1
+
+    @cached_property
+    def tokens_are_final(self) -> bool:
+        """True if a token that the sampler has written never changes."""
+        return Fact.FINAL_TOKENS in self.sampler.gives
+
+    @cached_property
+    def reads_committed(self) -> bool:
+        """True if the sampler needs the model's logits at committed positions."""
+        return Fact.LOGITS_OF_COMMITTED in self.sampler.needs
+
+    @cached_property
+    def cache_narrows(self) -> bool:
+        """True if the cache policy may leave out columns that predict open positions."""
+        return Fact.ANY_PART in self.cache.needs
+
+    @cached_property
+    def cache_reads_look(self) -> bool:
+        """True if the cache policy reads how each [MASK] was last predicted."""
+        return Fact.LAST_LOOK in self.cache.needs and self.cache.reads_history
 
     @property
     def compiles(self) -> bool:
