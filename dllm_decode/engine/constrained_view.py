@@ -39,10 +39,10 @@ def with_paths(decoder: Decoder, state: State, view: View, window: Window) -> Vi
     starts = by_row(window.first_columns)
     starts = starts[constraints.row_index] if isinstance(starts, Tensor) else starts
     columns = offsets + starts - constraints.columns[:, None]
-    # Only masks that the sampler may fill: further logits depend on the other rows of the batch.
-    is_open = view.masked[constraints.row_index].gather(1, offsets) & view.in_answer[
-        constraints.row_index
-    ].gather(1, offsets)
+    # Only columns that the sampler may fill: further logits depend on the other rows of the batch.
+    # In a canvas of noise these hold tokens, all of which may change until the canvas is settled.
+    fillable = (view.eligible if decoder.starts_as_noise else view.masked) & view.in_answer
+    is_open = fillable[constraints.row_index].gather(1, offsets)
     is_open &= (columns >= 0) & (columns < length)
     path = _path(view, constraints, span, offsets, torch.where(is_open, columns, length))
     tokens = torch.where(path.found[:, None], path.tokens, canvas.mask_id)

@@ -78,6 +78,9 @@ def moves_of(
     sees_block = decoder.sampler.scope == "block"
     allowed = view.eligible if sees_block else view.eligible | view.masked
     tokens = view.proposal if decision.tokens is None else view.decided(decision.tokens)
+    if decoder.starts_as_noise and decision.settle is not None and decision.tokens is not None:
+        # A constraint decides the tokens of a canvas only when the canvas is settled.
+        tokens = torch.where(decision.settle, tokens, decision.tokens)
     commit = settled = decision.commit & allowed & (tokens != state.canvas.mask_id)
     if decision.settle is not None:
         settled = decision.settle & allowed & (commit | ~view.masked)

@@ -6,14 +6,14 @@ from collections import Counter
 import jsonschema
 import pytest
 import torch
-from plugins_under_test import CACHES, INSTANCES, one_of_each_kind
+from plugins_under_test import CACHES, INSTANCES, OF_NOISE, one_of_each_kind
 from pretended import Operations
 from tiny_languages import automaton_of, check, compiled, text_of, vocabulary_of
-from tiny_models import BIDIRECTIONAL, BLOCK_CAUSAL, FAMILIES, new_tiny, tiny
+from tiny_models import BIDIRECTIONAL, BLOCK_CAUSAL, FAMILIES, new_tiny, tiny, tiny_gemma
 
 from dllm_decode import decode, decode_many
 from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential, SubBlocks
-from dllm_decode.caches import DualCache, NoCache
+from dllm_decode.caches import CachePolicy, DualCache, FreeCache, NoCache, PrefixCache
 from dllm_decode.engine.compatibility import refusal_of
 from dllm_decode.engine.constraints import Constraints
 from dllm_decode.text.constraints import JsonSchema, Regex, compile_constraint
@@ -226,3 +226,19 @@ def test_a_request_is_refused_before_the_first_forward() -> None:
         decode(model, PROMPTS, sampler, **ask | {"constraint": [date, None]})
     with pytest.raises(ValueError, match="compiled for the tokens"):
         decode(new_tiny(), [[1]], sampler, **ask)
+
+
+@pytest.mark.parametrize("cache_", [NoCache(), PrefixCache(), FreeCache()], ids=repr)
+@pytest.mark.parametrize("sampler", OF_NOISE, ids=repr)
+def test_a_canvas_of_noise_is_settled_in_the_language(
+    sampler: Sampler, cache_: CachePolicy
+) -> None:
+    model, patterns = tiny_gemma(), [PATTERNS[2], None, PATTERNS[4]]
+    options = {"gen_length": 32, "block_length": 16, "cache": cache_, "seed": 3}
+    automata = compiled(model, patterns)
+    out = decode(model, PROMPTS, sampler, constraint=automata, **options)
+    check(model, patterns, out.tokens)
+    late = decode_many(model, PROMPTS, sampler, num_rows=2, constraint=automata, **options)
+    assert torch.equal(torch.cat([one.tokens for one in late]), out.tokens)
+    plain = decode(model, PROMPTS, sampler, **options)
+    assert torch.equal(plain.tokens[1], out.tokens[1])

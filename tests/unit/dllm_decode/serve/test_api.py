@@ -177,7 +177,7 @@ def test_logprobs_under_a_verifier_are_those_that_decided() -> None:
     assert logprobs["token_logprobs"] == pytest.approx(wanted, abs=1e-6)
 
 
-def test_logprobs_of_a_uniform_state_model_are_refused() -> None:
+def test_a_uniform_state_model_keeps_to_a_constraint_but_has_no_logprobs() -> None:
     """The server sent numbers that the Python interface refuses to return."""
     model, tokenizer = load_model("mini-uniform")
     decoder = decoder_of(model, AcceptAndRenoise())
@@ -188,6 +188,8 @@ def test_logprobs_of_a_uniform_state_model_are_refused() -> None:
         response = post(client, logprobs=True)
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "logprobs"
+        answer = post(client, structured_outputs={"regex": "#### [0-9]{2}"}, max_tokens=64).json()
+        assert re.fullmatch("#### [0-9]{2}", answer["choices"][0]["message"]["content"])
 
 
 def test_a_completion_has_logprobs_of_its_own_shape(client: Any) -> None:
