@@ -1,6 +1,9 @@
 """Checks that need CUDA: torch's kernels there, compiled forwards, and real waits."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from torch.nn import functional as F
 
 from dllm_decode import (
     ARVerify,
+    CachePolicy,
     DelayedCache,
     DualCache,
     ForwardInputs,
@@ -25,12 +29,15 @@ from dllm_decode import (
     load_model,
     load_target,
 )
+from dllm_decode.engine.compatibility import refusal_of
 from dllm_decode.models.network.context import make_context
+from dllm_decode.verify import NoVerifier
 from samplers import FixedSchedule, Prophet
 from samplers.facts import Fact
 
 DEVICE = "cuda"
 OPTIONS: dict[str, Any] = {"gen_length": 16, "block_length": 8, "stop_at_eos": False}
+PLAIN = NoVerifier()
 CACHES = (NoCache(), PrefixCache(2), DualCache(), FreeCache(), DelayedCache(3, 1))
 HALF_AND_SINGLE = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -110,6 +117,49 @@ def test_compiled_forwards_give_the_tokens_of_eager_ones(family: str) -> None:
             model.compiled = compiled
             tokens.append(decode(model, PROMPTS, FixedSchedule(4), cache=cache, **OPTIONS).tokens)
         assert torch.equal(*tokens), cache
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_forwards_give_the_tokens_and_costs_of_eager_ones(family: str) -> None:
+    # Padded to the shape of their kind, they round differently.
+    plain = load_tiny(family, device=DEVICE, dtype=torch.float64, **LAW_OPTIONS[family])
+    with_graphs = deepcopy(plain)
+    with_graphs.graphs = True
+    variants: tuple[dict[str, Any], ...] = (
+        {}, {"verifier": SelfVerify(3)}, {"verifier": SelfVerify(3, "tree")}, {"temperature": 0.8},
+    )  # fmt: skip
+    for cache, more in product(CACHES, variants):
+        options = OPTIONS | more | {"cache": cache}
+        if refusal_of(plain, FixedSchedule(4), cache, verifier=more.get("verifier", PLAIN)):
+            continue
+        with warnings.catch_warnings():
+            # A kind that could not be recorded stays eager, and says so.
+            warnings.simplefilter("error", UserWarning)
+            # A kind is recorded when it occurs again.
+            eager, *recorded = (
+                decode(model, PROMPTS, FixedSchedule(4), **options)
+                for model in (plain, *[with_graphs] * 3)
+            )
+        for out in recorded:
+            assert torch.equal(out.tokens, eager.tokens), (cache, more)
+            assert torch.equal(out.query_positions, eager.query_positions), (cache, more)
+            assert torch.equal(out.nfe, eager.nfe), (cache, more)
+
+
+@pytest.mark.gpu
+def test_threads_that_record_at_once_have_the_eager_tokens() -> None:
+    model = load_tiny("llada", device=DEVICE, dtype=torch.float64, **LAW_OPTIONS["llada"])
+    caches = (DualCache(), FreeCache())
+
+    def answers(cache: CachePolicy) -> list[list[int]]:
+        decoded = (decode(model, PROMPTS, FixedSchedule(4), cache=cache, **OPTIONS) for _ in "abc")
+        return [out.tokens.tolist() for out in decoded]
+
+    expected = [answers(cache) for cache in caches]
+    model.graphs = True
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(answers, caches)) == expected
 
 
 @pytest.mark.gpu
