@@ -277,14 +277,17 @@ def test_ranks_give_the_answers_of_one_process_and_another_number_of_ranks_goes_
     later = [(tmp_path / f"answers.{rank}-of-3.jsonl").read_text() for rank in range(3)]
     assert sum(text.count("\n") for text in later) == NUM_PROMPTS / 2 - 10
     assert min(map(len, later)) > 0
-    # A process alone finds nothing to do, and answers of other settings.
+    # A process alone finds nothing to do.
     assert divided(0, 1) == 0
     assert not (tmp_path / "answers.jsonl").exists()
 
 
 def test_ranks_of_another_run_are_refused_while_a_run_writes(
-    divided: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+    divided: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     others = [(0, 2), (1, 3), (1, 2, "answers.jsonl", "--seed", "7"), (1, 2), (0, 2, "b.jsonl")]
     codes = []
 
@@ -296,9 +299,8 @@ def test_ranks_of_another_run_are_refused_while_a_run_writes(
     monkeypatch.setattr("dllm_decode.cli.prompt_files._decode", meanwhile)
     assert divided(0, 2) == 0
     assert codes == [0, 2, 2, 2, 0, 0]
-    refusals = [
-        line for line in capsys.readouterr().err.splitlines() if "answers written" not in line
-    ]
+    said = capsys.readouterr().err.splitlines()
+    refusals = [line for line in said if "answers written" not in line]
     assert f"Another process writes {tmp_path / 'answers.0-of-2.jsonl'}; wait" in refusals[0]
     for refusal in refusals[1:]:
         assert "must have the same prompts, settings and number of ranks, got one with" in refusal
@@ -310,9 +312,8 @@ def test_ranks_of_another_run_are_refused_while_a_run_writes(
 def test_answers_of_other_settings_are_found_in_the_files_of_other_ranks(
     divided: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = (
-        '{"line":1,"id":0,"text":"","token_ids":[],"finish_reason":"stop","forwards":1,"key":"a"}'
-    )
+    answer = {"line": 1, "id": 0, "text": "", "token_ids": [], "finish_reason": "stop"}
+    line = json.dumps({**answer, "forwards": 1, "key": "a"})
     (tmp_path / "answers.1-of-5.jsonl").write_text(f"{line}\n")
     assert divided(0, 2) == divided(0, 1) == 2
     assert capsys.readouterr().err.count("settings differ; choose another --output") == 2
