@@ -239,7 +239,11 @@ DRAWN = ["--temperature", "0.8", "--gen-length", "16", "--num-rows", "16"]
 @pytest.fixture
 def divided(files: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns a function that runs one rank, and gives its exit status."""
-    asked = [{"text": QUESTION.replace("12", str(n % 90 + 1)), "id": n} for n in range(NUM_PROMPTS)]
+    asked: list[dict[str, Any]] = [
+        {"text": QUESTION.replace("12", str(n % 90 + 1)), "id": n} for n in range(NUM_PROMPTS)
+    ]
+    for line in asked[::2]:
+        line["temperature"] = 2.0
     Path(files[2]).write_text("\n".join(json.dumps(line) for line in asked))
 
     def run(rank: int, size: int, name: str = "answers.jsonl", *words: str) -> int:
@@ -263,8 +267,10 @@ def test_ranks_give_the_answers_of_one_process_and_another_number_of_ranks_goes_
 ) -> None:
     assert divided(0, 1, "alone.jsonl") == 0
     alone = joined(tmp_path, "alone")
-    assert len({json.loads(line)["text"] for line in alone}) > NUM_PROMPTS / 2
-    assert len(alone) == NUM_PROMPTS
+    texts = [json.loads(line)["text"] for line in alone]
+    assert len(texts) == NUM_PROMPTS
+    # The noise is of the line: equal questions are answered differently.
+    assert any(text != same for text, same in zip(texts, texts[90:], strict=False))
     assert [divided(rank, 2) for rank in range(2)] == [0, 0]
     parts = [tmp_path / f"answers.{rank}-of-2.jsonl" for rank in range(2)]
     written = [part.read_bytes().splitlines(keepends=True) for part in parts]
@@ -345,7 +351,7 @@ def test_a_rank_that_is_killed_loses_and_doubles_nothing(
     command = [sys.executable, "-m", "dllm_decode", *files, *DRAWN[:-1], "1"]
     environment = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environment, cwd=ROOT) as child:
-        wait_until(lambda: part.exists() and part.read_bytes().count(b"\n") > 5, 60.0)
+        wait_until(lambda: part.exists() and part.read_bytes().count(b"\n") > 5, 300.0)
         child.kill()
     num_written = part.read_bytes().count(b"\n")
     assert 5 < num_written < NUM_PROMPTS / 2
