@@ -134,9 +134,10 @@ def _one_run(output: Path, place: Place, settings: str) -> Iterator[None]:
     own = output.with_name(f".{output.name}.{place.rank}{run}")
     refusal = f"Another process writes {_file_of(output, place)}; wait until it ends."
     with only_writer(own, refusal):
+        locks = re.compile(rf"\.{re.escape(output.name)}\.\d+(-of-\d+\.\w+\.lock)")
         for lock in output.parent.iterdir():
-            is_lock = lock.name.startswith(f".{output.name}.") and lock.suffix == ".lock"
-            if is_lock and not lock.name.endswith(run):
+            found = locks.fullmatch(lock.name)
+            if found and found[1] != run:
                 refusal = (
                     f"All processes that write {output} must have the same prompts, settings and "
                     f"number of ranks, got one with others, which holds {lock.name}. Wait until it "
