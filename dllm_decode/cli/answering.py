@@ -20,7 +20,9 @@ def generate_once(options: Namespace) -> int:
     constraint = named_constraint(options)
     chat: Literal["auto", False] = False if options.plain else "auto"
     from dllm_decode.cli.speaker import load_speaker
+    from dllm_decode.settings.models import ALONE, Place
 
+    place = Place.of_launch() if options.input else ALONE
     speaker = load_speaker(options)
     if options.input:
         from dllm_decode.cli.prompt_files import answer_file
@@ -28,7 +30,7 @@ def generate_once(options: Namespace) -> int:
         try:
             done = answer_file(
                 speaker, options.input, options.output, num_rows=options.num_rows or 8, chat=chat,
-                progress=sys.stderr.isatty(),
+                progress=place.rank == 0 and sys.stderr.isatty(), place=place,
             )  # fmt: skip
         except KeyboardInterrupt:
             sys.stderr.write(GOES_ON)

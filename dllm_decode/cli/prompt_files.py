@@ -1,7 +1,12 @@
-"""Runs `dllm-decode generate --input FILE --output FILE`: one prompt or answer per line."""
+"""Runs `dllm-decode generate --input FILE --output FILE`: one prompt or answer per line.
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+Several processes divide the lines. Each appends to a file of its own, `answers.0-of-2.jsonl` for
+rank 0 of 2, and leaves out prompts that have an answer in any file of the same output.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +32,7 @@ from dllm_decode.settings.files import (
     output_file,
     whole_lines,
 )
+from dllm_decode.settings.models import ALONE, Place
 from dllm_decode.settings.plugins import sources_of
 from dllm_decode.text.answer_progress import AnswerProgress
 from dllm_decode.text.answers import answer_of
@@ -66,39 +72,81 @@ class Prompted(NamedTuple):
 
 
 def answer_file(
-    speaker: Speaker, source: str, target: str, *, num_rows: int, chat: UseTemplate, progress: bool
+    speaker: Speaker,
+    source: str,
+    target: str,
+    *,
+    num_rows: int,
+    chat: UseTemplate,
+    progress: bool,
+    place: Place = ALONE,
 ) -> str:
     """Answers the prompts of a file that have no answer yet, and returns a summary of the work.
 
-    Each answer is appended to `target` as soon as it has ended; at most `num_rows` prompts are
-    decoded together. Raises ValueError, before anything is decoded, if a line cannot be answered,
-    or the output belongs to another input or to other settings.
+    Each answer is appended to the rank's file as soon as it has ended; at most `num_rows` prompts
+    are decoded together. Raises ValueError, before anything is decoded, if a line cannot be
+    answered, or the output belongs to another input or to other settings.
     """
-    file = output_file("--output", target)
-    with only_writer(Path(f"{file}.lock"), f"Another process writes {file}; wait until it ends."):
-        lines = read_prompts(Path(source))
-        templates = {
-            number: _template(speaker, line.template, place_of(source, number))
-            for number, line in lines.items()
-            if line.template is not None
-        }
-        lengths = [line.gen_length or 0 for line in lines.values()]
-        longest = max(speaker.config.gen_length, *lengths, *map(len, templates.values()))
-        decoder = speaker.decoder(speaker.sampler, speaker.config.updated(gen_length=longest))
-        settings = _settings(speaker, chat)
-        prompted = [
-            Prompted(
-                line,
-                _request(speaker, decoder, number, line, templates.get(number, ()), source, chat),
-                digest([*settings, number, msgspec.to_builtins(line)]),
-            )
-            for number, line in lines.items()
-        ]
-        done = _done(file, {p.request.index: p.key for p in prompted}, source)
-        left = {p.request.index: p for p in prompted if p.request.index not in done}
+    output = output_file("--output", target)
+    lines = read_prompts(Path(source))
+    templates = {
+        number: _template(speaker, line.template, place_of(source, number))
+        for number, line in lines.items()
+        if line.template is not None
+    }
+    lengths = [line.gen_length or 0 for line in lines.values()]
+    longest = max(speaker.config.gen_length, *lengths, *map(len, templates.values()))
+    decoder = speaker.decoder(speaker.sampler, speaker.config.updated(gen_length=longest))
+    settings = _settings(speaker, chat)
+    prompted = [
+        Prompted(
+            line,
+            _request(speaker, decoder, number, line, templates.get(number, ()), source, chat),
+            digest([*settings, number, msgspec.to_builtins(line)]),
+        )
+        for number, line in lines.items()
+    ]
+    keys = {p.request.index: p.key for p in prompted}
+    mine = prompted[place.rank :: place.world_size]
+    file = output_file("--output", str(_file_of(output, place)))
+    with _one_run(output, place, digest([*keys.values()])):
+        done = _done(output, place, keys, source)
+        left = {p.request.index: p for p in mine if p.request.index not in done}
         _decode(decoder, speaker.tokenizer, left, file, num_rows=num_rows, progress=progress)
-    before = f"; {len(done)} were there before" if done else ""
+    before = f"; {len(mine) - len(left)} were there before" if len(mine) > len(left) else ""
     return f"{len(left)} answers written to {file}{before}."
+
+
+def _file_of(output: Path, place: Place) -> Path:
+    """Returns the file in which a process writes its answers."""
+    if place.world_size == 1:
+        return output
+    return output.with_stem(f"{output.stem}.{place.rank}-of-{place.world_size}")
+
+
+@contextmanager
+def _one_run(output: Path, place: Place, settings: str) -> Iterator[None]:
+    """Holds the lock of a rank; all locks of a run have its number of ranks and settings as name.
+
+    Raises ValueError if another process has the same rank, or any process is of another run.
+    """
+    run = f"-of-{place.world_size}.{settings}.lock"
+    own = output.with_name(f".{output.name}.{place.rank}{run}")
+    refusal = f"Another process writes {_file_of(output, place)}; wait until it ends."
+    with only_writer(own, refusal):
+        locks = re.compile(rf"\.{re.escape(output.name)}\.\d+(-of-\d+\.\w+\.lock)")
+        for lock in output.parent.iterdir():
+            found = locks.fullmatch(lock.name)
+            if found and found[1] != run:
+                refusal = (
+                    f"All processes that write {output} must have the same prompts, settings and "
+                    f"number of ranks, got one with others, which holds {lock.name}. Wait until it "
+                    "ends, or choose another --output."
+                )
+                # Ranks that start together try the locks of earlier runs at the same time.
+                with only_writer(lock, refusal, timeout_s=5.0):
+                    pass
+        yield
 
 
 def _template(speaker: Speaker, text: str, where: str) -> list[int]:
@@ -149,20 +197,27 @@ def _settings(speaker: Speaker, chat: UseTemplate) -> list[object]:
     ]  # fmt: skip
 
 
-def _done(file: Path, keys: Mapping[int, str], source: str) -> set[int]:
-    """Returns the numbers of the answered prompts; removes a torn last line of our own."""
-    if not file.exists():
-        return set()
-    done = set()
-    for where, line in whole_lines(file):
-        answered = decoded(line, OutputLine, where, "choose another --output")
-        if keys.get(answered.line - 1) != answered.key:
-            raise ValueError(
-                f"{where} must answer line {answered.line} of {source} with the settings of this "
-                "command, but prompt or settings differ; choose another --output."
-            )
-        done.add(answered.line - 1)
-    mend_last_line(file, b'{"line":')
+def _done(output: Path, place: Place, keys: Mapping[int, str], source: str) -> set[int]:
+    """Returns the numbers of the prompts that are answered in a file of any rank, or of none.
+
+    Removes a torn last line of our own file; rank 0 also those of runs with other numbers of ranks.
+    """
+    ranks = re.compile(rf"{re.escape(output.stem)}(\.\d+-of-(\d+))?{re.escape(output.suffix)}")
+    own, done = _file_of(output, place), set()
+    for file in output.parent.iterdir():
+        name = ranks.fullmatch(file.name)
+        if not name:
+            continue
+        for where, line in whole_lines(file):
+            answered = decoded(line, OutputLine, where, "choose another --output")
+            if keys.get(answered.line - 1) != answered.key:
+                raise ValueError(
+                    f"{where} must answer line {answered.line} of {source} with the settings of "
+                    "this command, but prompt or settings differ; choose another --output."
+                )
+            done.add(answered.line - 1)
+        if file == own or (place.rank == 0 and int(name[2] or 1) != place.world_size):
+            mend_last_line(file, b'{"line":')
     return done
 
 

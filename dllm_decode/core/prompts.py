@@ -230,9 +230,9 @@ def require_templates(templates: object) -> None:
         )
 
 
-def check_one_template_each(num_templates: int, num_prompts: int) -> None:
-    """Raises ValueError unless there are no templates, or one for each prompt."""
-    if num_templates not in (0, num_prompts):
+def require_one_each(name: str, num_given: int, num_answers: int) -> None:
+    """Raises ValueError unless a list is empty, or has one entry for each answer."""
+    if num_given not in (0, num_answers):
         raise ValueError(
-            f"templates must hold one answer per prompt, {num_prompts}, got {num_templates}."
+            f"{name} must hold one for each of {num_answers} answers, got {num_given}."
         )

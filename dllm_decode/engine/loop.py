@@ -18,7 +18,7 @@ from dllm_decode.core.output import DecodeOutput, join_outputs
 from dllm_decode.core.prompts import (
     Prompt,
     Prompts,
-    check_one_template_each,
+    require_one_each,
     require_templates,
     token_lists,
 )
@@ -29,7 +29,12 @@ from dllm_decode.engine import compatibility
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.join import Ended, blank, ended_at_once, join, leave, outputs_of
 from dllm_decode.engine.no_verifier import NoVerifier
-from dllm_decode.engine.requests import Constraining, requests_of, require_constraints
+from dllm_decode.engine.requests import (
+    Constraining,
+    requests_of,
+    require_constraints,
+    require_seeds,
+)
 from dllm_decode.engine.round import one_round
 from dllm_decode.engine.state import State
 from samplers.base import Sampler
@@ -98,7 +103,7 @@ def decode(
     prompt_ids = token_lists(prompts, attention_mask)
     if not prompt_ids:
         raise ValueError("decode needs at least one prompt, got none.")
-    check_one_template_each(len(templates), len(prompt_ids))
+    require_one_each("templates", len(templates), len(prompt_ids))
     require_constraints(constraint, len(prompt_ids))
     requests = requests_of(decoder, prompt_ids, templates, stop, constraint=constraint)
     return gathered(raise_errors(run(decoder, RequestQueue(requests), len(prompt_ids), observers)))
@@ -115,6 +120,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
     verifier: Verifier = NoVerifier(),
     blocks: BlockSchedule = Sequential(),
     templates: Iterable[Sequence[int]] = (),
+    seeds: Iterable[int] = (),
     constraint: Constraining = None,
     observers: Sequence[Observer] = (),
     stop: StopRule = NeverStop(),
@@ -135,6 +141,8 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
         num_rows: Rows of a forward, at most.
         templates: As in `decode`; any iterable, taken together with the prompts. With
             `()`, the default, no token is given; an iterator must yield one for each prompt.
+        seeds: A seed for each prompt, in place of the option `seed`, so that an answer depends on
+            its prompt and seed alone, not on its place among the prompts. Any iterable.
 
     Returns:
         An iterator over one output of one row for each prompt, in the order of the prompts. Its
@@ -142,26 +150,29 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
 
     Raises:
         ValueError: If sampler, cache, verifier, model and lengths do not fit together; if there
-            are not as many templates as prompts, at once if both have a length; or, when a row
-            becomes free, if a prompt is empty or contains the mask id, or a template is too long.
+            are not as many templates or seeds as prompts, at once if both have a length; or, when
+            a row becomes free, if a prompt is empty or contains the mask id, or a template is too
+            long.
         RuntimeError: As in `decode`, when the iterator reaches the round.
     """
     require_config(config)
     require_templates(templates)
+    require_seeds(seeds, config, options)
     require_integer("num_rows", num_rows, least=1)
     if attention_mask is not None or isinstance(prompts, Tensor | Mapping):
         prompts = token_lists(prompts, attention_mask)  # type: ignore[arg-type]
     elif isinstance(prompts, Sequence):
         prompts = token_lists(prompts)
-    if isinstance(prompts, Sized) and isinstance(templates, Sized):
-        check_one_template_each(len(templates), len(prompts))
     if isinstance(prompts, Sized):
         require_constraints(constraint, len(prompts))
+        for name, values in (("templates", templates), ("seeds", seeds)):
+            if isinstance(values, Sized):
+                require_one_each(name, len(values), len(prompts))
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
         config=config.updated(**options), return_logprobs=return_logprobs,
     )  # fmt: skip
-    requests = requests_of(decoder, prompts, templates, stop, constraint=constraint)
+    requests = requests_of(decoder, prompts, templates, stop, constraint=constraint, seeds=seeds)
     return _in_order(raise_errors(run(decoder, RequestQueue(requests), num_rows, observers)))
 
 

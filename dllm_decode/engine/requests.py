@@ -1,15 +1,16 @@
 """Requests of many prompts, with their templates and constraints."""
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import repeat, zip_longest
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from dllm_decode.core.language import Automaton
-from dllm_decode.core.options import RequestOptions
+from dllm_decode.core.options import DecodeConfig, DecodeOptions, RequestOptions
 from dllm_decode.core.prompts import Prompt, filling_options
 from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import StopRule
 from dllm_decode.engine.decoder import Decoder
+from samplers.checks import shown
 
 Constraining: TypeAlias = Automaton | Sequence[Automaton | None] | None
 """The texts of which answers must be one: the same for all prompts, or those of each."""
@@ -25,6 +26,18 @@ def require_constraints(constraint: object, num_prompts: int, *, least: bool = F
         )
 
 
+def require_seeds(seeds: object, config: DecodeConfig, options: DecodeOptions) -> None:
+    """Raises ValueError unless `seeds` is an iterable, and empty if there is a `seed` too."""
+    if not isinstance(seeds, Iterable):
+        raise ValueError(f"seeds must be integers, one for each answer, got {shown(seeds)}.")
+    seed = options.get("seed")
+    if _is_given(seeds) and (seed is not None or config.seed):
+        raise ValueError(
+            "seed must be left out with seeds, which hold one for each answer, got seed="
+            f"{config.seed if seed is None else seed}."
+        )
+
+
 def requests_of(
     decoder: Decoder,
     prompts: Iterable[Prompt],
@@ -32,32 +45,50 @@ def requests_of(
     stop: StopRule,
     *,
     constraint: Constraining = None,
+    seeds: Iterable[int] = (),
     fills_blanks: bool = False,
 ) -> Iterator[Request]:
-    """Yields a request for each prompt, with its template and constraint if there are any.
+    """Yields a request for each prompt, with its template, constraint and seed if there are any.
 
-    With `fills_blanks` an answer is as long as its template, and goes on after an EOS.
+    With `fills_blanks` an answer is as long as its template, and goes on after an EOS. With `seeds`
+    the noise of a row depends on its seed alone, not on its place.
 
     Raises:
-        ValueError: If a prompt, template or constraint cannot be decoded, or one is missing.
+        ValueError: If a prompt, template, constraint or seed cannot be decoded, or one is missing.
     """
     constraints = iter(constraint) if isinstance(constraint, Sequence) else repeat(constraint)
-    has_templates = not isinstance(templates, Sized) or len(templates) > 0
-    pairs = zip_longest(prompts, templates) if has_templates else zip(prompts, repeat(()))
-    for row, (prompt, template) in enumerate(pairs):
-        if prompt is None or template is None:
-            fewer, more = ("prompts", "templates") if prompt is None else ("templates", "prompts")
-            raise ValueError(
-                f"templates must hold one answer per prompt, got {row} {fewer} and more {more}."
-            )
-        options: RequestOptions = {}
-        if fills_blanks and has_templates:
+    lists = {"templates": templates, "seeds": seeds}
+    given = {name: values for name, values in lists.items() if _is_given(values)}
+    for row, (prompt, *values) in enumerate(zip_longest(prompts, *given.values())):
+        own: dict[str, Any] = dict(zip(given, values, strict=True))
+        _require_all(row, {"prompts": prompt, **own})
+        template, options = own.get("templates", ()), RequestOptions()
+        if fills_blanks and "templates" in own:
             options = filling_options(template, options)
+        if "seeds" in own:
+            options["seed"] = own["seeds"]
         try:
             require_constraints(constraint, row + 1, least=True)
             request = decoder.request(
-                prompt, row, template=template, stop=stop, constraint=next(constraints), **options
-            )
+                prompt, row, noise_index=0 if "seeds" in own else None, template=template,
+                stop=stop, constraint=next(constraints), **options,
+            )  # fmt: skip
         except ValueError as error:
             raise ValueError(f"In row {row}: {error}") from None
         yield request
+
+
+def _is_given(values: Iterable[object]) -> bool:
+    """Returns False for an empty list; an iterator must yield one value for each prompt."""
+    return not isinstance(values, Sized) or len(values) > 0
+
+
+def _require_all(row: int, values: Mapping[str, object]) -> None:
+    """Raises ValueError if one of the lists that a row is made of has ended before another."""
+    ended = [name for name, value in values.items() if value is None]
+    if ended:
+        more = next(name for name, value in values.items() if value is not None)
+        name = more if ended[0] == "prompts" else ended[0]
+        raise ValueError(
+            f"{name} must hold one for each prompt, got {row} {ended[0]} and more {more}."
+        )

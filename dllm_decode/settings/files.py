@@ -138,16 +138,16 @@ def require_folder_or_new(path: Path) -> None:
 
 
 @contextmanager
-def only_writer(file: Path, refusal: str) -> Iterator[None]:
+def only_writer(file: Path, refusal: str, *, timeout_s: float = 0.0) -> Iterator[None]:
     """Holds the lock of a lock file, whose folder must exist; the lock ends with the process.
 
-    Raises ValueError with the text `refusal` if another process holds the lock, and OSError if the
-    lock file cannot be written.
+    Raises ValueError with the text `refusal` if another process still holds the lock after
+    `timeout_s`, and OSError if the lock file cannot be written.
     """
     with in_a_sentence(file):
         file.touch()
     try:
-        with FileLock(file).acquire(timeout=0):
+        with FileLock(file).acquire(timeout=timeout_s):
             yield
     except Timeout:
         raise ValueError(refusal) from None

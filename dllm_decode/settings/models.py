@@ -35,15 +35,20 @@ class Place:
     def of_launch() -> "Place":
         """Reads the ranks that `accelerate launch`, `torchrun` or `mpirun` gives each process.
 
-        Raises ValueError if the rank is not below the number of processes.
+        Raises ValueError if there is no rank, or one that is not below the number of processes.
         """
         ranks = {}
         for field_name, variables in _LAUNCH_VARIABLES.items():
-            values = [os.environ[name] for name in variables if name in os.environ]
-            if values:
-                ranks[field_name] = int(values[0])
+            name = next((name for name in variables if name in os.environ), None)
+            if name is None:
+                continue
+            if not os.environ[name].isdecimal():
+                raise ValueError(f"{name} must be a whole number, got {os.environ[name]!r}.")
+            ranks[field_name] = int(os.environ[name])
         place = Place(**ranks)
-        if not 0 <= place.rank < place.world_size:
+        if place.world_size > 1 and "rank" not in ranks:
+            raise ValueError(f"RANK must be set too, got {place.world_size} processes without one.")
+        if place.rank >= place.world_size:
             raise ValueError(
                 "The environment must give the rank of a process below the number of processes, "
                 f"got rank {place.rank} of {place.world_size}. Unset RANK, or set WORLD_SIZE too."

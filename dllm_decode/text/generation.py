@@ -1,7 +1,7 @@
 """Texts, chats or token ids in, texts out."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack
@@ -18,8 +18,8 @@ from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.prompts import (
     Array,
     Prompt,
-    check_one_template_each,
     filling_options,
+    require_one_each,
     require_templates,
 )
 from dllm_decode.core.rows import Request, RequestQueue
@@ -30,7 +30,7 @@ from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import gathered, new_decoder, raise_errors, require_observers, run
 from dllm_decode.engine.no_verifier import NoVerifier
-from dllm_decode.engine.requests import requests_of, require_constraints
+from dllm_decode.engine.requests import requests_of, require_constraints, require_seeds
 from dllm_decode.text.answer_progress import AnswerProgress
 from dllm_decode.text.answers import GenerateOutput, answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
@@ -62,6 +62,7 @@ def generate(
     constraint: Constraint | Sequence[Constraint | None] | None = None,
     stop_strings: str | Sequence[str] = (),
     num_return_sequences: int = 1,
+    seeds: Iterable[int] = (),
     return_logprobs: bool = False,
     num_rows: int = 8,
     progress: bool = False,
@@ -114,6 +115,8 @@ def generate(
         num_return_sequences: Answers to each input, one after the other in the output; their noise
             differs as that of equal inputs does. At temperature 0 the answers are equal unless the
             sampler draws its order.
+        seeds: A seed for each answer, in place of the option `seed`, so that an answer depends on
+            its input and seed alone, not on its place among the inputs.
         return_logprobs: Fill `Answer.commits` and `decoded.commits`: for each token the step that
             committed the token, and its log-probability as drawn and in the model.
         num_rows: Answers that are decoded together, at most.
@@ -130,6 +133,7 @@ def generate(
         RuntimeError: If a plug-in or the model breaks its contract.
     """
     inputs, strings, overrides = by_our_names(inputs, stop_strings, config, options)
+    require_seeds(seeds, config, overrides)
     require_tokenizer(tokenizer)
     require_integer("num_return_sequences", num_return_sequences, least=1)
     require_model(model)
@@ -146,7 +150,7 @@ def generate(
         prompts = prompt_ids(tokenizer, inputs, attention_mask, chat=chat)
     requests = requests_of_texts(
         decoder, tokenizer, prompts, blanks, constraint=constraint, stop_strings=strings,
-        copies=num_return_sequences,
+        copies=num_return_sequences, seeds=list(seeds),
     )  # fmt: skip
     stream = None if streamer is None else answer_stream(streamer, requests)
     with AnswerProgress(len(requests)) if progress else nullcontext() as bar:
@@ -190,9 +194,11 @@ def requests_of_texts(
     constraint: object,
     stop_strings: tuple[str, ...],
     copies: int,
+    seeds: Sequence[int] = (),
 ) -> list[Request]:
     """Returns `copies` requests for each prompt, in turn; the arguments are those of `generate`."""
-    check_one_template_each(len(blanks), len(prompts))
+    require_one_each("templates", len(blanks), len(prompts))
+    require_one_each("seeds", len(seeds), len(prompts) * copies)
     automata: list[Automaton | None]
     if isinstance(constraint, Sequence) and not isinstance(constraint, str):
         require_constraints(constraint, len(prompts))
@@ -203,7 +209,7 @@ def requests_of_texts(
     return list(
         requests_of(
             decoder, _repeated(prompts, copies), _repeated(blanks, copies), stop,
-            constraint=_repeated(automata, copies), fills_blanks=True,
+            constraint=_repeated(automata, copies), seeds=seeds, fills_blanks=True,
         )
     )  # fmt: skip
 

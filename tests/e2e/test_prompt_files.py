@@ -1,16 +1,21 @@
 """`dllm-decode generate --input --output`, `--template` and `dllm-decode read`."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from served import wait_until
 
 from dllm_decode import generate, load_model
 from dllm_decode.cli.main import main
 
+ROOT = Path(__file__).parents[2]
 QUESTION = (
     "emma has 12 apples. emma finds 5 more apples and then gives 2 apples to ben. "
     "how many apples does emma have now?"
@@ -223,3 +228,133 @@ def test_a_stopped_command_says_that_it_goes_on(
     source.write_text('{"text": "hi"}\n')
     assert main(["generate", "--input", str(source), "--output", str(tmp_path / "answers")]) == 130
     assert "the same command goes on from here" in capsys.readouterr().err
+
+
+# Several processes divide a file.
+
+NUM_PROMPTS = 120
+DRAWN = ["--temperature", "0.8", "--gen-length", "16", "--num-rows", "16"]
+
+
+@pytest.fixture
+def divided(files: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a function that runs one rank, and gives its exit status."""
+    asked: list[dict[str, Any]] = [
+        {"text": QUESTION.replace("12", str(n % 90 + 1)), "id": n} for n in range(NUM_PROMPTS)
+    ]
+    for line in asked[::2]:
+        line["temperature"] = 2.0
+    Path(files[2]).write_text("\n".join(json.dumps(line) for line in asked))
+
+    def run(rank: int, size: int, name: str = "answers.jsonl", *words: str) -> int:
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(size))
+        return main([*files[:-1], str(Path(files[-1]).with_name(name)), *(words or DRAWN)])
+
+    return run
+
+
+def joined(folder: Path, name: str = "answers") -> list[str]:
+    """Returns the lines of all files of an output, as `cat` joins them, in order."""
+    contents = "".join(file.read_text() for file in sorted(folder.glob(f"{name}.*jsonl")))
+    lines = contents.splitlines()
+    assert all(lines)
+    return sorted(lines, key=lambda line: int(json.loads(line)["line"]))
+
+
+def test_ranks_give_the_answers_of_one_process_and_another_number_of_ranks_goes_on(
+    divided: Any, tmp_path: Path
+) -> None:
+    assert divided(0, 1, "alone.jsonl") == 0
+    alone = joined(tmp_path, "alone")
+    texts = [json.loads(line)["text"] for line in alone]
+    assert len(texts) == NUM_PROMPTS
+    # The noise is of the line: equal questions are answered differently.
+    assert any(text != same for text, same in zip(texts, texts[90:], strict=False))
+    assert [divided(rank, 2) for rank in range(2)] == [0, 0]
+    parts = [tmp_path / f"answers.{rank}-of-2.jsonl" for rank in range(2)]
+    written = [part.read_bytes().splitlines(keepends=True) for part in parts]
+    assert [*map(len, written)] == [NUM_PROMPTS / 2] * 2
+    assert joined(tmp_path) == alone
+    # Rank 1 was killed while it wrote its eleventh answer.
+    parts[1].write_bytes(b"".join(written[1][:10]) + written[1][10][:30])
+    assert [divided(rank, 3) for rank in (2, 0, 1)] == [0, 0, 0]
+    assert joined(tmp_path) == alone
+    later = [(tmp_path / f"answers.{rank}-of-3.jsonl").read_text() for rank in range(3)]
+    assert sum(text.count("\n") for text in later) == NUM_PROMPTS / 2 - 10
+    assert min(map(len, later)) > 0
+    # A process alone finds nothing to do.
+    assert divided(0, 1) == 0
+    assert not (tmp_path / "answers.jsonl").exists()
+
+
+def test_ranks_of_another_run_are_refused_while_a_run_writes(
+    divided: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    others = [(0, 2), (1, 3), (1, 2, "answers.jsonl", "--seed", "7"), (1, 2), (0, 2, "b.jsonl")]
+    codes = []
+
+    def meanwhile(*_: object, **options: object) -> None:
+        if not codes:
+            codes.append(0)
+            codes.extend(divided(*other) for other in others)
+
+    monkeypatch.setattr("dllm_decode.cli.prompt_files._decode", meanwhile)
+    assert divided(0, 2) == 0
+    assert codes == [0, 2, 2, 2, 0, 0]
+    said = capsys.readouterr().err.splitlines()
+    refusals = [line for line in said if "answers written" not in line]
+    assert f"Another process writes {tmp_path / 'answers.0-of-2.jsonl'}; wait" in refusals[0]
+    for refusal in refusals[1:]:
+        assert "must have the same prompts, settings and number of ranks, got one with" in refusal
+        assert "which holds .answers.jsonl.0-of-2." in refusal
+    # What the refused ones left is in nobody's way.
+    assert divided(0, 1, "answers.jsonl", "--seed", "7") == 0
+
+
+def test_answers_of_other_settings_are_found_in_the_files_of_other_ranks(
+    divided: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = {"line": 1, "id": 0, "text": "", "token_ids": [], "finish_reason": "stop"}
+    line = json.dumps({**answer, "forwards": 1, "key": "a"})
+    (tmp_path / "answers.1-of-5.jsonl").write_text(f"{line}\n")
+    assert divided(0, 2) == divided(0, 1) == 2
+    assert capsys.readouterr().err.count("settings differ; choose another --output") == 2
+    assert not [*tmp_path.glob("answers.0*")]
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "sentence"),
+    [
+        ("2", "2", "rank of a process below the number of processes, got rank 2 of 2"),
+        ("-1", "2", "RANK must be a whole number, got '-1'."),
+        ("0", "two", "WORLD_SIZE must be a whole number, got 'two'."),
+        ("", "2", "RANK must be a whole number, got ''."),
+    ],
+)
+def test_a_rank_outside_its_world_is_refused(
+    rank: str, size: str, sentence: str, divided: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert divided(rank, size) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_loses_and_doubles_nothing(
+    files: list[str], divided: Any, tmp_path: Path
+) -> None:
+    assert divided(0, 1, "alone.jsonl") == 0
+    part = tmp_path / "answers.1-of-2.jsonl"
+    command = [sys.executable, "-m", "dllm_decode", *files, *DRAWN[:-1], "1"]
+    environment = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, cwd=ROOT) as child:
+        wait_until(lambda: part.exists() and part.read_bytes().count(b"\n") > 5, 300.0)
+        child.kill()
+    num_written = part.read_bytes().count(b"\n")
+    assert 5 < num_written < NUM_PROMPTS / 2
+    assert divided(0, 2) == divided(0, 3) == divided(1, 3) == divided(2, 3) == 0
+    assert joined(tmp_path) == joined(tmp_path, "alone")
+    assert part.read_bytes().count(b"\n") == num_written

@@ -218,7 +218,7 @@ def test_prompts_and_templates_are_taken_when_a_place_is_free() -> None:
 
 def test_the_settings_are_those_of_decode() -> None:
     of_decode, of_many = (inspect.signature(call).parameters for call in (decode, decode_many))
-    assert list(of_decode) == [name for name in of_many if name != "num_rows"]
+    assert list(of_decode) == [name for name in of_many if name not in ("num_rows", "seeds")]
     assert of_many["num_rows"].kind is inspect.Parameter.KEYWORD_ONLY
     for name, parameter in of_decode.items():
         assert parameter.default == of_many[name].default
@@ -265,8 +265,12 @@ def many(prompts: Any = PROMPTS, **options: Any) -> Iterator[DecodeOutput]:
     [
         ({"num_rows": 0}, "num_rows must be at least 1, got 0"),
         ({"block_length": 9}, "block_length must be between 1 and gen_length=4"),
-        ({"templates": [[5]]}, "one answer per prompt, 3, got 1"),
-        ({"templates": [[5]] * 4}, "one answer per prompt, 3, got 4"),
+        ({"templates": [[5]]}, "one for each of 3 answers, got 1"),
+        ({"templates": [[5]] * 4}, "one for each of 3 answers, got 4"),
+        ({"seeds": [5]}, "seeds must hold one for each of 3 answers, got 1"),
+        ({"seeds": 5}, "seeds must be integers, one for each answer, got 5"),
+        ({"seeds": [5] * 3, "seed": 0}, "seed must be left out with seeds, .* got seed=0"),
+        ({"seeds": iter([5]), "config": DecodeConfig(seed=4)}, "must be left out .* got seed=4"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_decoded(
@@ -283,6 +287,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_decoded(
         ({"templates": iter(())}, 0, "got 0 templates and more prompts"),
         ({"templates": iter([[5]] * 2)}, 2, "got 2 templates and more prompts"),
         ({"templates": iter([[5]] * 4)}, 3, "got 3 prompts and more templates"),
+        ({"seeds": iter([5] * 2)}, 2, "seeds must hold one .* got 2 seeds and more prompts"),
+        ({"seeds": iter([5] * 4)}, 3, "seeds must hold one .* got 3 prompts and more seeds"),
+        ({"seeds": [5, 5.5, 5]}, 1, r"In row 1: seed must be an integer, got 5\.5"),
         ({"templates": [[5], [5], [5] * 5]}, 2, r"In row 2: .* at most gen_length=4 tokens, got 5"),
     ],
 )
@@ -293,3 +300,25 @@ def test_what_does_not_fit_is_refused_in_its_turn(
     with pytest.raises(ValueError, match=sentence):
         answered.extend(many(num_rows=1, **options))
     assert len(answered) == num_answered
+
+
+@pytest.mark.parametrize("sampler", [FixedSchedule(2), FixedSchedule(2, "random")], ids=repr)
+def test_with_seeds_an_answer_depends_on_its_prompt_and_seed_alone(sampler: Sampler) -> None:
+    prompts, seeds = [*TINY_PROMPTS, TINY_PROMPTS[0]], [*range(5, 5 + len(TINY_PROMPTS)), 3]
+    options: Any = {"gen_length": 12, "block_length": 4, "temperature": 0.8, "num_rows": 3}
+
+    def tokens(order: Sequence[int], **others: Any) -> dict[int, list[int]]:
+        chosen = [prompts[n] for n in order], (seeds[n] for n in order)
+        outputs = decode_many(
+            tiny("llada"), chosen[0], sampler, seeds=chosen[1], **options | others
+        )
+        return {n: out.tokens[0].tolist() for n, out in zip(order, outputs, strict=True)}
+
+    everything = tokens(range(len(prompts)))
+    assert everything[0] != everything[len(prompts) - 1], "the seed has no effect"
+    parts = tokens(range(2, len(prompts)), num_rows=1) | tokens([1, 0])
+    assert parts == everything
+    alone = decode(
+        tiny("llada"), prompts[:1], sampler, gen_length=12, block_length=4, temperature=0.8, seed=5
+    )
+    assert alone.tokens[0].tolist() == everything[0]

@@ -284,8 +284,12 @@ def test_stop_strings_wait_for_tokens_that_may_be_taken_back() -> None:
         (5, {}, "inputs must be texts, chats or token ids, got 5"),
         (QUESTION, {"templates": "emma has"}, r"must have a blank, such as \[MASK:5\]"),
         (QUESTION, {"templates": "[MASK:0]"}, "between 1 and 1048576 tokens, got"),
-        (QUESTION, {"templates": ["[MASK]"] * 2}, "one answer per prompt, 1, got 2"),
+        (QUESTION, {"templates": ["[MASK]"] * 2}, "one for each of 1 answers, got 2"),
         (QUESTION, {"templates": "[MASK]", "gen_length": 8}, "must be left out with a template"),
+        (QUESTION, {"seeds": [5, 6]}, "seeds must hold one for each of 1 answers, got 2"),
+        (QUESTION, {"seeds": [5], "num_return_sequences": 2}, "of 2 answers, got 1"),
+        (QUESTION, {"seeds": [5], "seed": 5}, "seed must be left out with seeds, .* got seed=5"),
+        (QUESTION, {"seeds": np.array([5])}, r"In row 0: seed must be an integer, got np.int64\(5"),
         (f"a {TOKENIZER.mask_token}", {}, "pass the text to generate as templates="),
         (QUESTION, {"model": (MODEL, TOKENIZER), "templates": "[MASK]"}, "load_model returns two"),
         (QUESTION, {"templates": None}, "templates must be a list of answers, .* got None"),
@@ -386,6 +390,19 @@ def test_answers_to_one_input_are_those_to_so_many_equal_inputs() -> None:
     equal = ask([QUESTION] * 3 + [OTHER] * 3, **options)
     assert out.texts == equal.texts
     assert len(set(out.texts[:3])) == 3
+
+
+def test_an_answer_with_a_seed_of_its_own_is_that_of_its_input_alone() -> None:
+    """Above temperature 0 an answer depended on its place in the list."""
+    options: Any = {"gen_length": 32, "temperature": 1.5}
+    inputs, seeds = [QUESTION, OTHER, QUESTION, OTHER], [7, 7, 8, 9]
+    texts = ask(inputs, seeds=seeds, **options).texts
+    assert len(set(texts)) == 4
+    assert ask(inputs[::-1], seeds=seeds[::-1], num_rows=2, **options).texts == texts[::-1]
+    assert ask([QUESTION, OTHER], seeds=[7, 7], **options).texts == texts[:2]
+    assert ask(OTHER, seed=9, **options).texts == texts[3:]
+    several = ask([QUESTION, OTHER], seeds=[7, 8, 7, 9], num_return_sequences=2, **options)
+    assert several.texts == [texts[0], texts[2], texts[1], texts[3]]
 
 
 def test_several_answers_at_temperature_0_are_those_of_rules_that_draw() -> None:

@@ -123,6 +123,10 @@ def test_a_rank_without_the_number_of_processes_is_refused(monkeypatch: pytest.M
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(ValueError, match="below the number of processes, got rank 1 of 1"):
         Place.of_launch()
+    monkeypatch.delenv("RANK")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(ValueError, match="RANK must be set too, got 8 processes without one"):
+        Place.of_launch()
 
 
 def test_a_folder_takes_settings_added_and_corrected(tmp_path: Path) -> None:
