@@ -1,8 +1,6 @@
 """Regular expressions of ECMA-262, with its flag u, as sets of texts."""
 
 import re
-import unicodedata
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 from dllm_decode.text.constraints.machines.languages import NUM_CHARACTERS, Language
@@ -22,20 +20,10 @@ _SPACE = (
 _LINE_ENDS = ((10, 10), (13, 13), (0x2028, 0x2029))
 _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "0": 0}
-_CATEGORIES = {
-    "Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Mark": "M", "Number": "N",
-    "Decimal_Number": "Nd", "digit": "Nd", "Punctuation": "P", "punct": "P", "Symbol": "S",
-    "Separator": "Z", "Other": "C", "Control": "Cc",
-}  # fmt: skip
 _REPEATED = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _BOUNDS = re.compile(r"\{([0-9]{1,5})(,([0-9]{0,5}))?\}")
 _GROUP = re.compile(r"\?(?:P?<[A-Za-z_$][\w$]*>|:)")
-_REFUSED = {
-    "b": "a word boundary", "B": "a word boundary", "k": "a back reference",
-    "A": "an anchor other than ^ and $", "Z": "an anchor other than ^ and $",
-    "z": "an anchor other than ^ and $", "G": "an anchor other than ^ and $",
-    **dict.fromkeys("123456789", "a back reference"),
-}  # fmt: skip
+_CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{0*([0-9a-fA-F]{1,6})\}")
 _ANY = ("repeat", ("set", ((0, NUM_CHARACTERS - 1),)), 0, None)
 
 
@@ -162,49 +150,26 @@ class _Parser:
         if character.lower() in _CLASSES:
             ranges = _CLASSES[character.lower()]
             return ranges if character.islower() else _others(ranges)
-        if character in "pP":
-            match = re.compile(r"\{([^}]*)\}|([A-Z])").match(self.text, self.place)
-            name = (match[1] or match[2]) if match else ""
-            self.place = match.end() if match else self.place
-            ranges = _category(name.split("=")[-1])
-            return ranges if character == "p" else _others(ranges)
         code = self._code(character, is_in_class=is_in_class)
         return ((code, code),)
 
     def _code(self, character: str, *, is_in_class: bool) -> int:
         """Returns the character of an escape."""
-        if character == "b" and is_in_class:
-            return 8
-        if character in _REFUSED:
-            raise ExpressionError(f"{_REFUSED[character]}, '\\{character}'")
-        if character in "xu":
-            return self._code_of_digits(character)
+        match = _CODE.match(self.text, self.place - 1)
+        if match:
+            self.place = match.end()
+            code = int(match[match.lastindex or 0], 16)
+            if code < NUM_CHARACTERS:
+                return code
         if character == "c":
             return ord(self._next()) % 32
+        if character == "b" and is_in_class:
+            return 8
         if character in _CONTROLS:
             return _CONTROLS[character]
-        if character.isascii() and character.isalnum() and character not in "aeQE":
-            raise ExpressionError(f"an unknown escape, '\\{character}'")
+        if character.isascii() and character.isalnum():
+            raise ExpressionError(f"an escape that no automaton has, '\\{character}'")
         return ord(character)
-
-    def _code_of_digits(self, character: str) -> int:
-        if character == "x":
-            return self._hex(r"[0-9a-fA-F]{2}")
-        if self.text.startswith("{", self.place):
-            return self._hex(r"\{[0-9a-fA-F]{1,6}\}")
-        code = self._hex(r"[0-9a-fA-F]{4}")
-        if 0xD800 <= code < 0xDC00 and self._took("\\u"):
-            low = self._hex(r"[dD][c-fC-F][0-9a-fA-F]{2}")
-            code = 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00
-        return code
-
-    def _hex(self, form: str) -> int:
-        match = re.compile(form).match(self.text, self.place)
-        code = int(match[0].strip("{}"), 16) if match else NUM_CHARACTERS
-        if match is None or code >= NUM_CHARACTERS:
-            raise ExpressionError("an escape that is no character")
-        self.place = match.end()
-        return code
 
     def _class(self) -> Ranges:
         is_negative = self._took("^")
@@ -255,18 +220,6 @@ def _others(ranges: Ranges) -> Ranges:
             parts.append((begin, low - 1))
         begin = high + 1
     return (*parts, (begin, NUM_CHARACTERS - 1)) if begin < NUM_CHARACTERS else tuple(parts)
-
-
-@lru_cache(maxsize=64)
-def _category(name: str) -> Ranges:
-    """Returns the characters of a general category of Unicode."""
-    short = _CATEGORIES.get(name, name)
-    is_known = re.fullmatch("[LMNPSZC][a-z]?", short)
-    codes = range(NUM_CHARACTERS if is_known else 0)
-    ranges = [(code, code) for code in codes if unicodedata.category(chr(code)).startswith(short)]
-    if not ranges:
-        raise ExpressionError(f"an unknown category of characters, {name!r}")
-    return _sorted(tuple(ranges))
 
 
 def _put(network: Network, node: Node, start: int) -> int:

@@ -45,20 +45,6 @@ class Network:
         """Adds a step."""
         self._steps[node].append((kind, target))
 
-    def copy(self, language: Language) -> tuple[int, list[int]]:
-        """Adds the states of an automaton; returns the first one, and the accepting ones."""
-        nodes = [self.node() for _ in range(len(language))]
-        for node, row in zip(nodes, language.table.tolist(), strict=True):
-            ranges: dict[int, list[tuple[int, int]]] = {}
-            for low, high, target in zip(
-                language.cuts.tolist(), language.ends.tolist(), row, strict=True
-            ):
-                ranges.setdefault(target, []).append((low, high))
-            ranges.pop(-1, None)
-            for target, parts in ranges.items():
-                self.read(node, tuple(parts), nodes[target])
-        return nodes[0], [nodes[state] for state in np.flatnonzero(language.accepting)]
-
     def language(self, start: int, final: int) -> Language:
         """Returns the texts that lead from `start` to `final`.
 
@@ -122,22 +108,6 @@ class Network:
                     mask |= 1 << target
                     queue.append(target)
         return mask
-
-
-def concat(*parts: Language) -> Language:
-    """Returns the texts that are one of each part, one after the other."""
-    network = Network()
-    start = network.node()
-    ends = [start]
-    for part in parts:
-        first, accepting = network.copy(part)
-        for end in ends:
-            network.step(end, first)
-        ends = accepting
-    final = network.node()
-    for end in ends:
-        network.step(end, final)
-    return network.language(start, final)
 
 
 def _bits(mask: int) -> list[int]:

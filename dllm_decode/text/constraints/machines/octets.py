@@ -8,19 +8,8 @@ from typing import TypeAlias
 import numpy as np
 
 from dllm_decode.text.constraints.machines.languages import Language
-from dllm_decode.text.constraints.machines.limits import (
-    TooLargeError,
-    once,
-    require_bytes,
-    require_states,
-)
-from dllm_decode.text.constraints.machines.tables import (
-    Mask,
-    Numbers,
-    Table,
-    kinds_of,
-    smallest,
-)
+from dllm_decode.text.constraints.machines.limits import once, require_bytes, require_states
+from dllm_decode.text.constraints.machines.tables import Mask, Table, reached, smallest
 
 Row = Table
 """The next state for each byte; -1 if no text continues in this way."""
@@ -89,51 +78,51 @@ class Builder:
     """Writes an automaton from its end to its start: what follows a part is written before it.
 
     Equal states are written once, and a part that two states need before the same state too.
+    State -1 is one from which no text is in the set.
+
+    Attributes:
+        accepting: States in which the text is in the set.
     """
 
     def __init__(self) -> None:
         """Begins without states."""
-        self.table = np.full((64, 256), -1, np.int32)
-        self.size = 0
-        self._accepting: set[int] = set()
+        self._table = np.full((64, 256), -1, np.int32)
+        self._size = 0
+        self.accepting: set[int] = set()
         self._states: dict[bytes, int] = {}
-        self._copies: dict[tuple[int, tuple[int, ...]], tuple[Octets, int]] = {}
+        self._copies: dict[tuple[int, int], tuple[Octets, int]] = {}
+        self._unions: dict[tuple[int, ...], int] = {}
 
     def reserve(self, count: int = 1) -> int:
         """Adds states, whose rows are written later; returns the first one."""
-        require_states(self.size + count)
-        if self.size + count > len(self.table):
-            most = max(2 * len(self.table), self.size + count)
+        require_states(self._size + count)
+        if self._size + count > len(self._table):
+            most = max(2 * len(self._table), self._size + count)
             require_bytes(most * 1024)
-            self.table = np.vstack([self.table, np.full((most - self.size, 256), -1, np.int32)])
-        self.size += count
-        return self.size - count
+            self._table = np.vstack([self._table, np.full((most - self._size, 256), -1, np.int32)])
+        self._size += count
+        return self._size - count
 
     def end(self) -> int:
         """Adds a state in which the text is in the set, and may not go on."""
-        self._accepting.add(self.reserve())
-        return self.size - 1
+        self.accepting.add(self.reserve())
+        return self._size - 1
 
     def state(self, row: Row) -> int:
         """Returns the state with a row, which is never changed."""
         key = row.tobytes()
         if key not in self._states:
             state = self._states[key] = self.reserve()
-            self.table[state] = row
+            self._table[state] = row
         return self._states[key]
 
     def row(self, state: int) -> Row:
         """Returns a copy of the row of a state."""
-        row: Row = self.table[state].copy()
-        return row
+        return self._table[state].copy() if state >= 0 else row_of({})
 
     def fill(self, state: int, row: Row) -> None:
         """Writes the row of a state that was reserved."""
-        self.table[state] = row
-
-    def edge(self, byte: str, target: int) -> int:
-        """Returns a state from which one byte leads to a state."""
-        return self.state(row_of({ord(byte): target}))
+        self._table[state] = row
 
     def text(self, text: bytes, target: int) -> int:
         """Returns a state from which a text leads to a state."""
@@ -143,46 +132,60 @@ class Builder:
 
     def before(self, part: Octets, target: int) -> int:
         """Returns the first state of a part from whose texts one goes on as from `target`."""
-        return self.before_each(part, np.where(part.accepting, 0, -1), (target,))
-
-    def before_each(self, part: Octets, tags: Numbers, targets: tuple[int, ...]) -> int:
-        """Returns the first state of a part; a text of tag n goes on as from `targets[n]`."""
-        key = (id(part), targets)
+        if part.is_empty or target < 0:
+            return -1
+        key = (id(part), target)
         if key not in self._copies:
             first = self.reserve(len(part))
             rows = np.where(part.table >= 0, part.table + first, -1)
-            for tag, target in enumerate(targets):
-                ends = np.flatnonzero(tags == tag)
-                rows[ends] = overlaid(rows[ends], self.table[target])
-                if target in self._accepting:
-                    self._accepting.update((first + ends).tolist())
-            self.table[first : first + len(part)] = rows
+            ends = np.flatnonzero(part.accepting)
+            rows[ends] = overlaid(rows[ends], self._table[target])
+            if target in self.accepting:
+                self.accepting.update((first + ends).tolist())
+            self._table[first : first + len(part)] = rows
             # The part is kept, so that no other one gets its id.
             self._copies[key] = (part, first)
         return self._copies[key][1]
 
-    def with_text(self, node: int, text: bytes, target: int) -> int:
-        """Returns a copy of a state of a trie with one more text; node -1 is an empty trie."""
-        nodes = [node]
-        for byte in text[:-1]:
-            nodes.append(int(self.table[nodes[-1], byte]) if nodes[-1] >= 0 else -1)
-        for byte, copied in zip(reversed(text), reversed(nodes), strict=True):
-            row = self.table[copied].copy() if copied >= 0 else row_of({})
-            row[byte] = target
-            target = self.state(row)
-        return target
+    def either(self, states: Iterable[int]) -> int:
+        """Returns a state whose texts are those of some states.
+
+        Where several of them go on, the new state is a set of states; a state that is alone is
+        taken as it is.
+        """
+        start = tuple(sorted(set(states) - {-1}))
+        if len(start) < 2:
+            return start[0] if start else -1
+        queue = [] if start in self._unions else [start]
+        self._unions.setdefault(start, self._size)
+        self.reserve(len(queue))
+        for several in queue:
+            rows = self._table[list(several)]
+            row = rows.max(0)
+            shared = np.flatnonzero(((rows >= 0) & (rows != row)).any(0))
+            columns, places = np.unique(rows[:, shared], axis=1, return_inverse=True)
+            numbers = []
+            for column in columns.T.tolist():
+                targets = tuple(sorted(set(column) - {-1}))
+                if targets not in self._unions:
+                    self._unions[targets] = self.reserve()
+                    queue.append(targets)
+                numbers.append(self._unions[targets])
+            row[shared] = np.array(numbers, np.int32)[places.ravel()]
+            self._table[self._unions[several]] = row
+            if not self.accepting.isdisjoint(several):
+                self.accepting.add(self._unions[several])
+        return self._unions[start]
 
     def done(self, start: int) -> Octets:
         """Returns the automaton of the texts that lead from a state to an end."""
-        table = self.table[: self.size]
-        is_used = np.zeros(self.size + 1, bool)
-        is_used[table] = True
-        is_used[[start, -1]] = (False, False)
-        # States that no edge leads to are left out.
-        order = np.append(start, np.flatnonzero(is_used))
-        number = np.full(self.size + 1, -1, np.int32)
+        if start < 0:
+            return NO_TEXT
+        table = self._table[: self._size]
+        order = reached(table, start)
+        number = np.full(self._size + 1, -1, np.int32)
         number[order] = np.arange(len(order))
-        return Octets(number[table[order]], np.isin(order, list(self._accepting)))
+        return Octets(number[table[order]], np.isin(order, list(self.accepting)))
 
 
 def row_of(targets: dict[int, int]) -> Row:
@@ -248,11 +251,9 @@ class _Utf8:
                     ranges[-1] = (ranges[-1][0], high, target)
                 else:
                     ranges.append((low, high, target))
-            row = self._row([part for part in ranges if part[2] >= 0])
-            builder.table[state] = row
-        accepting = np.zeros(builder.size, bool)
-        accepting[: len(language)] = language.accepting
-        return Octets(builder.table[: builder.size], accepting).smallest()
+            builder.fill(state, self._row([part for part in ranges if part[2] >= 0]))
+        builder.accepting.update(np.flatnonzero(language.accepting).tolist())
+        return builder.done(0).smallest()
 
     def _row(self, ranges: list[_Range]) -> Row:
         row = row_of({})
@@ -307,68 +308,9 @@ class _Utf8:
 
 def union(parts: Iterable[Octets]) -> Octets:
     """Returns the texts that are in one of the sets."""
-    full = [part for part in parts if not part.is_empty]
-    if len(full) < 2:
-        return full[0] if full else NO_TEXT
-    sizes = np.cumsum([0] + [len(part) for part in full])
-    starts = tuple(int(size) for size in sizes[:-1])
-    table = np.concatenate(
-        [
-            np.where(part.table >= 0, part.table + start, -1)
-            for part, start in zip(full, starts, strict=True)
-        ]
-    )
-    accepting = np.concatenate([part.accepting for part in full])
-    if ((table[list(starts)] >= 0).sum(0) < 2).all():
-        # No two parts begin with the same byte.
-        table = np.vstack([table[list(starts)].max(0), table])
-        table = np.where(table >= 0, table + 1, -1)
-        return Octets(table, np.append(accepting[list(starts)].any(), accepting))
-    return _by_subsets(table, accepting, starts)
-
-
-def _by_subsets(table: Table, accepting: Mask, starts: tuple[int, ...]) -> Octets:
-    """Reads several states of a table at once, where texts of several parts begin alike."""
-    first, kinds = kinds_of(table)
-    few = table[:, first]
-    # A single state keeps its number and its row; each set of states is a further state.
-    numbers = {starts: len(few)}
-    queue, rows, ends = [starts], [], []
-    for states in queue:
-        targets = few[list(states)]
-        row = targets.max(0)
-        for column in np.flatnonzero(((targets >= 0) & (targets != row)).any(0)).tolist():
-            several = tuple(sorted(set(targets[:, column].tolist()) - {-1}))
-            if several not in numbers:
-                numbers[several] = len(few) + len(queue)
-                queue.append(several)
-            row[column] = numbers[several]
-        rows.append(row)
-        ends.append(bool(accepting[list(states)].any()))
-        if len(rows) % 64 == 0:
-            require_states(len(queue))
-    joined = np.vstack([few, *rows])
-    return Octets(*smallest(joined[:, kinds], np.append(accepting, ends), start=len(few)))
-
-
-def tagged_union(parts: Sequence[Octets]) -> tuple[Octets, Numbers]:
-    """Returns the union of sets that share no text, and the set of each accepting state or -1."""
-    if len(parts) == 1:
-        return parts[0], np.where(parts[0].accepting, 0, -1)
-    # Bytes that no JSON text has tell at the end of a text which set it is from.
-    marked = []
-    for tag, part in enumerate(parts):
-        table = np.vstack([part.table, row_of({})])
-        table[np.flatnonzero(part.accepting), tag] = len(part)
-        marked.append(Octets(table, np.append(np.zeros(len(part), bool), True)))
-    joined = union(marked)
-    marks = joined.table[:, : len(parts)] >= 0
-    if len(parts) > 32 or (marks.sum(1) > 1).any():
-        raise TooLargeError("more than 32 kinds of names")
-    tags = np.where(marks.any(1), marks.argmax(1), -1)
-    table = joined.table.copy()
-    table[:, : len(parts)] = -1
-    return Octets(table, tags >= 0), tags
+    builder = Builder()
+    end = builder.end()
+    return builder.done(builder.either([builder.before(part, end) for part in parts]))
 
 
 def json_string(text: str) -> bytes:

@@ -5,9 +5,8 @@ from decimal import Decimal
 import numpy as np
 
 from dllm_decode.text.constraints.machines.ecma import full_match
-from dllm_decode.text.constraints.machines.languages import Language, join, meet, minus
+from dllm_decode.text.constraints.machines.languages import Language, meet, minus
 from dllm_decode.text.constraints.machines.limits import once
-from dllm_decode.text.constraints.machines.networks import concat
 
 NUMBERS = full_match(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 """All numbers."""
@@ -20,8 +19,6 @@ MAX_MULTIPLE = 4_000
 
 _WITHOUT_POINT = full_match("-?(0|[1-9][0-9]*)")
 _WITH_EXPONENT = full_match(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?")
-_POSITIVE = full_match(r"(0|[1-9][0-9]*)(\.[0-9]+)?")
-_MINUS = full_match("-")
 # A double has this many digits without rounding.
 _SHORT = full_match(
     "-?("
@@ -70,31 +67,32 @@ def written_numbers(numbers: Language, *, is_exact: bool) -> Language:
 
 def _at_least(bound: Decimal, *, is_open: bool) -> Language:
     greater, equal = _compared(abs(bound))
-    beyond = greater if is_open else join(greater, equal)
-    if bound > 0:
-        return beyond
+    if bound > 0 or (bound == 0 and is_open):
+        return full_match(greater if is_open else f"{greater}|{equal}")
     # The sign turns the order around.
-    below = concat(_MINUS, minus(_POSITIVE, join(greater, equal) if is_open else greater))
-    return join(_POSITIVE if bound < 0 or not is_open else greater, below)
+    less = f"{greater}|{equal}" if is_open else greater
+    return minus(NUMBERS, full_match(f"-({less})"))
 
 
-def _compared(bound: Decimal) -> tuple[Language, Language]:
-    """Returns the positive numbers that are greater than a bound, and those that are equal."""
+def _compared(bound: Decimal) -> tuple[str, str]:
+    """Returns expressions of the numbers that are greater than a bound, and of those equal to it.
+
+    None of them has a sign.
+    """
     whole, _, fraction = format(bound, "f").partition(".")
     fraction, whole = fraction.rstrip("0"), whole.lstrip("0") or "0"
     size, rest = len(whole), r"(\.[0-9]+)?"
     if size + len(fraction) > _MAX_DIGITS:
         raise BoundError(f"a number of at most {_MAX_DIGITS} digits")
-    texts = [rf"[1-9][0-9]{{{size},}}{rest}", rf"{whole}\.{fraction}[0-9]*[1-9][0-9]*"]
+    greater = [rf"[1-9][0-9]{{{size},}}{rest}", rf"{whole}\.{fraction}[0-9]*[1-9][0-9]*"]
     for place, digit in enumerate(whole):
         if digit != "9":
             higher = f"{whole[:place]}[{int(digit) + 1}-9]"
-            texts.append(f"{higher}[0-9]{{{size - place - 1}}}{rest}")
+            greater.append(f"{higher}[0-9]{{{size - place - 1}}}{rest}")
     for place, digit in enumerate(fraction):
         if digit != "9":
-            texts.append(rf"{whole}\.{fraction[:place]}[{int(digit) + 1}-9][0-9]*")
-    equal = rf"{whole}\.{fraction}0*" if fraction else rf"{whole}(\.0+)?"
-    return full_match("|".join(texts)), full_match(equal)
+            greater.append(rf"{whole}\.{fraction[:place]}[{int(digit) + 1}-9][0-9]*")
+    return "|".join(greater), rf"{whole}\.{fraction}0*" if fraction else rf"{whole}(\.0+)?"
 
 
 def multiples_of(step: Decimal) -> Language:

@@ -19,10 +19,15 @@ from dllm_decode.text.constraints.machines.octets import (
     union,
     written,
 )
-from dllm_decode.text.constraints.schemas.arrays import ArrayPlan, unique_items, write_array
+from dllm_decode.text.constraints.schemas.containers import (
+    ArrayPlan,
+    ObjectPlan,
+    unique_items,
+    write_array,
+    write_object,
+)
 from dllm_decode.text.constraints.schemas.loops import Loops
 from dllm_decode.text.constraints.schemas.numbers import written_numbers
-from dllm_decode.text.constraints.schemas.objects import ObjectPlan, write_object
 from dllm_decode.text.constraints.schemas.reader import Reader
 from dllm_decode.text.constraints.schemas.references import SchemaError
 from dllm_decode.text.constraints.schemas.values import (
@@ -176,20 +181,22 @@ class Writer:
 
     def _array(self, array: Arrays, inner: Levels) -> Octets:
         if array.is_unique and (array.most is None or array.most > 1):
-            return unique_items(array, self._listed(array), self._space)
+            texts = self._listed(array)
+            most = len(texts) if array.most is None else min(len(texts), array.most)
+            return unique_items(texts, array.least, most, self._space)
         if len(array.counted) > 1:
             raise SchemaError(
                 f"{array.where}/contains must be the only one of an array, got several."
             )
         rest, first = array.rest, array.first
         counted, least, most = array.counted[0] if array.counted else (ANY, 0, None)
-        items = []
-        for node in (*first, rest):
-            if array.counted:
-                nodes = both([node, counted]), both([node, outside(counted)])
-                items.append(tuple(self.write(part, inner) for part in nodes))
-            else:
-                items.append((self.write(node, inner),))
+        items = [
+            (
+                self.write(both([node, counted]) if array.counted else NONE, inner),
+                self.write(both([node, outside(counted)]) if array.counted else node, inner),
+            )
+            for node in (*first, rest)
+        ]
         plan = ArrayPlan(items, array.least, self._most_items(array, inner), least, most)
         return write_array(plan, self._space)
 
