@@ -12,8 +12,8 @@ import msgspec
 from dllm_decode.text.constraints.machines.ecma import ExpressionError, full_match, parse
 from dllm_decode.text.constraints.machines.languages import minus, words
 from dllm_decode.text.constraints.machines.octets import Octets, written
-from dllm_decode.text.constraints.schemas.compile import compile_schema
 from dllm_decode.text.constraints.schemas.keywords import check_schema
+from dllm_decode.text.constraints.schemas.writer import compile_schema
 from samplers.checks import shown
 
 # Deeper lists and dicts cannot be read within Python's bound of nested calls.

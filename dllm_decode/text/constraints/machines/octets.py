@@ -126,7 +126,7 @@ class Builder:
 
     def text(self, text: bytes, target: int) -> int:
         """Returns a state from which a text leads to a state."""
-        for byte in reversed(text):
+        for byte in reversed(text if target >= 0 else b""):
             target = self.state(row_of({byte: target}))
         return target
 

@@ -70,7 +70,7 @@ class ArrayPlan(NamedTuple):
         most_counted: Most of them; `None` for no bound.
     """
 
-    items: Sequence[tuple[Octets, Octets]]
+    items: Sequence[Sequence[Octets]]
     least: int
     most: int | None
     least_counted: int
@@ -175,5 +175,5 @@ def write_object(plan: ObjectPlan, space: Octets) -> Octets:
             has_most = plan.most is None or count <= plan.most
             made.begin(key, is_end=place > last_required and count >= plan.least and has_most)
             tries[key] = trie(place, count)
-            made.go_on(key, builder.text(b'"', tries[key]) if tries[key] >= 0 else -1)
+            made.go_on(key, builder.text(b'"', tries[key]))
     return made.octets()

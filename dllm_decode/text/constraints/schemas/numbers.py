@@ -1,6 +1,7 @@
 """Sets of numbers, as the languages of their decimal texts without an exponent."""
 
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +15,8 @@ NUMBERS = full_match(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 INTEGERS = full_match(r"-?(0|[1-9][0-9]*)(\.0+)?")
 """The numbers without a fraction."""
 
-MAX_MULTIPLE = 4_000
-"""Bound of a `multipleOf`: its digits as an integer, times the digits of its fraction plus one."""
-
+# States that remainders of a `multipleOf` may have.
+_MAX_REMAINDERS = 4_000
 _WITHOUT_POINT = full_match("-?(0|[1-9][0-9]*)")
 _WITH_EXPONENT = full_match(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?")
 # A double has this many digits without rounding.
@@ -28,13 +28,33 @@ _SHORT = full_match(
 _MAX_DIGITS = 60
 
 
-class BoundError(ValueError):
-    """A number that no automaton has as a bound; says which one may be."""
+def is_bound(value: float) -> bool:
+    """Returns whether a number has few enough digits for an automaton to compare others with it."""
+    return len(format(Decimal(repr(value)), "f")) <= _MAX_DIGITS
 
 
-def text_of(value: float) -> Decimal:
-    """Returns a number of a schema as the decimal number that it is written as."""
-    return Decimal(repr(value))
+def is_step(value: float) -> bool:
+    """Returns whether an automaton can follow the remainders of a division by a number."""
+    base, num_places = _as_fraction(Decimal(repr(value)))
+    return 0 < base * (num_places + 1) <= _MAX_REMAINDERS
+
+
+def numbers_of(part: dict[str, Any]) -> tuple[Language, bool]:
+    """Returns the numbers that the keywords of a part allow, and whether equality matters."""
+    numbers, is_exact = NUMBERS, False
+    for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        bound = part.get(keyword)
+        if bound is None or isinstance(bound, bool):
+            continue
+        # In draft 4 a boolean makes the other keyword's bound open.
+        exclusive = "exclusive" + keyword.capitalize()
+        is_open = keyword not in ("minimum", "maximum") or part.get(exclusive) is True
+        limit = at_least if keyword.endswith("inimum") else at_most
+        numbers = meet(numbers, limit(Decimal(repr(bound)), is_open=is_open))
+        is_exact |= is_open
+    if "multipleOf" in part:
+        numbers = meet(numbers, multiples_of(Decimal(repr(part["multipleOf"]))))
+    return numbers, is_exact or "multipleOf" in part
 
 
 def at_least(bound: Decimal, *, is_open: bool) -> Language:
@@ -82,8 +102,6 @@ def _compared(bound: Decimal) -> tuple[str, str]:
     whole, _, fraction = format(bound, "f").partition(".")
     fraction, whole = fraction.rstrip("0"), whole.lstrip("0") or "0"
     size, rest = len(whole), r"(\.[0-9]+)?"
-    if size + len(fraction) > _MAX_DIGITS:
-        raise BoundError(f"a number of at most {_MAX_DIGITS} digits")
     greater = [rf"[1-9][0-9]{{{size},}}{rest}", rf"{whole}\.{fraction}[0-9]*[1-9][0-9]*"]
     for place, digit in enumerate(whole):
         if digit != "9":
@@ -96,15 +114,8 @@ def _compared(bound: Decimal) -> tuple[str, str]:
 
 
 def multiples_of(step: Decimal) -> Language:
-    """Returns the numbers that are a multiple of a positive number.
-
-    Raises:
-        BoundError: If there are too many remainders.
-    """
-    num_places = max(0, -int(step.normalize().as_tuple().exponent))
-    base = int(step.scaleb(num_places))
-    if base * (num_places + 1) > MAX_MULTIPLE:
-        raise BoundError("a number with fewer digits")
+    """Returns the numbers that are a multiple of a positive number."""
+    base, num_places = _as_fraction(step)
     # State `place * base + remainder`: place 0 is before the point, place n after n - 1 digits.
     place, remainder = np.divmod(np.arange((num_places + 2) * base), base)
     digits = (remainder[:, None] * 10 + np.arange(10)) % base
@@ -120,3 +131,9 @@ def multiples_of(step: Decimal) -> Language:
     accepting = remainder * 10**num_missing % base == 0
     cuts = np.array([0, *map(ord, "-./0123456789:")])
     return meet(NUMBERS, Language(cuts, table, accepting))
+
+
+def _as_fraction(step: Decimal) -> tuple[int, int]:
+    """Returns a number as an integer, and the digits of it that are after the point."""
+    num_places = max(0, -int(step.normalize().as_tuple().exponent))
+    return int(step.scaleb(num_places)), num_places

@@ -6,7 +6,7 @@ that a schema may lead back to itself.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from dllm_decode.text.constraints.machines.languages import (
@@ -20,14 +20,17 @@ from dllm_decode.text.constraints.machines.languages import (
 )
 from dllm_decode.text.constraints.machines.limits import once
 from dllm_decode.text.constraints.schemas.numbers import INTEGERS, NUMBERS
-from dllm_decode.text.constraints.schemas.references import SchemaError
 
 Node: TypeAlias = tuple[Any, ...]
 
 ANY: Node = ("any",)
 NONE: Node = ("none",)
 
-_MAX_SHAPES = 300
+MAX_SHAPES = 300
+
+
+class AlternativesError(Exception):
+    """A set has more than `MAX_SHAPES` shapes of arrays or of objects."""
 
 
 def both(nodes: Iterable[Node]) -> Node:
@@ -83,7 +86,6 @@ class Arrays:
         most: Most items; `None` for no bound.
         counted: A node, and the fewest and most items that it must hold for.
         is_unique: No two items are equal.
-        where: Pointer of the part that asks for this.
     """
 
     first: tuple[Node, ...] = ()
@@ -92,7 +94,6 @@ class Arrays:
     most: int | None = None
     counted: tuple[tuple[Node, int, int | None], ...] = ()
     is_unique: bool = False
-    where: str = field(default="#", compare=False)
 
     def at(self, place: int) -> Node:
         """Returns the node of an item."""
@@ -108,7 +109,6 @@ class Arrays:
             most=_least_of(self.most, other.most),
             counted=tuple(dict.fromkeys(self.counted + other.counted)),
             is_unique=self.is_unique or other.is_unique,
-            where=other.where if other.is_unique or other.counted else self.where,
         )
 
     def nodes(self) -> Iterator[Node]:
@@ -165,8 +165,6 @@ class Objects:
         required: Names that must be there, all of which are listed.
         least: Fewest members.
         most: Most members; `None` for no bound.
-        names: Names that are possible at all.
-        where: Pointer of the part that asks for this.
     """
 
     members: tuple[tuple[str, Node], ...] = ()
@@ -174,8 +172,6 @@ class Objects:
     required: frozenset[str] = frozenset()
     least: int = 0
     most: int | None = None
-    names: Language = EVERY
-    where: str = field(default="#", compare=False)
 
     @staticmethod
     def of(members: Mapping[str, Node], required: Iterable[str] = (), **fields: Any) -> "Objects":
@@ -194,8 +190,7 @@ class Objects:
     @property
     def is_open(self) -> bool:
         """True if members of names that are not listed may have any value."""
-        has_free = bool(self.others) and all(other.node == ANY for other in self.others)
-        return has_free and self.names == EVERY
+        return [(other.within, other.node) for other in self.others] == [(EVERY, ANY)]
 
     def at(self, name: str) -> Node:
         """Returns the node of a member."""
@@ -221,8 +216,6 @@ class Objects:
             required=self.required | other.required,
             least=max(self.least, other.least),
             most=_least_of(self.most, other.most),
-            names=meet(self.names, other.names),
-            where=other.where if other.least else self.where,
         )
 
     def nodes(self) -> Iterator[Node]:
@@ -252,7 +245,7 @@ class Values:
         strings: The strings.
         arrays: The shapes of arrays, one of which an array must have.
         objects: The shapes of objects, likewise.
-        narrowed: The fields, of the last three, that lack some values of what they are named for.
+        is_narrowed: The set lacks some of the values that it should have.
     """
 
     literals: frozenset[str] = frozenset()
@@ -261,19 +254,13 @@ class Values:
     strings: Language = NOTHING
     arrays: tuple[Arrays, ...] = ()
     objects: tuple[Objects, ...] = ()
-    narrowed: frozenset[str] = frozenset()
+    is_narrowed: bool = False
 
     @property
     def is_surely_empty(self) -> bool:
         """True if there is certainly no value in the set."""
-        if self.literals or not self.numbers.is_empty:
-            return False
-        return all(self.lacks(name) for name in ("strings", "arrays", "objects"))
-
-    def lacks(self, name: str) -> bool:
-        """Returns whether there is certainly no value in one of the last three fields."""
-        field = getattr(self, name)
-        return name not in self.narrowed and (field.is_empty if name == "strings" else not field)
+        has_value = self.literals or self.arrays or self.objects or self.is_narrowed
+        return not has_value and self.numbers.is_empty and self.strings.is_empty
 
     def meet(self, other: "Values") -> "Values":
         """Returns the values that are in both sets."""
@@ -284,11 +271,8 @@ class Values:
             strings=meet(self.strings, other.strings),
             arrays=_apart(one.meet(two) for one in self.arrays for two in other.arrays),
             objects=_apart(one.meet(two) for one in self.objects for two in other.objects),
-            narrowed=frozenset(
-                name
-                for name in self.narrowed | other.narrowed
-                if not self.lacks(name) and not other.lacks(name)
-            ),
+            is_narrowed=(self.is_narrowed and not other.is_surely_empty)
+            or (other.is_narrowed and not self.is_surely_empty),
         )
 
     def join(self, other: "Values") -> "Values":
@@ -300,7 +284,7 @@ class Values:
             strings=join(self.strings, other.strings),
             arrays=_apart((*self.arrays, *other.arrays)),
             objects=_apart((*self.objects, *other.objects)),
-            narrowed=self.narrowed | other.narrowed,
+            is_narrowed=self.is_narrowed or other.is_narrowed,
         )
 
     def outside(self) -> "Values":
@@ -309,9 +293,7 @@ class Values:
         The set itself must not lack values.
         """
         is_bounded = self.numbers not in (NUMBERS, INTEGERS, NOTHING)
-        narrowed = {"arrays"} if any(map(_is_partly_negated, self.arrays)) else set()
-        if not all(shape.is_open for shape in self.objects):
-            narrowed.add("objects")
+        is_whole = all(shape.is_open for shape in self.objects)
         arrays: tuple[Arrays, ...] = (Arrays(),)
         for array in self.arrays:
             arrays = _apart(one.meet(two) for one in arrays for two in _not_array(array))
@@ -325,7 +307,7 @@ class Values:
             strings=minus(EVERY, self.strings),
             arrays=arrays,
             objects=objects,
-            narrowed=frozenset(narrowed),
+            is_narrowed=not is_whole or any(map(_is_partly_negated, self.arrays)),
         )
 
 
@@ -334,11 +316,8 @@ def _apart(shapes: Iterable[Any]) -> tuple[Any, ...]:
     found: dict[Any, None] = {}
     for shape in shapes:
         found.setdefault(shape)
-        if len(found) > _MAX_SHAPES:
-            raise SchemaError(
-                f"{shape.where} must have at most {_MAX_SHAPES} alternatives, got more. Write "
-                "fewer combinations of allOf, anyOf and oneOf."
-            )
+        if len(found) > MAX_SHAPES:
+            raise AlternativesError
     return tuple(found)
 
 
