@@ -5,8 +5,10 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_STATES = 20_000
@@ -68,12 +70,18 @@ def require_bytes(num_bytes: int) -> None:
         raise TooLargeError(f"tables of more than {_MAX_BYTES >> 20} MiB")
 
 
-def once(key: Hashable, make: Callable[[], T]) -> T:
-    """Returns the result of `make`, which runs once for each key within the work."""
-    work = _WORK.get()
-    if work is None:
-        return make()
-    if key not in work.kept:
-        work.kept[key] = make()
-    result: T = work.kept[key]
-    return result
+def once(function: Callable[P, T]) -> Callable[P, T]:
+    """Returns a function whose results are kept, by its arguments, until the work is done."""
+
+    @wraps(function)
+    def kept(*args: P.args, **kwargs: P.kwargs) -> T:
+        work = _WORK.get()
+        if work is None:
+            return function(*args, **kwargs)
+        key = (function, args, tuple(kwargs.items()))
+        if key not in work.kept:
+            work.kept[key] = function(*args, **kwargs)
+        result: T = work.kept[key]
+        return result
+
+    return kept

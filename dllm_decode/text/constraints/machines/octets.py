@@ -1,6 +1,5 @@
 """Automata over the bytes of UTF-8 texts, and a builder that writes them from the end."""
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TypeAlias
@@ -220,15 +219,16 @@ def in_order(*parts: Octets) -> Octets:
 
 def written(language: Language, *, is_quoted: bool) -> Octets:
     """Returns the bytes of texts; if quoted, the characters of a JSON string between its quotes."""
-    if len(language) <= _SMALL:
-        return _written_small(language, is_quoted)
-    key = ("written", language, is_quoted)
-    return once(key, lambda: _Utf8(language, is_quoted=is_quoted).octets())
+    write = _write_small if len(language) <= _SMALL else _write
+    return write(language, is_quoted)
 
 
-@lru_cache(maxsize=256)
-def _written_small(language: Language, is_quoted: bool) -> Octets:
+@once
+def _write(language: Language, is_quoted: bool) -> Octets:
     return _Utf8(language, is_quoted=is_quoted).octets()
+
+
+_write_small = lru_cache(maxsize=256)(_write)
 
 
 class _Utf8:
@@ -311,11 +311,3 @@ def union(parts: Iterable[Octets]) -> Octets:
     builder = Builder()
     end = builder.end()
     return builder.done(builder.either([builder.before(part, end) for part in parts]))
-
-
-def json_string(text: str) -> bytes:
-    """Returns a JSON string as it is written in answers; raises UnicodeEncodeError if it cannot be.
-
-    A lone surrogate has no bytes.
-    """
-    return json.dumps(text, ensure_ascii=False).encode()

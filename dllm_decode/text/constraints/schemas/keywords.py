@@ -18,11 +18,13 @@ from samplers.checks import shown
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object", "any")
 
-_REASONS = {
-    "unevaluatedProperties": "it depends on what other keywords have found",
-    "unevaluatedItems": "it depends on what other keywords have found",
-    "$dynamicRef": "it depends on where validation began",
-    "$recursiveRef": "it depends on where validation began",
+# Keywords that are refused, unless they change nothing: their values then, and the reason.
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "unevaluatedProperties": ((True, {}), "it depends on what other keywords have found"),
+    "unevaluatedItems": ((True, {}), "it depends on what other keywords have found"),
+    "uniqueItems": ((False,), "an automaton cannot compare items"),
+    "$dynamicRef": ((), "it depends on where validation began"),
+    "$recursiveRef": ((), "it depends on where validation began"),
 }
 _NOTES = ("x-", "$$", "@", "_", "//", "note")
 
@@ -70,7 +72,7 @@ _KINDS: list[tuple[str, Callable[[Any], bool], tuple[str, ...]]] = [
 ]  # fmt: skip
 _KIND_OF = {keyword: kind[:2] for kind in _KINDS for keyword in kind[2]}
 
-_ASSERTIONS = {*_KIND_OF, *_REASONS, *PARTS, "uniqueItems", "format", "const", "$ref"}
+_ASSERTIONS = {*_KIND_OF, *_REFUSED, *PARTS, "format", "const", "$ref"}
 _LOWER = {keyword.lower(): keyword for keyword in sorted(_ASSERTIONS)}
 
 
@@ -106,9 +108,9 @@ def check_schema(root: Any) -> Document:
 
 def _problem(keyword: str, value: Any) -> str | None:
     """Returns the reason why a keyword with a value is refused; `None` if it is not."""
-    if keyword in _REASONS:
-        is_open = value is True or value == {}
-        return None if is_open else f"must be left out, because {_REASONS[keyword]}."
+    if keyword in _REFUSED:
+        no_ops, reason = _REFUSED[keyword]
+        return None if value in no_ops else f"must be left out, because {reason}."
     if keyword in _KIND_OF:
         words, is_right = _KIND_OF[keyword]
         if not is_right(value):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dllm_decode.text.constraints.machines.ecma import full_match
-from dllm_decode.text.constraints.machines.languages import Language, meet, minus
+from dllm_decode.text.constraints.machines.languages import Language
 from dllm_decode.text.constraints.machines.limits import once
 
 NUMBERS = full_match(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
@@ -50,26 +50,32 @@ def numbers_of(part: dict[str, Any]) -> tuple[Language, bool]:
         exclusive = "exclusive" + keyword.capitalize()
         is_open = keyword not in ("minimum", "maximum") or part.get(exclusive) is True
         limit = at_least if keyword.endswith("inimum") else at_most
-        numbers = meet(numbers, limit(Decimal(repr(bound)), is_open=is_open))
+        numbers &= limit(Decimal(repr(bound)), is_open=is_open)
         is_exact |= is_open
     if "multipleOf" in part:
-        numbers = meet(numbers, multiples_of(Decimal(repr(part["multipleOf"]))))
+        numbers &= multiples_of(Decimal(repr(part["multipleOf"])))
     return numbers, is_exact or "multipleOf" in part
 
 
+@once
 def at_least(bound: Decimal, *, is_open: bool) -> Language:
     """Returns the numbers from a bound on; without the bound itself if it is open."""
-    return once(("at least", bound, is_open), lambda: _at_least(bound, is_open=is_open))
+    greater, equal = _compared(abs(bound))
+    if bound > 0 or (bound == 0 and is_open):
+        return full_match(greater if is_open else f"{greater}|{equal}")
+    # The sign turns the order around.
+    less = f"{greater}|{equal}" if is_open else greater
+    return NUMBERS - full_match(f"-({less})")
 
 
 def at_most(bound: Decimal, *, is_open: bool) -> Language:
     """Returns the numbers up to a bound; without the bound itself if it is open."""
-    return minus(NUMBERS, at_least(bound, is_open=not is_open))
+    return NUMBERS - at_least(bound, is_open=not is_open)
 
 
 def equal_to(value: Decimal) -> Language:
     """Returns the texts of one number."""
-    return minus(at_least(value, is_open=False), at_least(value, is_open=True))
+    return at_least(value, is_open=False) - at_least(value, is_open=True)
 
 
 def written_numbers(numbers: Language, *, is_exact: bool) -> Language:
@@ -80,18 +86,9 @@ def written_numbers(numbers: Language, *, is_exact: bool) -> Language:
     """
     if numbers == NUMBERS:
         return _WITH_EXPONENT
-    if minus(numbers, INTEGERS).is_empty:
-        return meet(numbers, _WITHOUT_POINT)
-    return meet(numbers, _SHORT) if is_exact else numbers
-
-
-def _at_least(bound: Decimal, *, is_open: bool) -> Language:
-    greater, equal = _compared(abs(bound))
-    if bound > 0 or (bound == 0 and is_open):
-        return full_match(greater if is_open else f"{greater}|{equal}")
-    # The sign turns the order around.
-    less = f"{greater}|{equal}" if is_open else greater
-    return minus(NUMBERS, full_match(f"-({less})"))
+    if (numbers - INTEGERS).is_empty:
+        return numbers & _WITHOUT_POINT
+    return numbers & _SHORT if is_exact else numbers
 
 
 def _compared(bound: Decimal) -> tuple[str, str]:
@@ -130,7 +127,7 @@ def multiples_of(step: Decimal) -> Language:
     num_missing = num_places - np.maximum(place - 1, 0)
     accepting = remainder * 10**num_missing % base == 0
     cuts = np.array([0, *map(ord, "-./0123456789:")])
-    return meet(NUMBERS, Language(cuts, table, accepting))
+    return NUMBERS & Language(cuts, table, accepting)
 
 
 def _as_fraction(step: Decimal) -> tuple[int, int]:

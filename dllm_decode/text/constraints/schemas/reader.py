@@ -11,8 +11,6 @@ from dllm_decode.text.constraints.machines.languages import (
     NOTHING,
     Language,
     lengths,
-    meet,
-    minus,
     words,
 )
 from dllm_decode.text.constraints.machines.limits import require_states
@@ -22,9 +20,8 @@ from dllm_decode.text.constraints.schemas.references import Document, SchemaErro
 from dllm_decode.text.constraints.schemas.values import (
     ANY,
     EVERYTHING,
-    MAX_SHAPES,
     NONE,
-    AlternativesError,
+    OF_TYPE,
     Arrays,
     Names,
     Node,
@@ -32,7 +29,6 @@ from dllm_decode.text.constraints.schemas.values import (
     Values,
     both,
     either,
-    of_type,
     outside,
 )
 from samplers.checks import shown
@@ -99,11 +95,6 @@ class Reader:
         self._reading[node] = None
         try:
             result = self._without_empty(self._read(node))
-        except AlternativesError:
-            raise SchemaError(
-                f"{self.where(node)} must have at most {MAX_SHAPES} alternatives, got more. Write "
-                "fewer combinations of allOf, anyOf and oneOf."
-            ) from None
         finally:
             del self._reading[node]
         self._values[node] = result
@@ -210,20 +201,17 @@ class Reader:
         types = part.get("type", "any")
         allowed = Values()
         for name in [types] if isinstance(types, str) else types:
-            allowed = allowed.join(of_type(name))
+            allowed = allowed.join(OF_TYPE[name])
         facts.sets.append(allowed)
         if "enum" in part:
             facts.sets.append(self._listed(part["enum"]))
         if "const" in part:
             facts.sets.append(self._value(part["const"]))
-        for is_allowed, read in (
-            (not allowed.strings.is_empty, self._read_strings),
-            (not allowed.numbers.is_empty, self._read_numbers),
-            (allowed.arrays, self._read_arrays), (allowed.objects, self._read_objects),
-            (True, self._read_logic),
+        for read in (
+            self._read_strings, self._read_numbers, self._read_arrays, self._read_objects,
+            self._read_logic,
         ):  # fmt: skip
-            if is_allowed:
-                read(part, facts)
+            read(part, facts)
         return facts
 
     def _listed(self, listed: list[Any]) -> Values:
@@ -268,7 +256,7 @@ class Reader:
                 counted = ((self.node(part["contains"]), *bounds),)
         array = Arrays(
             tuple(map(self.node, first)), rest, int(part.get("minItems", 0)),
-            None if most is None else int(most), counted, part.get("uniqueItems") is True,
+            None if most is None else int(most), counted,
         )  # fmt: skip
         if array != Arrays():
             facts.sets.append(replace(EVERYTHING, arrays=(array,)))
@@ -303,7 +291,7 @@ class Reader:
         for names, node in patterns:
             split = []
             for cell, nodes in cells:
-                split += [(meet(cell, names), (*nodes, node)), (minus(cell, names), nodes)]
+                split += [(cell & names, (*nodes, node)), (cell - names, nodes)]
             cells = [(cell, nodes) for cell, nodes in split if not cell.is_empty]
         rest = self.node(part.get("additionalProperties", True))
         is_unasked = "properties" in part and "additionalProperties" not in part

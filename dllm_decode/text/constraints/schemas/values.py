@@ -9,16 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from dllm_decode.text.constraints.machines.languages import (
-    EVERY,
-    NOTHING,
-    Language,
-    join,
-    meet,
-    minus,
-    words,
-)
-from dllm_decode.text.constraints.machines.limits import once
+from dllm_decode.text.constraints.machines.languages import EVERY, NOTHING, Language, words
+from dllm_decode.text.constraints.machines.limits import TooLargeError, once
 from dllm_decode.text.constraints.schemas.numbers import INTEGERS, NUMBERS
 
 Node: TypeAlias = tuple[Any, ...]
@@ -26,11 +18,7 @@ Node: TypeAlias = tuple[Any, ...]
 ANY: Node = ("any",)
 NONE: Node = ("none",)
 
-MAX_SHAPES = 300
-
-
-class AlternativesError(Exception):
-    """A set has more than `MAX_SHAPES` shapes of arrays or of objects."""
+_MAX_SHAPES = 300
 
 
 def both(nodes: Iterable[Node]) -> Node:
@@ -85,7 +73,6 @@ class Arrays:
         least: Fewest items.
         most: Most items; `None` for no bound.
         counted: A node, and the fewest and most items that it must hold for.
-        is_unique: No two items are equal.
     """
 
     first: tuple[Node, ...] = ()
@@ -93,7 +80,6 @@ class Arrays:
     least: int = 0
     most: int | None = None
     counted: tuple[tuple[Node, int, int | None], ...] = ()
-    is_unique: bool = False
 
     def at(self, place: int) -> Node:
         """Returns the node of an item."""
@@ -108,7 +94,6 @@ class Arrays:
             least=max(self.least, other.least),
             most=_least_of(self.most, other.most),
             counted=tuple(dict.fromkeys(self.counted + other.counted)),
-            is_unique=self.is_unique or other.is_unique,
         )
 
     def nodes(self) -> Iterator[Node]:
@@ -118,6 +103,11 @@ class Arrays:
             for counted, _, _ in self.counted:
                 yield both([node, counted])
                 yield both([node, outside(counted)])
+
+
+@once
+def _without(texts: Language, listed: frozenset[str]) -> Language:
+    return texts - words(listed)
 
 
 @dataclass(frozen=True)
@@ -139,9 +129,7 @@ class Names:
     @property
     def names(self) -> Language:
         """The names."""
-        return once(
-            ("names", self.within, self.listed), lambda: minus(self.within, words(self.listed))
-        )
+        return _without(self.within, self.listed)
 
     def has(self, name: str) -> bool:
         """Returns whether a member has a value of the node."""
@@ -150,7 +138,7 @@ class Names:
     def meet(self, other: "Names") -> "Names":
         """Returns the names of both, with values of both nodes."""
         return Names(
-            meet(self.within, other.within), self.listed | other.listed,
+            self.within & other.within, self.listed | other.listed,
             both([self.node, other.node]), self.is_unasked or other.is_unasked,
         )  # fmt: skip
 
@@ -266,9 +254,9 @@ class Values:
         """Returns the values that are in both sets."""
         return Values(
             literals=self.literals & other.literals,
-            numbers=meet(self.numbers, other.numbers),
+            numbers=self.numbers & other.numbers,
             is_exact=self.is_exact or other.is_exact,
-            strings=meet(self.strings, other.strings),
+            strings=self.strings & other.strings,
             arrays=_apart(one.meet(two) for one in self.arrays for two in other.arrays),
             objects=_apart(one.meet(two) for one in self.objects for two in other.objects),
             is_narrowed=(self.is_narrowed and not other.is_surely_empty)
@@ -279,9 +267,9 @@ class Values:
         """Returns the values that are in one of the sets."""
         return Values(
             literals=self.literals | other.literals,
-            numbers=join(self.numbers, other.numbers),
+            numbers=self.numbers | other.numbers,
             is_exact=self.is_exact or other.is_exact,
-            strings=join(self.strings, other.strings),
+            strings=self.strings | other.strings,
             arrays=_apart((*self.arrays, *other.arrays)),
             objects=_apart((*self.objects, *other.objects)),
             is_narrowed=self.is_narrowed or other.is_narrowed,
@@ -302,9 +290,9 @@ class Values:
             objects = _apart(one.meet(two) for one in objects for two in _not_object(shape))
         return Values(
             literals=LITERALS - self.literals,
-            numbers=minus(NUMBERS, self.numbers),
+            numbers=NUMBERS - self.numbers,
             is_exact=is_bounded,
-            strings=minus(EVERY, self.strings),
+            strings=EVERY - self.strings,
             arrays=arrays,
             objects=objects,
             is_narrowed=not is_whole or any(map(_is_partly_negated, self.arrays)),
@@ -316,8 +304,8 @@ def _apart(shapes: Iterable[Any]) -> tuple[Any, ...]:
     found: dict[Any, None] = {}
     for shape in shapes:
         found.setdefault(shape)
-        if len(found) > MAX_SHAPES:
-            raise AlternativesError
+        if len(found) > _MAX_SHAPES:
+            raise TooLargeError(f"more than {_MAX_SHAPES} alternatives of arrays or objects")
     return tuple(found)
 
 
@@ -343,7 +331,7 @@ def _not_array(array: Arrays) -> list[Arrays]:
 def _is_partly_negated(array: Arrays) -> bool:
     """Returns whether there are arrays that neither have a shape nor are in its `_not_array`."""
     is_rest_left = bool(array.first) and array.rest not in (ANY, NONE)
-    return array.is_unique or is_rest_left or any(least > 1 for _, least, _ in array.counted)
+    return is_rest_left or any(least > 1 for _, least, _ in array.counted)
 
 
 def _not_object(shape: Objects) -> list[Objects]:
@@ -362,16 +350,14 @@ def _not_object(shape: Objects) -> list[Objects]:
 EVERYTHING = Values(LITERALS, NUMBERS, False, EVERY, (Arrays(),), (Objects(),))
 """All JSON values."""
 
-
-def of_type(name: str) -> Values:
-    """Returns all values of a type."""
-    return {
-        "null": Values(frozenset(["null"])),
-        "boolean": Values(frozenset(["true", "false"])),
-        "integer": Values(numbers=INTEGERS),
-        "number": Values(numbers=NUMBERS),
-        "string": Values(strings=EVERY),
-        "array": Values(arrays=(Arrays(),)),
-        "object": Values(objects=(Objects(),)),
-        "any": EVERYTHING,
-    }[name]
+OF_TYPE = {
+    "null": Values(frozenset(["null"])),
+    "boolean": Values(frozenset(["true", "false"])),
+    "integer": Values(numbers=INTEGERS),
+    "number": Values(numbers=NUMBERS),
+    "string": Values(strings=EVERY),
+    "array": Values(arrays=(Arrays(),)),
+    "object": Values(objects=(Objects(),)),
+    "any": EVERYTHING,
+}
+"""All values of each type."""

@@ -5,9 +5,7 @@ automaton can hold (values of any shape, long texts, many items, parts that lead
 themselves), a place gets the widest form that has at most some number of states.
 """
 
-import numpy as np
-
-from dllm_decode.text.constraints.machines.languages import Language, lengths, meet
+from dllm_decode.text.constraints.machines.languages import Language, lengths
 from dllm_decode.text.constraints.machines.limits import (
     MAX_BUILT,
     MAX_STATES,
@@ -156,7 +154,7 @@ class _Writer:
         if _text_size(strings) <= self._limit:
             return strings
         most = max(1, self._limit * len(strings) // _text_size(strings))
-        shorter = meet(strings, lengths(0, most))
+        shorter = strings & lengths(0, most)
         return strings if shorter.is_empty else shorter
 
     def _scalars(self, values: Values) -> list[Octets]:
@@ -185,34 +183,17 @@ class _Writer:
         return (first + num_rest * rest) * max(1, num_counts)
 
     def _array(self, node: Node, array: Arrays, inner: int | None) -> Octets:
-        where = self._reader.where(node)
-        if array.is_unique and (array.most is None or array.most > 1):
-            texts = self._listed(array, where)
-            most = len(texts) if array.most is None else min(len(texts), array.most)
-            return containers.unique_items(texts, array.least, most, self._space)
         if len(array.counted) > 1:
+            where = self._reader.where(node)
             raise SchemaError(f"{where}/contains must be the only one of an array, got several.")
-        counted, least, most = array.counted[0] if array.counted else (NONE, 0, None)
+        counted, *bounds = array.counted[0] if array.counted else (NONE, 0, None)
         items = [
             [self.write(both([item, part]), inner) for part in (counted, outside(counted))]
             for item in (*array.first, array.rest)
         ]
-        bounds = array.least, self._most_items(array, inner), least, most
-        return containers.write_array(containers.ArrayPlan(items, *bounds), self._space)
-
-    def _listed(self, array: Arrays, where: str) -> list[bytes]:
-        """Returns the JSON texts of the items of an array without equal items."""
-        values = self._reader.values(array.rest)
-        if array.counted or array.first or values.arrays or values.objects:
-            texts = None
-        else:
-            texts = _few_texts(union(self._scalars(values)))
-        if texts is None:
-            raise SchemaError(
-                f"{where}/uniqueItems must be left out, unless the items are texts, "
-                "integers, booleans or null of a list; an automaton cannot compare others."
-            )
-        return texts
+        return containers.write_array(
+            items, (array.least, self._most_items(array, inner)), bounds, self._space
+        )
 
     def _object_size(self, shape: Objects, inner: int | None) -> int:
         size = 5
@@ -264,25 +245,10 @@ class _Writer:
             is_met = most >= len(members) and not free
             most = None if is_met else min(most, max(_MAX_COUNTED, least))
         least = least if least > num_required else min(least, 1)
-        plan = containers.ObjectPlan(members, free, least, most)
-        return containers.write_object(plan, self._space)
+        return containers.write_object(members, free, (least, most), self._space)
 
 
 def _text_size(strings: Language) -> int:
     """Returns about how many states the characters of JSON strings have."""
     is_wide = (strings.table[:, -1] >= 0).sum()
     return int(_STATES_OF_ONE * len(strings) + (_STATES_OF_ANY - _STATES_OF_ONE) * is_wide)
-
-
-def _few_texts(octets: Octets, most: int = 64) -> list[bytes] | None:
-    """Returns the texts of a set that has few of them; `None` if there are more."""
-    texts, queue = [], [(0, b"")]
-    for state, text in queue:
-        if len(queue) > 100 * most or len(text) > 300:
-            return None
-        if octets.accepting[state] and text != b"-0":
-            texts.append(text)
-        row = octets.table[state]
-        for byte in np.flatnonzero(row >= 0).tolist():
-            queue.append((int(row[byte]), text + bytes([byte])))
-    return texts if len(texts) <= most else None

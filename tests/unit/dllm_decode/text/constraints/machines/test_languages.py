@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from dllm_decode.text.constraints.machines.ecma import full_match, search
-from dllm_decode.text.constraints.machines.languages import join, lengths, meet, minus, words
+from dllm_decode.text.constraints.machines.languages import lengths, words
 from dllm_decode.text.constraints.machines.limits import TooLargeError, processor_limit
 
 TEXTS = ["".join(letters) for size in range(5) for letters in product("abé", repeat=size)]
@@ -21,13 +21,13 @@ PATTERNS = [
 def test_operations_are_those_of_sets() -> None:
     for one, two in product(EXPRESSIONS, EXPRESSIONS):
         first, second = full_match(one), full_match(two)
-        both, either, rest = meet(first, second), join(first, second), minus(first, second)
+        both, either, rest = first & second, first | second, first - second
         for text in TEXTS:
             in_first, in_second = (re.fullmatch(part, text) is not None for part in (one, two))
             assert both.has(text) == (in_first and in_second), (one, two, text)
             assert either.has(text) == (in_first or in_second), (one, two, text)
             assert rest.has(text) == (in_first and not in_second), (one, two, text)
-        assert join(rest, both) == first
+        assert rest | both == first
 
 
 def test_words_and_lengths() -> None:

@@ -158,7 +158,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "array", "items": {}, "uniqueItems": True}, "#/uniqueItems must be left out, unless"),
     ({"type": "array", "allOf": [{"contains": INT}, {"contains": TEXT}]}, "/contains must be"),
     ({"type": "object", "minProperties": 3}, "#/minProperties must be at most 1, one more than"),
-    ({"type": "number", "multipleOf": 1234567}, "#/multipleOf must be a number above 0 with few digits"),
+    ({"type": "number", "multipleOf": 1234567}, "#/multipleOf must be a number above 0 with"),
     ({"type": "array", "minItems": -1}, "#/minItems must be an integer of at least 0, got -1"),
     ({"properties": {"a": 3}}, "#/properties/a must be an object or a boolean, got 3"),
     ({"properties": {"a": {"type": "string", "required": True}}}, "/a/required must be"),
