@@ -75,7 +75,7 @@ def _built(constraint: Constraint, vocabulary: Vocabulary) -> Automaton:
     first = _fold(octets, vocabulary.first, np.array([0]))
     automaton = _automaton(octets.accepting, later, first, vocabulary.eos_ids)
     if automaton.distances[0] == _FAR:
-        _require_written(constraint, [(octets.shortest_text() or b"").decode()], vocabulary)
+        _require_written(constraint, [octets.shortest_text().decode()], vocabulary)
     return automaton
 
 

@@ -1,12 +1,12 @@
 """Bounds of the work that building one automaton may take."""
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import dataclass
+from functools import cache
+from typing import ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,14 +31,14 @@ class _Work:
     Attributes:
         until_s: Processor time of the thread at which the work must be done.
         bytes_left: Bytes that further tables may have.
-        kept: Results that are needed again.
     """
 
     until_s: float
     bytes_left: int = _MAX_BYTES
-    kept: dict[Hashable, Any] = field(default_factory=dict)
 
 
+# Empties the caches of functions that are called once for the same arguments.
+_FORGET: list[Callable[[], None]] = []
 _WORK: ContextVar[_Work | None] = ContextVar("_WORK", default=None)
 
 
@@ -50,6 +50,8 @@ def processor_limit(limit_s: float) -> Iterator[None]:
         yield
     finally:
         _WORK.reset(token)
+        for forget in _FORGET:
+            forget()
 
 
 def require_states(num_states: int, most: int = MAX_BUILT) -> None:
@@ -71,17 +73,7 @@ def require_bytes(num_bytes: int) -> None:
 
 
 def once(function: Callable[P, T]) -> Callable[P, T]:
-    """Returns a function whose results are kept, by its arguments, until the work is done."""
-
-    @wraps(function)
-    def kept(*args: P.args, **kwargs: P.kwargs) -> T:
-        work = _WORK.get()
-        if work is None:
-            return function(*args, **kwargs)
-        key = (function, args, tuple(kwargs.items()))
-        if key not in work.kept:
-            work.kept[key] = function(*args, **kwargs)
-        result: T = work.kept[key]
-        return result
-
-    return kept
+    """Returns a function whose results are kept, by its arguments, until some work is done."""
+    kept = cache(function)
+    _FORGET.append(kept.cache_clear)
+    return cast(Callable[P, T], kept)

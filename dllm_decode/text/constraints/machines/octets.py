@@ -8,7 +8,13 @@ import numpy as np
 
 from dllm_decode.text.constraints.machines.languages import Language
 from dllm_decode.text.constraints.machines.limits import once, require_bytes, require_states
-from dllm_decode.text.constraints.machines.tables import Mask, Table, reached, smallest
+from dllm_decode.text.constraints.machines.tables import (
+    Mask,
+    Table,
+    distances,
+    reached,
+    smallest,
+)
 
 Row = Table
 """The next state for each byte; -1 if no text continues in this way."""
@@ -55,18 +61,14 @@ class Octets:
         """Returns the automaton of the same texts with the fewest states."""
         return Octets(*smallest(self.table, self.accepting))
 
-    def shortest_text(self) -> bytes | None:
-        """Returns a shortest text of the set; `None` if there is none."""
-        texts, queue = {0: b""}, [0]
-        for state in queue:
-            if self.accepting[state]:
-                return texts[state]
-            row = self.table[state].tolist()
-            for byte, target in enumerate(row):
-                if target >= 0 and target not in texts:
-                    texts[target] = texts[state] + bytes([byte])
-                    queue.append(target)
-        return None
+    def shortest_text(self) -> bytes:
+        """Returns a shortest text of the set, which is not empty."""
+        steps, state, text = distances(self.table, self.accepting), 0, bytearray()
+        while steps[state] > 0:
+            nearer = (self.table[state] >= 0) & (steps[self.table[state]] == steps[state] - 1)
+            text.append(int(nearer.argmax()))
+            state = int(self.table[state, text[-1]])
+        return bytes(text)
 
 
 NO_TEXT = Octets(np.full((1, 256), -1, np.int32), np.zeros(1, bool))

@@ -7,12 +7,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from dllm_decode.text.constraints.machines.ecma import search
-from dllm_decode.text.constraints.machines.languages import (
-    NOTHING,
-    Language,
-    lengths,
-    words,
-)
+from dllm_decode.text.constraints.machines.languages import Language, lengths, words
 from dllm_decode.text.constraints.machines.limits import require_states
 from dllm_decode.text.constraints.schemas import formats
 from dllm_decode.text.constraints.schemas.numbers import NUMBERS, equal_to, is_bound, numbers_of
@@ -216,7 +211,7 @@ class Reader:
 
     def _listed(self, listed: list[Any]) -> Values:
         texts = [value for value in listed if isinstance(value, str)]
-        result = Values(strings=words(texts) if texts else NOTHING)
+        result = Values(strings=words(texts))
         for value in listed:
             if not isinstance(value, str):
                 result = result.join(self._value(value))
@@ -225,11 +220,9 @@ class Reader:
     def _read_strings(self, part: dict[str, Any], facts: _Facts) -> None:
         least, most = int(part.get("minLength", 0)), part.get("maxLength")
         if least or most is not None:
-            kept = most if most is None else max(least, min(int(most), _MAX_LENGTH))
-            is_possible = most is None or least <= most
-            texts = lengths(least, kept) if is_possible else NOTHING
-            is_narrowed = most is not None and kept < most
-            facts.sets.append(replace(EVERYTHING, strings=texts, is_narrowed=is_narrowed))
+            kept = None if most is None else min(int(most), max(least, _MAX_LENGTH))
+            texts = lengths(least, kept)
+            facts.sets.append(replace(EVERYTHING, strings=texts, is_narrowed=kept != most))
         name = part.get("format")
         if isinstance(name, str) and name in formats.NAMES:
             facts.formats.append(replace(EVERYTHING, strings=formats.texts_of(name)))
@@ -246,16 +239,14 @@ class Reader:
         if isinstance(items, list):
             # Before draft 2020-12 a list of items was the prefix.
             first, items = items, part.get("additionalItems", True)
-        rest, most = self.node(items), part.get("maxItems")
-        if rest == NONE:
-            most = len(first) if most is None else min(most, len(first))
+        most = part.get("maxItems")
         counted: tuple[tuple[Node, int, int | None], ...] = ()
         if "contains" in part:
             bounds = int(part.get("minContains", 1)), part.get("maxContains")
             if bounds != (0, None):
                 counted = ((self.node(part["contains"]), *bounds),)
         array = Arrays(
-            tuple(map(self.node, first)), rest, int(part.get("minItems", 0)),
+            tuple(map(self.node, first)), self.node(items), int(part.get("minItems", 0)),
             None if most is None else int(most), counted,
         )  # fmt: skip
         if array != Arrays():

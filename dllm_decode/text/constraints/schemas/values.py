@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from dllm_decode.text.constraints.machines.languages import EVERY, NOTHING, Language, words
-from dllm_decode.text.constraints.machines.limits import TooLargeError, once
+from dllm_decode.text.constraints.machines.languages import EVERY, NOTHING, Language
+from dllm_decode.text.constraints.machines.limits import TooLargeError
 from dllm_decode.text.constraints.schemas.numbers import INTEGERS, NUMBERS
 
 Node: TypeAlias = tuple[Any, ...]
@@ -105,42 +105,24 @@ class Arrays:
                 yield both([node, outside(counted)])
 
 
-@once
-def _without(texts: Language, listed: frozenset[str]) -> Language:
-    return texts - words(listed)
-
-
 @dataclass(frozen=True)
 class Names:
     """Members of an object whose names are not listed.
 
     Attributes:
-        within: Their names, and those of `listed`.
-        listed: Names that they do not have.
+        names: Their names, and perhaps listed ones.
         node: Node of their values.
         is_unasked: The schema lists the members, and says nothing of others.
     """
 
-    within: Language = EVERY
-    listed: frozenset[str] = frozenset()
+    names: Language = EVERY
     node: Node = ANY
     is_unasked: bool = False
 
-    @property
-    def names(self) -> Language:
-        """The names."""
-        return _without(self.within, self.listed)
-
-    def has(self, name: str) -> bool:
-        """Returns whether a member has a value of the node."""
-        return name not in self.listed and self.within.has(name)
-
     def meet(self, other: "Names") -> "Names":
         """Returns the names of both, with values of both nodes."""
-        return Names(
-            self.within & other.within, self.listed | other.listed,
-            both([self.node, other.node]), self.is_unasked or other.is_unasked,
-        )  # fmt: skip
+        is_unasked = self.is_unasked or other.is_unasked
+        return Names(self.names & other.names, both([self.node, other.node]), is_unasked)
 
 
 @dataclass(frozen=True)
@@ -167,25 +149,24 @@ class Objects:
         shape = Objects(**fields)
         listed = dict(members)
         listed |= {name: shape.at(name) for name in sorted(required) if name not in listed}
-        others = (replace(other, listed=other.listed | listed.keys()) for other in shape.others)
         return replace(
             shape,
             members=tuple(listed.items()),
-            others=tuple(other for other in others if other.node != NONE),
+            others=tuple(other for other in shape.others if other.node != NONE),
             required=frozenset(required),
         )
 
     @property
     def is_open(self) -> bool:
         """True if members of names that are not listed may have any value."""
-        return [(other.within, other.node) for other in self.others] == [(EVERY, ANY)]
+        return [(other.names, other.node) for other in self.others] == [(EVERY, ANY)]
 
     def at(self, name: str) -> Node:
         """Returns the node of a member."""
         for listed, node in self.members:
             if listed == name:
                 return node
-        return next((other.node for other in self.others if other.has(name)), NONE)
+        return next((other.node for other in self.others if other.names.has(name)), NONE)
 
     def meet(self, other: "Objects") -> "Objects":
         """Returns the objects of both shapes."""
@@ -200,7 +181,7 @@ class Objects:
         others = (one.meet(two) for one in self.others for two in other.others)
         return Objects(
             members=tuple(members.items()),
-            others=tuple(cell for cell in others if cell.node != NONE and not cell.within.is_empty),
+            others=tuple(cell for cell in others if cell.node != NONE and not cell.names.is_empty),
             required=self.required | other.required,
             least=max(self.least, other.least),
             most=_least_of(self.most, other.most),
@@ -282,19 +263,13 @@ class Values:
         """
         is_bounded = self.numbers not in (NUMBERS, INTEGERS, NOTHING)
         is_whole = all(shape.is_open for shape in self.objects)
-        arrays: tuple[Arrays, ...] = (Arrays(),)
-        for array in self.arrays:
-            arrays = _apart(one.meet(two) for one in arrays for two in _not_array(array))
-        objects: tuple[Objects, ...] = (Objects(),)
-        for shape in self.objects:
-            objects = _apart(one.meet(two) for one in objects for two in _not_object(shape))
         return Values(
             literals=LITERALS - self.literals,
             numbers=NUMBERS - self.numbers,
             is_exact=is_bounded,
             strings=EVERY - self.strings,
-            arrays=arrays,
-            objects=objects,
+            arrays=_none_of(Arrays(), map(_not_array, self.arrays)),
+            objects=_none_of(Objects(), map(_not_object, self.objects)),
             is_narrowed=not is_whole or any(map(_is_partly_negated, self.arrays)),
         )
 
@@ -307,6 +282,14 @@ def _apart(shapes: Iterable[Any]) -> tuple[Any, ...]:
         if len(found) > _MAX_SHAPES:
             raise TooLargeError(f"more than {_MAX_SHAPES} alternatives of arrays or objects")
     return tuple(found)
+
+
+def _none_of(every: Any, negations: Iterable[list[Any]]) -> tuple[Any, ...]:
+    """Returns the shapes that are in one shape of each list."""
+    shapes = (every,)
+    for negation in negations:
+        shapes = _apart(one.meet(two) for one in shapes for two in negation)
+    return shapes
 
 
 def _not_array(array: Arrays) -> list[Arrays]:

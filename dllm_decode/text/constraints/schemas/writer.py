@@ -5,11 +5,12 @@ automaton can hold (values of any shape, long texts, many items, parts that lead
 themselves), a place gets the widest form that has at most some number of states.
 """
 
-from dllm_decode.text.constraints.machines.languages import Language, lengths
+from dllm_decode.text.constraints.machines.languages import Language, lengths, words
 from dllm_decode.text.constraints.machines.limits import (
     MAX_BUILT,
     MAX_STATES,
     TooLargeError,
+    once,
     require_states,
 )
 from dllm_decode.text.constraints.machines.octets import (
@@ -199,11 +200,11 @@ class _Writer:
         size = 5
         for name, node in shape.members:
             size += len(name) + _STATES_OF_MEMBER + (0 if node == NONE else self.size(node, inner))
-        size += sum(self._names_size(other, inner) for other in self._others(shape, inner))
+        size += sum(self._names_size(shape, other, inner) for other in self._others(shape, inner))
         return size * max(1, shape.least, min(shape.most or 0, len(shape.members) + 1))
 
-    def _names_size(self, other: Names, inner: int | None) -> int:
-        names = 12 + len(other.within) + sum(map(len, other.listed))
+    def _names_size(self, shape: Objects, other: Names, inner: int | None) -> int:
+        names = 12 + len(other.names) + sum(len(name) for name, _ in shape.members)
         return names + _STATES_OF_MEMBER + self.size(other.node, inner)
 
     def _others(self, shape: Objects, inner: int | None) -> list[Names]:
@@ -220,7 +221,7 @@ class _Writer:
             and (
                 not other.is_unasked
                 or is_needed
-                or (self._extra_keys and self._names_size(other, inner) <= self._limit)
+                or (self._extra_keys and self._names_size(shape, other, inner) <= self._limit)
             )
         ]
 
@@ -229,8 +230,9 @@ class _Writer:
             (name, self.write(member, inner), name in shape.required)
             for name, member in shape.members
         ]
+        listed = frozenset(name for name, _ in shape.members)
         others = [
-            (written(other.names, is_quoted=True), self.write(other.node, inner))
+            (_quoted(other.names, listed), self.write(other.node, inner))
             for other in self._others(shape, inner)
         ]
         free = [pair for pair in others if not (pair[0].is_empty or pair[1].is_empty)]
@@ -246,6 +248,12 @@ class _Writer:
             most = None if is_met else min(most, max(_MAX_COUNTED, least))
         least = least if least > num_required else min(least, 1)
         return containers.write_object(members, free, (least, most), self._space)
+
+
+@once
+def _quoted(names: Language, listed: frozenset[str]) -> Octets:
+    """Returns the names that are not listed, as characters of JSON strings."""
+    return written(names - words(listed), is_quoted=True)
 
 
 def _text_size(strings: Language) -> int:
