@@ -1,7 +1,8 @@
 """Automata over the bytes of UTF-8 texts, and a builder that writes them from the end."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -19,18 +20,18 @@ from dllm_decode.text.constraints.machines.tables import (
 Row = Table
 """The next state for each byte; -1 if no text continues in this way."""
 
-_SHORT_ESCAPES = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\", 47: "/"}
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""First and last of some numbers, for each byte of a text."""
 
-# Bytes that follow the first one, the first byte's bits, first and last character.
+# Characters without an escape, and those with one, in a JSON string.
+_PLAIN = ((32, 33), (35, 91), (93, 0x10FFFF))
+_ESCAPES = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\", 47: "/"}
+# Bytes that follow the first one, the first byte's bits, first and last character; lone surrogates
+# have no bytes.
 _FORMS = (
-    (1, 0xC0, 0x80, 0x7FF), (2, 0xE0, 0x800, 0xD7FF), (2, 0xE0, 0xE000, 0xFFFF),
+    (0, 0, 0, 0x7F), (1, 0xC0, 0x80, 0x7FF), (2, 0xE0, 0x800, 0xD7FF), (2, 0xE0, 0xE000, 0xFFFF),
     (3, 0xF0, 0x10000, 0x10FFFF),
 )  # fmt: skip
-
-
-_Range: TypeAlias = tuple[int, int, int]
-"""First and last of some characters, and the state that they lead to."""
-
 
 # Automata over characters with so few states are kept between constraints.
 _SMALL = 8
@@ -131,6 +132,14 @@ class Builder:
             target = self.state(row_of({byte: target}))
         return target
 
+    def ranges(self, ranges: Sequence[tuple[int, int]], target: int) -> int:
+        """Returns a state from which bytes in some ranges lead to a state."""
+        for low, high in reversed(ranges):
+            row = row_of({})
+            row[low : high + 1] = target
+            target = self.state(row)
+        return target
+
     def before(self, part: Octets, target: int) -> int:
         """Returns the first state of a part from whose texts one goes on as from `target`."""
         if part.is_empty or target < 0:
@@ -164,7 +173,9 @@ class Builder:
             rows = self._table[list(several)]
             row = rows.max(0)
             shared = np.flatnonzero(((rows >= 0) & (rows != row)).any(0))
-            columns, places = np.unique(rows[:, shared], axis=1, return_inverse=True)
+            columns, places = rows[:, shared], np.arange(len(shared))
+            if len(shared) > 4:
+                columns, places = np.unique(columns, axis=1, return_inverse=True)
             numbers = []
             for column in columns.T.tolist():
                 targets = tuple(sorted(set(column) - {-1}))
@@ -227,85 +238,55 @@ def written(language: Language, *, is_quoted: bool) -> Octets:
 
 @once
 def _write(language: Language, is_quoted: bool) -> Octets:
-    return _Utf8(language, is_quoted=is_quoted).octets()
+    builder = Builder()
+    builder.reserve(len(language))
+    builder.accepting.update(np.flatnonzero(language.accepting).tolist())
+    lows, highs = language.cuts.tolist(), language.ends.tolist()
+    for state, targets in enumerate(language.table.tolist()):
+        after: dict[tuple[int, int], list[int]] = {}
+        # Neighbours with one target are written together.
+        for target, group in groupby(range(len(targets)), targets.__getitem__):
+            columns = list(group)
+            low, high = lows[columns[0]], highs[columns[-1]]
+            for byte, *more in _bytes_of(low, high, is_quoted) if target >= 0 else ():
+                after.setdefault(byte, []).append(builder.ranges(more, target))
+        row = row_of({})
+        for (low, high), states in after.items():
+            row[low : high + 1] = builder.either(states)
+        builder.fill(state, row)
+    return builder.done(0).smallest()
 
 
 _write_small = lru_cache(maxsize=256)(_write)
 
 
-class _Utf8:
-    """Writes the characters of a language as bytes; lone surrogates have none, and are left out."""
+def _bytes_of(low: int, high: int, is_quoted: bool) -> Iterator[Ranges]:
+    """Yields the bytes of all characters of a range."""
+    for plain in _PLAIN if is_quoted else ((0, 0x10FFFF),):
+        for num_more, lead, *form in _FORMS:
+            begin, end = max(low, plain[0], form[0]), min(high, plain[1], form[1])
+            for first, *rest in _digits(begin, end, num_more) if begin <= end else ():
+                more = ((0x80 + least, 0x80 + most) for least, most in rest)
+                yield ((lead + first[0], lead + first[1]), *more)
+    for code, letter in _ESCAPES.items() if is_quoted else ():
+        if low <= code <= high:
+            yield ((92, 92), (ord(letter), ord(letter)))
 
-    def __init__(self, language: Language, *, is_quoted: bool) -> None:
-        """Reserves a state for each state of the language."""
-        self._language, self._is_quoted = language, is_quoted
-        self._builder = Builder()
-        self._builder.reserve(len(language))
-        self._known: dict[tuple[int, tuple[_Range, ...]], int] = {}
 
-    def octets(self) -> Octets:
-        language, builder = self._language, self._builder
-        lows, highs = language.cuts.tolist(), language.ends.tolist()
-        for state, targets in enumerate(language.table.tolist()):
-            ranges: list[_Range] = []
-            for low, high, target in zip(lows, highs, targets, strict=True):
-                if ranges and ranges[-1][2] == target:
-                    ranges[-1] = (ranges[-1][0], high, target)
-                else:
-                    ranges.append((low, high, target))
-            builder.fill(state, self._row([part for part in ranges if part[2] >= 0]))
-        builder.accepting.update(np.flatnonzero(language.accepting).tolist())
-        return builder.done(0).smallest()
-
-    def _row(self, ranges: list[_Range]) -> Row:
-        row = row_of({})
-        escapes: dict[int, int] = {}
-        for low, high, target in ranges:
-            row[low : min(high, 127) + 1] = target
-            escapes |= {
-                ord(letter): target
-                for code, letter in _SHORT_ESCAPES.items()
-                if low <= code <= high
-            }
-        if self._is_quoted:
-            row[:32] = row[34] = row[92] = -1
-            if escapes:
-                row[92] = self._builder.state(row_of(escapes))
-        for num_more, lead, begin, end in _FORMS:
-            parts = [
-                (max(low, begin), min(high, end), target)
-                for low, high, target in ranges
-                if low <= end and high >= begin
-            ]
-            self._fill(row, lead, parts, num_more)
-        return row
-
-    def _fill(self, row: Row, lead: int, ranges: Sequence[_Range], num_more: int) -> None:
-        """Writes a byte of characters, which `num_more` bytes follow, into a row."""
-        size = 64**num_more
-        cells: dict[int, list[_Range]] = {}
-        for low, high, target in ranges:
-            first, last = low // size, high // size
-            for cell in {first, last}:
-                base = cell * size
-                part = (max(low, base) - base, min(high, base + size - 1) - base, target)
-                cells.setdefault(cell, []).append(part)
-            if last - first > 1:
-                whole = self._following(num_more, ((0, size - 1, target),))
-                row[lead + first + 1 : lead + last] = whole
-        for cell, parts in cells.items():
-            row[lead + cell] = self._following(num_more, tuple(parts))
-
-    def _following(self, num_more: int, ranges: tuple[_Range, ...]) -> int:
-        """Returns the state before the last bytes of characters, of which ranges are given."""
-        if num_more == 0:
-            return ranges[0][2]
-        key = (num_more, ranges)
-        if key not in self._known:
-            row = row_of({})
-            self._fill(row, 0x80, ranges, num_more - 1)
-            self._known[key] = self._builder.state(row)
-        return self._known[key]
+def _digits(low: int, high: int, num_more: int) -> Iterator[Ranges]:
+    """Yields the digits of some numbers to the base 64, of which `num_more` follow the first."""
+    size = 64**num_more
+    begin, end = -(-low // size), (high + 1) // size
+    if begin > end:
+        # All numbers have one first digit.
+        begin, parts = end, [(end, low % size, high % size)]
+    else:
+        parts = [(begin - 1, low % size, size - 1)] if low % size else []
+        parts += [(end, 0, high % size)] if (high + 1) % size else []
+    for first, least, most in parts:
+        yield from (((first, first), *rest) for rest in _digits(least, most, num_more - 1))
+    if begin < end:
+        yield ((begin, end - 1), *((0, 63),) * num_more)
 
 
 def union(parts: Iterable[Octets]) -> Octets:
