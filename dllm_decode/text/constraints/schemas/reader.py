@@ -97,25 +97,22 @@ class Reader:
 
     def where(self, node: Node) -> str:
         """Returns the pointer of a part that a node is made of."""
-        while node[0] in ("and", "or"):
+        while node[0] in ("and", "or") and node[1]:
             node = node[1][0]
         return self.document.pointer(self._parts[node[1]]) if node[0] == "part" else "#"
 
     def _read(self, node: Node) -> Values:
-        kind = node[0]
-        if kind == "any":
-            return EVERYTHING
-        if kind == "and":
+        if node[0] == "and":
             return self._meet(map(self.values, node[1]))
-        if kind == "or":
+        if node[0] == "or":
             result = Values()
             for part in node[1]:
                 result = result.join(self.values(part))
             return result
-        if kind == "value":
+        if node[0] == "value":
             values = self._value(json.loads(node[1]))
             return values.outside() if node[2] else values
-        return self._of_part(self._parts[node[1]], is_negated=node[2]) if node != NONE else Values()
+        return self._of_part(self._parts[node[1]], is_negated=node[2])
 
     def _meet(self, sets: Iterable[Values]) -> Values:
         result = EVERYTHING

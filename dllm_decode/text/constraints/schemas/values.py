@@ -1,8 +1,8 @@
 """Sets of JSON values: scalars as automata, arrays and objects as shapes.
 
-A node names a set of values without building it: ("any",), ("none",), ("part", number, is_negated),
-("value", JSON, is_negated), ("and", nodes) and ("or", nodes). Shapes have nodes for their parts, so
-that a schema may lead back to itself.
+A node names a set of values without building it: ("part", number, is_negated), ("value", JSON,
+is_negated), ("and", nodes) or ("or", nodes). Shapes have nodes for their parts, so that a schema
+may lead back to itself.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,8 +15,8 @@ from dllm_decode.text.constraints.schemas.numbers import INTEGERS, NUMBERS
 
 Node: TypeAlias = tuple[Any, ...]
 
-ANY: Node = ("any",)
-NONE: Node = ("none",)
+ANY: Node = ("and", ())
+NONE: Node = ("or", ())
 
 _MAX_SHAPES = 300
 
@@ -27,10 +27,8 @@ def both(nodes: Iterable[Node]) -> Node:
     for node in nodes:
         if node == NONE:
             return NONE
-        parts |= set(node[1]) if node[0] == "and" else {node} - {ANY}
-    if len(parts) < 2:
-        return parts.pop() if parts else ANY
-    return ("and", tuple(sorted(parts, key=_rank)))
+        parts |= set(node[1] if node[0] == "and" else [node])
+    return parts.pop() if len(parts) == 1 else ("and", tuple(sorted(parts, key=_rank)))
 
 
 def either(nodes: Iterable[Node]) -> Node:
@@ -40,22 +38,16 @@ def either(nodes: Iterable[Node]) -> Node:
         if node == ANY:
             return ANY
         parts |= dict.fromkeys(node[1] if node[0] == "or" else [node])
-    parts.pop(NONE, None)
-    if len(parts) < 2:
-        return next(iter(parts), NONE)
-    return ("or", tuple(parts))
+    return next(iter(parts)) if len(parts) == 1 else ("or", tuple(parts))
 
 
 def outside(node: Node) -> Node:
     """Returns the node of the values that are not in a set."""
-    kind = node[0]
-    if kind in ("any", "none"):
-        return NONE if kind == "any" else ANY
-    if kind == "and":
+    if node[0] == "and":
         return either(map(outside, node[1]))
-    if kind == "or":
+    if node[0] == "or":
         return both(map(outside, node[1]))
-    return (kind, node[1], not node[2])
+    return (node[0], node[1], not node[2])
 
 
 def _rank(node: Node) -> tuple[int, int, str]:
