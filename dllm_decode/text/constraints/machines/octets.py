@@ -13,7 +13,6 @@ from dllm_decode.text.constraints.machines.tables import (
     Mask,
     Table,
     distances,
-    reached,
     smallest,
 )
 
@@ -55,7 +54,7 @@ class Octets:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is no text in the set."""
+        """True if there is no text in the set; not always known before `smallest`."""
         return not self.accepting.any()
 
     def smallest(self) -> "Octets":
@@ -157,6 +156,17 @@ class Builder:
             self._copies[key] = (part, first)
         return self._copies[key][1]
 
+    def with_text(self, node: int, text: bytes, target: int) -> int:
+        """Returns a copy of a state of a trie with one more text, which leads to a state."""
+        nodes = [node]
+        for byte in text[:-1]:
+            nodes.append(int(self.row(nodes[-1])[byte]))
+        for byte, copied in zip(reversed(text), reversed(nodes), strict=True):
+            row = self.row(copied)
+            row[byte] = target
+            target = self.state(row)
+        return target
+
     def either(self, states: Iterable[int]) -> int:
         """Returns a state whose texts are those of some states.
 
@@ -194,10 +204,16 @@ class Builder:
         if start < 0:
             return NO_TEXT
         table = self._table[: self._size]
-        order = reached(table, start)
+        # States that no edge leads to are left out.
+        is_used = np.zeros(self._size + 1, bool)
+        is_used[table] = True
+        is_used[[start, -1]] = False
+        order = np.append(start, np.flatnonzero(is_used))
         number = np.full(self._size + 1, -1, np.int32)
         number[order] = np.arange(len(order))
-        return Octets(number[table[order]], np.isin(order, list(self.accepting)))
+        accepting = np.zeros(self._size, bool)
+        accepting[list(self.accepting)] = True
+        return Octets(number[table[order]], accepting[order])
 
 
 def row_of(targets: dict[int, int]) -> Row:

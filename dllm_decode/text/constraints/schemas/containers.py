@@ -125,9 +125,10 @@ def write_object(
                 for names, octets in others
             )
         name, octets, is_required = members[place]
-        rest_of_name = json.dumps(name, ensure_ascii=False).encode()[1:]
-        start = builder.text(rest_of_name, value(octets, (place + 1, more)))
-        return start if is_required else builder.either([start, tries[place + 1, count]])
+        rest = -1 if is_required else tries[place + 1, count]
+        after = value(octets, (place + 1, more))
+        text = json.dumps(name, ensure_ascii=False).encode()
+        return rest if after < 0 else builder.with_text(rest, text[1:], after)
 
     for key in product(range(last, -1, -1), range(last_count, -1, -1)):
         place, count = key

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from dllm_decode.text.constraints.machines.ecma import ExpressionError, parse
@@ -119,8 +120,13 @@ def _problem(keyword: str, value: Any) -> str | None:
         return _problem_of_patterns([value] if keyword == "pattern" else value)
     if keyword in _ASSERTIONS or keyword.startswith(_NOTES):
         return None
-    near = get_close_matches(keyword.lower(), _LOWER, n=1, cutoff=0.85)
+    near = _near(keyword)
     return f"is no keyword of JSON Schema. Did you mean {_LOWER[near[0]]!r}?" if near else None
+
+
+@lru_cache(maxsize=1000)
+def _near(keyword: str) -> list[str]:
+    return get_close_matches(keyword.lower(), _LOWER, n=1, cutoff=0.85)
 
 
 def _problem_of_patterns(patterns: Iterable[str]) -> str | None:

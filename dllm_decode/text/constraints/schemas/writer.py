@@ -33,7 +33,6 @@ from dllm_decode.text.constraints.schemas.values import (
     Names,
     Node,
     Objects,
-    Values,
     both,
     outside,
 )
@@ -126,7 +125,8 @@ class _Writer:
         inner = self._enter(node, levels)
         if (node, inner) not in self._octets:
             values = self._reader.values(node)
-            parts = self._scalars(values)
+            strings = self._kept(values.strings)
+            parts = [_scalars(values.literals, values.numbers, strings, values.is_exact)]
             if inner != -1:
                 parts += [self._array(node, array, inner) for array in values.arrays]
                 parts += [self._object(node, shape, inner) for shape in values.objects]
@@ -157,15 +157,6 @@ class _Writer:
         most = max(1, self._limit * len(strings) // _text_size(strings))
         shorter = strings & lengths(0, most)
         return strings if shorter.is_empty else shorter
-
-    def _scalars(self, values: Values) -> list[Octets]:
-        quote, strings = literal('"'), written(self._kept(values.strings), is_quoted=True)
-        numbers = written_numbers(values.numbers, is_exact=values.is_exact)
-        return [
-            *map(literal, sorted(values.literals)),
-            NO_TEXT if strings.is_empty else in_order(quote, strings, quote),
-            written(numbers, is_quoted=False),
-        ]
 
     def _most_items(self, array: Arrays, inner: int | None) -> int | None:
         """Returns the most items that are written."""
@@ -248,6 +239,18 @@ class _Writer:
             most = None if is_met else min(most, max(_MAX_COUNTED, least))
         least = least if least > num_required else min(least, 1)
         return containers.write_object(members, free, (least, most), self._space)
+
+
+@once
+def _scalars(
+    literals: frozenset[str], numbers: Language, strings: Language, is_exact: bool
+) -> Octets:
+    quote, characters = literal('"'), written(strings, is_quoted=True)
+    return union([
+        *map(literal, sorted(literals)),
+        written(written_numbers(numbers, is_exact=is_exact), is_quoted=False),
+        NO_TEXT if characters.is_empty else in_order(quote, characters, quote),
+    ])  # fmt: skip
 
 
 @once
