@@ -81,8 +81,8 @@ def compile_schema(document: Document, *, depth: int, space: Octets, extra_keys:
 class _Writer:
     """Writes the nodes of one schema; a node is written once for each number of levels.
 
-    Levels are those of nesting that are left in a part that leads back to itself, or in a value of
-    any shape; they are `None` outside of such parts.
+    Levels tell how much nesting is left. They are `None` where no part leads back to itself, and 0
+    or more in such a part. In a value of any shape they are negative, and -1 allows no nesting.
     """
 
     def __init__(
@@ -140,15 +140,18 @@ class _Writer:
 
     def _enter(self, node: Node, levels: int | None) -> int | None:
         """Returns the levels that are left for the parts of a node; -1 if it must have none."""
-        if node != ANY and node not in self._loops.leading:
-            return None
-        if node != ANY and node not in self._loops.inside:
-            return levels
-        most = self._depth if node == ANY else _MAX_LEVELS
+        if node == ANY:
+            if levels is None or levels >= 0:
+                most = range(self._depth, 0, -1)
+                fits = (n for n in most if self.size(node, -2 - n) <= self._limit)
+                levels = -2 - next(fits, 0)
+            return levels + 1
+        if node not in self._loops.inside:
+            return levels if node in self._loops.leading else None
         if levels is None:
-            fits = (n for n in range(most, 0, -1) if self.size(node, n) <= self._limit)
-            levels = next(fits, 0 if node == ANY else 1)
-        return min(levels, most) - 1
+            fits = (n for n in range(_MAX_LEVELS, 1, -1) if self.size(node, n) <= self._limit)
+            levels = next(fits, 1)
+        return levels - 1
 
     def _kept(self, strings: Language) -> Language:
         """Returns the strings that are written: all, or the shorter ones."""
