@@ -6,20 +6,25 @@ some of the first answer's tokens given and another sampler. 20,000 answers take
     pytest -m slow tests/property/test_fuzz_constraints.py --fuzz-seeds 0:4000
 """
 
+import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import pytest
+from json_languages import random_schema
 from plugins_under_test import CACHES, INSTANCES, OF_ONE_BLOCK_LENGTH
-from tiny_languages import check, compiled, random_pattern
+from tiny_languages import check, compiled, random_pattern, text_of, vocabulary_of
 from tiny_models import EVERY_FAMILY, tiny
 
 from dllm_decode import DecodeConfig, decode
-from dllm_decode.blocks import AdaptiveBlocks, MultiBlock, Sequential, SubBlocks
+from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential, SubBlocks
 from dllm_decode.caches import NoCache
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.engine.compatibility import refusal_of
+from dllm_decode.text.constraints import JsonSchema, compile_constraint
 from dllm_decode.verify import NoVerifier, SelfVerify
 from samplers import ConfidenceThreshold, Sampler
 from samplers.facts import Fact
@@ -60,6 +65,15 @@ def plugins_of(
             return plugins
 
 
+def config_of(
+    rng: random.Random, blocks: BlockSchedule, *, length: int, gen_length: int, seed: int
+) -> DecodeConfig:
+    return DecodeConfig(
+        gen_length=gen_length, temperature=rng.choice((0.0, 0.0, 0.7, 1.5)), seed=seed,
+        block_length=None if type(blocks) in (SubBlocks, MultiBlock) else length,
+    )  # fmt: skip
+
+
 def decoded(seed: int, events: Counter[str]) -> None:
     """Decodes a case twice, and checks that all answers are in their languages."""
     rng = random.Random(seed)
@@ -73,9 +87,8 @@ def decoded(seed: int, events: Counter[str]) -> None:
     templates: list[list[int]] = []
     for sampler in rng.choices(SAMPLERS, k=2):
         plugins = plugins_of(rng, model, sampler, length)
-        config = DecodeConfig(
-            gen_length=gen_length, temperature=rng.choice((0.0, 0.0, 0.7, 1.5)), seed=seed,
-            block_length=None if type(plugins["blocks"]) in (SubBlocks, MultiBlock) else length,
+        config = config_of(
+            rng, plugins["blocks"], length=length, gen_length=gen_length, seed=seed
         )  # fmt: skip
         tokens = decode(
             model, PROMPTS, sampler, **plugins, templates=templates, constraint=automata,
@@ -95,11 +108,39 @@ def decoded(seed: int, events: Counter[str]) -> None:
         ]
 
 
-def events_of(seeds: range) -> Counter[str]:
+def answered(seed: int, events: Counter[str]) -> None:
+    """Decodes answers that follow a random schema, and checks that all are valid."""
+    rng = random.Random(seed)
+    model, schema = tiny(rng.choice(FAMILIES)), {"type": "object", "allOf": [random_schema(rng)]}
+    if rng.random() < 0.5:
+        schema = {"type": "array", "items": random_schema(rng), "minItems": rng.choice((0, 1, 2))}
+    options: Any = {"depth": 1, "extra_keys": rng.random() < 0.5}
+    try:
+        constraint = JsonSchema(schema, **options)
+        automaton = compile_constraint(constraint, vocabulary_of(model)[1])
+    except ValueError:
+        # No value is valid, the tokens cannot write one, or a keyword has no automaton.
+        events["refused"] += 1
+        return
+    length = model.causal_block_length or rng.choice((3, 8))
+    sampler = rng.choice(SAMPLERS)
+    plugins = plugins_of(rng, model, sampler, length)
+    gen_length = max(length, automaton.least_length() or 0) + rng.choice((0, 4, 16))
+    config = config_of(rng, plugins["blocks"], length=length, gen_length=gen_length, seed=seed)
+    out = decode(model, PROMPTS, sampler, **plugins, constraint=automaton, config=config)
+    validator = jsonschema.Draft202012Validator(schema)
+    for row in out.tokens.tolist():
+        text = text_of(model, row)
+        assert validator.is_valid(json.loads(text)), (text, constraint)
+        events["valid"] += 1
+        events["long"] += len(text) > 6
+
+
+def events_of(seeds: range, case: Callable[[int, Counter[str]], None] = decoded) -> Counter[str]:
     events: Counter[str] = Counter()
     for seed in seeds:
         try:
-            decoded(seed, events)
+            case(seed, events)
         except Exception as error:
             error.add_note(f"seed {seed}")
             raise
@@ -119,3 +160,17 @@ def test_random_cases_answer_in_their_languages(pytestconfig: pytest.Config) -> 
     assert events["answers"] > len(seeds)
     kinds = {type(plugin).__name__ for plugin in (*SAMPLERS, *CACHES)}
     assert [name for name in kinds if not events[name]] == []
+
+
+def test_a_few_random_schemas_are_followed() -> None:
+    events = events_of(range(8), answered)
+    assert events["valid"] > 9
+    assert events["long"] > 3
+
+
+@pytest.mark.slow
+def test_random_schemas_are_followed(pytestconfig: pytest.Config) -> None:
+    seeds = range(*map(int, (pytestconfig.getoption("fuzz_seeds") or "0:150").split(":")))
+    events = events_of(seeds, answered)
+    assert events["valid"] > len(seeds)
+    assert events["long"] > len(seeds) // 2

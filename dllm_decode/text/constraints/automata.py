@@ -17,7 +17,7 @@ from dllm_decode.text.constraints.machines.limits import (
     require_states,
 )
 from dllm_decode.text.constraints.machines.octets import Octets
-from dllm_decode.text.constraints.machines.tables import Numbers, distances, kinds_of, reached
+from dllm_decode.text.constraints.machines.tables import Mask, Numbers, distances, kinds_of, reached
 from dllm_decode.text.constraints.vocabulary import Vocabulary
 
 LIMIT_S = 10.0
@@ -71,12 +71,11 @@ def _built(constraint: Constraint, vocabulary: Vocabulary) -> Automaton:
     require_states(len(octets), MAX_STATES)
     if constraint.texts is not None:
         _require_written(constraint, constraint.texts, vocabulary)
-    dfa = _Bytes.of(octets)
-    later = _fold(dfa, vocabulary.later, np.arange(dfa.dead + 1))
-    first = _fold(dfa, vocabulary.first, np.array([0]))
-    automaton = _automaton(dfa, later, first, vocabulary.eos_ids)
+    later = _fold(octets, vocabulary.later, np.arange(len(octets) + 1))
+    first = _fold(octets, vocabulary.first, np.array([0]))
+    automaton = _automaton(octets.accepting, later, first, vocabulary.eos_ids)
     if automaton.distances[0] == _FAR:
-        _require_written(constraint, [(octets.shortest_text() or b"").decode()], vocabulary)
+        _require_written(constraint, [octets.shortest_text().decode()], vocabulary)
     return automaton
 
 
@@ -105,33 +104,6 @@ def require_length(
         )
 
 
-class _Bytes(NamedTuple):
-    """An automaton over bytes, of which equal columns are one kind.
-
-    Attributes:
-        kinds: The kind of each byte.
-        table: The next state for each state and kind; `dead`, the last state, if no text continues.
-        accepting: States in which the text so far is in the set.
-    """
-
-    kinds: Numbers
-    table: NDArray[np.integer]
-    accepting: NDArray[np.bool_]
-
-    @staticmethod
-    def of(octets: Octets) -> "_Bytes":
-        """Returns an automaton with its dead state."""
-        first, kinds = kinds_of(octets.table)
-        table = np.vstack([octets.table[:, first], np.full((1, len(first)), -1, np.int32)])
-        accepting = np.append(octets.accepting, False)
-        return _Bytes(kinds, np.where(table < 0, len(octets), table), accepting)
-
-    @property
-    def dead(self) -> int:
-        """The state from which no text is in the set."""
-        return len(self.table) - 1
-
-
 class _Folded(NamedTuple):
     """The state that each token leads to, from each of some start states.
 
@@ -144,22 +116,26 @@ class _Folded(NamedTuple):
     table: NDArray[np.integer]
 
 
-def _fold(dfa: _Bytes, texts: tuple[bytes | None, ...], states: Numbers) -> _Folded:
+def _fold(octets: Octets, texts: tuple[bytes | None, ...], states: Numbers) -> _Folded:
     """Reads the texts of all tokens at once, from each of the start states.
+
+    One more state, the last one, is dead: no text continues there.
 
     All texts are read byte by byte. Tokens that so far lead from every state to the same states
     share a function, and each pair of a function and a kind of byte is looked up once.
     """
-    dead, begin = np.full_like(states, dfa.dead), states
-    rows = [dead.astype(np.int32), begin.astype(np.int32)]
+    dead = len(octets)
+    first, kinds = kinds_of(octets.table)
+    steps = np.vstack([octets.table[:, first], np.full(len(first), -1, np.int32)]).T
+    steps = np.where(steps < 0, np.int32(dead), steps)
+    rows = [np.full(len(states), dead, np.int32), states.astype(np.int32)]
     numbers = {row.tobytes(): number for number, row in enumerate(rows)}
     functions = np.array([text is not None for text in texts], dtype=np.int64)
     # If all start states are dead, both rows are equal.
     functions *= numbers[rows[1].tobytes()]
     lengths = np.array([len(text or b"") for text in texts])
     starts = np.cumsum(lengths) - lengths
-    kinds = dfa.kinds[np.frombuffer(b"".join(text or b"" for text in texts), np.uint8)]
-    steps = dfa.table.astype(np.int32).T
+    kinds = kinds[np.frombuffer(b"".join(text or b"" for text in texts), np.uint8)]
     for place in range(int(lengths.max(initial=0))):
         token_ids = np.flatnonzero((lengths > place) & (functions > 0))
         pairs = functions[token_ids] * len(steps) + kinds[starts[token_ids] + place]
@@ -179,26 +155,25 @@ def _fold(dfa: _Bytes, texts: tuple[bytes | None, ...], states: Numbers) -> _Fol
     return _Folded(functions, np.stack(rows))
 
 
-def _automaton(dfa: _Bytes, later: _Folded, first: _Folded, eos_ids: tuple[int, ...]) -> Automaton:
+def _automaton(
+    accepting: Mask, later: _Folded, first: _Folded, eos_ids: tuple[int, ...]
+) -> Automaton:
     """Joins the first state and the states of later tokens, and adds the state after an EOS."""
-    num_bytes = dfa.dead
-    start = num_bytes
+    start = len(accepting)
     # Tokens of one class lead to the same states, at the beginning and after other tokens.
     pairs, classes = np.unique(
         later.functions * len(first.table) + first.functions, return_inverse=True
     )
     after, at_start = np.divmod(pairs, len(first.table))
-    table = np.full((num_bytes + 2, len(pairs)), -1)
-    table[:num_bytes] = later.table[after][:, :num_bytes].T
-    table[start] = first.table[at_start, 0]
-    table[table == dfa.dead] = -1
-    accepting = np.append(dfa.accepting[:num_bytes], [dfa.accepting[0], False])
+    table = np.vstack([later.table[after][:, :start].T, first.table[at_start, 0]])
+    table = np.where(table == start, -1, table)
+    accepting = np.append(accepting, accepting[0])
     steps = distances(table, accepting)
     steps = np.where(steps < 0, _FAR, steps)
     useful = np.sort(reached(table, start))
     useful = useful[steps[useful] < _FAR]
     order = np.concatenate([[start], useful[useful != start]])
-    number = np.full(num_bytes + 2, -1)
+    number = np.full(start + 2, -1)
     number[order] = np.arange(len(order))
     table = np.where(table[order] < 0, -1, number[table[order]])
     columns, merged = np.unique(table, axis=1, return_inverse=True)

@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from hashlib import sha256
 from typing import Any, cast
@@ -10,10 +10,10 @@ from typing import Any, cast
 import msgspec
 
 from dllm_decode.text.constraints.machines.ecma import ExpressionError, full_match, parse
-from dllm_decode.text.constraints.machines.languages import minus, words
+from dllm_decode.text.constraints.machines.languages import words
 from dllm_decode.text.constraints.machines.octets import Octets, written
-from dllm_decode.text.constraints.schemas.compile import compile_schema
 from dllm_decode.text.constraints.schemas.keywords import check_schema
+from dllm_decode.text.constraints.schemas.writer import compile_schema
 from samplers.checks import shown
 
 # Deeper lists and dicts cannot be read within Python's bound of nested calls.
@@ -32,6 +32,14 @@ class Constraint(ABC):
             TooLargeError: If there are too many states, or no processor time is left.
         """
 
+    def __eq__(self, other: object) -> bool:
+        # Dicts with the same members in another order are equal, but the texts of such schemas are
+        # not; and a list of choices may be a tuple.
+        return isinstance(other, Constraint) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
     @property
     def label(self) -> str:
         """Names the constraint in messages."""
@@ -48,7 +56,7 @@ class Constraint(ABC):
         return sha256(repr(self).encode()).hexdigest()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Regex(Constraint):
     r"""Answers that match a regular expression from end to end.
 
@@ -72,7 +80,7 @@ class Regex(Constraint):
         return written(full_match(self.expression), is_quoted=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OneOf(Constraint):
     """Answers that are one of some texts.
 
@@ -95,9 +103,6 @@ class OneOf(Constraint):
             )
         for text in self.choices:
             _require_utf8(text, owner="OneOf")
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
 
     def __repr__(self) -> str:
         return f"OneOf({list(self.choices)!r})"
@@ -142,13 +147,6 @@ class JsonSchema(Constraint):
         _require_levels(schema)
         self.as_dict()
 
-    def __eq__(self, other: object) -> bool:
-        # Dicts with the same properties in another order are equal, but their texts are not.
-        return isinstance(other, JsonSchema) and repr(self) == repr(other)
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
     def __repr__(self) -> str:
         fields = f"depth={self.depth}, whitespace={self.whitespace!r}, extra_keys={self.extra_keys}"
         return f"JsonSchema({self.as_dict()!r}, {fields})"
@@ -190,7 +188,7 @@ class JsonSchema(Constraint):
         if isinstance(self.whitespace, str):
             _require_expression(self.whitespace, owner="whitespace")
             space = full_match(self.whitespace)
-            if space.has("") and minus(space, _SPACES).is_empty:
+            if space.has("") and (space - _SPACES).is_empty:
                 return written(space, is_quoted=False)
         raise ValueError(
             "whitespace must be an expression of spaces, tabs and line ends, as JSON allows, or of "
@@ -225,14 +223,11 @@ def _require_levels(schema: dict[str, Any]) -> None:
     """Raises ValueError if lists and dicts are nested too deeply, without nested calls."""
     level: list[Any] = [schema]
     for _ in range(_MAX_LEVELS):
-        inner: list[Any] = []
-        for value in level:
-            inner.extend(value.values() if isinstance(value, dict) else value)
-        level = list(
-            {id(value): value for value in inner if isinstance(value, dict | list)}.values()
-        )
-        if not level:
-            return
+        values = (part.values() if isinstance(part, dict) else part for part in level)
+        inner = (value for part in values for value in part if isinstance(value, dict | list))
+        level = list({id(value): value for value in inner}.values())
+    if not level:
+        return
     raise ValueError(
         f"JsonSchema must have at most {_MAX_LEVELS} levels of objects and lists, got more. Give "
         "parts a name in $defs, and refer to them by $ref."
@@ -247,19 +242,14 @@ def constraint_of(given: Mapping[str, Any]) -> Constraint:
     Raises:
         ValueError: If it is written otherwise, or there is no such constraint.
     """
-    kinds: dict[str, Callable[..., Constraint]] = {
-        "regex": Regex,
-        "json": JsonSchema,
-        "choice": OneOf,
-    }
-    named = dict(given) if isinstance(given, Mapping) else {}
-    options = (
-        {"extra_keys": named.pop("extra_keys")} if {"extra_keys", "json"} <= set(named) else {}
+    match given:
+        case {"regex": expression, **rest} if not rest:
+            return Regex(expression)
+        case {"json": schema, **rest} if rest.keys() <= {"extra_keys"}:
+            return JsonSchema(schema, **rest)
+        case {"choice": choices, **rest} if not rest:
+            return OneOf(choices)
+    raise ValueError(
+        'constraint must be {"regex": TEXT}, {"json": SCHEMA} or {"choice": [TEXT, ...]}, got '
+        f"{shown(given)}."
     )
-    if len(named) != 1 or not named.keys() <= kinds.keys():
-        raise ValueError(
-            'constraint must be {"regex": TEXT}, {"json": SCHEMA} or {"choice": [TEXT, ...]}, got '
-            f"{shown(given)}."
-        )
-    ((name, value),) = named.items()
-    return kinds[name](value, **options)

@@ -1,8 +1,6 @@
 """Regular expressions of ECMA-262, with its flag u, as sets of texts."""
 
 import re
-import unicodedata
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 from dllm_decode.text.constraints.machines.languages import NUM_CHARACTERS, Language
@@ -10,8 +8,8 @@ from dllm_decode.text.constraints.machines.limits import once
 from dllm_decode.text.constraints.machines.networks import Network, Ranges
 
 Node: TypeAlias = tuple[Any, ...]
-"""A part of an expression: ("set", ranges), ("cat", parts), ("alt", parts), ("repeat", part, least,
-most), ("^",) or ("$",)."""
+"""A part of an expression: ("edge", label), ("cat", parts), ("alt", parts), or ("repeat", part,
+least, most)."""
 
 _DIGITS = ((48, 57),)
 _WORD = ((48, 57), (65, 90), (95, 95), (97, 122))
@@ -22,21 +20,11 @@ _SPACE = (
 _LINE_ENDS = ((10, 10), (13, 13), (0x2028, 0x2029))
 _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "0": 0}
-_CATEGORIES = {
-    "Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Mark": "M", "Number": "N",
-    "Decimal_Number": "Nd", "digit": "Nd", "Punctuation": "P", "punct": "P", "Symbol": "S",
-    "Separator": "Z", "Other": "C", "Control": "Cc",
-}  # fmt: skip
 _REPEATED = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-_BOUNDS = re.compile(r"\{([0-9]{1,5})(,([0-9]{0,5}))?\}")
+_BOUNDS = re.compile(r"(?:\{([0-9]{1,5})(,([0-9]{0,5}))?\}|[*+?])\??")
 _GROUP = re.compile(r"\?(?:P?<[A-Za-z_$][\w$]*>|:)")
-_REFUSED = {
-    "b": "a word boundary", "B": "a word boundary", "k": "a back reference",
-    "A": "an anchor other than ^ and $", "Z": "an anchor other than ^ and $",
-    "z": "an anchor other than ^ and $", "G": "an anchor other than ^ and $",
-    **dict.fromkeys("123456789", "a back reference"),
-}  # fmt: skip
-_ANY = ("repeat", ("set", ((0, NUM_CHARACTERS - 1),)), 0, None)
+_CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{0*([0-9a-fA-F]{1,6})\}")
+_ANY = ("repeat", ("edge", ((0, NUM_CHARACTERS - 1),)), 0, None)
 
 
 class ExpressionError(ValueError):
@@ -56,9 +44,10 @@ def parse(text: str) -> Node:
     return node
 
 
+@once
 def search(text: str) -> Language:
     """Returns the texts in which an expression is found."""
-    return once(("search", text), lambda: _language(("cat", [_ANY, parse(text), _ANY])))
+    return _language(("cat", [_ANY, parse(text), _ANY]))
 
 
 def full_match(text: str) -> Language:
@@ -103,7 +92,7 @@ class _Parser:
             part = self._atom()
             bounds = self._bounds()
             if bounds is not None:
-                if part[0] in ("^", "$"):
+                if part[1] in ("^", "$"):
                     raise ExpressionError("a repetition of an anchor")
                 part = ("repeat", part, *bounds)
                 if self._bounds() is not None:
@@ -113,20 +102,16 @@ class _Parser:
 
     def _bounds(self) -> tuple[int, int | None] | None:
         """Returns the bounds of a repetition, if one comes next."""
-        character = self.text[self.place : self.place + 1]
         match = _BOUNDS.match(self.text, self.place)
-        if match:
-            self.place = match.end()
-            least = int(match[1])
-            most = least if match[2] is None else int(match[3]) if match[3] else None
-            if most is not None and most < least:
-                raise ExpressionError(f"bounds in the wrong order, {match[0]!r}")
-        elif character and character in "*+?":
-            self.place += 1
-            least, most = _REPEATED[character]
-        else:
+        if match is None:
             return None
-        self._took("?")
+        self.place = match.end()
+        if match[1] is None:
+            return _REPEATED[match[0][0]]
+        least = int(match[1])
+        most = least if match[2] is None else int(match[3]) if match[3] else None
+        if most is not None and most < least:
+            raise ExpressionError(f"bounds in the wrong order, {match[0]!r}")
         return least, most
 
     def _atom(self) -> Node:
@@ -134,16 +119,16 @@ class _Parser:
         if character == "(":
             return self._group()
         if character in "^$":
-            return (character,)
+            return ("edge", character)
         if character == ".":
-            return ("set", _others(_LINE_ENDS))
+            return ("edge", _others(_LINE_ENDS))
         if character == "[":
-            return ("set", self._class())
+            return ("edge", self._class())
         if character == "\\":
-            return ("set", self._escape(is_in_class=False))
+            return ("edge", self._escape(is_in_class=False))
         if character in "*+?":
             raise ExpressionError(f"a repetition of nothing, {character!r}")
-        return ("set", ((ord(character), ord(character)),))
+        return ("edge", ((ord(character), ord(character)),))
 
     def _group(self) -> Node:
         if self.text.startswith("?", self.place):
@@ -162,49 +147,26 @@ class _Parser:
         if character.lower() in _CLASSES:
             ranges = _CLASSES[character.lower()]
             return ranges if character.islower() else _others(ranges)
-        if character in "pP":
-            match = re.compile(r"\{([^}]*)\}|([A-Z])").match(self.text, self.place)
-            name = (match[1] or match[2]) if match else ""
-            self.place = match.end() if match else self.place
-            ranges = _category(name.split("=")[-1])
-            return ranges if character == "p" else _others(ranges)
         code = self._code(character, is_in_class=is_in_class)
         return ((code, code),)
 
     def _code(self, character: str, *, is_in_class: bool) -> int:
         """Returns the character of an escape."""
-        if character == "b" and is_in_class:
-            return 8
-        if character in _REFUSED:
-            raise ExpressionError(f"{_REFUSED[character]}, '\\{character}'")
-        if character in "xu":
-            return self._code_of_digits(character)
+        match = _CODE.match(self.text, self.place - 1)
+        if match:
+            self.place = match.end()
+            code = int(match[match.lastindex or 0], 16)
+            if code < NUM_CHARACTERS:
+                return code
         if character == "c":
             return ord(self._next()) % 32
+        if character == "b" and is_in_class:
+            return 8
         if character in _CONTROLS:
             return _CONTROLS[character]
-        if character.isascii() and character.isalnum() and character not in "aeQE":
-            raise ExpressionError(f"an unknown escape, '\\{character}'")
+        if character.isascii() and character.isalnum():
+            raise ExpressionError(f"an escape that no automaton has, '\\{character}'")
         return ord(character)
-
-    def _code_of_digits(self, character: str) -> int:
-        if character == "x":
-            return self._hex(r"[0-9a-fA-F]{2}")
-        if self.text.startswith("{", self.place):
-            return self._hex(r"\{[0-9a-fA-F]{1,6}\}")
-        code = self._hex(r"[0-9a-fA-F]{4}")
-        if 0xD800 <= code < 0xDC00 and self._took("\\u"):
-            low = self._hex(r"[dD][c-fC-F][0-9a-fA-F]{2}")
-            code = 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00
-        return code
-
-    def _hex(self, form: str) -> int:
-        match = re.compile(form).match(self.text, self.place)
-        code = int(match[0].strip("{}"), 16) if match else NUM_CHARACTERS
-        if match is None or code >= NUM_CHARACTERS:
-            raise ExpressionError("an escape that is no character")
-        self.place = match.end()
-        return code
 
     def _class(self) -> Ranges:
         is_negative = self._took("^")
@@ -257,20 +219,11 @@ def _others(ranges: Ranges) -> Ranges:
     return (*parts, (begin, NUM_CHARACTERS - 1)) if begin < NUM_CHARACTERS else tuple(parts)
 
 
-@lru_cache(maxsize=64)
-def _category(name: str) -> Ranges:
-    """Returns the characters of a general category of Unicode."""
-    short = _CATEGORIES.get(name, name)
-    is_known = re.fullmatch("[LMNPSZC][a-z]?", short)
-    codes = range(NUM_CHARACTERS if is_known else 0)
-    ranges = [(code, code) for code in codes if unicodedata.category(chr(code)).startswith(short)]
-    if not ranges:
-        raise ExpressionError(f"an unknown category of characters, {name!r}")
-    return _sorted(tuple(ranges))
-
-
 def _put(network: Network, node: Node, start: int) -> int:
-    """Adds a part after a node of the network; returns the node after the part."""
+    """Adds a part after a node of the network; returns the node after the part.
+
+    No edge leads back to the first node, so that several parts may begin there.
+    """
     kind = node[0]
     end = start
     if kind == "cat":
@@ -280,15 +233,11 @@ def _put(network: Network, node: Node, start: int) -> int:
     if kind == "repeat":
         return _put_repeated(network, node, start)
     end = network.node()
-    if kind == "set":
-        network.read(start, node[1], end)
-    elif kind == "alt":
-        for part in node[1]:
-            begin = network.node()
-            network.step(start, begin)
-            network.step(_put(network, part, begin), end)
+    if kind == "edge":
+        network.edge(start, node[1], end)
     else:
-        network.step(start, end, kind)
+        for part in node[1]:
+            network.edge(_put(network, part, start), "", end)
     return end
 
 
@@ -299,14 +248,12 @@ def _put_repeated(network: Network, node: Node, start: int) -> int:
     end = network.node()
     if most is None:
         loop = network.node()
-        network.step(start, loop)
-        network.step(_put(network, part, loop), loop)
-        network.step(loop, end)
+        network.edge(start, "", loop)
+        network.edge(_put(network, part, loop), "", loop)
+        network.edge(loop, "", end)
         return end
-    network.step(start, end)
+    network.edge(start, "", end)
     for _ in range(most - least):
-        begin = network.node()
-        network.step(start, begin)
-        start = _put(network, part, begin)
-        network.step(start, end)
+        start = _put(network, part, start)
+        network.edge(start, "", end)
     return end

@@ -74,6 +74,26 @@ class Language:
                 return False
         return bool(self.accepting[state])
 
+    def __and__(self, other: "Language") -> "Language":
+        """Returns the texts that are in both sets."""
+        if other == EVERY or self == other:
+            return self
+        if self == EVERY:
+            return other
+        return NOTHING if self.is_empty or other.is_empty else _product(self, other, "and")
+
+    def __or__(self, other: "Language") -> "Language":
+        """Returns the texts that are in one of the sets."""
+        if self.is_empty or self == other:
+            return other
+        if other.is_empty:
+            return self
+        return EVERY if EVERY in (self, other) else _product(self, other, "or")
+
+    def __sub__(self, other: "Language") -> "Language":
+        """Returns the texts of the first set that are not in the second one."""
+        return self if other.is_empty or self.is_empty else _product(self, other, "not")
+
 
 def _one_state(target: int) -> Language:
     return Language(np.array([0]), np.array([[target]]), np.array([target == 0]))
@@ -86,36 +106,8 @@ NOTHING = _one_state(-1)
 """No text."""
 
 
-def meet(first: Language, second: Language) -> Language:
-    """Returns the texts that are in both sets."""
-    if second == EVERY or first == second:
-        return first
-    if first == EVERY:
-        return second
-    return NOTHING if first.is_empty or second.is_empty else _product(first, second, "and")
-
-
-def join(first: Language, second: Language) -> Language:
-    """Returns the texts that are in one of the sets."""
-    if first.is_empty or first == second:
-        return second
-    if second.is_empty:
-        return first
-    return EVERY if EVERY in (first, second) else _product(first, second, "or")
-
-
-def minus(first: Language, second: Language) -> Language:
-    """Returns the texts of the first set that are not in the second one."""
-    return first if second.is_empty or first.is_empty else _product(first, second, "not")
-
-
+@once
 def _product(first: Language, second: Language, operator: Literal["and", "or", "not"]) -> Language:
-    return once((first, second, operator), lambda: _new_product(first, second, operator))
-
-
-def _new_product(
-    first: Language, second: Language, operator: Literal["and", "or", "not"]
-) -> Language:
     """Reads both automata side by side; a state is a pair of states, the last of which is dead."""
     cuts = np.union1d(first.cuts, second.cuts)
     base = len(second) + 1

@@ -1,12 +1,14 @@
 """Bounds of the work that building one automaton may take."""
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import cache
+from typing import ParamSpec, TypeVar, cast
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_STATES = 20_000
@@ -29,14 +31,14 @@ class _Work:
     Attributes:
         until_s: Processor time of the thread at which the work must be done.
         bytes_left: Bytes that further tables may have.
-        kept: Results that are needed again.
     """
 
     until_s: float
     bytes_left: int = _MAX_BYTES
-    kept: dict[Hashable, Any] = field(default_factory=dict)
 
 
+# Empties the caches of functions that are called once for the same arguments.
+_FORGET: list[Callable[[], None]] = []
 _WORK: ContextVar[_Work | None] = ContextVar("_WORK", default=None)
 
 
@@ -48,6 +50,8 @@ def processor_limit(limit_s: float) -> Iterator[None]:
         yield
     finally:
         _WORK.reset(token)
+        for forget in _FORGET:
+            forget()
 
 
 def require_states(num_states: int, most: int = MAX_BUILT) -> None:
@@ -68,12 +72,8 @@ def require_bytes(num_bytes: int) -> None:
         raise TooLargeError(f"tables of more than {_MAX_BYTES >> 20} MiB")
 
 
-def once(key: Hashable, make: Callable[[], T]) -> T:
-    """Returns the result of `make`, which runs once for each key within the work."""
-    work = _WORK.get()
-    if work is None:
-        return make()
-    if key not in work.kept:
-        work.kept[key] = make()
-    result: T = work.kept[key]
-    return result
+def once(function: Callable[P, T]) -> Callable[P, T]:
+    """Returns a function whose results are kept, by its arguments, until some work is done."""
+    kept = cache(function)
+    _FORGET.append(kept.cache_clear)
+    return cast(Callable[P, T], kept)

@@ -11,53 +11,31 @@ from dllm_decode.text.constraints.machines.limits import TooLargeError, require_
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """A set of characters: first and last character of ranges, ascending."""
 
-Step: TypeAlias = Literal["", "^", "$"]
+Label: TypeAlias = Ranges | Literal["", "^", "$"]
+"""An edge reads a character of a set, or none: "" is always open, "^" at the beginning of the text
+alone, and "$" at the end alone."""
 
 _MAX_NODES = 20_000
 _MAX_SUBSETS = 6_000
 
 
 class Network:
-    """Nodes with edges that read a character, and with steps that read none.
-
-    A step "" is always open, "^" at the beginning of the text alone, and "$" at the end alone.
-    """
+    """Nodes with edges between them."""
 
     def __init__(self) -> None:
         """Begins without nodes."""
-        self._edges: list[list[tuple[Ranges, int]]] = []
-        self._steps: list[list[tuple[Step, int]]] = []
+        self._edges: list[list[tuple[Label, int]]] = []
 
     def node(self) -> int:
         """Adds a node."""
         if len(self._edges) >= _MAX_NODES:
             raise TooLargeError(f"an expression of more than {_MAX_NODES} parts")
         self._edges.append([])
-        self._steps.append([])
         return len(self._edges) - 1
 
-    def read(self, node: int, ranges: Ranges, target: int) -> None:
+    def edge(self, node: int, label: Label, target: int) -> None:
         """Adds an edge."""
-        if ranges:
-            self._edges[node].append((ranges, target))
-
-    def step(self, node: int, target: int, kind: Step = "") -> None:
-        """Adds a step."""
-        self._steps[node].append((kind, target))
-
-    def copy(self, language: Language) -> tuple[int, list[int]]:
-        """Adds the states of an automaton; returns the first one, and the accepting ones."""
-        nodes = [self.node() for _ in range(len(language))]
-        for node, row in zip(nodes, language.table.tolist(), strict=True):
-            ranges: dict[int, list[tuple[int, int]]] = {}
-            for low, high, target in zip(
-                language.cuts.tolist(), language.ends.tolist(), row, strict=True
-            ):
-                ranges.setdefault(target, []).append((low, high))
-            ranges.pop(-1, None)
-            for target, parts in ranges.items():
-                self.read(node, tuple(parts), nodes[target])
-        return nodes[0], [nodes[state] for state in np.flatnonzero(language.accepting)]
+        self._edges[node].append((label, target))
 
     def language(self, start: int, final: int) -> Language:
         """Returns the texts that lead from `start` to `final`.
@@ -67,11 +45,10 @@ class Network:
         columns, cuts = self._columns()
         nodes = range(len(self._edges))
         inner = [self._closure(node, ("",)) for node in nodes]
-        at_end = sum(
-            1 << node for node in nodes if self._closure(node, ("", "$")) >> final & 1
-        )  # fmt: skip
+        at_end = sum(1 << node for node in nodes if self._closure(node, ("", "$")) >> final & 1)
         edges = [
-            [(columns[ranges], inner[target]) for ranges, target in row] for row in self._edges
+            [(columns[label], inner[target]) for label, target in row if label in columns]
+            for row in self._edges
         ]
         # Only in the first state may a text be empty, so that both ^ and $ are open.
         is_empty_text = bool(self._closure(start, ("", "^", "$")) >> final & 1)
@@ -95,13 +72,13 @@ class Network:
         accepting[0] = is_empty_text
         return Language(np.array(cuts), np.array(rows), accepting)
 
-    def _columns(self) -> tuple[dict[Ranges, list[int]], list[int]]:
+    def _columns(self) -> tuple[dict[Label, list[int]], list[int]]:
         """Returns the numbers of the columns of each set of characters, and where columns begin."""
-        labels = {ranges for row in self._edges for ranges, _ in row}
+        labels = {label for row in self._edges for label, _ in row if not isinstance(label, str)}
         bounds = {bound for ranges in labels for low, high in ranges for bound in (low, high + 1)}
         cuts = sorted({0} | bounds - {NUM_CHARACTERS})
         places = np.array(cuts)
-        columns: dict[Ranges, list[int]] = {}
+        columns: dict[Label, list[int]] = {}
         for ranges in labels:
             columns[ranges] = [
                 column
@@ -112,32 +89,16 @@ class Network:
             ]
         return columns, cuts
 
-    def _closure(self, node: int, kinds: Sequence[Step]) -> int:
-        """Returns the nodes that steps of some kinds lead to from a node, as bits."""
+    def _closure(self, node: int, labels: Sequence[Label]) -> int:
+        """Returns the nodes that edges of some labels lead to from a node, as bits."""
         require_states(0)
         queue, mask = [node], 1 << node
         for source in queue:
-            for kind, target in self._steps[source]:
-                if kind in kinds and not mask >> target & 1:
+            for label, target in self._edges[source]:
+                if label in labels and not mask >> target & 1:
                     mask |= 1 << target
                     queue.append(target)
         return mask
-
-
-def concat(*parts: Language) -> Language:
-    """Returns the texts that are one of each part, one after the other."""
-    network = Network()
-    start = network.node()
-    ends = [start]
-    for part in parts:
-        first, accepting = network.copy(part)
-        for end in ends:
-            network.step(end, first)
-        ends = accepting
-    final = network.node()
-    for end in ends:
-        network.step(end, final)
-    return network.language(start, final)
 
 
 def _bits(mask: int) -> list[int]:

@@ -1,42 +1,36 @@
 """Automata over the bytes of UTF-8 texts, and a builder that writes them from the end."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
 
 from dllm_decode.text.constraints.machines.languages import Language
-from dllm_decode.text.constraints.machines.limits import (
-    TooLargeError,
-    once,
-    require_bytes,
-    require_states,
-)
+from dllm_decode.text.constraints.machines.limits import once, require_bytes, require_states
 from dllm_decode.text.constraints.machines.tables import (
     Mask,
-    Numbers,
     Table,
-    kinds_of,
+    distances,
     smallest,
 )
 
 Row = Table
 """The next state for each byte; -1 if no text continues in this way."""
 
-_SHORT_ESCAPES = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\", 47: "/"}
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""First and last of some numbers, for each byte of a text."""
 
-# Bytes that follow the first one, the first byte's bits, first and last character.
+# Characters without an escape, and those with one, in a JSON string.
+_PLAIN = ((32, 33), (35, 91), (93, 0x10FFFF))
+_ESCAPES = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\", 47: "/"}
+# Bytes that follow the first one, the first byte's bits, first and last character; lone surrogates
+# have no bytes.
 _FORMS = (
-    (1, 0xC0, 0x80, 0x7FF), (2, 0xE0, 0x800, 0xD7FF), (2, 0xE0, 0xE000, 0xFFFF),
+    (0, 0, 0, 0x7F), (1, 0xC0, 0x80, 0x7FF), (2, 0xE0, 0x800, 0xD7FF), (2, 0xE0, 0xE000, 0xFFFF),
     (3, 0xF0, 0x10000, 0x10FFFF),
 )  # fmt: skip
-
-
-_Range: TypeAlias = tuple[int, int, int]
-"""First and last of some characters, and the state that they lead to."""
-
 
 # Automata over characters with so few states are kept between constraints.
 _SMALL = 8
@@ -60,25 +54,21 @@ class Octets:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is no text in the set."""
+        """True if there is no text in the set; not always known before `smallest`."""
         return not self.accepting.any()
 
     def smallest(self) -> "Octets":
         """Returns the automaton of the same texts with the fewest states."""
         return Octets(*smallest(self.table, self.accepting))
 
-    def shortest_text(self) -> bytes | None:
-        """Returns a shortest text of the set; `None` if there is none."""
-        texts, queue = {0: b""}, [0]
-        for state in queue:
-            if self.accepting[state]:
-                return texts[state]
-            row = self.table[state].tolist()
-            for byte, target in enumerate(row):
-                if target >= 0 and target not in texts:
-                    texts[target] = texts[state] + bytes([byte])
-                    queue.append(target)
-        return None
+    def shortest_text(self) -> bytes:
+        """Returns a shortest text of the set, which is not empty."""
+        steps, state, text = distances(self.table, self.accepting), 0, bytearray()
+        while steps[state] > 0:
+            nearer = (self.table[state] >= 0) & (steps[self.table[state]] == steps[state] - 1)
+            text.append(int(nearer.argmax()))
+            state = int(self.table[state, text[-1]])
+        return bytes(text)
 
 
 NO_TEXT = Octets(np.full((1, 256), -1, np.int32), np.zeros(1, bool))
@@ -89,100 +79,141 @@ class Builder:
     """Writes an automaton from its end to its start: what follows a part is written before it.
 
     Equal states are written once, and a part that two states need before the same state too.
+    State -1 is one from which no text is in the set.
+
+    Attributes:
+        accepting: States in which the text is in the set.
     """
 
     def __init__(self) -> None:
         """Begins without states."""
-        self.table = np.full((64, 256), -1, np.int32)
-        self.size = 0
-        self._accepting: set[int] = set()
+        self._table = np.full((64, 256), -1, np.int32)
+        self._size = 0
+        self.accepting: set[int] = set()
         self._states: dict[bytes, int] = {}
-        self._copies: dict[tuple[int, tuple[int, ...]], tuple[Octets, int]] = {}
+        self._copies: dict[tuple[int, int], tuple[Octets, int]] = {}
+        self._unions: dict[tuple[int, ...], int] = {}
 
     def reserve(self, count: int = 1) -> int:
         """Adds states, whose rows are written later; returns the first one."""
-        require_states(self.size + count)
-        if self.size + count > len(self.table):
-            most = max(2 * len(self.table), self.size + count)
+        require_states(self._size + count)
+        if self._size + count > len(self._table):
+            most = max(2 * len(self._table), self._size + count)
             require_bytes(most * 1024)
-            self.table = np.vstack([self.table, np.full((most - self.size, 256), -1, np.int32)])
-        self.size += count
-        return self.size - count
+            self._table = np.vstack([self._table, np.full((most - self._size, 256), -1, np.int32)])
+        self._size += count
+        return self._size - count
 
     def end(self) -> int:
         """Adds a state in which the text is in the set, and may not go on."""
-        self._accepting.add(self.reserve())
-        return self.size - 1
+        self.accepting.add(self.reserve())
+        return self._size - 1
 
     def state(self, row: Row) -> int:
         """Returns the state with a row, which is never changed."""
         key = row.tobytes()
         if key not in self._states:
             state = self._states[key] = self.reserve()
-            self.table[state] = row
+            self._table[state] = row
         return self._states[key]
 
     def row(self, state: int) -> Row:
         """Returns a copy of the row of a state."""
-        row: Row = self.table[state].copy()
-        return row
+        return self._table[state].copy() if state >= 0 else row_of({})
 
     def fill(self, state: int, row: Row) -> None:
         """Writes the row of a state that was reserved."""
-        self.table[state] = row
-
-    def edge(self, byte: str, target: int) -> int:
-        """Returns a state from which one byte leads to a state."""
-        return self.state(row_of({ord(byte): target}))
+        self._table[state] = row
 
     def text(self, text: bytes, target: int) -> int:
         """Returns a state from which a text leads to a state."""
-        for byte in reversed(text):
+        for byte in reversed(text if target >= 0 else b""):
             target = self.state(row_of({byte: target}))
+        return target
+
+    def ranges(self, ranges: Sequence[tuple[int, int]], target: int) -> int:
+        """Returns a state from which bytes in some ranges lead to a state."""
+        for low, high in reversed(ranges):
+            row = row_of({})
+            row[low : high + 1] = target
+            target = self.state(row)
         return target
 
     def before(self, part: Octets, target: int) -> int:
         """Returns the first state of a part from whose texts one goes on as from `target`."""
-        return self.before_each(part, np.where(part.accepting, 0, -1), (target,))
-
-    def before_each(self, part: Octets, tags: Numbers, targets: tuple[int, ...]) -> int:
-        """Returns the first state of a part; a text of tag n goes on as from `targets[n]`."""
-        key = (id(part), targets)
+        if part.is_empty or target < 0:
+            return -1
+        key = (id(part), target)
         if key not in self._copies:
             first = self.reserve(len(part))
             rows = np.where(part.table >= 0, part.table + first, -1)
-            for tag, target in enumerate(targets):
-                ends = np.flatnonzero(tags == tag)
-                rows[ends] = overlaid(rows[ends], self.table[target])
-                if target in self._accepting:
-                    self._accepting.update((first + ends).tolist())
-            self.table[first : first + len(part)] = rows
+            ends = np.flatnonzero(part.accepting)
+            rows[ends] = overlaid(rows[ends], self._table[target])
+            if target in self.accepting:
+                self.accepting.update((first + ends).tolist())
+            self._table[first : first + len(part)] = rows
             # The part is kept, so that no other one gets its id.
             self._copies[key] = (part, first)
         return self._copies[key][1]
 
     def with_text(self, node: int, text: bytes, target: int) -> int:
-        """Returns a copy of a state of a trie with one more text; node -1 is an empty trie."""
+        """Returns a copy of a state of a trie with one more text, which leads to a state."""
         nodes = [node]
         for byte in text[:-1]:
-            nodes.append(int(self.table[nodes[-1], byte]) if nodes[-1] >= 0 else -1)
+            nodes.append(int(self.row(nodes[-1])[byte]))
         for byte, copied in zip(reversed(text), reversed(nodes), strict=True):
-            row = self.table[copied].copy() if copied >= 0 else row_of({})
+            row = self.row(copied)
             row[byte] = target
             target = self.state(row)
         return target
 
+    def either(self, states: Iterable[int]) -> int:
+        """Returns a state whose texts are those of some states.
+
+        Where several of them go on, the new state is a set of states; a state that is alone is
+        taken as it is.
+        """
+        start = tuple(sorted(set(states) - {-1}))
+        if len(start) < 2:
+            return start[0] if start else -1
+        queue = [] if start in self._unions else [start]
+        self._unions.setdefault(start, self._size)
+        self.reserve(len(queue))
+        for several in queue:
+            rows = self._table[list(several)]
+            row = rows.max(0)
+            shared = np.flatnonzero(((rows >= 0) & (rows != row)).any(0))
+            columns, places = rows[:, shared], np.arange(len(shared))
+            if len(shared) > 4:
+                columns, places = np.unique(columns, axis=1, return_inverse=True)
+            numbers = []
+            for column in columns.T.tolist():
+                targets = tuple(sorted(set(column) - {-1}))
+                if targets not in self._unions:
+                    self._unions[targets] = self.reserve()
+                    queue.append(targets)
+                numbers.append(self._unions[targets])
+            row[shared] = np.array(numbers, np.int32)[places.ravel()]
+            self._table[self._unions[several]] = row
+            if not self.accepting.isdisjoint(several):
+                self.accepting.add(self._unions[several])
+        return self._unions[start]
+
     def done(self, start: int) -> Octets:
         """Returns the automaton of the texts that lead from a state to an end."""
-        table = self.table[: self.size]
-        is_used = np.zeros(self.size + 1, bool)
-        is_used[table] = True
-        is_used[[start, -1]] = (False, False)
+        if start < 0:
+            return NO_TEXT
+        table = self._table[: self._size]
         # States that no edge leads to are left out.
+        is_used = np.zeros(self._size + 1, bool)
+        is_used[table] = True
+        is_used[[start, -1]] = False
         order = np.append(start, np.flatnonzero(is_used))
-        number = np.full(self.size + 1, -1, np.int32)
+        number = np.full(self._size + 1, -1, np.int32)
         number[order] = np.arange(len(order))
-        return Octets(number[table[order]], np.isin(order, list(self._accepting)))
+        accepting = np.zeros(self._size, bool)
+        accepting[list(self.accepting)] = True
+        return Octets(number[table[order]], accepting[order])
 
 
 def row_of(targets: dict[int, int]) -> Row:
@@ -217,163 +248,65 @@ def in_order(*parts: Octets) -> Octets:
 
 def written(language: Language, *, is_quoted: bool) -> Octets:
     """Returns the bytes of texts; if quoted, the characters of a JSON string between its quotes."""
-    if len(language) <= _SMALL:
-        return _written_small(language, is_quoted)
-    key = ("written", language, is_quoted)
-    return once(key, lambda: _Utf8(language, is_quoted=is_quoted).octets())
+    write = _write_small if len(language) <= _SMALL else _write
+    return write(language, is_quoted)
 
 
-@lru_cache(maxsize=256)
-def _written_small(language: Language, is_quoted: bool) -> Octets:
-    return _Utf8(language, is_quoted=is_quoted).octets()
-
-
-class _Utf8:
-    """Writes the characters of a language as bytes; lone surrogates have none, and are left out."""
-
-    def __init__(self, language: Language, *, is_quoted: bool) -> None:
-        """Reserves a state for each state of the language."""
-        self._language, self._is_quoted = language, is_quoted
-        self._builder = Builder()
-        self._builder.reserve(len(language))
-        self._known: dict[tuple[int, tuple[_Range, ...]], int] = {}
-
-    def octets(self) -> Octets:
-        language, builder = self._language, self._builder
-        lows, highs = language.cuts.tolist(), language.ends.tolist()
-        for state, targets in enumerate(language.table.tolist()):
-            ranges: list[_Range] = []
-            for low, high, target in zip(lows, highs, targets, strict=True):
-                if ranges and ranges[-1][2] == target:
-                    ranges[-1] = (ranges[-1][0], high, target)
-                else:
-                    ranges.append((low, high, target))
-            row = self._row([part for part in ranges if part[2] >= 0])
-            builder.table[state] = row
-        accepting = np.zeros(builder.size, bool)
-        accepting[: len(language)] = language.accepting
-        return Octets(builder.table[: builder.size], accepting).smallest()
-
-    def _row(self, ranges: list[_Range]) -> Row:
+@once
+def _write(language: Language, is_quoted: bool) -> Octets:
+    builder = Builder()
+    builder.reserve(len(language))
+    builder.accepting.update(np.flatnonzero(language.accepting).tolist())
+    lows, highs = language.cuts.tolist(), language.ends.tolist()
+    for state, targets in enumerate(language.table.tolist()):
+        after: dict[tuple[int, int], list[int]] = {}
+        # Neighbours with one target are written together.
+        for target, group in groupby(range(len(targets)), targets.__getitem__):
+            columns = list(group)
+            low, high = lows[columns[0]], highs[columns[-1]]
+            for byte, *more in _bytes_of(low, high, is_quoted) if target >= 0 else ():
+                after.setdefault(byte, []).append(builder.ranges(more, target))
         row = row_of({})
-        escapes: dict[int, int] = {}
-        for low, high, target in ranges:
-            row[low : min(high, 127) + 1] = target
-            escapes |= {
-                ord(letter): target
-                for code, letter in _SHORT_ESCAPES.items()
-                if low <= code <= high
-            }
-        if self._is_quoted:
-            row[:32] = row[34] = row[92] = -1
-            if escapes:
-                row[92] = self._builder.state(row_of(escapes))
-        for num_more, lead, begin, end in _FORMS:
-            parts = [
-                (max(low, begin), min(high, end), target)
-                for low, high, target in ranges
-                if low <= end and high >= begin
-            ]
-            self._fill(row, lead, parts, num_more)
-        return row
+        for (low, high), states in after.items():
+            row[low : high + 1] = builder.either(states)
+        builder.fill(state, row)
+    return builder.done(0).smallest()
 
-    def _fill(self, row: Row, lead: int, ranges: Sequence[_Range], num_more: int) -> None:
-        """Writes a byte of characters, which `num_more` bytes follow, into a row."""
-        size = 64**num_more
-        cells: dict[int, list[_Range]] = {}
-        for low, high, target in ranges:
-            first, last = low // size, high // size
-            for cell in {first, last}:
-                base = cell * size
-                part = (max(low, base) - base, min(high, base + size - 1) - base, target)
-                cells.setdefault(cell, []).append(part)
-            if last - first > 1:
-                whole = self._following(num_more, ((0, size - 1, target),))
-                row[lead + first + 1 : lead + last] = whole
-        for cell, parts in cells.items():
-            row[lead + cell] = self._following(num_more, tuple(parts))
 
-    def _following(self, num_more: int, ranges: tuple[_Range, ...]) -> int:
-        """Returns the state before the last bytes of characters, of which ranges are given."""
-        if num_more == 0:
-            return ranges[0][2]
-        key = (num_more, ranges)
-        if key not in self._known:
-            row = row_of({})
-            self._fill(row, 0x80, ranges, num_more - 1)
-            self._known[key] = self._builder.state(row)
-        return self._known[key]
+_write_small = lru_cache(maxsize=256)(_write)
+
+
+def _bytes_of(low: int, high: int, is_quoted: bool) -> Iterator[Ranges]:
+    """Yields the bytes of all characters of a range."""
+    for plain in _PLAIN if is_quoted else ((0, 0x10FFFF),):
+        for num_more, lead, *form in _FORMS:
+            begin, end = max(low, plain[0], form[0]), min(high, plain[1], form[1])
+            for first, *rest in _digits(begin, end, num_more) if begin <= end else ():
+                more = ((0x80 + least, 0x80 + most) for least, most in rest)
+                yield ((lead + first[0], lead + first[1]), *more)
+    for code, letter in _ESCAPES.items() if is_quoted else ():
+        if low <= code <= high:
+            yield ((92, 92), (ord(letter), ord(letter)))
+
+
+def _digits(low: int, high: int, num_more: int) -> Iterator[Ranges]:
+    """Yields the digits of some numbers to the base 64, of which `num_more` follow the first."""
+    size = 64**num_more
+    begin, end = -(-low // size), (high + 1) // size
+    if begin > end:
+        # All numbers have one first digit.
+        begin, parts = end, [(end, low % size, high % size)]
+    else:
+        parts = [(begin - 1, low % size, size - 1)] if low % size else []
+        parts += [(end, 0, high % size)] if (high + 1) % size else []
+    for first, least, most in parts:
+        yield from (((first, first), *rest) for rest in _digits(least, most, num_more - 1))
+    if begin < end:
+        yield ((begin, end - 1), *((0, 63),) * num_more)
 
 
 def union(parts: Iterable[Octets]) -> Octets:
     """Returns the texts that are in one of the sets."""
-    full = [part for part in parts if not part.is_empty]
-    if len(full) < 2:
-        return full[0] if full else NO_TEXT
-    sizes = np.cumsum([0] + [len(part) for part in full])
-    starts = tuple(int(size) for size in sizes[:-1])
-    table = np.concatenate(
-        [
-            np.where(part.table >= 0, part.table + start, -1)
-            for part, start in zip(full, starts, strict=True)
-        ]
-    )
-    accepting = np.concatenate([part.accepting for part in full])
-    if ((table[list(starts)] >= 0).sum(0) < 2).all():
-        # No two parts begin with the same byte.
-        table = np.vstack([table[list(starts)].max(0), table])
-        table = np.where(table >= 0, table + 1, -1)
-        return Octets(table, np.append(accepting[list(starts)].any(), accepting))
-    return _by_subsets(table, accepting, starts)
-
-
-def _by_subsets(table: Table, accepting: Mask, starts: tuple[int, ...]) -> Octets:
-    """Reads several states of a table at once, where texts of several parts begin alike."""
-    first, kinds = kinds_of(table)
-    few = table[:, first]
-    # A single state keeps its number and its row; each set of states is a further state.
-    numbers = {starts: len(few)}
-    queue, rows, ends = [starts], [], []
-    for states in queue:
-        targets = few[list(states)]
-        row = targets.max(0)
-        for column in np.flatnonzero(((targets >= 0) & (targets != row)).any(0)).tolist():
-            several = tuple(sorted(set(targets[:, column].tolist()) - {-1}))
-            if several not in numbers:
-                numbers[several] = len(few) + len(queue)
-                queue.append(several)
-            row[column] = numbers[several]
-        rows.append(row)
-        ends.append(bool(accepting[list(states)].any()))
-        if len(rows) % 64 == 0:
-            require_states(len(queue))
-    joined = np.vstack([few, *rows])
-    return Octets(*smallest(joined[:, kinds], np.append(accepting, ends), start=len(few)))
-
-
-def tagged_union(parts: Sequence[Octets]) -> tuple[Octets, Numbers]:
-    """Returns the union of sets that share no text, and the set of each accepting state or -1."""
-    if len(parts) == 1:
-        return parts[0], np.where(parts[0].accepting, 0, -1)
-    # Bytes that no JSON text has tell at the end of a text which set it is from.
-    marked = []
-    for tag, part in enumerate(parts):
-        table = np.vstack([part.table, row_of({})])
-        table[np.flatnonzero(part.accepting), tag] = len(part)
-        marked.append(Octets(table, np.append(np.zeros(len(part), bool), True)))
-    joined = union(marked)
-    marks = joined.table[:, : len(parts)] >= 0
-    if len(parts) > 32 or (marks.sum(1) > 1).any():
-        raise TooLargeError("more than 32 kinds of names")
-    tags = np.where(marks.any(1), marks.argmax(1), -1)
-    table = joined.table.copy()
-    table[:, : len(parts)] = -1
-    return Octets(table, tags >= 0), tags
-
-
-def json_string(text: str) -> bytes:
-    """Returns a JSON string as it is written in answers; raises UnicodeEncodeError if it cannot be.
-
-    A lone surrogate has no bytes.
-    """
-    return json.dumps(text, ensure_ascii=False).encode()
+    builder = Builder()
+    end = builder.end()
+    return builder.done(builder.either([builder.before(part, end) for part in parts]))

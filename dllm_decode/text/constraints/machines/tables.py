@@ -77,9 +77,9 @@ def reached(table: NDArray[np.integer], start: int) -> Numbers:
 
 
 def _once_each(states: Numbers, scratch: Numbers) -> Numbers:
-    """Returns each of some states once; `scratch` has an entry for each state."""
+    """Returns each of some states once, in order; `scratch` has an entry for each state."""
     places = np.arange(len(states))
-    scratch[states] = places
+    scratch[states[::-1]] = places[::-1]
     found: Numbers = states[scratch[states] == places]
     return found
 

@@ -3,7 +3,7 @@
 from functools import cache
 
 from dllm_decode.text.constraints.machines.ecma import full_match
-from dllm_decode.text.constraints.machines.languages import Language, meet
+from dllm_decode.text.constraints.machines.languages import Language
 
 _MINUTE = "([01][0-9]|2[0-3]):[0-5][0-9]"
 _DAY = (
@@ -76,5 +76,5 @@ def texts_of(name: str) -> Language:
     texts = full_match(_EXPRESSIONS[name])
     if "hostname" in name:
         # At most 4 labels of 62 characters are within 253 characters.
-        texts = meet(texts, full_match(r"[^.]{1,62}(\.[^.]{1,62}){0,3}"))
+        texts &= full_match(r"[^.]{1,62}(\.[^.]{1,62}){0,3}")
     return texts

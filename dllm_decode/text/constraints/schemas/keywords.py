@@ -3,54 +3,36 @@
 import math
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from dllm_decode.text.constraints.machines.ecma import ExpressionError, parse
-from dllm_decode.text.constraints.schemas.references import Document, SchemaError, parts_of
+from dllm_decode.text.constraints.schemas.numbers import is_bound, is_step
+from dllm_decode.text.constraints.schemas.references import (
+    PARTS,
+    Document,
+    SchemaError,
+    below,
+    parts_of,
+)
 from samplers.checks import shown
 
-TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object", "any")
 
-# Keywords that matter for values of one type alone.
-_OF_TYPE = {
-    "string": ("minLength", "maxLength", "pattern", "format"),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    "array": (
-        "items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",
-        "contains", "minContains", "maxContains", "unevaluatedItems",
-    ),
-    "object": (
-        "properties", "patternProperties", "additionalProperties", "minProperties",
-        "maxProperties", "propertyNames", "dependencies", "dependentRequired", "dependentSchemas",
-        "unevaluatedProperties",
-    ),
-}  # fmt: skip
-
-_REASONS = {
-    "unevaluatedProperties": "it depends on what other keywords have found",
-    "unevaluatedItems": "it depends on what other keywords have found",
-    "$dynamicRef": "it depends on where validation began",
-    "$recursiveRef": "it depends on where validation began",
+# Keywords that are refused, unless they change nothing: their values then, and the reason.
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "unevaluatedProperties": ((True, {}), "it depends on what other keywords have found"),
+    "unevaluatedItems": ((True, {}), "it depends on what other keywords have found"),
+    "uniqueItems": ((False,), "an automaton cannot compare items"),
+    "$dynamicRef": ((), "it depends on where validation began"),
+    "$recursiveRef": ((), "it depends on where validation began"),
 }
-
-_NOTES = frozenset((
-    "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly",
-    "$schema", "$id", "id", "$comment", "$defs", "definitions", "$anchor", "$dynamicAnchor",
-    "$recursiveAnchor", "$vocabulary", "contentEncoding", "contentMediaType", "contentSchema",
-    "discriminator", "xml", "externalDocs", "nullable", "name", "value", "values", "version",
-    "label", "order", "options", "links", "media", "method", "methods", "index", "notes", "note",
-    "units", "unit", "fields", "tsType", "markdownDescription", "enumNames", "enumDescriptions",
-    "errorMessage", "fileMatch", "contact",
-))  # fmt: skip
+_NOTES = ("x-", "$$", "@", "_", "//", "note")
 
 
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value)
-
-
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and value == int(value) and value >= 0
 
 
 def _is_names(value: Any) -> bool:
@@ -61,49 +43,38 @@ def _is_map(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
 def _is_types(value: Any) -> bool:
     names = value if isinstance(value, list) else [value]
-    return all(isinstance(name, str) and name in (*TYPES, "any") for name in names)
+    return all(isinstance(name, str) and name in TYPES for name in names)
 
 
-# The kind of value that each keyword must have.
-_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "type": (_is_types, f"one of {', '.join(TYPES)}, or a list of them"),
-    "enum": (_is_list, "a list"),
-    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
-    "required": (_is_names, "a list of names"),
-    "prefixItems": (_is_list, "a list of schemas"),
-    "dependentRequired": (
-        lambda value: _is_map(value) and all(map(_is_names, value.values())), "lists of names",
-    ),
-    **dict.fromkeys(
-        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
-         "minContains", "maxContains"),
-        (_is_count, "an integer of at least 0"),
-    ),
-    **dict.fromkeys(("minimum", "maximum"), (_is_number, "a number")),
-    **dict.fromkeys(
-        ("exclusiveMinimum", "exclusiveMaximum"),
-        (lambda value: isinstance(value, bool) or _is_number(value), "a number"),
-    ),
-    **dict.fromkeys(
-        ("allOf", "anyOf", "oneOf"),
-        (lambda value: _is_list(value) and len(value) > 0, "a list that is not empty"),
-    ),
-    **dict.fromkeys(
-        ("properties", "patternProperties", "dependentSchemas", "dependencies"),
-        (_is_map, "an object"),
-    ),
-}  # fmt: skip
+# The kind of value that some keywords must have.
+_KINDS: list[tuple[str, Callable[[Any], bool], tuple[str, ...]]] = [
+    (f"one of {', '.join(TYPES[:-1])}, or a list of them", _is_types, ("type",)),
+    ("a list", lambda value: isinstance(value, list), ("enum",)),
+    ("a number above 0 with few digits", lambda value: _is_number(value) and is_step(value),
+     ("multipleOf",)),
+    ("a number of at most 60 digits", lambda value: _is_number(value) and is_bound(value),
+     ("minimum", "maximum")),
+    ("a number of at most 60 digits",
+     lambda value: isinstance(value, bool) or (_is_number(value) and is_bound(value)),
+     ("exclusiveMinimum", "exclusiveMaximum")),
+    ("an integer of at least 0", lambda value: _is_number(value) and value >= 0 and value % 1 == 0,
+     ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+      "minContains", "maxContains")),
+    ("a list of names", _is_names, ("required",)),
+    ("lists of names", lambda value: _is_map(value) and all(map(_is_names, value.values())),
+     ("dependentRequired",)),
+    ("a list of schemas", lambda value: isinstance(value, list) and len(value) > 0,
+     ("allOf", "anyOf", "oneOf", "prefixItems")),
+    ("an object", _is_map,
+     ("properties", "patternProperties", "dependentSchemas", "dependencies")),
+    ("a text", lambda value: isinstance(value, str), ("pattern",)),
+]  # fmt: skip
+_KIND_OF = {keyword: kind[:2] for kind in _KINDS for keyword in kind[2]}
 
-_ASSERTIONS = sorted({
-    *_VALUES, *_REASONS, *(name for names in _OF_TYPE.values() for name in names), "const",
-    "not", "if", "then", "else", "$ref",
-})  # fmt: skip
+_ASSERTIONS = {*_KIND_OF, *_REFUSED, *PARTS, "format", "const", "$ref"}
+_LOWER = {keyword.lower(): keyword for keyword in sorted(_ASSERTIONS)}
 
 
 def check_schema(root: Any) -> Document:
@@ -115,71 +86,55 @@ def check_schema(root: Any) -> Document:
         SchemaError: If a part is no schema, or has a keyword that is not followed.
     """
     document = Document(root)
-    queue: list[tuple[Any, Any, tuple[str, ...]]] = [(root, None, ())]
+    queue: list[tuple[Any, str]] = [(root, "#")]
     seen: set[int] = set()
-    for part, parent, names in queue:
+    for part, pointer in queue:
         if isinstance(part, bool) or id(part) in seen:
             continue
         if not isinstance(part, dict):
-            place = "/".join([document.pointer(parent), *names])
-            raise SchemaError(f"{place} must be an object or a boolean, got {shown(part)}.")
+            raise SchemaError(f"{pointer} must be an object or a boolean, got {shown(part)}.")
         seen.add(id(part))
-        kept = {name: value for name, value in part.items() if _matters(name, part)}
         if "$ref" in part:
-            queue.append((document.target(part), part, ("$ref",)))
-            kept = {} if document.ignores_siblings else kept
-        for keyword, value in kept.items():
+            queue.append((document.target(part), f"{document.pointer(part)}/$ref"))
+            if document.ignores_siblings:
+                continue
+        pointer = document.pointer(part)
+        for keyword, value in part.items():
             problem = _problem(keyword, value)
             if problem:
-                raise SchemaError(f"{document.pointer(part)}/{keyword} {problem}")
-        queue.extend((inner, part, inner_names) for inner_names, inner in parts_of(kept))
+                raise SchemaError(f"{pointer}/{keyword} {problem}")
+        queue.extend((inner, below(pointer, names)) for names, inner in parts_of(part))
     return document
-
-
-def _matters(keyword: str, part: dict[str, Any]) -> bool:
-    """Returns whether a keyword is about one of the types that a part allows."""
-    named = part.get("type", list(TYPES))
-    types = [named] if isinstance(named, str) else named
-    if not isinstance(types, list) or "any" in types:
-        return True
-    owner = next((name for name, keywords in _OF_TYPE.items() if keyword in keywords), None)
-    return owner is None or owner in types or (owner == "number" and "integer" in types)
 
 
 def _problem(keyword: str, value: Any) -> str | None:
     """Returns the reason why a keyword with a value is refused; `None` if it is not."""
-    if keyword in _REASONS:
-        is_open = value is True or value == {}
-        return None if is_open else f"must be left out, because {_REASONS[keyword]}."
-    is_right, words = _VALUES.get(keyword, (None, ""))
-    if is_right is not None and not is_right(value):
-        return f"must be {words}, got {shown(value)}."
-    if keyword == "pattern":
-        return _problem_of_pattern(value)
-    if keyword == "patternProperties":
-        return next((problem for name in value if (problem := _problem_of_pattern(name))), None)
-    near = None if _is_note(keyword) else _near(keyword, _ASSERTIONS)
-    return f"is no keyword of JSON Schema. Did you mean {near!r}?" if near else None
-
-
-def _problem_of_pattern(pattern: Any) -> str | None:
-    if not isinstance(pattern, str):
-        return f"must be a text, got {shown(pattern)}."
-    try:
-        parse(pattern)
-    except ExpressionError as error:
-        return f"must be an expression that an automaton can follow, got {error} in {pattern!r}."
-    return None
-
-
-def _is_note(keyword: str) -> bool:
-    return keyword in _NOTES or keyword.startswith(("x-", "$$", "@", "_", "//"))
-
-
-def _near(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known name that another one is probably a misspelling of, if any."""
-    if name in known:
+    if keyword in _REFUSED:
+        no_ops, reason = _REFUSED[keyword]
+        return None if value in no_ops else f"must be left out, because {reason}."
+    if keyword in _KIND_OF:
+        words, is_right = _KIND_OF[keyword]
+        if not is_right(value):
+            return f"must be {words}, got {shown(value)}."
+    if keyword in ("pattern", "patternProperties"):
+        return _problem_of_patterns([value] if keyword == "pattern" else value)
+    if keyword in _ASSERTIONS or keyword.startswith(_NOTES):
         return None
-    lower = {other.lower(): other for other in known}
-    close = get_close_matches(name.lower(), lower, n=1, cutoff=0.85)
-    return lower[close[0]] if close else None
+    near = _near(keyword)
+    return f"is no keyword of JSON Schema. Did you mean {_LOWER[near[0]]!r}?" if near else None
+
+
+@lru_cache(maxsize=1000)
+def _near(keyword: str) -> list[str]:
+    return get_close_matches(keyword.lower(), _LOWER, n=1, cutoff=0.85)
+
+
+def _problem_of_patterns(patterns: Iterable[str]) -> str | None:
+    for pattern in patterns:
+        try:
+            parse(pattern)
+        except ExpressionError as error:
+            return (
+                f"must be an expression that an automaton can follow, got {error} in {pattern!r}."
+            )
+    return None

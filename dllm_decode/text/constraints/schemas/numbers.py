@@ -1,13 +1,13 @@
 """Sets of numbers, as the languages of their decimal texts without an exponent."""
 
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 
 from dllm_decode.text.constraints.machines.ecma import full_match
-from dllm_decode.text.constraints.machines.languages import Language, join, meet, minus
+from dllm_decode.text.constraints.machines.languages import Language
 from dllm_decode.text.constraints.machines.limits import once
-from dllm_decode.text.constraints.machines.networks import concat
 
 NUMBERS = full_match(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 """All numbers."""
@@ -15,13 +15,10 @@ NUMBERS = full_match(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 INTEGERS = full_match(r"-?(0|[1-9][0-9]*)(\.0+)?")
 """The numbers without a fraction."""
 
-MAX_MULTIPLE = 4_000
-"""Bound of a `multipleOf`: its digits as an integer, times the digits of its fraction plus one."""
-
+# States that remainders of a `multipleOf` may have.
+_MAX_REMAINDERS = 4_000
 _WITHOUT_POINT = full_match("-?(0|[1-9][0-9]*)")
 _WITH_EXPONENT = full_match(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?")
-_POSITIVE = full_match(r"(0|[1-9][0-9]*)(\.[0-9]+)?")
-_MINUS = full_match("-")
 # A double has this many digits without rounding.
 _SHORT = full_match(
     "-?("
@@ -31,28 +28,54 @@ _SHORT = full_match(
 _MAX_DIGITS = 60
 
 
-class BoundError(ValueError):
-    """A number that no automaton has as a bound; says which one may be."""
+def is_bound(value: float) -> bool:
+    """Returns whether a number has few enough digits for an automaton to compare others with it."""
+    return len(format(Decimal(repr(value)), "f")) <= _MAX_DIGITS
 
 
-def text_of(value: float) -> Decimal:
-    """Returns a number of a schema as the decimal number that it is written as."""
-    return Decimal(repr(value))
+def is_step(value: float) -> bool:
+    """Returns whether an automaton can follow the remainders of a division by a number."""
+    base, num_places = _as_fraction(Decimal(repr(value)))
+    return 0 < base * (num_places + 1) <= _MAX_REMAINDERS
 
 
+def numbers_of(part: dict[str, Any]) -> tuple[Language, bool]:
+    """Returns the numbers that the keywords of a part allow, and whether equality matters."""
+    numbers, is_exact = NUMBERS, False
+    for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        bound = part.get(keyword)
+        if bound is None or isinstance(bound, bool):
+            continue
+        # In draft 4 a boolean makes the other keyword's bound open.
+        exclusive = "exclusive" + keyword.capitalize()
+        is_open = keyword not in ("minimum", "maximum") or part.get(exclusive) is True
+        limit = at_least if keyword.endswith("inimum") else at_most
+        numbers &= limit(Decimal(repr(bound)), is_open=is_open)
+        is_exact |= is_open
+    if "multipleOf" in part:
+        numbers &= multiples_of(Decimal(repr(part["multipleOf"])))
+    return numbers, is_exact or "multipleOf" in part
+
+
+@once
 def at_least(bound: Decimal, *, is_open: bool) -> Language:
     """Returns the numbers from a bound on; without the bound itself if it is open."""
-    return once(("at least", bound, is_open), lambda: _at_least(bound, is_open=is_open))
+    greater, equal = _compared(abs(bound))
+    if bound > 0 or (bound == 0 and is_open):
+        return full_match(greater if is_open else f"{greater}|{equal}")
+    # The sign turns the order around.
+    less = f"{greater}|{equal}" if is_open else greater
+    return NUMBERS - full_match(f"-({less})")
 
 
 def at_most(bound: Decimal, *, is_open: bool) -> Language:
     """Returns the numbers up to a bound; without the bound itself if it is open."""
-    return minus(NUMBERS, at_least(bound, is_open=not is_open))
+    return NUMBERS - at_least(bound, is_open=not is_open)
 
 
 def equal_to(value: Decimal) -> Language:
     """Returns the texts of one number."""
-    return minus(at_least(value, is_open=False), at_least(value, is_open=True))
+    return at_least(value, is_open=False) - at_least(value, is_open=True)
 
 
 def written_numbers(numbers: Language, *, is_exact: bool) -> Language:
@@ -63,50 +86,33 @@ def written_numbers(numbers: Language, *, is_exact: bool) -> Language:
     """
     if numbers == NUMBERS:
         return _WITH_EXPONENT
-    if minus(numbers, INTEGERS).is_empty:
-        return meet(numbers, _WITHOUT_POINT)
-    return meet(numbers, _SHORT) if is_exact else numbers
+    if (numbers - INTEGERS).is_empty:
+        return numbers & _WITHOUT_POINT
+    return numbers & _SHORT if is_exact else numbers
 
 
-def _at_least(bound: Decimal, *, is_open: bool) -> Language:
-    greater, equal = _compared(abs(bound))
-    beyond = greater if is_open else join(greater, equal)
-    if bound > 0:
-        return beyond
-    # The sign turns the order around.
-    below = concat(_MINUS, minus(_POSITIVE, join(greater, equal) if is_open else greater))
-    return join(_POSITIVE if bound < 0 or not is_open else greater, below)
+def _compared(bound: Decimal) -> tuple[str, str]:
+    """Returns expressions of the numbers that are greater than a bound, and of those equal to it.
 
-
-def _compared(bound: Decimal) -> tuple[Language, Language]:
-    """Returns the positive numbers that are greater than a bound, and those that are equal."""
+    None of them has a sign.
+    """
     whole, _, fraction = format(bound, "f").partition(".")
     fraction, whole = fraction.rstrip("0"), whole.lstrip("0") or "0"
     size, rest = len(whole), r"(\.[0-9]+)?"
-    if size + len(fraction) > _MAX_DIGITS:
-        raise BoundError(f"a number of at most {_MAX_DIGITS} digits")
-    texts = [rf"[1-9][0-9]{{{size},}}{rest}", rf"{whole}\.{fraction}[0-9]*[1-9][0-9]*"]
+    greater = [rf"[1-9][0-9]{{{size},}}{rest}", rf"{whole}\.{fraction}[0-9]*[1-9][0-9]*"]
     for place, digit in enumerate(whole):
         if digit != "9":
             higher = f"{whole[:place]}[{int(digit) + 1}-9]"
-            texts.append(f"{higher}[0-9]{{{size - place - 1}}}{rest}")
+            greater.append(f"{higher}[0-9]{{{size - place - 1}}}{rest}")
     for place, digit in enumerate(fraction):
         if digit != "9":
-            texts.append(rf"{whole}\.{fraction[:place]}[{int(digit) + 1}-9][0-9]*")
-    equal = rf"{whole}\.{fraction}0*" if fraction else rf"{whole}(\.0+)?"
-    return full_match("|".join(texts)), full_match(equal)
+            greater.append(rf"{whole}\.{fraction[:place]}[{int(digit) + 1}-9][0-9]*")
+    return "|".join(greater), rf"{whole}\.{fraction}0*" if fraction else rf"{whole}(\.0+)?"
 
 
 def multiples_of(step: Decimal) -> Language:
-    """Returns the numbers that are a multiple of a positive number.
-
-    Raises:
-        BoundError: If there are too many remainders.
-    """
-    num_places = max(0, -int(step.normalize().as_tuple().exponent))
-    base = int(step.scaleb(num_places))
-    if base * (num_places + 1) > MAX_MULTIPLE:
-        raise BoundError("a number with fewer digits")
+    """Returns the numbers that are a multiple of a positive number."""
+    base, num_places = _as_fraction(step)
     # State `place * base + remainder`: place 0 is before the point, place n after n - 1 digits.
     place, remainder = np.divmod(np.arange((num_places + 2) * base), base)
     digits = (remainder[:, None] * 10 + np.arange(10)) % base
@@ -121,4 +127,10 @@ def multiples_of(step: Decimal) -> Language:
     num_missing = num_places - np.maximum(place - 1, 0)
     accepting = remainder * 10**num_missing % base == 0
     cuts = np.array([0, *map(ord, "-./0123456789:")])
-    return meet(NUMBERS, Language(cuts, table, accepting))
+    return NUMBERS & Language(cuts, table, accepting)
+
+
+def _as_fraction(step: Decimal) -> tuple[int, int]:
+    """Returns a number as an integer, and the digits of it that are after the point."""
+    num_places = max(0, -int(step.normalize().as_tuple().exponent))
+    return int(step.scaleb(num_places)), num_places

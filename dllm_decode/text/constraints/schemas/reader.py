@@ -3,34 +3,20 @@
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any, NamedTuple
 
-from dllm_decode.text.constraints.machines.ecma import ExpressionError, search
-from dllm_decode.text.constraints.machines.languages import (
-    EVERY,
-    NOTHING,
-    Language,
-    lengths,
-    meet,
-    minus,
-    words,
-)
+from dllm_decode.text.constraints.machines.ecma import search
+from dllm_decode.text.constraints.machines.languages import Language, lengths, words
 from dllm_decode.text.constraints.machines.limits import require_states
 from dllm_decode.text.constraints.schemas import formats
-from dllm_decode.text.constraints.schemas.numbers import (
-    NUMBERS,
-    BoundError,
-    at_least,
-    at_most,
-    equal_to,
-    multiples_of,
-    text_of,
-)
+from dllm_decode.text.constraints.schemas.numbers import NUMBERS, equal_to, is_bound, numbers_of
 from dllm_decode.text.constraints.schemas.references import Document, SchemaError
 from dllm_decode.text.constraints.schemas.values import (
     ANY,
     EVERYTHING,
     NONE,
+    OF_TYPE,
     Arrays,
     Names,
     Node,
@@ -38,7 +24,6 @@ from dllm_decode.text.constraints.schemas.values import (
     Values,
     both,
     either,
-    of_type,
     outside,
 )
 from samplers.checks import shown
@@ -78,7 +63,7 @@ class Reader:
         self._numbers: dict[int, int] = {}
         self._values: dict[Node, Values] = {}
         self._reading: dict[Node, None] = {}
-        self._made_parts: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._made_parts: dict[str, dict[str, Any]] = {}
 
     def node(self, part: Any) -> Node:
         """Returns the node of the values that are valid for a part of a schema."""
@@ -98,8 +83,9 @@ class Reader:
         if node in self._values:
             return self._values[node]
         if node in self._reading:
-            where = self._where(node)
-            raise _LoopError(f"{where} must not lead back to itself without a level of nesting.")
+            raise _LoopError(
+                f"{self.where(node)} must not lead back to itself without a level of nesting."
+            )
         require_states(0)
         self._reading[node] = None
         try:
@@ -109,24 +95,24 @@ class Reader:
         self._values[node] = result
         return result
 
-    def _where(self, node: Node) -> str:
+    def where(self, node: Node) -> str:
+        """Returns the pointer of a part that a node is made of."""
+        while node[0] in ("and", "or") and node[1]:
+            node = node[1][0]
         return self.document.pointer(self._parts[node[1]]) if node[0] == "part" else "#"
 
     def _read(self, node: Node) -> Values:
-        kind = node[0]
-        if kind == "any":
-            return EVERYTHING
-        if kind == "and":
+        if node[0] == "and":
             return self._meet(map(self.values, node[1]))
-        if kind == "or":
+        if node[0] == "or":
             result = Values()
             for part in node[1]:
                 result = result.join(self.values(part))
             return result
-        if kind == "value":
+        if node[0] == "value":
             values = self._value(json.loads(node[1]))
             return values.outside() if node[2] else values
-        return self._of_part(self._parts[node[1]], is_negated=node[2]) if node != NONE else Values()
+        return self._of_part(self._parts[node[1]], is_negated=node[2])
 
     def _meet(self, sets: Iterable[Values]) -> Values:
         result = EVERYTHING
@@ -155,9 +141,7 @@ class Reader:
         if shape.most is not None and shape.most < max(shape.least, len(shape.required)):
             return True
         members = dict(shape.members)
-        return any(
-            not shape.names.has(name) or self.is_empty(members[name]) for name in shape.required
-        )
+        return any(self.is_empty(members[name]) for name in shape.required)
 
     def is_empty(self, node: Node) -> bool:
         """Returns whether it is certain that a node has no value."""
@@ -175,10 +159,9 @@ class Reader:
         if value is None or isinstance(value, bool):
             return Values(frozenset([json.dumps(value)]))
         if isinstance(value, int | float):
-            try:
-                return Values(numbers=equal_to(text_of(value)))
-            except BoundError as error:
-                raise SchemaError(f"A value of enum must be {error}, got {shown(value)}.") from None
+            if not is_bound(value):
+                raise SchemaError(f"A value of enum must be a short number, got {shown(value)}.")
+            return Values(numbers=equal_to(Decimal(repr(value))))
         if isinstance(value, str):
             return Values(strings=words([value]))
         if isinstance(value, list):
@@ -192,10 +175,10 @@ class Reader:
         if not is_negated:
             return self._meet((*facts.sets, *facts.formats, *map(self.values, facts.nodes)))
         # Nothing is known of a text outside a format, or outside a set that lacks values.
-        is_narrowed = bool(facts.formats) or any(values.narrowed for values in facts.sets)
-        result = Values(narrowed=frozenset(["strings"] if is_narrowed else []))
+        is_narrowed = bool(facts.formats) or any(values.is_narrowed for values in facts.sets)
+        result = Values(is_narrowed=is_narrowed)
         for values in facts.sets:
-            if not values.narrowed:
+            if not values.is_narrowed:
                 result = result.join(values.outside())
         for node in facts.nodes:
             result = result.join(self.values(outside(node)))
@@ -210,25 +193,22 @@ class Reader:
         types = part.get("type", "any")
         allowed = Values()
         for name in [types] if isinstance(types, str) else types:
-            allowed = allowed.join(of_type(name))
+            allowed = allowed.join(OF_TYPE[name])
         facts.sets.append(allowed)
         if "enum" in part:
             facts.sets.append(self._listed(part["enum"]))
         if "const" in part:
             facts.sets.append(self._value(part["const"]))
-        for is_allowed, read in (
-            (not allowed.strings.is_empty, self._read_strings),
-            (not allowed.numbers.is_empty, self._read_numbers),
-            (allowed.arrays, self._read_arrays), (allowed.objects, self._read_objects),
-            (True, self._read_logic),
+        for read in (
+            self._read_strings, self._read_numbers, self._read_arrays, self._read_objects,
+            self._read_logic,
         ):  # fmt: skip
-            if is_allowed:
-                read(part, facts)
+            read(part, facts)
         return facts
 
     def _listed(self, listed: list[Any]) -> Values:
         texts = [value for value in listed if isinstance(value, str)]
-        result = Values(strings=words(texts) if texts else NOTHING)
+        result = Values(strings=words(texts))
         for value in listed:
             if not isinstance(value, str):
                 result = result.join(self._value(value))
@@ -237,49 +217,17 @@ class Reader:
     def _read_strings(self, part: dict[str, Any], facts: _Facts) -> None:
         least, most = int(part.get("minLength", 0)), part.get("maxLength")
         if least or most is not None:
-            kept = most if most is None else max(least, min(int(most), _MAX_LENGTH))
-            is_possible = most is None or least <= most
-            texts = lengths(least, kept) if is_possible else NOTHING
-            narrowed = frozenset(["strings"] if most is not None and kept < most else [])
-            facts.sets.append(replace(EVERYTHING, strings=texts, narrowed=narrowed))
+            kept = None if most is None else min(int(most), max(least, _MAX_LENGTH))
+            texts = lengths(least, kept)
+            facts.sets.append(replace(EVERYTHING, strings=texts, is_narrowed=kept != most))
         name = part.get("format")
         if isinstance(name, str) and name in formats.NAMES:
             facts.formats.append(replace(EVERYTHING, strings=formats.texts_of(name)))
         if "pattern" in part:
-            texts = self._found(part["pattern"], part, "pattern")
-            facts.sets.append(replace(EVERYTHING, strings=texts))
-
-    def _found(self, pattern: str, part: dict[str, Any], keyword: str) -> Language:
-        try:
-            return search(pattern)
-        except ExpressionError as error:
-            raise SchemaError(
-                f"{self.document.pointer(part)}/{keyword} must be an expression that an automaton "
-                f"can follow, got {error} in {shown(pattern)}."
-            ) from None
+            facts.sets.append(replace(EVERYTHING, strings=search(part["pattern"])))
 
     def _read_numbers(self, part: dict[str, Any], facts: _Facts) -> None:
-        numbers, is_exact = NUMBERS, False
-        try:
-            for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
-                bound = part.get(keyword)
-                if bound is None or isinstance(bound, bool):
-                    continue
-                # In draft 4 a boolean makes the other keyword's bound open.
-                exclusive = "exclusive" + keyword.capitalize()
-                is_open = keyword not in ("minimum", "maximum") or part.get(exclusive) is True
-                limit = at_least if keyword.endswith("inimum") else at_most
-                numbers = meet(numbers, limit(text_of(bound), is_open=is_open))
-                is_exact |= is_open
-            keyword = "multipleOf"
-            if keyword in part:
-                numbers = meet(numbers, multiples_of(text_of(part[keyword])))
-                is_exact = True
-        except BoundError as error:
-            raise SchemaError(
-                f"{self.document.pointer(part)}/{keyword} must be {error}, got "
-                f"{shown(part[keyword])}."
-            ) from None
+        numbers, is_exact = numbers_of(part)
         if numbers != NUMBERS:
             facts.sets.append(replace(EVERYTHING, numbers=numbers, is_exact=is_exact))
 
@@ -288,18 +236,15 @@ class Reader:
         if isinstance(items, list):
             # Before draft 2020-12 a list of items was the prefix.
             first, items = items, part.get("additionalItems", True)
-        rest, most = self.node(items), part.get("maxItems")
-        if rest == NONE:
-            most = len(first) if most is None else min(most, len(first))
+        most = part.get("maxItems")
         counted: tuple[tuple[Node, int, int | None], ...] = ()
         if "contains" in part:
             bounds = int(part.get("minContains", 1)), part.get("maxContains")
             if bounds != (0, None):
                 counted = ((self.node(part["contains"]), *bounds),)
         array = Arrays(
-            tuple(map(self.node, first)), rest, int(part.get("minItems", 0)),
-            None if most is None else int(most), counted, part.get("uniqueItems") is True,
-            self.document.pointer(part),
+            tuple(map(self.node, first)), self.node(items), int(part.get("minItems", 0)),
+            None if most is None else int(most), counted,
         )  # fmt: skip
         if array != Arrays():
             facts.sets.append(replace(EVERYTHING, arrays=(array,)))
@@ -307,33 +252,34 @@ class Reader:
     def _read_objects(self, part: dict[str, Any], facts: _Facts) -> None:
         listed, required = part.get("properties", {}), part.get("required", [])
         patterns = [
-            (self._found(pattern, part, "patternProperties"), self.node(inner))
+            (search(pattern), self.node(inner))
             for pattern, inner in part.get("patternProperties", {}).items()
         ]
         members = {}
+        names = self.values(self.node(part.get("propertyNames", True))).strings
         for name, inner in listed.items():
-            fitting = [node for names, node in patterns if names.has(name)]
-            members[name] = both([self.node(inner), *fitting])
+            fitting = [node for texts, node in patterns if texts.has(name)]
+            members[name] = both([self.node(inner), *fitting]) if names.has(name) else NONE
         most = part.get("maxProperties")
         shape = Objects.of(
-            members, required, others=self._others(part, patterns),
+            members, required, others=self._others(part, patterns, names),
             least=int(part.get("minProperties", 0)), most=None if most is None else int(most),
-            names=self.values(self.node(part.get("propertyNames", True))).strings,
-            where=self.document.pointer(part),
         )  # fmt: skip
         if shape != Objects():
-            facts.sets.append(replace(EVERYTHING, objects=(shape,)))
+            # Names of a format may be left out, so that nothing is known of other names.
+            has_names = "propertyNames" in part
+            facts.sets.append(replace(EVERYTHING, objects=(shape,), is_narrowed=has_names))
         self._read_dependencies(part, facts)
 
     def _others(
-        self, part: dict[str, Any], patterns: list[tuple[Language, Node]]
+        self, part: dict[str, Any], patterns: list[tuple[Language, Node]], possible: Language
     ) -> tuple[Names, ...]:
         """Returns the sets of names that are not listed, and the values of their members."""
-        cells: list[tuple[Language, tuple[Node, ...]]] = [(EVERY, ())]
+        cells: list[tuple[Language, tuple[Node, ...]]] = [(possible, ())]
         for names, node in patterns:
             split = []
             for cell, nodes in cells:
-                split += [(meet(cell, names), (*nodes, node)), (minus(cell, names), nodes)]
+                split += [(cell & names, (*nodes, node)), (cell - names, nodes)]
             cells = [(cell, nodes) for cell, nodes in split if not cell.is_empty]
         rest = self.node(part.get("additionalProperties", True))
         is_unasked = "properties" in part and "additionalProperties" not in part
@@ -346,19 +292,14 @@ class Reader:
         """Reads the members that must be there, or the schema that must hold, if one is there."""
         for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
             for name, then in part.get(keyword, {}).items():
-                lacks = self._made(("lacks", name), {
-                    "properties": {name: False}, "additionalProperties": True,
-                })  # fmt: skip
-                has = self._made(("has", name), {"type": "object", "required": [name]})
+                has = self._made({"type": "object", "required": [name]})
                 is_list = isinstance(then, list)
-                node = (
-                    self._made(("then", *then), {"required": then}) if is_list else self.node(then)
-                )
-                facts.nodes.append(either([lacks, both([has, node])]))
+                node = self._made({"required": then}) if is_list else self.node(then)
+                facts.nodes.append(either([outside(has), both([has, node])]))
 
-    def _made(self, key: tuple[str, ...], part: dict[str, Any]) -> Node:
-        """Returns the node of a part that is not in the schema; equal keys are one part."""
-        return self.node(self._made_parts.setdefault(key, part))
+    def _made(self, part: dict[str, Any]) -> Node:
+        """Returns the node of a part that is not in the schema; equal parts have one node."""
+        return self.node(self._made_parts.setdefault(json.dumps(part), part))
 
     def _read_logic(self, part: dict[str, Any], facts: _Facts) -> None:
         facts.nodes.extend(map(self.node, part.get("allOf", [])))

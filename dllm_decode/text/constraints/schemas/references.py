@@ -1,6 +1,6 @@
 """Where the parts of a schema are, and which part a `$ref` names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -20,7 +20,8 @@ PARTS = (
 
 _DEFINITIONS = ("$defs", "definitions")
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
-_MAX_POINTER = 200
+# Characters at the beginning and at the end of a pointer that are shown.
+_MAX_HALF = 100
 
 
 class SchemaError(ValueError):
@@ -32,13 +33,19 @@ class _Place(NamedTuple):
 
     Attributes:
         base: The URI that its references are relative to.
-        parent: The part that this one is in; `None` for the root.
-        names: The names that lead here from the parent.
+        pointer: The JSON pointer.
     """
 
     base: str
-    parent: Any
-    names: tuple[str, ...]
+    pointer: str
+
+
+def below(pointer: str, names: Iterable[str]) -> str:
+    """Returns the pointer of an inner part; the middle of a very long one is left out."""
+    escaped = (name.replace("~", "~0").replace("/", "~1") for name in names)
+    longer = "/".join([pointer, *escaped])
+    is_long = len(longer) > 2 * _MAX_HALF + 5
+    return f"{longer[:_MAX_HALF]} ... {longer[-_MAX_HALF:]}" if is_long else longer
 
 
 def parts_of(part: dict[str, Any], maps: tuple[str, ...] = MAPS) -> Iterator[tuple[Any, Any]]:
@@ -71,20 +78,12 @@ class Document:
         self.ignores_siblings = any(name in draft for name in _OLD_DRAFTS)
         self._places: dict[int, _Place] = {}
         self._named: dict[str, Any] = {}
-        self._find(root, _Place("", None, ()))
+        self._find(root, _Place("", "#"))
 
     def pointer(self, part: Any) -> str:
-        """Returns the JSON pointer of a part; the middle of a very long one is left out."""
-        names: list[str] = []
+        """Returns the JSON pointer of a part; that of the root if the part is not in the schema."""
         place = self._places.get(id(part))
-        while place is not None:
-            names.extend(reversed(place.names))
-            place = self._places.get(id(place.parent)) if place.names else None
-        escaped = [name.replace("~", "~0").replace("/", "~1") for name in reversed(names)]
-        pointer = "/".join(["#", *escaped])
-        if len(pointer) > _MAX_POINTER:
-            return f"{pointer[: _MAX_POINTER // 2]} ... {pointer[-_MAX_POINTER // 2 :]}"
-        return pointer
+        return place.pointer if place else "#"
 
     def target(self, part: dict[str, Any]) -> Any:
         """Returns the part that the `$ref` of a part names.
@@ -116,19 +115,21 @@ class Document:
         for name in names:
             target = target[int(name) if isinstance(target, list) else name]
         if isinstance(target, dict) and id(target) not in self._places:
-            self._find(target, _Place(document, self.root, tuple(names)))
+            self._find(target, _Place(document, below("#", names)))
         return target
 
     def _find(self, root: Any, place: _Place) -> None:
         """Notes the places and the names of a part and of all parts in it."""
         queue = [(root, place)]
-        for part, (base, parent, names) in queue:
+        for part, (base, pointer) in queue:
             if not isinstance(part, dict) or id(part) in self._places:
                 continue
             base = self._base_of(part, base)
-            self._places[id(part)] = _Place(base, parent, names)
-            for inner_names, inner in parts_of(part, (*MAPS, *_DEFINITIONS)):
-                queue.append((inner, _Place(base, part, inner_names)))
+            self._places[id(part)] = _Place(base, pointer)
+            queue.extend(
+                (inner, _Place(base, below(pointer, names)))
+                for names, inner in parts_of(part, (*MAPS, *_DEFINITIONS))
+            )
 
     def _base_of(self, part: dict[str, Any], base: str) -> str:
         """Returns the URI of a part, and notes its names."""

@@ -1,31 +1,22 @@
 """Sets of JSON values: scalars as automata, arrays and objects as shapes.
 
-A node names a set of values without building it: ("any",), ("none",), ("part", number, is_negated),
-("value", JSON, is_negated), ("and", nodes) and ("or", nodes). Shapes have nodes for their parts, so
-that a schema may lead back to itself.
+A node names a set of values without building it: ("part", number, is_negated), ("value", JSON,
+is_negated), ("and", nodes) or ("or", nodes). Shapes have nodes for their parts, so that a schema
+may lead back to itself.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from dllm_decode.text.constraints.machines.languages import (
-    EVERY,
-    NOTHING,
-    Language,
-    join,
-    meet,
-    minus,
-    words,
-)
-from dllm_decode.text.constraints.machines.limits import once
+from dllm_decode.text.constraints.machines.languages import EVERY, NOTHING, Language
+from dllm_decode.text.constraints.machines.limits import TooLargeError
 from dllm_decode.text.constraints.schemas.numbers import INTEGERS, NUMBERS
-from dllm_decode.text.constraints.schemas.references import SchemaError
 
 Node: TypeAlias = tuple[Any, ...]
 
-ANY: Node = ("any",)
-NONE: Node = ("none",)
+ANY: Node = ("and", ())
+NONE: Node = ("or", ())
 
 _MAX_SHAPES = 300
 
@@ -36,10 +27,8 @@ def both(nodes: Iterable[Node]) -> Node:
     for node in nodes:
         if node == NONE:
             return NONE
-        parts |= set(node[1]) if node[0] == "and" else {node} - {ANY}
-    if len(parts) < 2:
-        return parts.pop() if parts else ANY
-    return ("and", tuple(sorted(parts, key=_rank)))
+        parts |= set(node[1] if node[0] == "and" else [node])
+    return parts.pop() if len(parts) == 1 else ("and", tuple(sorted(parts, key=_rank)))
 
 
 def either(nodes: Iterable[Node]) -> Node:
@@ -49,22 +38,16 @@ def either(nodes: Iterable[Node]) -> Node:
         if node == ANY:
             return ANY
         parts |= dict.fromkeys(node[1] if node[0] == "or" else [node])
-    parts.pop(NONE, None)
-    if len(parts) < 2:
-        return next(iter(parts), NONE)
-    return ("or", tuple(parts))
+    return next(iter(parts)) if len(parts) == 1 else ("or", tuple(parts))
 
 
 def outside(node: Node) -> Node:
     """Returns the node of the values that are not in a set."""
-    kind = node[0]
-    if kind in ("any", "none"):
-        return NONE if kind == "any" else ANY
-    if kind == "and":
+    if node[0] == "and":
         return either(map(outside, node[1]))
-    if kind == "or":
+    if node[0] == "or":
         return both(map(outside, node[1]))
-    return (kind, node[1], not node[2])
+    return (node[0], node[1], not node[2])
 
 
 def _rank(node: Node) -> tuple[int, int, str]:
@@ -82,8 +65,6 @@ class Arrays:
         least: Fewest items.
         most: Most items; `None` for no bound.
         counted: A node, and the fewest and most items that it must hold for.
-        is_unique: No two items are equal.
-        where: Pointer of the part that asks for this.
     """
 
     first: tuple[Node, ...] = ()
@@ -91,8 +72,6 @@ class Arrays:
     least: int = 0
     most: int | None = None
     counted: tuple[tuple[Node, int, int | None], ...] = ()
-    is_unique: bool = False
-    where: str = field(default="#", compare=False)
 
     def at(self, place: int) -> Node:
         """Returns the node of an item."""
@@ -107,8 +86,6 @@ class Arrays:
             least=max(self.least, other.least),
             most=_least_of(self.most, other.most),
             counted=tuple(dict.fromkeys(self.counted + other.counted)),
-            is_unique=self.is_unique or other.is_unique,
-            where=other.where if other.is_unique or other.counted else self.where,
         )
 
     def nodes(self) -> Iterator[Node]:
@@ -125,34 +102,19 @@ class Names:
     """Members of an object whose names are not listed.
 
     Attributes:
-        within: Their names, and those of `listed`.
-        listed: Names that they do not have.
+        names: Their names, and perhaps listed ones.
         node: Node of their values.
         is_unasked: The schema lists the members, and says nothing of others.
     """
 
-    within: Language = EVERY
-    listed: frozenset[str] = frozenset()
+    names: Language = EVERY
     node: Node = ANY
     is_unasked: bool = False
 
-    @property
-    def names(self) -> Language:
-        """The names."""
-        return once(
-            ("names", self.within, self.listed), lambda: minus(self.within, words(self.listed))
-        )
-
-    def has(self, name: str) -> bool:
-        """Returns whether a member has a value of the node."""
-        return name not in self.listed and self.within.has(name)
-
     def meet(self, other: "Names") -> "Names":
         """Returns the names of both, with values of both nodes."""
-        return Names(
-            meet(self.within, other.within), self.listed | other.listed,
-            both([self.node, other.node]), self.is_unasked or other.is_unasked,
-        )  # fmt: skip
+        is_unasked = self.is_unasked or other.is_unasked
+        return Names(self.names & other.names, both([self.node, other.node]), is_unasked)
 
 
 @dataclass(frozen=True)
@@ -165,8 +127,6 @@ class Objects:
         required: Names that must be there, all of which are listed.
         least: Fewest members.
         most: Most members; `None` for no bound.
-        names: Names that are possible at all.
-        where: Pointer of the part that asks for this.
     """
 
     members: tuple[tuple[str, Node], ...] = ()
@@ -174,8 +134,6 @@ class Objects:
     required: frozenset[str] = frozenset()
     least: int = 0
     most: int | None = None
-    names: Language = EVERY
-    where: str = field(default="#", compare=False)
 
     @staticmethod
     def of(members: Mapping[str, Node], required: Iterable[str] = (), **fields: Any) -> "Objects":
@@ -183,26 +141,24 @@ class Objects:
         shape = Objects(**fields)
         listed = dict(members)
         listed |= {name: shape.at(name) for name in sorted(required) if name not in listed}
-        others = (replace(other, listed=other.listed | listed.keys()) for other in shape.others)
         return replace(
             shape,
             members=tuple(listed.items()),
-            others=tuple(other for other in others if other.node != NONE),
+            others=tuple(other for other in shape.others if other.node != NONE),
             required=frozenset(required),
         )
 
     @property
     def is_open(self) -> bool:
         """True if members of names that are not listed may have any value."""
-        has_free = bool(self.others) and all(other.node == ANY for other in self.others)
-        return has_free and self.names == EVERY
+        return [(other.names, other.node) for other in self.others] == [(EVERY, ANY)]
 
     def at(self, name: str) -> Node:
         """Returns the node of a member."""
         for listed, node in self.members:
             if listed == name:
                 return node
-        return next((other.node for other in self.others if other.has(name)), NONE)
+        return next((other.node for other in self.others if other.names.has(name)), NONE)
 
     def meet(self, other: "Objects") -> "Objects":
         """Returns the objects of both shapes."""
@@ -217,12 +173,10 @@ class Objects:
         others = (one.meet(two) for one in self.others for two in other.others)
         return Objects(
             members=tuple(members.items()),
-            others=tuple(cell for cell in others if cell.node != NONE and not cell.within.is_empty),
+            others=tuple(cell for cell in others if cell.node != NONE and not cell.names.is_empty),
             required=self.required | other.required,
             least=max(self.least, other.least),
             most=_least_of(self.most, other.most),
-            names=meet(self.names, other.names),
-            where=other.where if other.least else self.where,
         )
 
     def nodes(self) -> Iterator[Node]:
@@ -252,7 +206,7 @@ class Values:
         strings: The strings.
         arrays: The shapes of arrays, one of which an array must have.
         objects: The shapes of objects, likewise.
-        narrowed: The fields, of the last three, that lack some values of what they are named for.
+        is_narrowed: The set lacks some of the values that it should have.
     """
 
     literals: frozenset[str] = frozenset()
@@ -261,46 +215,37 @@ class Values:
     strings: Language = NOTHING
     arrays: tuple[Arrays, ...] = ()
     objects: tuple[Objects, ...] = ()
-    narrowed: frozenset[str] = frozenset()
+    is_narrowed: bool = False
 
     @property
     def is_surely_empty(self) -> bool:
         """True if there is certainly no value in the set."""
-        if self.literals or not self.numbers.is_empty:
-            return False
-        return all(self.lacks(name) for name in ("strings", "arrays", "objects"))
-
-    def lacks(self, name: str) -> bool:
-        """Returns whether there is certainly no value in one of the last three fields."""
-        field = getattr(self, name)
-        return name not in self.narrowed and (field.is_empty if name == "strings" else not field)
+        has_value = self.literals or self.arrays or self.objects or self.is_narrowed
+        return not has_value and self.numbers.is_empty and self.strings.is_empty
 
     def meet(self, other: "Values") -> "Values":
         """Returns the values that are in both sets."""
         return Values(
             literals=self.literals & other.literals,
-            numbers=meet(self.numbers, other.numbers),
+            numbers=self.numbers & other.numbers,
             is_exact=self.is_exact or other.is_exact,
-            strings=meet(self.strings, other.strings),
+            strings=self.strings & other.strings,
             arrays=_apart(one.meet(two) for one in self.arrays for two in other.arrays),
             objects=_apart(one.meet(two) for one in self.objects for two in other.objects),
-            narrowed=frozenset(
-                name
-                for name in self.narrowed | other.narrowed
-                if not self.lacks(name) and not other.lacks(name)
-            ),
+            is_narrowed=(self.is_narrowed and not other.is_surely_empty)
+            or (other.is_narrowed and not self.is_surely_empty),
         )
 
     def join(self, other: "Values") -> "Values":
         """Returns the values that are in one of the sets."""
         return Values(
             literals=self.literals | other.literals,
-            numbers=join(self.numbers, other.numbers),
+            numbers=self.numbers | other.numbers,
             is_exact=self.is_exact or other.is_exact,
-            strings=join(self.strings, other.strings),
+            strings=self.strings | other.strings,
             arrays=_apart((*self.arrays, *other.arrays)),
             objects=_apart((*self.objects, *other.objects)),
-            narrowed=self.narrowed | other.narrowed,
+            is_narrowed=self.is_narrowed or other.is_narrowed,
         )
 
     def outside(self) -> "Values":
@@ -309,23 +254,15 @@ class Values:
         The set itself must not lack values.
         """
         is_bounded = self.numbers not in (NUMBERS, INTEGERS, NOTHING)
-        narrowed = {"arrays"} if any(map(_is_partly_negated, self.arrays)) else set()
-        if not all(shape.is_open for shape in self.objects):
-            narrowed.add("objects")
-        arrays: tuple[Arrays, ...] = (Arrays(),)
-        for array in self.arrays:
-            arrays = _apart(one.meet(two) for one in arrays for two in _not_array(array))
-        objects: tuple[Objects, ...] = (Objects(),)
-        for shape in self.objects:
-            objects = _apart(one.meet(two) for one in objects for two in _not_object(shape))
+        is_whole = all(shape.is_open for shape in self.objects)
         return Values(
             literals=LITERALS - self.literals,
-            numbers=minus(NUMBERS, self.numbers),
+            numbers=NUMBERS - self.numbers,
             is_exact=is_bounded,
-            strings=minus(EVERY, self.strings),
-            arrays=arrays,
-            objects=objects,
-            narrowed=frozenset(narrowed),
+            strings=EVERY - self.strings,
+            arrays=_none_of(Arrays(), map(_not_array, self.arrays)),
+            objects=_none_of(Objects(), map(_not_object, self.objects)),
+            is_narrowed=not is_whole or any(map(_is_partly_negated, self.arrays)),
         )
 
 
@@ -335,11 +272,16 @@ def _apart(shapes: Iterable[Any]) -> tuple[Any, ...]:
     for shape in shapes:
         found.setdefault(shape)
         if len(found) > _MAX_SHAPES:
-            raise SchemaError(
-                f"{shape.where} must have at most {_MAX_SHAPES} alternatives, got more. Write "
-                "fewer combinations of allOf, anyOf and oneOf."
-            )
+            raise TooLargeError(f"more than {_MAX_SHAPES} alternatives of arrays or objects")
     return tuple(found)
+
+
+def _none_of(every: Any, negations: Iterable[list[Any]]) -> tuple[Any, ...]:
+    """Returns the shapes that are in one shape of each list."""
+    shapes = (every,)
+    for negation in negations:
+        shapes = _apart(one.meet(two) for one in shapes for two in negation)
+    return shapes
 
 
 def _not_array(array: Arrays) -> list[Arrays]:
@@ -364,7 +306,7 @@ def _not_array(array: Arrays) -> list[Arrays]:
 def _is_partly_negated(array: Arrays) -> bool:
     """Returns whether there are arrays that neither have a shape nor are in its `_not_array`."""
     is_rest_left = bool(array.first) and array.rest not in (ANY, NONE)
-    return array.is_unique or is_rest_left or any(least > 1 for _, least, _ in array.counted)
+    return is_rest_left or any(least > 1 for _, least, _ in array.counted)
 
 
 def _not_object(shape: Objects) -> list[Objects]:
@@ -383,16 +325,14 @@ def _not_object(shape: Objects) -> list[Objects]:
 EVERYTHING = Values(LITERALS, NUMBERS, False, EVERY, (Arrays(),), (Objects(),))
 """All JSON values."""
 
-
-def of_type(name: str) -> Values:
-    """Returns all values of a type."""
-    return {
-        "null": Values(frozenset(["null"])),
-        "boolean": Values(frozenset(["true", "false"])),
-        "integer": Values(numbers=INTEGERS),
-        "number": Values(numbers=NUMBERS),
-        "string": Values(strings=EVERY),
-        "array": Values(arrays=(Arrays(),)),
-        "object": Values(objects=(Objects(),)),
-        "any": EVERYTHING,
-    }[name]
+OF_TYPE = {
+    "null": Values(frozenset(["null"])),
+    "boolean": Values(frozenset(["true", "false"])),
+    "integer": Values(numbers=INTEGERS),
+    "number": Values(numbers=NUMBERS),
+    "string": Values(strings=EVERY),
+    "array": Values(arrays=(Arrays(),)),
+    "object": Values(objects=(Objects(),)),
+    "any": EVERYTHING,
+}
+"""All values of each type."""

@@ -5,10 +5,11 @@ from decimal import Decimal
 import pytest
 
 from dllm_decode.text.constraints.schemas.numbers import (
-    BoundError,
     at_least,
     at_most,
     equal_to,
+    is_bound,
+    is_step,
     multiples_of,
 )
 
@@ -37,8 +38,8 @@ def test_multiples_leave_no_remainder(step: str) -> None:
         assert numbers.has(text) == (Decimal(text) % Decimal(step) == 0), text
 
 
-def test_numbers_with_too_many_digits_are_refused() -> None:
-    with pytest.raises(BoundError, match="fewer digits"):
-        multiples_of(Decimal("1234567"))
-    with pytest.raises(BoundError, match="at most 60 digits"):
-        at_least(Decimal("1e99"), is_open=False)
+def test_numbers_of_few_digits_can_be_bounds_and_steps() -> None:
+    assert is_bound(1e59)
+    assert not is_bound(1e60)
+    assert is_step(0.001)
+    assert not any(map(is_step, (1234567, 0, -1)))
