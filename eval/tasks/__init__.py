@@ -7,7 +7,6 @@ from eval.tasks.ledgers import Ledgers
 from eval.tasks.lists import ListTask
 from eval.tasks.parallelbench import ParallelBench
 from eval.tasks.problem_files import FileTask
-from eval.tasks.puzzles import LatinSquare, Sudoku4
 from eval.tasks.word_problems import WordProblems
 
 __all__ = [
@@ -16,12 +15,10 @@ __all__ = [
     "FileTask",
     "GeneratedTask",
     "Gsm8k",
-    "LatinSquare",
     "Ledgers",
     "ListTask",
     "ParallelBench",
     "SampledTask",
-    "Sudoku4",
     "Task",
     "Turn",
     "WordProblems",

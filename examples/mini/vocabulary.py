@@ -11,11 +11,10 @@ from eval.tasks.grammar import cast, sentences
 from eval.tasks.ledgers import months
 from eval.tasks.lists import MAX_SUM, OUTPUTS
 from eval.tasks.number_world import templates
-from eval.tasks.puzzles import BLANK, ROW_END
 
 END_OF_TEXT, MASK = "<|endoftext|>", "<|mdm_mask|>"
 START_OF_TEXT, UNKNOWN = "<|startoftext|>", "<|unknown|>"
-MARKS = (*[".", "?", ",", ":", "+", "-", "*", "/", "=", "####", "[", "]", '"'], ROW_END, BLANK)
+MARKS = (*[".", "?", ",", ":", "+", "-", "*", "/", "=", "####", "[", "]", '"'], "|", "_")
 ANSWER_MARKER = "answer :"
 
 # A user turn ends with the answer marker, so that a prompt is the same with and without

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from eval_runs import write_lines
 
-from eval.runs.names import parse_task
+from eval.runs.names import matching, parse_task
 from eval.runs.sweep import read_sweep
 from eval.tasks import Gsm8k, ListTask, WordProblems
 from eval.tasks.jsonl import JsonLines
@@ -49,8 +49,6 @@ def test_addresses_name_tasks_splits_and_options() -> None:
         ("equations?max_factor=0", "max_factor must be a whole number, at least 1"),
         *((f"ledgers?min_steps={least}&max_steps={most}", "min_steps and max_steps must be")
           for least, most in ((1, 3), (4, 3), (5, 12))),
-        ("puzzles/latin?order=5", "order is 3 or 4, got 5"),
-        ("puzzles/sudoku4?max_blanks=13", "got 4 and 13"),
         ("word_problems?max_value=3", "max_value must be a whole number, at least 20, got 3"),
         ("word_problems?max_factor=1", "max_factor must be a whole number, at least 2, got 1"),
         ("word_problems?templates=nonsense", "got nonsense; the ids are gain_lose"),
@@ -156,3 +154,17 @@ SWEEP = 'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\n'
 def test_wrong_sweeps_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_sweep(write_lines(tmp_path / "sweep.toml", text))
+
+
+def test_a_pattern_names_the_tasks_that_match() -> None:
+    assert matching(["lists/*_any?n=4&limit=3", "equations"]) == (
+        "lists/replace_any?n=4&limit=3", "lists/remove_any?n=4&limit=3",
+        "lists/insert_any?n=4&limit=3", "equations",
+    )  # fmt: skip
+    assert matching(["lists/[cr]o*", "ledgers?limit=2"]) == ("lists/copy", "ledgers?limit=2")
+    # A file or a module may have any name.
+    assert matching(["jsonl:[a]*.jsonl", "my_tasks:Own"]) == ("jsonl:[a]*.jsonl", "my_tasks:Own")
+    with pytest.raises(ValueError, match=r"'parallelbench/\*' must match a task.*FOLDER#\*'"):
+        matching(["parallelbench/*"])
+    with pytest.raises(ValueError, match="must match a task, got none"):
+        matching(["shuffle*"])
