@@ -202,6 +202,10 @@ class ParallelBench(FileTask):
     def gen_length(self) -> int:
         return GEN_LENGTHS.get(self.task.partition("/")[0], OTHER_GEN_LENGTH)
 
+    @property
+    def block_length(self) -> int:
+        return self.gen_length
+
     def read(self, split: str) -> list[Example]:
         available = sources(Path(self.path))
         if self.task not in available:

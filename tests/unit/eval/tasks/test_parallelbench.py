@@ -371,11 +371,14 @@ def test_a_group_of_tasks_is_run_by_one_command(tmp_path: Path) -> None:
     first_of_each = tuple(f"{bench}{task}?limit=1" for task in tasks)
     assert matching([f"{bench}*?limit=1"]) == first_of_each
     command = ["run", f"{bench}*?limit=1", str(tmp_path / "out"), "--sampler"]
-    assert evaluate([*command, "FixedSchedule(1)", "--block-length", "32"]) == 0
+    assert evaluate([*command, "FixedSchedule(1)"]) == 0
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert tuple(row["settings"]["task"] for row in summary["rows"]) == first_of_each
     (scored,) = summary["parallel_bench"]
     assert (scored["num_tasks"], scored["num_settings"]) == (2, 1)
+    # A whole answer is one block, and one step fills it.
+    assert {row["settings"]["block_length"] for row in summary["rows"]} == {32}
+    assert {row["speed"]["nfe"] for row in summary["rows"]} == {1.0}
     assert set(scored["scores"]) == {"PB90", "PB80", "PB70", "PB60"}
 
 
