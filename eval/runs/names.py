@@ -15,7 +15,6 @@ from msgspec import Meta
 from dllm_decode.settings.addresses import construct, read_option, split_address
 from dllm_decode.settings.files import digest
 from eval.tasks import (
-    Equations,
     Example,
     Gsm8k,
     Ledgers,
@@ -33,7 +32,6 @@ from samplers.expression import import_class
 
 TASKS: Mapping[str, Callable[..., Task]] = {
     "word_problems": WordProblems,
-    "equations": Equations,
     "ledgers": Ledgers,
     "gsm8k": Gsm8k,
 }

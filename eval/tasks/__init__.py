@@ -1,7 +1,6 @@
 """Tasks: where questions come from and how answers are scored."""
 
 from eval.tasks.base import Example, GeneratedTask, SampledTask, Task, Turn
-from eval.tasks.equations import Equations
 from eval.tasks.gsm8k import Gsm8k
 from eval.tasks.ledgers import Ledgers
 from eval.tasks.lists import ListTask
@@ -10,7 +9,6 @@ from eval.tasks.problem_files import FileTask
 from eval.tasks.word_problems import WordProblems
 
 __all__ = [
-    "Equations",
     "Example",
     "FileTask",
     "GeneratedTask",

@@ -35,9 +35,6 @@ OUTPUTS = (
 )
 """Folders of `<split>/<category>/<task>.jsonl`, relative to the given one, with their version."""
 
-TABLES = (f"{SPLIT}-*.parquet", f"{SPLIT}/*.parquet", f"{SPLIT}/data-*.arrow", "data-*.arrow")
-"""Files that a hub copy's folder of one task may hold."""
-
 HOW = (
     "give a checkout with dataset/parallel_bench/data/output (v1), the folder that `pb data "
     "--output_dir` wrote, or a local copy of the hub's furiosa-ai/ParallelBench (v2)"
@@ -110,9 +107,8 @@ def _generated(root: Path) -> Iterator[tuple[str, TaskSource]]:
 
 def _hub_copy(root: Path) -> Iterator[tuple[str, TaskSource]]:
     for folder in sorted(path for path in root.glob("*-*") if path.is_dir()):
-        for pattern in TABLES:
-            if files := sorted(folder.glob(pattern)):
-                yield folder.name.replace("-", "/", 1), TaskSource(V2, files)
+        if files := sorted(folder.glob(f"{SPLIT}-*.parquet")):
+            yield folder.name.replace("-", "/", 1), TaskSource(V2, files)
 
 
 def _yaml(file: Path) -> Mapping[str, Any]:
@@ -131,19 +127,16 @@ def _yaml(file: Path) -> Mapping[str, Any]:
 
 
 def _rows_of(file: Path) -> list[Found]:
-    if file.suffix not in (".parquet", ".arrow"):
+    if file.suffix != ".parquet":
         return read_objects(file)
     try:
-        from pyarrow import ipc, parquet
+        from pyarrow import parquet
     except ImportError as error:
         raise ValueError(
             f"{file} is read by the package `datasets`, got none; install the extra `eval`."
         ) from error
-    with file.open("rb") as opened:
-        is_parquet = file.suffix == ".parquet"
-        table = parquet.read_table(opened) if is_parquet else ipc.open_stream(opened).read_all()
-        rows = enumerate(table.to_pylist(), start=1)
-        return [Found(fields, f"Row {number} of {file}") for number, fields in rows]
+    rows = enumerate(parquet.read_table(file).to_pylist(), start=1)
+    return [Found(fields, f"Row {number} of {file}") for number, fields in rows]
 
 
 @dataclass(frozen=True)
@@ -158,8 +151,7 @@ class ParallelBench(FileTask):
     - v2 (March 2026, package `parallelbench`): the same files in
       `parallelbench/dataset/data/output/test` (commit 823e697) or in the folder that `pb data
       --output_dir` wrote (commit 1a74d98); a local copy of the hub's `furiosa-ai/ParallelBench`,
-      one folder `<category>-<task>` each, as downloaded (`test-*.parquet`) or as `save_to_disk`
-      writes it.
+      one folder `<category>-<task>` each with `test-*.parquet`, as downloaded.
 
     v1 and v2 are different data: figures of v1 do not compare with figures of v2. The tasks of
     writing are scored as in the version of the layout: by a product of scores, and from commit

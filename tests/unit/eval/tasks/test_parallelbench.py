@@ -62,7 +62,7 @@ def write_files(folder: Path) -> Path:
     return folder
 
 
-def write_hub(folder: Path, kind: str) -> None:
+def write_hub(folder: Path) -> None:
     """Writes tasks as the hub's copy holds them: every field a text."""
     datasets = pytest.importorskip("datasets")
     for name, (prompt, metric, rows) in TASKS.items():
@@ -75,13 +75,10 @@ def write_hub(folder: Path, kind: str) -> None:
         task_folder = folder / name.replace("/", "-", 1)
         task_folder.mkdir(parents=True)
         table = datasets.Dataset.from_list(packed)
-        if kind == "parquet":
-            table.to_parquet(task_folder / "test-00000-of-00001.parquet")
-        else:
-            datasets.DatasetDict({"test": table}).save_to_disk(task_folder)
+        table.to_parquet(task_folder / "test-00000-of-00001.parquet")
 
 
-@pytest.fixture(params=["v1", "v2 generated", "v2 parquet", "v2 saved"])
+@pytest.fixture(params=["v1", "v2 generated", "v2 of the hub"])
 def checkout(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The same tasks in each layout."""
     if request.param == "v1":
@@ -89,7 +86,7 @@ def checkout(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     elif request.param == "v2 generated":
         write_files(tmp_path / "test")
     else:
-        write_hub(tmp_path, request.param.split()[1])
+        write_hub(tmp_path)
     return tmp_path
 
 

@@ -12,7 +12,7 @@ from eval.tasks.lists import OUTPUTS, STYLES
 from examples.mini.vocabulary import build_tokenizer
 
 GENERATED: list[GeneratedTask] = [
-    WordProblems(200, 12, templates=()),
+    WordProblems(),
     *(ListTask(keyword, style=style) for keyword in OUTPUTS for style in STYLES),
 ]
 
