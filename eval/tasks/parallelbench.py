@@ -135,7 +135,8 @@ def _rows_of(file: Path) -> list[Found]:
         raise ValueError(
             f"{file} is read by the package `datasets`, got none; install the extra `eval`."
         ) from error
-    rows = enumerate(parquet.read_table(file).to_pylist(), start=1)
+    with parquet.ParquetFile(file) as opened:
+        rows = enumerate(opened.read().to_pylist(), start=1)
     return [Found(fields, f"Row {number} of {file}") for number, fields in rows]
 
 
