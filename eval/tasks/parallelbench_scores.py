@@ -158,7 +158,7 @@ def score_sentence(text: str, given: Mapping[str, Any], label: Any) -> Scores:
 def score_summary(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     """Scores a summary: `answer` is ROUGE-L times `grammar`."""
     overlap = rouge(text, str(label["summary"]))
-    return _written(text, overlap["rougeL"]) | overlap
+    return {**_written(text, overlap["rougeL"]), **overlap}
 
 
 def score_paraphrase(text: str, given: Mapping[str, Any], label: Any) -> Scores:
