@@ -16,7 +16,6 @@ MAX_VALUE = 100
 """Greatest number of a problem."""
 MAX_FACTOR = 9
 """Greatest value of a product's smaller factor, and of a divisor."""
-WIDE_WORLD = 999
 
 COMPUTE: Mapping[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -43,7 +42,7 @@ class Step(NamedTuple):
 class Template:
     """A family of word problems that differ in numbers, people and objects only.
 
-    `slots` has the range of each number slot in a world of three-digit numbers, in order.
+    `slots` has the range of each number slot, in order.
     """
 
     id: str
@@ -124,7 +123,7 @@ class NumberPlan(NamedTuple):
 @cache
 def plan_of(template: Template) -> NumberPlan:
     """Returns the plan of a template."""
-    ranges = {slot: clipped(*limits) for slot, limits in template.slots.items()}
+    ranges = {slot: Interval(*limits) for slot, limits in template.slots.items()}
     ranges |= {step.result: Interval(1, MAX_VALUE) for step in template.steps}
     tighten(ranges, template.steps)
     plan = NumberPlan(template, [], ranges)
@@ -138,12 +137,6 @@ def plan_of(template: Template) -> NumberPlan:
                 slots[slot] = choices_of(step, slot, known, ranges)
         plan.steps.append((step, slots))
     return plan
-
-
-def clipped(least: int, greatest: int) -> Interval:
-    """Clips a range of the three-digit world; the lower end shrinks in proportion."""
-    scaled = max(2, least * MAX_VALUE // WIDE_WORLD)
-    return Interval(min(least, scaled), min(greatest, MAX_VALUE))
 
 
 def tighten(ranges: Ranges, steps: Sequence[Step]) -> None:
