@@ -105,7 +105,7 @@ class Oracle:
     """Options of `oracle`.
 
     Attributes:
-        task: A list task or Latin square, such as 'lists/shuffle?n=4'.
+        task: A list task, such as 'lists/shuffle?n=4'.
         sampler: Repeat to compare. `None`: seven of several speeds.
         rows: Decodes of each sampler.
         temperature: Temperature of the proposals.

@@ -44,8 +44,8 @@ class AnySubsetVerify(Verifier):
         judge       a      b  c              b sees a as well, c sees a and b
 
     The answer follows exactly the law of one token a forward, which is `AnySubsetVerify(1)`; at
-    temperature 0 it is that answer. With 2 no forward is saved. Blocks do not matter, and the
-    sampler is not asked.
+    temperature 0 it is that answer. With 2 no forward is saved: an answer of n tokens up to its EOS
+    takes n forwards if n is even, else n + 1. Blocks do not matter, and the sampler is not asked.
 
     Source: Guo and Ermon 2025, "Reviving Any-Subset Autoregressive Models with Principled Parallel
     Sampling and Speculative Decoding", https://arxiv.org/abs/2504.20456; the rule is that of the
@@ -53,7 +53,8 @@ class AnySubsetVerify(Verifier):
     Differs: [MASK] and banned tokens are excluded before the softmax, by the authors afterwards
     without normalising, which changes the law. Temperature 0, and a single draft without a second
     forward, which the authors' code does not have. Batches, whose rows keep their own pace. Left
-    out: the drafter from bigrams of the text, orders other than ascending.
+    out, see docs/literature.md: the drafter from bigrams of the text, orders other than ascending,
+    `r_atol`, `no_temp_oracle`.
 
     Attributes:
         draft_tokens: Positions drafted in a round, at least 1.

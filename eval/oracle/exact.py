@@ -7,9 +7,8 @@ from functools import lru_cache
 
 from eval.metrics.metrics import TradeOff
 from eval.oracle.joint import Joint, even_sizes
-from eval.tasks import Example, LatinSquare, ListTask, Task
+from eval.tasks import Example, ListTask, Task
 from eval.tasks.lists import NUM_SYMBOLS, OUTPUTS, ListQuestion, valid_outputs
-from eval.tasks.puzzles import latin_squares
 
 # Brackets around the list, and EOS: tokens that are certain from the start.
 _NUM_CERTAIN = {"brackets": 3, "compact": 1}
@@ -23,13 +22,10 @@ def joint_of(task: Task, example: Example) -> Joint:
 
     Raises ValueError if the task's right answers are not known, or too many.
     """
-    if isinstance(task, LatinSquare):
-        squares = latin_squares(task.order)
-        return Joint.uniform([[cell for row in square for cell in row] for square in squares])
     if not isinstance(task, ListTask):
         raise ValueError(
             f"The right answers to {task.name} are not known in closed form; "
-            "choose a list task or a Latin square, such as 'lists/shuffle?n=4'."
+            "choose a list task, such as 'lists/shuffle?n=4'."
         )
     return Joint.uniform(valid_outputs(example.meta["request"]))
 

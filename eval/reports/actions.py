@@ -5,12 +5,13 @@ from pathlib import Path
 
 from dllm_decode.settings.files import output_file, require_folder_or_new
 from eval.runs.named_files import require_results, toml_of
-from eval.runs.names import parse_task
+from eval.runs.names import matching, parse_task
 
 
 def run(options: Namespace) -> int:
     """Runs settings, and writes the report of a complete run."""
-    parse_task(options.task)
+    for address in matching([options.task]):
+        parse_task(address)
     require_folder_or_new(Path(options.out))
     from eval.reports.command import run_and_report
 

@@ -1,10 +1,13 @@
 """Tasks by address, as command lines and sweep files name them: `lists/shuffle?limit=9&n=6`."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from inspect import isabstract
+from itertools import chain
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
@@ -12,30 +15,25 @@ from msgspec import Meta
 from dllm_decode.settings.addresses import construct, read_option, split_address
 from dllm_decode.settings.files import digest
 from eval.tasks import (
-    Equations,
     Example,
     Gsm8k,
-    LatinSquare,
     Ledgers,
     ListTask,
     ParallelBench,
-    Sudoku4,
     Task,
     WordProblems,
 )
 from eval.tasks.checks import require_examples, require_target_score
 from eval.tasks.jsonl import JsonLines
-from eval.tasks.parallelbench import PARALLEL_BENCH
+from eval.tasks.lists import OUTPUTS
+from eval.tasks.parallelbench import PARALLEL_BENCH, sources
 from samplers.checks import shown
 from samplers.expression import import_class
 
 TASKS: Mapping[str, Callable[..., Task]] = {
     "word_problems": WordProblems,
-    "equations": Equations,
     "ledgers": Ledgers,
     "gsm8k": Gsm8k,
-    "puzzles/latin": LatinSquare,
-    "puzzles/sudoku4": Sudoku4,
 }
 LISTS = "lists/"
 JSON_LINES = "jsonl:"
@@ -117,6 +115,39 @@ def parse_task(address: str) -> Selection:
             if key in options
         },
     )
+
+
+def matching(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Returns addresses with the tasks that match in place of each pattern, such as `lists/*`.
+
+    `*` and `[...]` mean what they mean in a shell. In a pattern of ParallelBench, such as
+    `parallelbench:FOLDER#waiting_line/*`, they are part of the task, not of the folder. The options
+    after the question mark are those of every task.
+
+    Raises ValueError if no task matches a pattern.
+    """
+    return tuple(chain.from_iterable(map(_matching, addresses)))
+
+
+def _matching(address: str) -> Sequence[str]:
+    name, question, options = address.strip().partition("?")
+    folder, mark, pattern = "", "", name
+    if name.startswith(PARALLEL_BENCH):
+        folder, mark, pattern = name.rpartition("#")
+    elif ":" in name:
+        return [address]
+    if not {"*", "["} & set(pattern):
+        return [address]
+    known = [*TASKS, *(f"{LISTS}{keyword}" for keyword in OUTPUTS)]
+    if mark:
+        known = sorted(sources(Path(folder.removeprefix(PARALLEL_BENCH))))
+    found = [task for task in known if fnmatchcase(task, pattern)]
+    if not found:
+        raise ValueError(
+            f"{shown(name)} must match a task, got none that does among {', '.join(known)}. Tasks "
+            f"of ParallelBench are matched in a folder: '{PARALLEL_BENCH}FOLDER#*'."
+        )
+    return [f"{folder}{mark}{task}{question}{options}" for task in found]
 
 
 def _escaped(text: str) -> str:

@@ -22,7 +22,7 @@ from dllm_decode.settings.plugins import KINDS, check_plugin
 from dllm_decode.text.constraints import constraint_of
 from eval.runs.folder import Folder
 from eval.runs.named_files import toml_of
-from eval.runs.names import Selection, parse_task
+from eval.runs.names import Selection, matching, parse_task
 from eval.runs.prompts import said_of_unknown_words
 from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, RunPlan, execute
@@ -137,7 +137,7 @@ def run(options: argparse.Namespace, warn: Warn) -> Measured:
     constraint = named_constraint(options)
     sweep = Sweep(
         models=(options.model,),
-        tasks=(options.task,),
+        tasks=matching([options.task]),
         samplers=tuple(options.sampler or DEFAULT_SAMPLERS),
         caches=tuple(options.cache or ("NoCache()",)),
         verifiers=tuple(options.verifier or ("NoVerifier()",)),
@@ -234,6 +234,7 @@ def read_sweep(path: str | Path) -> Sweep:
         if name not in entries:
             raise ValueError(f"{path} lacks {name!r}; a sweep names model, tasks and samplers.")
     try:
+        values["tasks"] = matching(values["tasks"])
         return Sweep(decoding=decoding, **values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

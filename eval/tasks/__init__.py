@@ -1,27 +1,22 @@
 """Tasks: where questions come from and how answers are scored."""
 
 from eval.tasks.base import Example, GeneratedTask, SampledTask, Task, Turn
-from eval.tasks.equations import Equations
 from eval.tasks.gsm8k import Gsm8k
 from eval.tasks.ledgers import Ledgers
 from eval.tasks.lists import ListTask
 from eval.tasks.parallelbench import ParallelBench
 from eval.tasks.problem_files import FileTask
-from eval.tasks.puzzles import LatinSquare, Sudoku4
 from eval.tasks.word_problems import WordProblems
 
 __all__ = [
-    "Equations",
     "Example",
     "FileTask",
     "GeneratedTask",
     "Gsm8k",
-    "LatinSquare",
     "Ledgers",
     "ListTask",
     "ParallelBench",
     "SampledTask",
-    "Sudoku4",
     "Task",
     "Turn",
     "WordProblems",

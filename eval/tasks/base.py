@@ -174,7 +174,7 @@ class GeneratedTask(Task):
         """
         self.require(split, num_examples)
         wanted = DEFAULT_NUM_EXAMPLES if num_examples is None else num_examples
-        rng = random.Random(f"{self!r};{split};{seed}")
+        rng = random.Random(self.seed_of(split, seed))
         by_id: dict[str, Example] = {}
         misses = 0
         while len(by_id) < wanted and misses < MAX_MISSES:
@@ -188,6 +188,10 @@ class GeneratedTask(Task):
                     "is named by its prompt."
                 )
         return list(by_id.values())
+
+    def seed_of(self, split: str, seed: int) -> str:
+        """Returns the seed of the draws of a split."""
+        return f"{self!r};{split};{seed}"
 
     def none_found(self, split: str, remedy: str, num_draws: int = MAX_DRAWS) -> ValueError:
         """Returns the error that `draw` raises after `num_draws` draws without an example."""

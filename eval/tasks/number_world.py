@@ -1,11 +1,10 @@
-"""Templates of word problems, and draws of their numbers within a world of small numbers.
+"""Templates of word problems, and draws of their numbers from 1 to `MAX_VALUE`.
 
-The numbers of a problem have names: slots, constants such as `2`, and the results `s1`, `s2`, ...
+The numbers of a problem have names: slots, and the results `s1`, `s2`, ...
 Each step is read as a sum or a product: `l - r = o` is `l = o + r`, `l / r = o` is `l = o * r`.
 """
 
 import operator
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -13,10 +12,10 @@ from typing import NamedTuple
 
 from eval.tasks.grammar import one_line, read_world, words_in
 
-WIDE_WORLD = 999
-MIN_TUPLES = 500
-MAX_DRAWS = 20_000
-MAX_FRUITLESS = 1_000
+MAX_VALUE = 100
+"""Greatest number of a problem."""
+MAX_FACTOR = 9
+"""Greatest value of a product's smaller factor, and of a divisor."""
 
 COMPUTE: Mapping[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -43,40 +42,26 @@ class Step(NamedTuple):
 class Template:
     """A family of word problems that differ in numbers, people and objects only.
 
-    `slots` has the range of each number slot in the world of three-digit numbers, in order. A
-    `held_out` family belongs to the split `test_template` instead of `train`.
+    `slots` has the range of each number slot, in order.
     """
 
     id: str
     slots: Mapping[str, tuple[int, int]]
     question: str
     steps: tuple[Step, ...]
-    held_out: bool
-
-    @cached_property
-    def constants(self) -> tuple[int, ...]:
-        """Numbers that occur in the steps but in no slot, such as the 2 of "half of"."""
-        operands = {operand for step in self.steps for operand in (step.left, step.right)}
-        return tuple(sorted(int(operand) for operand in operands if operand.isdigit()))
 
     @cached_property
     def answer(self) -> str:
         """Text of the answer with its slots."""
         lines = [
-            f"{step.prefix} {write(step.left)} {step.operator} {write(step.right)} = "
-            f"{write(step.result)} ."
+            f"{step.prefix} {{{step.left}}} {step.operator} {{{step.right}}} = {{{step.result}}} ."
             for step in self.steps
         ]
-        return " ".join([*lines, f"#### {write(self.steps[-1].result)}"])
+        return " ".join([*lines, f"#### {{{self.steps[-1].result}}}"])
 
     def words(self) -> set[str]:
         """Returns every word that question and answer can contain besides slots and marks."""
         return words_in(self.question, self.answer)
-
-
-def write(number: str) -> str:
-    """Returns a number as a format string writes it: a constant as it is, a name as a slot."""
-    return number if number.isdigit() else f"{{{number}}}"
 
 
 @cache
@@ -89,10 +74,9 @@ def templates() -> Mapping[str, Template]:
             prefix, equation = line.split(" | ")
             left, symbol, right = equation.split()
             steps.append(Step(prefix, left, symbol, right, f"s{i}"))
-        held_out = table.get("held_out", False)
         slots = {name: tuple(bounds) for name, bounds in table["slots"].items()}
         question = one_line(table["question"])
-        by_id[table["id"]] = Template(table["id"], slots, question, tuple(steps), held_out)
+        by_id[table["id"]] = Template(table["id"], slots, question, tuple(steps))
     return by_id
 
 
@@ -123,7 +107,7 @@ Choices = Callable[[Numbers], Sequence[int]]
 
 
 class NumberPlan(NamedTuple):
-    """How to draw the numbers of a template in one world.
+    """How to draw the numbers of a template.
 
     Attributes:
         steps: Each step with the slots that it draws, and the possible numbers of each slot, given
@@ -134,18 +118,15 @@ class NumberPlan(NamedTuple):
     template: Template
     steps: list[tuple[Step, dict[str, Choices]]]
     ranges: Ranges
-    max_factor: int
 
 
 @cache
-def plan_of(template: Template, max_value: int, max_factor: int) -> NumberPlan | None:
-    """Returns the plan of a template, or None if the world is too narrow for it."""
-    ranges = {slot: clipped(*limits, max_value) for slot, limits in template.slots.items()}
-    ranges |= {str(constant): Interval(constant, constant) for constant in template.constants}
-    ranges |= {step.result: Interval(1, max_value) for step in template.steps}
-    if not tighten(ranges, template.steps, max_factor):
-        return None
-    plan = NumberPlan(template, [], ranges, max_factor)
+def plan_of(template: Template) -> NumberPlan:
+    """Returns the plan of a template."""
+    ranges = {slot: Interval(*limits) for slot, limits in template.slots.items()}
+    ranges |= {step.result: Interval(1, MAX_VALUE) for step in template.steps}
+    tighten(ranges, template.steps)
+    plan = NumberPlan(template, [], ranges)
     undrawn = set(template.slots)
     for step in template.steps:
         slots: dict[str, Choices] = {}
@@ -153,31 +134,22 @@ def plan_of(template: Template, max_value: int, max_factor: int) -> NumberPlan |
             if slot in undrawn:
                 undrawn.remove(slot)
                 known = None if other in undrawn else other
-                slots[slot] = choices_of(step, slot, known, ranges, max_factor)
+                slots[slot] = choices_of(step, slot, known, ranges)
         plan.steps.append((step, slots))
-    return plan if is_rich_enough(plan) else None
+    return plan
 
 
-def clipped(least: int, greatest: int, max_value: int) -> Interval:
-    """Clips a range of the three-digit world; the lower end shrinks in proportion."""
-    scaled = max(2, least * max_value // WIDE_WORLD)
-    return Interval(min(least, scaled), min(greatest, max_value))
-
-
-def tighten(ranges: Ranges, steps: Sequence[Step], max_factor: int) -> bool:
-    """Narrows ranges in place until none changes; returns False if a range becomes empty."""
+def tighten(ranges: Ranges, steps: Sequence[Step]) -> None:
+    """Narrows ranges in place until none changes."""
     before: Ranges = {}
     while before != ranges:
         before = dict(ranges)
         for step in steps:
-            for name, bound in bounds(step, ranges, max_factor):
+            for name, bound in bounds(step, ranges):
                 ranges[name] = ranges[name].meet(bound)
-                if ranges[name].least > ranges[name].greatest:
-                    return False
-    return True
 
 
-def bounds(step: Step, ranges: Ranges, max_factor: int) -> list[tuple[str, Interval]]:
+def bounds(step: Step, ranges: Ranges) -> list[tuple[str, Interval]]:
     """Returns the ranges that a step allows its three numbers."""
     total, first, second = step.left, step.result, step.right
     if step.operator in "+*":
@@ -186,17 +158,15 @@ def bounds(step: Step, ranges: Ranges, max_factor: int) -> list[tuple[str, Inter
     if step.operator in "+-":
         return [(total, x.plus(y)), (first, z.minus(y)), (second, z.minus(x))]
     limits = [(total, x.times(y)), (first, z.over(y)), (second, z.over(x))]
-    factor = Interval(1, max_factor)
-    if step.operator == "/" or x.least > max_factor:
+    factor = Interval(1, MAX_FACTOR)
+    if step.operator == "/" or x.least > MAX_FACTOR:
         limits.append((second, factor))
-    elif y.least > max_factor:
+    elif y.least > MAX_FACTOR:
         limits.append((first, factor))
     return limits
 
 
-def choices_of(
-    step: Step, slot: str, known: str | None, ranges: Ranges, max_factor: int
-) -> Choices:
+def choices_of(step: Step, slot: str, known: str | None, ranges: Ranges) -> Choices:
     """Returns the function that lists the possible numbers of `slot`, given `known`, if any."""
     if known is None:
         every = range(ranges[slot].least, ranges[slot].greatest + 1)
@@ -205,7 +175,7 @@ def choices_of(
     @cache
     def possible(value: int) -> Sequence[int]:
         narrowed = {**ranges, known: Interval(value, value)}
-        for name, bound in bounds(step, narrowed, max_factor):
+        for name, bound in bounds(step, narrowed):
             if name == slot:
                 narrowed[slot] = narrowed[slot].meet(bound)
         least, greatest = narrowed[slot]
@@ -220,7 +190,7 @@ def choices_of(
 
 def draw(plan: NumberPlan, uniform: Uniform) -> Numbers | None:
     """Draws the numbers of a problem; None if the attempt fails and should be repeated."""
-    numbers = {str(constant): constant for constant in plan.template.constants}
+    numbers: Numbers = {}
     for step, slots in plan.steps:
         for slot, choices in slots.items():
             possible = choices(numbers)
@@ -228,7 +198,7 @@ def draw(plan: NumberPlan, uniform: Uniform) -> Numbers | None:
                 return None
             numbers[slot] = possible[int(uniform() * len(possible))]
         left, right = numbers[step.left], numbers[step.right]
-        if not slots and not is_allowed(step.operator, left, right, plan.max_factor):
+        if not slots and not is_allowed(step.operator, left, right):
             return None
         numbers[step.result] = result = COMPUTE[step.operator](left, right)
         least, greatest = plan.ranges[step.result]
@@ -237,23 +207,8 @@ def draw(plan: NumberPlan, uniform: Uniform) -> Numbers | None:
     return numbers
 
 
-def is_allowed(symbol: str, left: int, right: int, max_factor: int) -> bool:
+def is_allowed(symbol: str, left: int, right: int) -> bool:
     """Says whether the factors of a product are small enough, and whether a division is exact."""
     if symbol == "*":
-        return min(left, right) <= max_factor
-    return symbol != "/" or (left % right == 0 and right <= max_factor)
-
-
-def is_rich_enough(plan: NumberPlan) -> bool:
-    """Says whether 20,000 draws find 500 problems, with a new one at least every 1,000 draws."""
-    uniform = random.Random("is_rich_enough").random
-    seen: set[tuple[int, ...]] = set()
-    last = 0
-    for attempt in range(MAX_DRAWS):
-        numbers = draw(plan, uniform)
-        if numbers is not None and tuple(numbers.values()) not in seen:
-            seen.add(tuple(numbers.values()))
-            last = attempt
-        if len(seen) >= MIN_TUPLES or attempt - last > MAX_FRUITLESS:
-            break
-    return len(seen) >= MIN_TUPLES
+        return min(left, right) <= MAX_FACTOR
+    return symbol != "/" or (left % right == 0 and right <= MAX_FACTOR)

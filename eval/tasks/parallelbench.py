@@ -25,18 +25,15 @@ MASK = "[MASK]"
 
 SPLIT = "test"
 CONFIG = "task_config.yaml"
-V1, V2 = "v1", "v2"
+V1, V2_BETA, V2 = "v1", "v2 at 823e697", "v2"
 
 OUTPUTS = (
     (V1, "dataset/parallel_bench/data/output"),
-    (V2, "parallelbench/dataset/data/output"),
+    (V2_BETA, "parallelbench/dataset/data/output"),
     (V2, "parallelbench/datasets/data/output"),
     (V2, "."),
 )
 """Folders of `<split>/<category>/<task>.jsonl`, relative to the given one, with their version."""
-
-TABLES = (f"{SPLIT}-*.parquet", f"{SPLIT}/*.parquet", f"{SPLIT}/data-*.arrow", "data-*.arrow")
-"""Files that a hub copy's folder of one task may hold."""
 
 HOW = (
     "give a checkout with dataset/parallel_bench/data/output (v1), the folder that `pb data "
@@ -110,9 +107,8 @@ def _generated(root: Path) -> Iterator[tuple[str, TaskSource]]:
 
 def _hub_copy(root: Path) -> Iterator[tuple[str, TaskSource]]:
     for folder in sorted(path for path in root.glob("*-*") if path.is_dir()):
-        for pattern in TABLES:
-            if files := sorted(folder.glob(pattern)):
-                yield folder.name.replace("-", "/", 1), TaskSource(V2, files)
+        if files := sorted(folder.glob(f"{SPLIT}-*.parquet")):
+            yield folder.name.replace("-", "/", 1), TaskSource(V2, files)
 
 
 def _yaml(file: Path) -> Mapping[str, Any]:
@@ -131,19 +127,17 @@ def _yaml(file: Path) -> Mapping[str, Any]:
 
 
 def _rows_of(file: Path) -> list[Found]:
-    if file.suffix not in (".parquet", ".arrow"):
+    if file.suffix != ".parquet":
         return read_objects(file)
     try:
-        from pyarrow import ipc, parquet
+        from pyarrow import parquet
     except ImportError as error:
         raise ValueError(
             f"{file} is read by the package `datasets`, got none; install the extra `eval`."
         ) from error
-    with file.open("rb") as opened:
-        is_parquet = file.suffix == ".parquet"
-        table = parquet.read_table(opened) if is_parquet else ipc.open_stream(opened).read_all()
-        rows = enumerate(table.to_pylist(), start=1)
-        return [Found(fields, f"Row {number} of {file}") for number, fields in rows]
+    with parquet.ParquetFile(file) as opened:
+        rows = enumerate(opened.read().to_pylist(), start=1)
+    return [Found(fields, f"Row {number} of {file}") for number, fields in rows]
 
 
 @dataclass(frozen=True)
@@ -158,24 +152,24 @@ class ParallelBench(FileTask):
     - v2 (March 2026, package `parallelbench`): the same files in
       `parallelbench/dataset/data/output/test` (commit 823e697) or in the folder that `pb data
       --output_dir` wrote (commit 1a74d98); a local copy of the hub's `furiosa-ai/ParallelBench`,
-      one folder `<category>-<task>` each, as downloaded (`test-*.parquet`) or as `save_to_disk`
-      writes it.
+      one folder `<category>-<task>` each with `test-*.parquet`, as downloaded.
 
-    v1 and v2 are different data: figures of v1 do not compare with figures of v2.
+    v1 and v2 are different data: figures of v1 do not compare with figures of v2. The tasks of
+    writing are scored as in the version of the layout: by a product of scores, and from commit
+    1a74d98 on by grammar alone.
 
     Source: Kang et al. 2025, "ParallelBench", https://arxiv.org/abs/2510.04767,
     https://github.com/furiosa-ai/ParallelBench.
-    Differs: the scorers are our own, see `eval.tasks.parallelbench_scores`. Any solution of a
-    sudoku is right (`answer_label` wants the stored one); grammar is Harper's, not LanguageTool's.
-    The labels of `waiting_line/sort` are kept as stored, by first name, although its prompt asks
-    for last names, so that right answers to the prompt are mostly counted wrong. Answers to v2 end
-    at a blank line, in puzzles at two, as upstream's do; answers to v1 do not.
+    Differs: in no score named `answer`, `answer_strict` or `grammar`; other scores are our own, see
+    `eval.tasks.parallelbench_scores`. The labels of `waiting_line/sort` are kept as stored, by
+    first name, although its prompt asks for last names, so that right answers to the prompt are
+    mostly counted wrong. Answers to v2 end at a blank line, in puzzles at two, as upstream's do;
+    answers to v1 do not.
 
     Attributes:
         path: Folder of the checkout or copy.
         task: Category and name, such as `waiting_line/copy`.
-        primary: Name of the score that is reported first. `answer` is None if its scorer is
-            missing; v2 publishes `grammar` for the tasks of writing.
+        primary: Name of the score that is reported first; `answer` is upstream's.
         form: "free", or "infill": the answer is the row's `output_format`, in which each [MASK] is
             one open token and everything else is given, with EOS after it. Upstream infills at
             temperature 1.
@@ -186,7 +180,7 @@ class ParallelBench(FileTask):
     primary: str = "answer"
     form: str = "free"
 
-    version = 3
+    version = 4
     splits = (SPLIT,)
     scores_own_target = False  # Some labels are words, or texts that a grammar checker judges.
 
@@ -201,6 +195,10 @@ class ParallelBench(FileTask):
     def gen_length(self) -> int:
         return GEN_LENGTHS.get(self.task.partition("/")[0], OTHER_GEN_LENGTH)
 
+    @property
+    def block_length(self) -> int:
+        return self.gen_length
+
     def read(self, split: str) -> list[Example]:
         available = sources(Path(self.path))
         if self.task not in available:
@@ -209,9 +207,7 @@ class ParallelBench(FileTask):
                 "those that v2 only has rules for come with its hub copy or `pb data`."
             )
         source = available[self.task]
-        blank = "\n\n\n" if self.task.startswith("puzzles/") else "\n\n"
-        stop = () if source.version == V1 else (blank,)
-        examples = [_example(*row, i, stop) for i, row in enumerate(source.rows())]
+        examples = [_example(*row, i, source.version) for i, row in enumerate(source.rows())]
         if not examples:
             raise ValueError(f"{self.name} has at least one row in {self.path}, got none.")
         return examples if self.form == "free" else [_infilled(example) for example in examples]
@@ -224,12 +220,14 @@ class ParallelBench(FileTask):
 
         `answer` is None, never 0, where the task's scorer is unknown here or a package is missing.
         """
-        meta = example.meta
-        text = cut_at(text, meta["stop"])
-        return SCORERS.get(meta["metric"], UNKNOWN).score(text, meta["input"], meta["label"])
+        meta, blank = example.meta, "\n\n\n" if self.task.startswith("puzzles/") else "\n\n"
+        text = text if meta["version"] == V1 else cut_at(text, (blank,))
+        scores = SCORERS.get(meta["metric"], UNKNOWN).score(text, meta["input"], meta["label"])
+        by_grammar = meta["version"] == V2 and "grammar" in scores
+        return {**scores, "answer": scores["grammar"]} if by_grammar else scores
 
 
-def _example(row: Found, config: Config, number: int, stop: tuple[str, ...]) -> Example:
+def _example(row: Found, config: Config, number: int, version: str) -> Example:
     where = row.where
     if not {"input", "answer"} <= row.fields.keys():
         raise ValueError(
@@ -248,7 +246,7 @@ def _example(row: Found, config: Config, number: int, stop: tuple[str, ...]) -> 
         )
     turns = [(filled(config, demo.input, where), text_of(demo.answer)) for demo in demonstrations]
     question = filled(config, inputs, where)
-    meta = {"input": inputs, "label": label, "metric": config.metric, "stop": stop,
+    meta = {"input": inputs, "label": label, "metric": config.metric, "version": version,
             "output_format": row.fields.get("output_format"), "where": where}  # fmt: skip
     name = f"{SPLIT}-{number}-{content_id(question)}"
     return Example(conversation(turns, question), text_of(label), meta, id=name)

@@ -1,11 +1,10 @@
-"""Our own scorers of ParallelBench's answers, by upstream's names."""
+"""Scorers of ParallelBench's answers, by upstream's names: written anew, with upstream's scores."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from eval.tasks.puzzles import is_latin, sudoku_grids
-from eval.tasks.text_scores import bleu, grammar, includes, product, rouge
+from eval.tasks.text_scores import bert_score, bleu, grammar, harper, product, rouge
 
 Scores = Mapping[str, float | None]
 
@@ -106,73 +105,82 @@ def list_scorer(is_right: Callable[[list[str], Any], bool], *needs: str) -> Scor
 def score_latin(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     """Scores a Latin square: every row and column has each symbol once.
 
-    `answer` is upstream's: rows are the first lines with the right set of symbols, columns end with
-    the shortest row, and a `first_row` of the label equals the first row, cell by cell.
-    `answer_strict` also wants rows without a repeated cell, and no other lines.
+    Rows are the first lines with the right set of symbols, columns end with the shortest row, and a
+    `first_row` of the label equals the first row, cell by cell.
     """
     symbols = set(label["symbols"])
-    lines = [
-        [cell.strip() for cell in line.split(",")] for line in text.split("\n") if line.strip()
-    ]
+    lines = ([cell.strip() for cell in line.split(",")] for line in text.split("\n"))
     rows = [line for line in lines if set(line) == symbols][: len(symbols)]
     columns = zip(*rows, strict=False)
     right = len(rows) == len(symbols) and all(set(column) == symbols for column in columns)
-    right = right and label.get("first_row") in (None, rows[0])
-    strict = right and rows == lines and is_latin(rows, sorted(symbols))
-    return {"answer": float(right), "answer_strict": float(strict)}
+    return {"answer": float(right and label.get("first_row") in (None, rows[0]))}
 
 
 def score_sudoku(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     """Scores a sudoku of side 4; None for other sides.
 
-    `answer`: the lines with four digits solve the puzzle. `answer_strict`: nothing else is written.
-    `answer_label`: these lines are the stored solution; some puzzles of v2 have several.
+    `answer`: the lines with four digits are the stored solution. `answer_strict`: nothing else is
+    written. `any_solution`, which is not upstream's: these lines solve the puzzle. Some puzzles of
+    v2 have several solutions, of which one is stored.
     """
     puzzle = str(given.get("sudoku", given.get("puzzle", ""))).split()
     if [len(line) for line in puzzle] != [4, 4, 4, 4]:
-        return dict.fromkeys(("answer", "answer_strict", "answer_label"))
+        return dict.fromkeys(("answer", "answer_strict", "any_solution"))
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     rows = ["".join(re.findall("[0-9]", line)) for line in lines]
     rows = [row for row in rows if len(row) == 4]
-    solved = tuple(tuple(map(int, row)) for row in rows) in sudoku_grids()
-    keeps = [a in ("0", "_", b) for a, b in zip("".join(puzzle), "".join(rows), strict=False)]
-    right = solved and all(keeps)
+    stored = str(label).split()
     return {
-        "answer": float(right),
-        "answer_strict": float(right and rows == lines),
-        "answer_label": float(rows == str(label).split()),
+        "answer": float(rows == stored),
+        "answer_strict": float(lines == stored),
+        "any_solution": float(len(rows) == 4 and solves(rows, puzzle)),
     }
+
+
+def solves(rows: Sequence[str], puzzle: Sequence[str]) -> bool:
+    """Says whether four rows of digits solve a sudoku of side 4; its open cells are `0` or `_`."""
+    columns = map("".join, zip(*rows, strict=True))
+    boxes = (rows[i][j : j + 2] + rows[i + 1][j : j + 2] for i in (0, 2) for j in (0, 2))
+    is_full = all(sorted(line) == list("1234") for line in (*rows, *columns, *boxes))
+    cells = zip("".join(puzzle), "".join(rows), strict=True)
+    return is_full and all(given in ("0", "_", cell) for given, cell in cells)
 
 
 def score_sentence(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     """Scores a sentence made of words: `answer` is `included` times `grammar`.
 
-    `included` wants whole words; `included_substring` is upstream's.
+    `included` wants each word as a part of the text, such as `boat` in `boats`.
     """
-    words = [str(word) for word in label["words"]]
-    included, grammatical = float(includes(text, words)), grammar(text)
-    return {
-        "answer": product(included, grammatical),
-        "included": included,
-        "included_substring": float(all(word in text for word in words)),
-        "grammar": grammatical,
-    }
+    included = float(all(str(word) in text for word in label["words"]))
+    return _written(text, included) | {"included": included}
 
 
 def score_summary(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     """Scores a summary: `answer` is ROUGE-L times `grammar`."""
-    overlap, grammatical = rouge(text, str(label["summary"])), grammar(text)
-    return {"answer": product(overlap["rougeL"], grammatical), **overlap, "grammar": grammatical}
+    overlap = rouge(text, str(label["summary"]))
+    return {**_written(text, overlap["rougeL"]), **overlap}
 
 
 def score_paraphrase(text: str, given: Mapping[str, Any], label: Any) -> Scores:
-    """Scores a paraphrase by `inverse_bleu`, one minus BLEU against the sentence, and `grammar`.
+    """Scores a paraphrase: `answer` is `inverse_bleu` times `bertscore` times `grammar`.
 
-    `answer`, upstream's product of both with BERTScore, is None: BERTScore needs a model.
+    `inverse_bleu` is one minus BLEU against the sentence; both are 0 if there is no text.
     """
-    overlap = bleu(text, str(label["text"]))
-    inverse = None if overlap is None else float(bool(text.strip())) * (1 - overlap)
-    return {"answer": None, "inverse_bleu": inverse, "grammar": grammar(text)}
+    sentence, is_text = str(label["text"]), bool(text.strip())
+    overlap = bleu(text, sentence)
+    inverse = None if overlap is None else is_text * (1 - overlap)
+    alike = bert_score(text.strip(), sentence) if is_text else 0.0
+    return _written(text, inverse, alike) | {"inverse_bleu": inverse, "bertscore": alike}
+
+
+def _written(text: str, *factors: float | None) -> dict[str, float | None]:
+    """Returns the scores of a text that is also judged by its grammar.
+
+    `answer` is the product of `grammar`, which is LanguageTool's, with the other factors. `harper`
+    is another checker's judgement, which is not upstream's and needs no Java.
+    """
+    judged = grammar(text)
+    return {"answer": product(*factors, judged), "grammar": judged, "harper": harper(text)}
 
 
 SCORERS: Mapping[str, Scorer] = {

@@ -1,47 +1,47 @@
-"""Scores of free text by optional packages, offline; None where the package is not installed.
+"""Scores of free text by optional packages; None where the package is not installed.
 
-The packages come with the extra `eval-text`.
+`eval-text` is the extra with Harper, ROUGE and BLEU, which run offline; `eval-official` the extra
+with LanguageTool and BERTScore, which download a server and weights the first time.
 """
 
 import math
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from bert_score import BERTScorer
     from harper import Linter
+    from language_tool_python import LanguageTool
 
-_WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*")
 _OF_STYLE = ("Enhancement", "Readability", "Redundancy", "Style")
 
 
-def words_of(text: str) -> list[str]:
-    """Returns the words of a text in lower case; an apostrophe inside a word belongs to it."""
-    return [word.casefold() for word in _WORD.findall(text)]
-
-
-def includes(text: str, words: Sequence[str]) -> bool:
-    """Says whether a text has every word as a whole word, in any case; a word can be a phrase.
-
-    Inflected forms do not count: `boats` does not include `boat`, but `boat-house` and `boat.` do.
-    A word asked for twice must come twice.
-    """
-    spaced = _spaced(text)
-    wanted = Counter(_spaced(word) for word in words)
-    return all(spaced.count(word) >= count for word, count in wanted.items())
-
-
 def grammar(text: str) -> float | None:
-    """Returns 1 if a grammar checker finds no error, 0 if it finds one or there is no text.
+    """Returns 1 if LanguageTool finds nothing in American English, 0 if it does or no text is left.
+
+    Source: LanguageTool, https://languagetool.org, by the package `language-tool-python` with the
+    configuration of ParallelBench.
+
+    Raises:
+        ValueError: If the server of LanguageTool does not start.
+    """
+    tool = _language_tool()
+    if tool is None:
+        return None
+    text = text.strip()
+    return float(bool(text) and not tool.check(text))
+
+
+def harper(text: str) -> float | None:
+    """Returns 1 if Harper finds no error of grammar, 0 if it finds one or there is no text.
 
     Remarks on style, such as a missing serial comma, do not count, and capitalised words that the
     checker does not know count as names. American English. The test is lenient: 95 % of 1000
     sentences of GSM8K's questions pass, and 66 % of the same sentences with their words shuffled.
+    Rates do not compare with those of LanguageTool.
 
     Source: Harper 2.13, https://github.com/Automattic/harper, by the package `harper-py` 0.2.
-    Differs: ParallelBench uses LanguageTool, whose rules differ, so that rates do not compare.
     """
     linter = _linter()
     if linter is None:
@@ -81,15 +81,26 @@ def bleu(text: str, reference: str) -> float | None:
     return float(min(score.score / 100, 1.0))
 
 
+def bert_score(text: str, reference: str) -> float | None:
+    """Returns the F-measure of BERTScore by layer 17 of `roberta-large`, without rescaling.
+
+    Source: Zhang et al. 2020, "BERTScore", https://arxiv.org/abs/1904.09675, by the package
+    `bert-score` with its defaults for English.
+
+    Raises:
+        ValueError: If the weights are not found.
+    """
+    scorer = _bert_scorer()
+    if scorer is None:
+        return None
+    *_, f_measure = scorer.score([text], [reference])
+    return min(max(float(f_measure), 0.0), 1.0)
+
+
 def product(*scores: float | None) -> float | None:
     """Returns the product; None if a factor is None, even if another one is 0."""
     factors = [score for score in scores if score is not None]
     return math.prod(factors, start=1.0) if len(factors) == len(scores) else None
-
-
-def _spaced(text: str) -> str:
-    # Neighbouring words share no space, so that `str.count`, which skips overlaps, finds each.
-    return "".join(f" {word} " for word in words_of(text))
 
 
 @cache
@@ -100,3 +111,35 @@ def _linter() -> "Linter | None":
     except ImportError:
         return None
     return Linter()
+
+
+@cache
+def _language_tool() -> "LanguageTool | None":
+    # A server in Java, which the package ends with the process.
+    try:
+        from language_tool_python import LanguageTool
+        from language_tool_python.exceptions import LanguageToolError
+    except ImportError:
+        return None
+    try:
+        return LanguageTool("en-US", config={"maxCheckThreads": 1, "maxSpellingSuggestions": 1})
+    except (ImportError, OSError, SystemError, LanguageToolError) as error:
+        raise ValueError(
+            f"LanguageTool must start, got: {error}. It needs Java 17 or later, and the network "
+            "the first time; without the package language-tool-python its scores are left out."
+        ) from error
+
+
+@cache
+def _bert_scorer() -> "BERTScorer | None":
+    try:
+        from bert_score import BERTScorer
+    except ImportError:
+        return None
+    try:
+        return BERTScorer(lang="en")
+    except OSError as error:
+        raise ValueError(
+            f"BERTScore must have the weights of roberta-large, got: {error}. It needs the network "
+            "the first time; without the package bert-score its score is left out."
+        ) from error

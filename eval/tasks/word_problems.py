@@ -4,20 +4,19 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from eval.tasks.base import Example, GeneratedTask, split_of
-from eval.tasks.grammar import cast, word_list
-from eval.tasks.number_world import NumberPlan, Numbers, Template, draw, plan_of, templates
-from samplers.checks import require_count
-
-MINI_TEMPLATES = word_list(
-    "gain_lose boxes_extra share_rest change more_pages leak buy_two trees bus teams shop_day "
-    "share_bill"
+from eval.tasks.grammar import cast
+from eval.tasks.number_world import (
+    MAX_FACTOR,
+    MAX_VALUE,
+    NumberPlan,
+    Numbers,
+    draw,
+    plan_of,
+    templates,
 )
-"""The templates that the embedded model `mini` was trained on."""
 
-SPLITS = ("train", "val", "test", "test_template", "test_entity", "test_large")
 MAX_TRIES = 200_000
 
 STRICT_ANSWER = re.compile(r"#### (\d+)(?!\S)")
@@ -28,85 +27,45 @@ SOLUTION = re.compile(r"(?:[a-z][a-z ]* \d+ [-+*/] \d+ = \d+ \. )+#### \d+")
 
 @dataclass(frozen=True)
 class WordProblems(GeneratedTask):
-    """Word problems of two to six steps whose every number is one word.
+    """Word problems of two to four steps whose every number is one word.
 
     The answer is one sentence for each step and then the result:
     `anna now has 12 + 5 = 17 . after giving some away anna has 17 - 3 = 14 . #### 14`.
-    Every operand, intermediate and result is a whole number in [1, max_value]; one factor of each
-    product, and each divisor, is at most `max_factor`; divisions are exact.
+    Every operand, intermediate and result is a whole number in [1, 100]; one factor of each
+    product, and each divisor, is at most 9; divisions are exact. A template's ranges are tightened
+    by interval arithmetic, and a slot is uniform over the numbers that the earlier slots allow.
 
-    A template's ranges are clipped to the world and tightened by interval arithmetic. A template
-    with fewer than 500 number tuples is left out (`excluded`). A slot is uniform over the numbers
-    that the earlier slots allow.
-
-    Splits: `train`, `val` and `test` are disjoint in (template, numbers).
-    `test_template` has the held-out templates. With numbers of `test`, `test_entity` has people and
-    objects that no training problem mentions, and `test_large` solutions with a number above two
-    thirds of the greatest that the template allows.
-
-    The defaults are the world of the embedded models `mini` and `mini-ar`.
-
-    Attributes:
-        max_value: Greatest number of the world, at least 20.
-        max_factor: Greatest value of a product's smaller factor, and of a divisor, at least 2.
-        templates: Ids of the templates to use; empty is every one the world allows.
+    Splits: `train`, `val` and `test` are disjoint in (template, numbers). With numbers of `test`,
+    `test_entity` has people and objects that no training problem mentions, and `test_large`
+    solutions with a number above two thirds of the greatest that the template allows.
     """
-
-    max_value: int = 100
-    max_factor: int = 9
-    templates: tuple[str, ...] = MINI_TEMPLATES
 
     name = "word_problems"
     version = 1
     primary = "answer"
     gen_length = 64
-
-    def __post_init__(self) -> None:
-        require_count("max_value", self.max_value, 20)
-        require_count("max_factor", self.max_factor, 2)
-        ids = tuple(templates())
-        unknown = sorted(set(self.templates) - set(ids))
-        if unknown:
-            raise ValueError(
-                f"templates must be ids such as {ids[0]!r}, got {', '.join(unknown)}; "
-                f"the ids are {', '.join(ids)}."
-            )
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        held_out = any(template.held_out for template in self._chosen)
-        return SPLITS if held_out else tuple(s for s in SPLITS if s != "test_template")
-
-    @property
-    def excluded(self) -> tuple[str, ...]:
-        """Ids of the chosen templates that this world is too narrow for."""
-        planned = {plan.template.id for plan in self._plans}
-        return tuple(template.id for template in self._chosen if template.id not in planned)
+    splits = ("train", "val", "test", "test_entity", "test_large")
 
     def draw(self, rng: random.Random, split: str = "train") -> Example:
         """Draws one problem; templates are equally likely."""
         self.require(split, None)
-        held_out = split == "test_template"
-        plans = [plan for plan in self._plans if plan.template.held_out == held_out]
-        if not plans:
-            raise ValueError(
-                f"Split {split!r} needs a template with at least 500 problems, got none from "
-                f"{self!r}; raise max_value or name other templates."
-            )
-        plan = plans[int(rng.random() * len(plans))]
+        plan = plan_of(list(templates().values())[int(rng.random() * len(templates()))])
         for _ in range(MAX_TRIES):
             numbers = draw(plan, rng.random)
             if numbers is not None and is_of(split, plan, numbers):
                 return example_of(plan, numbers, rng, split)
-        remedy = f"raise max_value or leave the template {plan.template.id!r} out"
-        raise self.none_found(split, remedy, MAX_TRIES)
+        raise self.none_found(split, "choose another seed", MAX_TRIES)
+
+    def seed_of(self, split: str, seed: int) -> str:
+        world = f"max_value={MAX_VALUE}, max_factor={MAX_FACTOR}, templates={tuple(templates())}"
+        return f"WordProblems({world});{split};{seed}"
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer.
 
         `answer` (primary): the first `#### n` is right. `answer_flexible`: the last number is
         right. `steps_valid`: share of the equations that are true. `consistent`: every operand
-        is in the question, is an earlier result, or is a constant that the question implies.
+        is in the question, or is an earlier result.
         `format`: the text is steps and then `#### n`, nothing else. Without an equation
         `steps_valid` and `consistent` are 0.
         """
@@ -127,17 +86,6 @@ class WordProblems(GeneratedTask):
         strict = STRICT_ANSWER.search(text)
         return strict[1] if strict else super().extract(text)
 
-    @cached_property
-    def _chosen(self) -> tuple[Template, ...]:
-        wanted = self.templates or templates()
-        return tuple(template for name, template in templates().items() if name in wanted)
-
-    @cached_property
-    def _plans(self) -> tuple[NumberPlan, ...]:
-        """The plans of the templates that the world is wide enough for."""
-        plans = (plan_of(template, self.max_value, self.max_factor) for template in self._chosen)
-        return tuple(plan for plan in plans if plan is not None)
-
 
 def example_of(plan: NumberPlan, numbers: Numbers, rng: random.Random, split: str) -> Example:
     """Returns the problem with these numbers, and with people and objects drawn by `rng`."""
@@ -150,7 +98,6 @@ def example_of(plan: NumberPlan, numbers: Numbers, rng: random.Random, split: st
         "template": template.id,
         "num_steps": len(template.steps),
         "numbers": {slot: numbers[slot] for slot in template.slots},
-        "constants": template.constants,
         "answer": numbers[template.steps[-1].result],
     }
     return Example(template.question.format_map(slots), template.answer.format_map(slots), meta)
@@ -158,8 +105,6 @@ def example_of(plan: NumberPlan, numbers: Numbers, rng: random.Random, split: st
 
 def is_of(split: str, plan: NumberPlan, numbers: Numbers) -> bool:
     """Says whether a problem with these numbers is of a split."""
-    if split == "test_template":
-        return True
     if split == "test_large":
         greatest = max(interval.greatest for interval in plan.ranges.values())
         if 3 * max(numbers.values()) <= 2 * greatest:
@@ -187,9 +132,8 @@ def is_true(left: str, operator: str, right: str, result: str) -> bool:
 
 
 def is_consistent(example: Example, equations: list[tuple[str, str, str, str]]) -> bool:
-    """Says whether every operand is given, implied, or an earlier result."""
-    allowed = {str(number) for number in example.meta["constants"]}
-    allowed |= set(NUMBER.findall(str(example.prompt)))
+    """Says whether every operand is given or an earlier result."""
+    allowed = set(NUMBER.findall(str(example.prompt)))
     for left, _, right, result in equations:
         if left not in allowed or right not in allowed:
             return False

@@ -7,15 +7,14 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from dllm_decode.training import Pair
-from eval.tasks.grammar import cast, sentences
+from eval.tasks.grammar import cast, sentences, word_list
 from eval.tasks.ledgers import months
 from eval.tasks.lists import MAX_SUM, OUTPUTS
 from eval.tasks.number_world import templates
-from eval.tasks.puzzles import BLANK, ROW_END
 
 END_OF_TEXT, MASK = "<|endoftext|>", "<|mdm_mask|>"
 START_OF_TEXT, UNKNOWN = "<|startoftext|>", "<|unknown|>"
-MARKS = (*[".", "?", ",", ":", "+", "-", "*", "/", "=", "####", "[", "]", '"'], ROW_END, BLANK)
+MARKS = (*[".", "?", ",", ":", "+", "-", "*", "/", "=", "####", "[", "]", '"'], "|", "_")
 ANSWER_MARKER = "answer :"
 
 # A user turn ends with the answer marker, so that a prompt is the same with and without
@@ -27,6 +26,15 @@ CONNECTIVES = sentences("ledgers", "answer")["gain"].wordings["so"]
 
 # Words, numbers, the marker #### and each other mark; words of ledgers have no digits.
 PIECES, LEDGER_PIECES = r"####|\w+|[^\w\s]", r"####|\d+|[a-z]+|[^\sa-z\d]"
+
+
+UNTOLD = word_list(
+    "latin sudoku4 animal animals as bag bags book cake costs cows day days earns eggs farm fence "
+    "first garden goes half hen hens long lost makes meter meters miles need needs not old older "
+    "one room rooms saves school sold they times today together toy toys trip two week weeks wide "
+    "works years"
+)
+"""Words of problems that no embedded model was trained on; their ids stay."""
 
 
 def word_tokenizer(words: Sequence[str], pieces: str = PIECES) -> PreTrainedTokenizerFast:
@@ -67,7 +75,7 @@ def ordered(marks: Iterable[str], words: set[str]) -> tuple[str, ...]:
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Returns the tokenizer of `mini`, `mini-ar` and `mini-lists`."""
     told = {word for template in templates().values() for word in template.words()}
-    return word_tokenizer(ordered(MARKS, {*told, *OUTPUTS, "latin", "sudoku4"}))
+    return word_tokenizer(ordered(MARKS, {*told, *OUTPUTS, *UNTOLD}))
 
 
 def build_ledger_tokenizer() -> PreTrainedTokenizerFast:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from equations import Equations
 from transformers import PreTrainedTokenizerBase
 from vocabulary import encode
 
@@ -18,7 +19,6 @@ from dllm_decode.training import Kind, Pair
 from eval.runs.prompts import encode_prompt
 from eval.tasks import ListTask, WordProblems
 from eval.tasks.base import GeneratedTask
-from eval.tasks.equations import Equations
 from eval.tasks.grammar import cast
 from eval.tasks.ledgers import Ledgers, draw_ledger, write_answer, write_story
 

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from eval_runs import write_lines
 
-from eval.runs.names import parse_task
+from eval.runs.names import matching, parse_task
 from eval.runs.sweep import read_sweep
-from eval.tasks import Gsm8k, ListTask, WordProblems
+from eval.tasks import Gsm8k, Ledgers, ListTask
 from eval.tasks.jsonl import JsonLines
 from eval.tasks.lists import FIXED_LENGTH
 
@@ -13,13 +13,11 @@ ROOT = Path(__file__).parents[4]
 
 
 def test_addresses_name_tasks_splits_and_options() -> None:
-    words = parse_task("word_problems?split=val&limit=7&max_value=150")
-    assert words.task == WordProblems(max_value=150)
-    assert (words.split, words.limit, words.examples_seed) == ("val", 7, 0)
-    assert len(words.examples()) == 7
+    ledgers = parse_task("ledgers?split=val&limit=7&min_steps=6")
+    assert ledgers.task == Ledgers(min_steps=6)
+    assert (ledgers.split, ledgers.limit, ledgers.examples_seed) == ("val", 7, 0)
+    assert len(ledgers.examples()) == 7
     assert parse_task("lists/shuffle?n=6&style=json").task == ListTask("shuffle", 6, "json")
-    chosen = parse_task("word_problems?templates=gain_lose,boxes_extra").task
-    assert chosen == WordProblems(templates=("gain_lose", "boxes_extra"))
     # It became a space, and the file was not found.
     odd = parse_task("gsm8k?path=/data/a+b c%26d%2541")
     assert odd.task == Gsm8k(path="/data/a+b c&d%41")
@@ -45,17 +43,9 @@ def test_addresses_name_tasks_splits_and_options() -> None:
         ("lists/copy?style=yaml", 'style must be one of "brackets"'),
         ("lists/copy?n=11", "n is a length from 2 to 10, got 11"),
         (f"lists/{FIXED_LENGTH[0]}?n=4", "one length only, got n=4; leave n out"),
-        ("equations?max_value=3", "max_value must be a whole number, at least 4"),
-        ("equations?max_factor=0", "max_factor must be a whole number, at least 1"),
         *((f"ledgers?min_steps={least}&max_steps={most}", "min_steps and max_steps must be")
           for least, most in ((1, 3), (4, 3), (5, 12))),
-        ("puzzles/latin?order=5", "order is 3 or 4, got 5"),
-        ("puzzles/sudoku4?max_blanks=13", "got 4 and 13"),
-        ("word_problems?max_value=3", "max_value must be a whole number, at least 20, got 3"),
-        ("word_problems?max_factor=1", "max_factor must be a whole number, at least 2, got 1"),
-        ("word_problems?templates=nonsense", "got nonsense; the ids are gain_lose"),
         ("word_problems?limit=0", "limit must be at least 1, got 0"),
-        ("word_problems?templates=times_total", "raise max_value or name other templates"),
     ],
 )  # fmt: skip
 def test_wrong_addresses_are_refused(address: str, message: str) -> None:
@@ -156,3 +146,17 @@ SWEEP = 'model = "mini"\ntasks = ["lists/copy"]\nsamplers = ["Factor()"]\n'
 def test_wrong_sweeps_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_sweep(write_lines(tmp_path / "sweep.toml", text))
+
+
+def test_a_pattern_names_the_tasks_that_match() -> None:
+    assert matching(["lists/*_any?n=4&limit=3", "gsm8k"]) == (
+        "lists/replace_any?n=4&limit=3", "lists/remove_any?n=4&limit=3",
+        "lists/insert_any?n=4&limit=3", "gsm8k",
+    )  # fmt: skip
+    assert matching(["lists/[cr]o*", "ledgers?limit=2"]) == ("lists/copy", "ledgers?limit=2")
+    # A file or a module may have any name.
+    assert matching(["jsonl:[a]*.jsonl", "my_tasks:Own"]) == ("jsonl:[a]*.jsonl", "my_tasks:Own")
+    with pytest.raises(ValueError, match=r"'parallelbench/\*' must match a task.*FOLDER#\*'"):
+        matching(["parallelbench/*"])
+    with pytest.raises(ValueError, match="must match a task, got none"):
+        matching(["shuffle*"])

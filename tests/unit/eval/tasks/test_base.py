@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eval.runs.names import TASKS, digest_of_examples, parse_task
-from eval.tasks import LatinSquare, ListTask, Sudoku4, WordProblems
+from eval.tasks import ListTask, WordProblems
 from eval.tasks.base import Example, SampledTask, content_id
 from eval.tasks.checks import require_examples, require_target_score
 from eval.tasks.jsonl import JsonLines
@@ -20,9 +20,6 @@ RECORDED = {
     "word_problems": "626a8ec92c6de8c2",
     "ledgers": "f2d505937b1ee7c7",
     "lists/shuffle": "92846a27323f83b8",
-    "equations": "600903c269417913",
-    "puzzles/latin": "c1e3c4dfbba6e8e5",
-    "puzzles/sudoku4": "ffbad3338d7da3e7",
 }
 
 
@@ -36,7 +33,7 @@ def test_examples_are_those_that_the_embedded_models_were_trained_on(name: str) 
 
 
 def test_tasks_are_equal_by_their_settings_and_print_as_their_constructor() -> None:
-    for task in (WordProblems(100, 9), ListTask("copy", n=3), LatinSquare(3), Sudoku4(4, 5)):
+    for task in (WordProblems(), ListTask("copy", n=3)):
         assert eval(repr(task)) == task
         assert hash(task) == hash(eval(repr(task)))
 

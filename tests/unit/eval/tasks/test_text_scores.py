@@ -1,46 +1,112 @@
 """The scores of free text."""
 
 import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 from eval.tasks import text_scores
-from eval.tasks.text_scores import bleu, grammar, includes, rouge
+from eval.tasks.text_scores import bert_score, bleu, grammar, harper, product, rouge
+
+
+@pytest.fixture(autouse=True)
+def anew() -> Iterator[None]:
+    """Judges are kept for a process, but not from one test to the next."""
+    yield
+    for judge in (text_scores._linter, text_scores._language_tool, text_scores._bert_scorer):
+        judge.cache_clear()
 
 
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The packages of the extra cannot be imported."""
-    for name in ("harper", "rouge_score", "rouge_score.rouge_scorer", "sacrebleu"):
+    """No package of the extras can be imported."""
+    text_scores._linter.cache_clear()
+    for name in (
+        "harper", "rouge_score", "rouge_score.rouge_scorer", "sacrebleu", "bert_score",
+        "language_tool_python",
+    ):  # fmt: skip
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(text_scores, "_linter", text_scores._linter.__wrapped__)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, name: str, **names: Any) -> None:
+    """Puts a module with these names in the place of a package."""
+    module = ModuleType(name)
+    vars(module).update(names)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_harper_judges_without_style_and_names() -> None:
+    pytest.importorskip("harper")
+    assert harper("Every day we row, dive and drift near the dock.") == 1.0
+    assert harper("Xanthippa Quorl rows past the dock.") == 1.0
+    assert harper("We row past teh dock.") == 0.0
+    assert harper("He have an boat.") == 0.0
+    assert harper("  ") == 0.0
+
+
+def test_grammar_asks_language_tool_as_upstream_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server in place of the package's, because the package downloads one."""
+    started = []
+
+    class LanguageTool:
+        def __init__(self, language: str, config: dict[str, int]) -> None:
+            started.append((language, config))
+
+        def check(self, text: str) -> list[str]:
+            assert text == text.strip()
+            return ["teh"] * text.count("teh")
+
+    install(monkeypatch, "language_tool_python.exceptions", LanguageToolError=ArithmeticError)
+    install(monkeypatch, "language_tool_python", LanguageTool=LanguageTool)
+    assert grammar(" We row past the dock.\n") == 1.0
+    assert grammar("We row past teh dock.") == 0.0
+    assert grammar(" ") == 0.0
+    assert started == [("en-US", {"maxCheckThreads": 1, "maxSpellingSuggestions": 1})]
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "wanted"),
-    [
-        ("The boat-house is here.", ["boat"], True),
-        ("A steamboat.", ["boat"], False),
-        ("The captain's boat.", ["captain"], False),
-        ("A boat, a crab.", ["boat", "crab"], True),
-        ("A boat.", ["boat", "crab"], False),
-        ("A boat.", ["boat", "boat"], False),
-        ("Boat boat.", ["boat", "Boat"], True),
-        ("A row-boat.", ["row boat"], True),
-        ("A boat to row.", ["row boat"], False),
-    ],
+    "kind", [ModuleNotFoundError, ConnectionError, SystemError, ArithmeticError]
 )
-def test_words_count_whole_and_in_any_case(text: str, words: list[str], wanted: bool) -> None:
-    assert includes(text, words) is wanted
+def test_a_server_that_does_not_start_is_said(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package raises each of these: without Java, without network, with an old Java."""
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise kind("No java install detected.")
+
+    install(monkeypatch, "language_tool_python.exceptions", LanguageToolError=ArithmeticError)
+    install(monkeypatch, "language_tool_python", LanguageTool=fail)
+    with pytest.raises(ValueError, match=r"LanguageTool must start, got: No java .* needs Java 17"):
+        grammar("We row.")
 
 
-def test_grammar_is_harpers_without_style_and_names() -> None:
-    pytest.importorskip("harper")
-    assert grammar("Every day we row, dive and drift near the dock.") == 1.0
-    assert grammar("Xanthippa Quorl rows past the dock.") == 1.0
-    assert grammar("We row past teh dock.") == 0.0
-    assert grammar("He have an boat.") == 0.0
-    assert grammar("  ") == 0.0
+def test_bert_score_is_the_f_measure_of_the_packages_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scorer in place of the package's, because the package downloads weights."""
+
+    class BERTScorer:
+        def __init__(self, lang: str) -> None:
+            assert lang == "en"
+
+        def score(self, texts: list[str], references: list[str]) -> tuple[torch.Tensor, ...]:
+            assert (texts, references) == (["We row."], ["All row."])
+            return torch.tensor([0.1]), torch.tensor([0.2]), torch.tensor([0.75])
+
+    install(monkeypatch, "bert_score", BERTScorer=BERTScorer)
+    assert bert_score("We row.", "All row.") == 0.75
+
+    def fail(lang: str) -> None:
+        raise OSError("no weights")
+
+    text_scores._bert_scorer.cache_clear()
+    install(monkeypatch, "bert_score", BERTScorer=fail)
+    with pytest.raises(ValueError, match="must have the weights of roberta-large, got: no weights"):
+        bert_score("We row.", "All row.")
 
 
 def test_bleu_and_rouge_have_their_closed_forms() -> None:
@@ -62,6 +128,7 @@ def test_bleu_and_rouge_have_their_closed_forms() -> None:
 
 
 def test_without_their_packages_scores_are_undefined(nothing_installed: None) -> None:
-    assert grammar("We row.") is None
+    assert grammar("We row.") is harper("We row.") is bert_score("a", "a") is None
+    assert product(0.0, grammar("We row.")) is None
     assert rouge("a", "a") == {"rouge1": None, "rouge2": None, "rougeL": None}
     assert bleu("a", "a") is None

@@ -1,6 +1,6 @@
 import random
 
-from eval.tasks import Equations
+from examples.mini.equations import Equations
 
 TASK = Equations(60, 7)
 
