@@ -108,9 +108,7 @@ def test_a_window_has_equally_many_masks_until_the_answer_ends() -> None:
         observers=[events.append],
     )  # fmt: skip
     limited = set()
-    rows = [
-        pair for event in events for pair in zip(event.rows, event.before.unsettled, strict=True)
-    ]
+    pairs = [zip(event.rows, event.before.unsettled, strict=True) for event in events]
     for row, unsettled in chain.from_iterable(pairs):
         start, stop = row.opening.bounds
         assert unsettled[: start + 1].nonzero().tolist() == [[start]]
