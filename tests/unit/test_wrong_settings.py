@@ -95,7 +95,6 @@ MultiBlock(max_open=0) | max_open must be
 MultiBlock(block_length=0) | block_length must be
 AdaptiveBlocks([5]) | delimiters must be a tuple
 AdaptiveBlocks((-1,)) | delimiters must be a whole number, at least 0
-AdaptiveBlocks(('.',)) | must be token ids, got the text '.'
 AdaptiveBlocks((5,), 1.5) | threshold must be a probability
 AdaptiveBlocks((5,), block_length=0) | block_length must be
 Sequential(0) | block_length must be a whole number of tokens, at least 1, got 0.

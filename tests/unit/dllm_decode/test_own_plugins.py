@@ -14,6 +14,7 @@ from dllm_decode import (
     Decoder,
     DelayedCache,
     DualCache,
+    FreeCache,
     Look,
     NoCache,
     Opening,
@@ -28,6 +29,9 @@ from dllm_decode import (
     Window,
     block_of,
     decode,
+    generate,
+    load_model,
+    stream,
 )
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.passes import Branches
@@ -129,6 +133,24 @@ def test_delimiters_are_token_ids_of_the_model() -> None:
     assert len(answer(PROMPTS, blocks=AdaptiveBlocks((most,)), sampler=ConfidenceThreshold())) == 3
     with pytest.raises(ValueError, match=rf"delimiters must be token ids .* got {most + 1}\.$"):
         answer(PROMPTS, blocks=AdaptiveBlocks((3, most + 1)), sampler=ConfidenceThreshold())
+
+
+def test_texts_that_end_a_block_become_tokens_of_the_tokenizer() -> None:
+    model, tokenizer = load_model("mini")
+    assert AdaptiveBlocks().with_tokenizer(tokenizer).delimiters == (4,)
+    assert AdaptiveBlocks((5, ".", 4)).with_tokenizer(tokenizer).delimiters == (5, 4)
+    options: Any = {"cache": FreeCache(), "gen_length": 64}
+    question = "emma has 7 coins. emma finds 5 more coins. how many coins does emma have now?"
+    by_text, by_id = (
+        generate(model, tokenizer, question, blocks=blocks, **options)
+        for blocks in (AdaptiveBlocks(), AdaptiveBlocks((4,)))
+    )
+    assert by_text.texts == by_id.texts
+    assert "".join(stream(model, tokenizer, question, blocks=AdaptiveBlocks(), **options))
+    with pytest.raises(ValueError, match=r"one token of the tokenizer, got"):
+        generate(model, tokenizer, question, blocks=AdaptiveBlocks(("zz", "\n")), **options)
+    with pytest.raises(ValueError, match=r"no tokenizer, got the text '\.'\. Use generate"):
+        decode(model, [[5]], ConfidenceThreshold(), blocks=AdaptiveBlocks(), gen_length=8)
 
 
 def test_whole_blocks_that_end_inside_a_block_of_the_model_are_refused() -> None:
