@@ -38,8 +38,8 @@ class SlidingWindow(BlockSchedule):
         masks: Unsettled columns in the window.
         most: Columns of the window, at most.
         within: "answer": the window may be anywhere in the answer. "block": it also ends where
-            the block of its first column ends, as DCD does on block-causal models; there, on a
-            model whose logits predict the next column, a block's first token is committed alone.
+            the block of its first column ends, as DCD does on block-causal models; if the model's
+            logits predict the next column, a block's first token is then committed alone.
         block_length: Tokens per block, if the window stays within blocks; `None`: as
             `DecodeConfig.block_length`.
 
