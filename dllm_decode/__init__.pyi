@@ -6,6 +6,7 @@ from .blocks import (
     Opening,
     Row,
     Sequential,
+    SlidingWindow,
     SubBlocks,
     block_of,
 )
@@ -155,6 +156,7 @@ __all__ = [
     "SelfVerify",
     "Sequential",
     "SettledCache",
+    "SlidingWindow",
     "State",
     "StepEvent",
     "StopRule",

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule
+from dllm_decode.blocks import BlockSchedule
 from dllm_decode.caches import CachePolicy, DualCache, PrefixCache
 from dllm_decode.engine.compatibility import facts_of_sampler
 from dllm_decode.models.families import FAMILIES
@@ -182,7 +182,7 @@ def examples() -> Sequence[PlugIn]:
     for kind in KINDS:
         # These need a target; they need no fact and give none.
         classes = [one for one in plugins(kind) if one not in (ARVerify, Guided)]
-        made += [AdaptiveBlocks((1,)) if one is AdaptiveBlocks else one() for one in classes]
+        made += [one() for one in classes]
     return [each for one in made for each in (one, *(v for v in VARIANTS if type(v) is type(one)))]
 
 
@@ -203,8 +203,6 @@ def models_that_give(fact: Fact) -> list[str]:
 
 def short(plugin: PlugIn) -> str:
     """Returns the repr without the options that have their defaults."""
-    if isinstance(plugin, AdaptiveBlocks):
-        return "`AdaptiveBlocks(...)`"
     usual = vars(type(plugin)())
     options = [f"{name}={value!r}" for name, value in vars(plugin).items() if value != usual[name]]
     return f"`{type(plugin).__name__}({', '.join(options)})`"

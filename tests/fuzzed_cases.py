@@ -257,7 +257,9 @@ def _blocks(rng: random.Random, block_length: int) -> blocks.BlockSchedule:
     delimiters = tuple(rng.sample(WORDS, 6))
     adaptive = blocks.AdaptiveBlocks(delimiters, round(0.2 * rng.random(), 2), window=rng.random())
     parts = blocks.SubBlocks(sub_block_length=rng.randint(1, block_length))
-    return rng.choice((several, adaptive, parts))
+    masks, within = rng.randint(1, block_length), rng.choice(("answer", "block"))
+    sliding = blocks.SlidingWindow(masks, rng.randint(1, 2 * block_length), within)
+    return rng.choice((several, adaptive, parts, sliding))
 
 
 def _verifier(rng: random.Random, align: int) -> verify.Verifier:

@@ -5,6 +5,7 @@ from dllm_decode.blocks.base import BlockSchedule, block_of
 from dllm_decode.blocks.multi_block import MultiBlock
 from dllm_decode.blocks.registry import ALL_SCHEDULES
 from dllm_decode.blocks.sequential import Sequential
+from dllm_decode.blocks.sliding_window import SlidingWindow
 from dllm_decode.blocks.sub_blocks import SubBlocks
 from dllm_decode.core.rows import CLOSED, Opening, Row
 
@@ -17,6 +18,7 @@ __all__ = [
     "Opening",
     "Row",
     "Sequential",
+    "SlidingWindow",
     "SubBlocks",
     "block_of",
 ]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -30,13 +30,15 @@ class AdaptiveBlocks(BlockSchedule):
 
     Source: Lu et al. 2025, "AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive
     Block Size", https://arxiv.org/abs/2509.26432, block length by the confidence of delimiters.
-    The authors use `ConfidenceThreshold(0.9)`, the newline of the tokenizer as the delimiter, and
-    a threshold of 0.3 (LLaDA) or 0.5 (Dream).
+    The authors use `ConfidenceThreshold(0.9)`, the newline of the tokenizer as the only delimiter,
+    and a threshold of 0.3 (LLaDA) or 0.5 (Dream).
     Differs: Rows of a batch keep their own pace; the authors decode one row. A given token that is
     a delimiter ends a block for certain. A block starts at the row's first unsettled position.
 
     Attributes:
-        delimiters: Token ids at which a block may end.
+        delimiters: Token ids at which a block may end, or texts. `generate`, `stream` and the
+            commands replace a text by its token, and leave out texts that are not one token of
+            the tokenizer.
         threshold: Least probability, in [0, 1], of a delimiter that ends a block.
         block_length: Tokens of a block that no delimiter ends; `None`: as
             `DecodeConfig.block_length`.
@@ -47,7 +49,7 @@ class AdaptiveBlocks(BlockSchedule):
         ValueError: If an attribute is outside its range.
     """
 
-    delimiters: tuple[int, ...]
+    delimiters: tuple[int | str, ...] = (".", "\n")
     threshold: Probability = 0.3
     block_length: Annotated[int, count_from(1, "tokens")] | None = None
     window: Share = 0.25
@@ -55,16 +57,31 @@ class AdaptiveBlocks(BlockSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_tuple("delimiters", self.delimiters)
-        for token in self.delimiters:
-            if isinstance(token, str):
-                raise ValueError(
-                    f"delimiters must be token ids, got the text {shown(token)}. Pass for example "
-                    "(tokenizer.convert_tokens_to_ids('.'),)."
-                )
+        for token in self._tokens:
             require_count("delimiters", token, 0)
 
+    @property
+    def _tokens(self) -> tuple[int, ...]:
+        """The delimiters that are no texts."""
+        return tuple(token for token in self.delimiters if not isinstance(token, str))
+
+    def with_tokenizer(self, tokenizer: Any) -> "AdaptiveBlocks":
+        found = [token for part in self.delimiters for token in _tokens_of(part, tokenizer)]
+        if self.delimiters and not found:
+            raise ValueError(
+                f"delimiters must have a text that is one token of the tokenizer, got "
+                f"{self.delimiters}. Pass other texts, or token ids."
+            )
+        return replace(self, delimiters=tuple(dict.fromkeys(found)))
+
     def check(self, model: MaskPredictor) -> None:
-        beyond = [token for token in self.delimiters if token >= model.vocab_size]
+        for text in self.delimiters:
+            if isinstance(text, str):
+                raise ValueError(
+                    f"delimiters must be token ids where there is no tokenizer, got the text "
+                    f"{shown(text)}. Use generate, or with_tokenizer(tokenizer) of the schedule."
+                )
+        beyond = [token for token in self._tokens if token >= model.vocab_size]
         if beyond:
             raise ValueError(
                 f"delimiters must be token ids of {model.name}, in [0, {model.vocab_size}), got "
@@ -115,7 +132,7 @@ class AdaptiveBlocks(BlockSchedule):
         columns = first + torch.arange(width, device=device)
         is_seen = (columns >= start) & (columns < seen)
         score = view.probability(view.most_likely)
-        score = score.masked_fill(~(is_seen & is_one_of(view.most_likely, self.delimiters)), -1.0)
+        score = score.masked_fill(~(is_seen & is_one_of(view.most_likely, self._tokens)), -1.0)
         best, place = score.max(-1, keepdim=True)
         stops = torch.where(best >= self.threshold, first + place + 1, usual)
         # If a cache computes only some open columns, the first of these stays open.
@@ -125,6 +142,14 @@ class AdaptiveBlocks(BlockSchedule):
         inside = columns < stops
         view = replace(view, masked=view.masked & inside, eligible=view.eligible & inside)
         return view, stops.squeeze(-1)
+
+
+def _tokens_of(delimiter: int | str, tokenizer: Any) -> list[int]:
+    """Returns the token of a text as it follows a word, or a token itself; else no token."""
+    if not isinstance(delimiter, str):
+        return [delimiter]
+    token = tokenizer(f"a{delimiter}", add_special_tokens=False)["input_ids"][-1]
+    return [token] if tokenizer.decode([token]).strip(" ") == delimiter else []
 
 
 class _New(NamedTuple):

@@ -97,7 +97,7 @@ def load_speaker(options: argparse.Namespace, **given: Unpack[DecodeOptions]) ->
     config = DecodeConfig(**{**given_of(options), **given})
     loaded = open_model(options.model, options, options.revision)
     sampler = options.sampler or repr(default_sampler(loaded.model))
-    plugins = build_plugins({**vars(options), "sampler": sampler}, loaded.target)
+    plugins = build_plugins({**vars(options), "sampler": sampler}, loaded.target, loaded.tokenizer)
     return Speaker(
         loaded.model, loaded.tokenizer, loaded.source, loaded.dtype, loaded.files, config=config,
         **plugins,

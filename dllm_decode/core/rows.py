@@ -97,6 +97,7 @@ class Opening(NamedTuple):
         SubBlocks        sub-block      block        block    block
         MultiBlock       open blocks    open blocks  answer   open blocks
         AdaptiveBlocks   block          block        answer   start of the block
+        SlidingWindow    window         window       answer   tokens committed, in steps
 
     Attributes:
         start: First column that may be settled now, if it is unsettled.

@@ -18,7 +18,6 @@ from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.state import Look, State
 from samplers.base import require_decision
 from samplers.checks import shown
-from samplers.facts import Fact
 from samplers.state import map_state
 
 
@@ -49,10 +48,12 @@ def require_opening(decoder: Decoder, opening: object, row: Row) -> Opening:
             f"phase of the opening of {owner!r} must have at most {decoder.window_length} columns, "
             f"as window_length says, got {opening}."
         )
-    if Fact.WHOLE_BLOCKS in owner.gives and opening.stop % align:
+    if block[1] % align:
+        # A block-causal model would see a block that is cut.
         raise RuntimeError(
-            f"opening of {owner!r} must end where a block of the model ends, at a multiple of "
-            f"{align} columns, got {opening}. Override needs with Fact.SEES_BOTH_WAYS."
+            f"block of the opening of {owner!r} must end where a block of the model ends, at a "
+            f"multiple of {align} columns, got {opening}. Open fewer columns by start and stop, or "
+            "override needs with Fact.SEES_BOTH_WAYS."
         )
     return opening
 

@@ -47,6 +47,7 @@ def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Te
     state = _count(decoder, state, call)
     if state.cache.history is not None:
         state = _note(state, state.cache.history, call)
+    state = _with_end_check(decoder, state, call)
     state = with_finite_check(state, logits, decoder.model.name, branches.rows)
     logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
     known = call.layout.merge_known()
@@ -174,6 +175,28 @@ def _note(state: State, history: History, call: _Call) -> State:
         members, index = send(pairs, state.device, torch.long).view(-1, 2).unbind(-1)
         history = history.noted(state.canvas, index, group.columns[members])
     return state._replace(cache=state.cache._replace(history=history))
+
+
+def _with_end_check(decoder: Decoder, state: State, call: _Call) -> State:
+    """Notes rows whose window has open columns after the block that the model sees."""
+    window, asked = call.spec.window, set(call.branches.rows)
+    limits = [
+        plan.end if n in asked and plan.end < row.end else start + window.width
+        for n, (row, plan, start) in enumerate(
+            zip(state.rows, call.plans, window.starts, strict=True)
+        )
+    ]
+    lengths = [limit - start for limit, start in zip(limits, window.starts, strict=True)]
+    if min(lengths) >= window.width:
+        return state
+    offsets = torch.arange(window.width, device=state.device)
+    is_open = window.part(state.canvas.unsettled) & window.open
+    is_unseen = is_open & (offsets >= send(lengths, state.device)[:, None])
+    duty = (
+        "pass policy_rows whose open block has all open columns of the window, because a "
+        "block-causal model computes no column after this block"
+    )
+    return state.with_breach(is_unseen, decoder.verifier, duty)
 
 
 def _with_known_check(

@@ -120,13 +120,21 @@ class _Unloaded:
 
 
 def build_plugins(
-    parts: Mapping[str, str], target: Callable[[str], CausalTarget] = no_target
+    parts: Mapping[str, str],
+    target: Callable[[str], CausalTarget] = no_target,
+    tokenizer: Any = None,
 ) -> dict[str, Any]:
     """Builds sampler, cache, verifier and blocks from their expressions; returns them by name.
 
-    Raises ValueError if one cannot be built. `target` loads a verifier's causal model.
+    Raises ValueError if one cannot be built. `target` loads a verifier's causal model; a block
+    schedule gets the tokens of its texts from the tokenizer.
     """
-    return {part: parse(parts[part], kind, target) for part, kind in KINDS.items()}
+    plugins: dict[str, Any] = {
+        part: parse(parts[part], kind, target) for part, kind in KINDS.items()
+    }
+    if tokenizer is not None:
+        plugins["blocks"] = plugins["blocks"].with_tokenizer(tokenizer)
+    return plugins
 
 
 def sources_of(plugins: Iterable[object], model: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from dllm_decode.core.prompts import (
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.core.uniform_state_checks import check_config
-from dllm_decode.engine.compatibility import default_sampler, require_model
+from dllm_decode.engine.compatibility import default_sampler, require_model, require_plugins
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import gathered, new_decoder, raise_errors, require_observers, run
@@ -140,9 +140,10 @@ def generate(
     require_observers(observers)
     blanks, config = with_blanks(tokenizer, model, templates, config, overrides)
     sampler = default_sampler(model) if sampler is None else sampler
+    require_plugins(model, sampler, cache, verifier, blocks)
     decoder = new_decoder(
-        model, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config,
-        return_logprobs=return_logprobs,
+        model, sampler, cache=cache, verifier=verifier, blocks=blocks.with_tokenizer(tokenizer),
+        config=config, return_logprobs=return_logprobs,
     )  # fmt: skip
     if inputs is None and blanks:
         prompts: list[Prompt] = [start_ids(tokenizer)] * len(blanks)

@@ -10,7 +10,7 @@ from dllm_decode.core.observers import StepEvent, final_tokens
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
-from dllm_decode.engine.compatibility import default_sampler, require_model
+from dllm_decode.engine.compatibility import default_sampler, require_model, require_plugins
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.loop import new_decoder, raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
@@ -64,8 +64,9 @@ def stream(
     require_tokenizer(tokenizer)
     require_model(model)
     sampler = default_sampler(model) if sampler is None else sampler
+    require_plugins(model, sampler, cache, verifier, blocks)
     decoder = new_decoder(
-        model, sampler, cache=cache, verifier=verifier, blocks=blocks,
+        model, sampler, cache=cache, verifier=verifier, blocks=blocks.with_tokenizer(tokenizer),
         config=config.updated(**updates),
     )  # fmt: skip
     prompts = prompt_ids(tokenizer, inputs, chat=chat)

@@ -159,7 +159,7 @@ def open_model(arguments: Mapping[str, Any]) -> Opened:
         gen_length=values.get("gen_length", DEFAULT_LENGTH),
         temperature=values.get("temperature"),
         batch_size=values["batch_size"],
-        **build_plugins(values, loaded.target),
+        **build_plugins(values, loaded.target, loaded.tokenizer),
     )
     # A tokenizer of transformers has every part of the protocol.
     return Opened(loaded.model, cast(LmTokenizer, loaded.tokenizer), settings)

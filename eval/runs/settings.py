@@ -228,7 +228,7 @@ def run_of(loaded: Loaded, selection: Selection, parts: Parts, options: Mapping[
 
     Raises ValueError if a part or an option is not valid.
     """
-    plugins = build_plugins(vars(parts), loaded.target)
+    plugins = build_plugins(vars(parts), loaded.target, loaded.tokenizer)
     return Run(
         model=loaded.model,
         tokenizer=loaded.tokenizer,

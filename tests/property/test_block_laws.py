@@ -1,5 +1,7 @@
 """Laws of block schedules over samplers and caches, on tiny checkpoints in float64."""
 
+from collections.abc import Sequence
+from itertools import chain, product
 from random import Random
 from typing import Any
 
@@ -15,9 +17,10 @@ from dllm_decode.blocks import (
     BlockSchedule,
     MultiBlock,
     Sequential,
+    SlidingWindow,
     SubBlocks,
 )
-from dllm_decode.caches import CachePolicy, CertaintyCache, NoCache
+from dllm_decode.caches import CachePolicy, CertaintyCache, DualCache, FreeCache, NoCache
 from dllm_decode.settings.plugins import parse
 from samplers import ConfidenceThreshold, CreditDecoding, Sampler
 from samplers.facts import Fact
@@ -42,7 +45,10 @@ def answer(family: str, sampler: Sampler, blocks: BlockSchedule, **options: Any)
 
 def test_every_schedule_is_its_repr() -> None:
     several = MultiBlock(4, 0.5, 0.25, max_open=2, order="entropy", forces="every")
-    schedules = (AdaptiveBlocks((7, 14), 0.3, 5, 0.1), several, Sequential(8), SubBlocks(8, 3))
+    sliding = SlidingWindow(4, 8, "block", 8)
+    schedules = (
+        AdaptiveBlocks((7, 14), 0.3, 5, 0.1), several, Sequential(8), sliding, SubBlocks(8, 3),
+    )  # fmt: skip
     for schedule in schedules:
         assert parse(repr(schedule), BlockSchedule) == schedule
     assert tuple(map(type, schedules)) == ALL_SCHEDULES
@@ -71,6 +77,57 @@ def test_opening_and_forcing_at_the_end_of_a_block_is_one_block_after_another(
         assert torch.equal(several.tokens, plain.tokens)
         assert torch.equal(several.nfe, plain.nfe)
         assert torch.equal(several.query_positions, plain.query_positions)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "like", "caches"),
+    [
+        (SlidingWindow(14, 14), Sequential(14), (NoCache(),)),
+        (SlidingWindow(4, 4, "block", 4), Sequential(4), (NoCache(), DualCache(), FreeCache())),
+    ],
+    ids=["answer", "block"],
+)
+def test_a_window_as_long_as_a_block_is_this_block(
+    blocks: SlidingWindow, like: Sequential, caches: Sequence[CachePolicy]
+) -> None:
+    families = ("llada", "sdar") if blocks.within == "block" else ("llada", "dream")
+    for cache, family in product(caches, families):
+        plain, sliding = (
+            answer(family, ConfidenceThreshold(0.6), schedule, prompts=PROMPTS[:1], cache=cache)
+            for schedule in (like, blocks)
+        )
+        assert torch.equal(sliding.tokens, plain.tokens)
+        assert torch.equal(sliding.query_positions, plain.query_positions)
+
+
+def test_a_window_has_equally_many_masks_until_the_answer_ends() -> None:
+    mask, events = tiny("llada").mask_id, list[StepEvent]()
+    template = [mask, 30, 31, 30, mask, 32, *[mask] * 8]
+    answer(
+        "llada", ConfidenceThreshold(1.0), SlidingWindow(4, 6), templates=[template] * 3,
+        observers=[events.append],
+    )  # fmt: skip
+    limited = set()
+    pairs = [zip(event.rows, event.before.unsettled, strict=True) for event in events]
+    for row, unsettled in chain.from_iterable(pairs):
+        start, stop = row.opening.bounds
+        assert unsettled[: start + 1].nonzero().tolist() == [[start]]
+        num_open, width = int(unsettled[start:stop].sum()), stop - start
+        assert max(num_open - 4, width - 6) <= 0
+        reasons = (num_open == 4, width == 6, stop == row.end)
+        assert any(reasons)
+        limited.add(reasons)
+    assert {(True, False, False), (False, True, False), (False, False, True)} <= limited
+
+
+def test_caches_compute_everything_when_a_window_of_tokens_is_committed() -> None:
+    events: list[StepEvent] = []
+    answer(
+        "llada", ConfidenceThreshold(1.0), SlidingWindow(4, 8), prompts=PROMPTS[:1],
+        cache=DualCache(), observers=[events.append],
+    )  # fmt: skip
+    began = [n for n, event in enumerate(events) if event.rows[0].turn_forwards == 1]
+    assert began == [0, 4, 8, 12]
 
 
 def test_a_given_delimiter_ends_a_block() -> None:

@@ -12,7 +12,14 @@ from tiny_languages import automaton_of, check, compiled, text_of, vocabulary_of
 from tiny_models import BIDIRECTIONAL, BLOCK_CAUSAL, FAMILIES, new_tiny, tiny, tiny_gemma
 
 from dllm_decode import decode, decode_many
-from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential, SubBlocks
+from dllm_decode.blocks import (
+    AdaptiveBlocks,
+    BlockSchedule,
+    MultiBlock,
+    Sequential,
+    SlidingWindow,
+    SubBlocks,
+)
 from dllm_decode.caches import CachePolicy, DualCache, FreeCache, NoCache, PrefixCache
 from dllm_decode.engine.compatibility import refusal_of
 from dllm_decode.engine.constraints import Constraints
@@ -29,6 +36,7 @@ PATTERNS = (
 NAMED = [sampler for sampler in INSTANCES if Fact.FINAL_TOKENS in sampler.gives]
 SCHEDULES: list[BlockSchedule] = [
     Sequential(4), SubBlocks(4, 2), MultiBlock(4, 0.5, 0.5), AdaptiveBlocks((7, 40), 0.2, 4),
+    SlidingWindow(3, 6),
 ]  # fmt: skip
 
 

@@ -95,10 +95,11 @@ MultiBlock(max_open=0) | max_open must be
 MultiBlock(block_length=0) | block_length must be
 AdaptiveBlocks([5]) | delimiters must be a tuple
 AdaptiveBlocks((-1,)) | delimiters must be a whole number, at least 0
-AdaptiveBlocks(('.',)) | must be token ids, got the text '.'
 AdaptiveBlocks((5,), 1.5) | threshold must be a probability
 AdaptiveBlocks((5,), block_length=0) | block_length must be
 Sequential(0) | block_length must be a whole number of tokens, at least 1, got 0.
+SlidingWindow(0) | masks must be a whole number, at least 1, got 0
+SlidingWindow(most=0) | most must be
 SubBlocks(0) | block_length must be
 SubBlocks(8, 0) | sub_block_length must be
 AnySubsetVerify(0) | draft_tokens must be a whole number of tokens, at least 1, got 0

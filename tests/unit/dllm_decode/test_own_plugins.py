@@ -14,6 +14,7 @@ from dllm_decode import (
     Decoder,
     DelayedCache,
     DualCache,
+    FreeCache,
     Look,
     NoCache,
     Opening,
@@ -25,13 +26,18 @@ from dllm_decode import (
     State,
     SuffixWindow,
     Verifier,
+    Window,
+    block_of,
     decode,
+    generate,
+    load_model,
+    stream,
 )
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.passes import Branches
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.views import look
+from dllm_decode.engine.views import look, view_of
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler
 from samplers.facts import Fact
 from samplers.logits.statistics import highest_one
@@ -129,9 +135,83 @@ def test_delimiters_are_token_ids_of_the_model() -> None:
         answer(PROMPTS, blocks=AdaptiveBlocks((3, most + 1)), sampler=ConfidenceThreshold())
 
 
+def test_texts_that_end_a_block_become_tokens_of_the_tokenizer() -> None:
+    model, tokenizer = load_model("mini")
+    assert AdaptiveBlocks().with_tokenizer(tokenizer).delimiters == (4,)
+    assert AdaptiveBlocks((5, ".", 4)).with_tokenizer(tokenizer).delimiters == (5, 4)
+    options: Any = {"cache": FreeCache(), "gen_length": 64}
+    question = "emma has 7 coins. emma finds 5 more coins. how many coins does emma have now?"
+    by_text, by_id = (
+        generate(model, tokenizer, question, blocks=blocks, **options)
+        for blocks in (AdaptiveBlocks(), AdaptiveBlocks((4,)))
+    )
+    assert by_text.texts == by_id.texts
+    assert "".join(stream(model, tokenizer, question, blocks=AdaptiveBlocks(), **options))
+    with pytest.raises(ValueError, match=r"one token of the tokenizer, got"):
+        generate(model, tokenizer, question, blocks=AdaptiveBlocks(("zz", "\n")), **options)
+    with pytest.raises(ValueError, match=r"no tokenizer, got the text '\.'\. Use generate"):
+        decode(model, [[5]], ConfidenceThreshold(), blocks=AdaptiveBlocks(), gen_length=8)
+
+
 def test_whole_blocks_that_end_inside_a_block_of_the_model_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"opening of GrowingBlocks.* multiple of 4 columns"):
         decode(tiny("sdar"), [[5]], ConfidenceThreshold(), blocks=GrowingBlocks(), gen_length=16)
+
+
+@dataclass(frozen=True)
+class CutBlocks(BlockSchedule):
+    """Opens one column at a time, and takes two columns for the open block."""
+
+    @property
+    def needs(self) -> frozenset[Fact]:
+        return frozenset({Fact.ONE_STEP_A_FORWARD})
+
+    def opening(self, row: Row, block_length: int, shift: int) -> Opening:
+        start, (first, stop) = row.unsettled, block_of(row, block_length)
+        bounds = (start, min(start + 2, stop))
+        return Opening(start, start + 1, bounds, phase=(first, stop), turn=(first,))
+
+
+def test_an_opening_whose_block_cuts_a_block_of_the_model_is_refused() -> None:
+    """The model saw two columns of its block alone, and no error said so."""
+    options: Any = {"blocks": CutBlocks(), "gen_length": 8, "block_length": 4}
+    assert (decode(tiny("llada"), [[5]], ConfidenceThreshold(), **options).tokens != 508).all()
+    with pytest.raises(RuntimeError, match=r"^block of the opening of CutBlocks.* multiple of 4"):
+        decode(tiny("sdar"), [[5]], ConfidenceThreshold(), **options)
+
+
+@dataclass(frozen=True)
+class LooksAhead(Verifier):
+    """Commits the first proposal, and reads the logits of a longer window than the open block."""
+
+    in_branches: bool = False
+    width: int = 6
+
+    @property
+    def asks_sampler(self) -> bool:
+        return False
+
+    def max_steps(self, sampler: Sampler, num_masks: int) -> int:
+        return num_masks
+
+    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
+        window = Window.of([row.unsettled for row in state.rows], self.width, state.canvas)
+        branches = Branches.of_rows(state.canvas) if self.in_branches else None
+        state, logits = forward(decoder, state, Pass(window, branches=branches))
+        view = view_of(decoder, state, window, logits)
+        first = view.eligible & (torch.arange(self.width) == 0)
+        return state, Look(view, window, decision=Decision(first))
+
+
+@pytest.mark.parametrize("in_branches", [False, True])
+def test_a_verifier_is_told_that_it_reads_columns_that_no_forward_computes(
+    in_branches: bool,
+) -> None:
+    """Logits after the open block of a block-causal model differed with the batch, in silence."""
+    options: Any = {"verifier": LooksAhead(in_branches), "gen_length": 8}
+    with pytest.raises(RuntimeError, match=r"LooksAhead.* must pass policy_rows whose open block"):
+        decode(tiny("sdar"), PROMPTS, ConfidenceThreshold(), **options)
+    assert len(decode(tiny("llada"), PROMPTS, ConfidenceThreshold(), **options).tokens) == 3
 
 
 @pytest.mark.exhaustive(4)

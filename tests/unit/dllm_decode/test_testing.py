@@ -17,6 +17,7 @@ from dllm_decode import (
     NoVerifier,
     SelfVerify,
     Sequential,
+    SlidingWindow,
     SubBlocks,
     Verifier,
 )
@@ -31,7 +32,7 @@ PLUGINS: list[PlugIn] = [
     *CACHES, NoCache(), Sequential(), Sequential(8), SubBlocks(8, 3), MultiBlock(),
     MultiBlock(4, 0.5, 0.25, max_open=2, order="entropy", forces="every"),
     AdaptiveBlocks((7, 14), 0.3, 5, 0.1), NoVerifier(), SelfVerify(4), SelfVerify(3, "tree"),
-    S2D2(), ReMDM(8, "confidence"),
+    SlidingWindow(5, 12), SlidingWindow(3, 5, "block"), S2D2(), ReMDM(8, "confidence"),
 ]  # fmt: skip
 
 

@@ -27,7 +27,9 @@ def test_the_lists_are_complete() -> None:
     assert set(entries("verifiers")) == {
         "NoVerifier", "SelfVerify", "ARVerify", "Guided", "S2D2", "AnySubsetVerify",
     }  # fmt: skip
-    assert set(entries("schedules")) == {"Sequential", "MultiBlock", "AdaptiveBlocks", "SubBlocks"}
+    assert set(entries("schedules")) == {
+        "Sequential", "MultiBlock", "AdaptiveBlocks", "SlidingWindow", "SubBlocks",
+    }  # fmt: skip
     embedded = importlib.resources.files(dllm_decode) / "assets"
     names = {folder.name for folder in embedded.iterdir() if (folder / "config.json").is_file()}
     assert set(entries("models")) == names | set(FAMILIES)

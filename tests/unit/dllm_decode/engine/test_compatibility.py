@@ -31,6 +31,7 @@ from dllm_decode import (
     SelfVerify,
     Sequential,
     SettledCache,
+    SlidingWindow,
     SubBlockCache,
     SubBlocks,
     SuffixWindow,
@@ -155,6 +156,8 @@ KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
     ),
     (STEPWISE, NoVerifier(), AdaptiveBlocks((5, 6)), "llada", EVERY),
     (STEPWISE, NoVerifier(), AdaptiveBlocks((5, 6)), "sdar", set()),
+    (STEPWISE, NoVerifier(), SlidingWindow(), "sdar", set()),
+    (STEPWISE, NoVerifier(), SlidingWindow(within="block"), "sdar", EVERY),
 ]  # fmt: skip
 
 
