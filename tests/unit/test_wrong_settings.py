@@ -121,9 +121,12 @@ Tree(budget=0) | budget must be a
 Tree(max_candidates=0) | max_candidates must be a
 Tree(num_forwards=0) | num_forwards must be a
 Sampled(num_forwards=0) | num_forwards must be a whole number, at least 1, got 0
-PromptLookup(0) | ngram must be a whole number of tokens, at least 1, got 0
-PromptLookup(3, 0) | length must be a whole number of tokens, at least 1, got 0
+Pool(1) | order must be a whole number of tokens, at least 2, got 1
+Pool(size=0) | size must be a whole number, at least 1, got 0
+Pool(length=0) | length must be a whole number of tokens, at least 1, got 0
 Jacobi(0) | length must be a whole number of tokens, at least 1, got 0
+Recycling(0) | k must be a whole number of tokens, at least 1, got 0
+Recycling(11) | k must be at most 10 tokens
 NGram(10, 0) | length must be a whole number of tokens, at least 1, got 0
 NGram(10, 1000000000000000000000000) | length must be a whole number of tokens, at most
 NGram(10, strength=0.0) | strength must be above 0 tokens, got 0.0
