@@ -59,6 +59,7 @@ class WordProblems(GeneratedTask):
     name = "word_problems"
     version = 1
     primary = "answer"
+    marker = "####"
     gen_length = 64
 
     def __post_init__(self) -> None:

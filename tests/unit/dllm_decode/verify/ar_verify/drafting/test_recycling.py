@@ -107,4 +107,4 @@ def test_a_ledger_takes_less_than_six_forwards_for_ten_tokens() -> None:
         gen_length=128,
     )  # fmt: skip
     assert out.texts[0].endswith("#### 36")
-    assert 10 * int(out.output.target_nfe) < 6 * int(out.output.lengths())
+    assert 10 * int(out.decoded.target_nfe) < 6 * int(out.decoded.lengths())
