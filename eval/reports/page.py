@@ -165,6 +165,8 @@ def _numbers(row: Row) -> dict[str, Any]:
         "p50_s": (timing.get("latency_s") or {}).get("p50"),
         "p99_s": (timing.get("latency_s") or {}).get("p99"),
         "tau": (row.get("order") or {}).get("order_correlation"),
+        "decided": row.get("decided"),
+        "decided_at": (row.get("decided") or {}).get("share"),
         "accepted_length": verified.get("accepted_length"),
         "acceptance_rate": verified.get("acceptance_rate"),
         "errors": row["num_errors"],

@@ -70,7 +70,6 @@ Prophet(thresholds=(7.5, 5.0)) | one entry more than edges
 Prophet(edges=(0.7, 0.3)) | ascending
 Prophet(edges=(0.7, 1.3)) | share in
 Prophet(answer_length=0) | answer_length must be a whole number of tokens, at least 1, got 0
-Prophet(answer_length=1) | answer_length must be left out without answer_start or marker
 Prophet(answer_start=3, marker=(4,)) | got both. Leave one out
 Prophet(JointThreshold()) | Prophet needs a sampler that never changes
 QuotaThreshold(1.5) | threshold must be a probability
