@@ -41,7 +41,7 @@ def test_every_member_of_a_sampler_is_forwarded() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrapper", [*WRAPPERS, lambda base: Prophet(CreditDecoding(base), marker=(3,))]
+    "wrapper", [*WRAPPERS, lambda base: Prophet(CreditDecoding(base), answer_start=0)]
 )
 def test_a_wrapper_answers_as_its_base(wrapper: Any) -> None:
     wrapped = wrapper(UNUSUAL)
