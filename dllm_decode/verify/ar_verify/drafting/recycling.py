@@ -114,7 +114,7 @@ class Recycling(Drafting):
         return memory.index_put((rows, read[rows, chosen]), likely[rows, chosen])
 
 
-class _Level(NamedTuple):
+class _Nodes(NamedTuple):
     """The nodes of one depth.
 
     Attributes:
@@ -135,7 +135,7 @@ class _Shape(NamedTuple):
         depths: Nodes before each node on its path.
     """
 
-    levels: tuple[_Level, ...]
+    levels: tuple[_Nodes, ...]
     parents: tuple[int, ...]
     depths: tuple[int, ...]
 
@@ -149,7 +149,7 @@ def _shape(k: int) -> _Shape:
         nodes = [(at, rank) for at, total in enumerate(sums) for rank in range(k - total)]
         if not nodes:
             return _Shape(tuple(levels), tuple(parents), tuple(depths))
-        levels.append(_Level(*zip(*nodes, strict=True)))
+        levels.append(_Nodes(*zip(*nodes, strict=True)))
         parents += [first + at for at, _ in nodes]
         depths += [len(levels) - 1] * len(nodes)
         sums, first = [sums[at] + rank + 1 for at, rank in nodes], first + len(sums)
