@@ -66,10 +66,11 @@ class ARVerify(Verifier):
     most likely token at temperature 0, else a draw from its distribution with noise keyed by seed,
     request and position. The answer is therefore that of the target alone for any draft, above
     temperature 0 even the same sample, except that reading many tokens at once may round
-    differently (in bfloat16 23 of 24 texts were the target's, in float32 24 of 24). A drawn draft (`Sampled`) is accepted by the ratio of both models' probabilities:
-    the answer follows the target's law too, but which answer a seed gives depends on the drafts.
-    These may depend on the other rows on a block-causal model or with `SuffixWindow`, because the
-    longest draft then decides how many columns the mask predictor sees.
+    differently (in bfloat16 23 of 24 texts were the target's, in float32 24 of 24). A drawn draft
+    (`Sampled`) is accepted by the ratio of both models' probabilities: the answer follows the
+    target's law too, but which answer a seed gives depends on the drafts. These may depend on the
+    other rows on a block-causal model or with `SuffixWindow`, because the longest draft then
+    decides how many columns the mask predictor sees.
 
     There is no drawn tree, because no rule accepts more often than a tree of chosen tokens, see
     `accept_tree`.
