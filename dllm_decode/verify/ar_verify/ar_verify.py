@@ -161,14 +161,14 @@ class ARVerify(Verifier):
 
     def _held(self, state: State, beginning: Beginning) -> TargetState:
         """Returns the verifier's state; all but the past begins anew in new rows."""
+        held: TargetState | None = state.verifier
         is_new = [row.target_nfe == 0 for row in state.rows]
-        if not any(is_new):
-            return state.verifier
+        if held is not None and not any(is_new):
+            return held
         lengths = self.draft_length.first(state.noise_keys)
         memory = self.drafting.first_memory(beginning, self.target.num_shared_ids)
-        if state.verifier is None:
+        if held is None:
             return TargetState(self.target.start(len(state.rows)), lengths, memory)
-        held: TargetState = state.verifier
         joined = send(is_new, state.device)
         lengths = merge_state(held.lengths, lengths, joined)
         return held._replace(lengths=lengths, memory=merge_state(held.memory, memory, joined))

@@ -143,7 +143,9 @@ class _Shape(NamedTuple):
 @cache
 def _shape(k: int) -> _Shape:
     """Returns the tree of all paths whose ranks, counted from 1, add up to at most `k`."""
-    levels, parents, depths = [], [], []
+    levels: list[_Nodes] = []
+    parents: list[int] = []
+    depths: list[int] = []
     sums, first = [0], -1
     while True:
         nodes = [(at, rank) for at, total in enumerate(sums) for rank in range(k - total)]
