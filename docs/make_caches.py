@@ -18,7 +18,7 @@ from matplotlib.ticker import NullLocator
 
 from eval.metrics.statistics import mean, wilson
 from eval.reports.comparison import compare, results
-from eval.reports.pooling import Pool, field, primary_scores
+from eval.reports.pooling import Pooled, field, primary_scores
 
 # Okabe and Ito's palette, as in reports.
 COLOURS = {
@@ -34,7 +34,7 @@ SHOWN = ("EntropyCache(0.1)", "EntropyCache(0.02)", "CertaintyCache(16, fill=4)"
 class Point(NamedTuple):
     """One setting of a sweep."""
 
-    pool: Pool
+    pool: Pooled
     sampler: str
     cache: str
     right: float

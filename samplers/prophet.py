@@ -1,6 +1,6 @@
 """Early commit of the whole answer (Prophet), around any sampler."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -8,14 +8,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from samplers.base import Decision
+from samplers.base import Decision, Sampler
 from samplers.checks import (
     count_from,
     require_count,
     require_non_negative,
     require_share,
     require_tuple,
-    require_unset,
 )
 from samplers.fixed_schedule import steps_before
 from samplers.logits.float64 import in_float64, widest
@@ -49,31 +48,34 @@ class Prophet(Wrapper[ProphetState]):
     on. Progress is the share of the answer committed so far or, with `num_steps`, t / num_steps
     at step t = 1, 2, ... of a fixed schedule.
 
-    The answer is `answer_length` tokens from `answer_start`, or after the first place where the
-    committed tokens of the generation spell `marker` (nothing is filled before the marker appears),
-    or else the whole generation. Columns outside of the row's generation never count.
+    The answer is `answer_length` tokens from `answer_start`. Or it comes after the first place
+    where the committed tokens of the generation spell `marker`, and ends before the first EOS that
+    is committed or most likely, or after `answer_length` tokens; nothing is filled before the
+    marker appears. Columns outside of the row's generation never count.
 
     Source: Li et al. 2025, "Diffusion Language Models Know the Answer Before Decoding",
     https://arxiv.org/abs/2508.19982, and the authors' generate_earlyexit.py.
 
     Differs: Each row is decided by itself; the authors' code looks at the first. The gap averages
     masked positions; with `gap="all"` committed positions too, as in the authors' code. Progress by
-    share of tokens is ours, for bases without a fixed number of steps, and so are `marker` and the
-    whole generation. A fixed text before the answer is a template of `decode`.
+    share of tokens is ours, for bases without a fixed number of steps, and so is `marker`. A fixed
+    text before the answer is a template of `decode`.
 
     Attributes:
         base: The sampler that decides until then; it must give `Fact.FINAL_TOKENS`.
         thresholds: Least mean gap of each phase, in logits, at least 0.
         edges: Progress, in [0, 1] and ascending, at which the next phase begins.
-        answer_start: First position of the answer in the generation; `None`: see above.
-        answer_length: Tokens of the answer, at least 1.
-        marker: Token ids after which the answer begins; empty: no marker.
+        answer_start: First position of the answer in the generation; `None`: after `marker`.
+        answer_length: Tokens of the answer, at least 1; after a marker at most so many.
+        marker: Token ids after which the answer begins, such as those of "####". If it is left out,
+            `dllm-decode eval` takes that of the task.
         gap: Which of the answer's positions are averaged.
         num_steps: Steps of the whole decode, if fixed; 0: not known in advance.
 
     Raises:
-        ValueError: If an attribute is outside its range or is not read, the base cannot be wrapped
-            or, at the start of `decode`, the answer is not within `gen_length`.
+        ValueError: If an attribute is outside its range, the base cannot be wrapped or, at the
+            start of `decode`, there is no marker and no `answer_start`, or the answer is not within
+            `gen_length`.
     """
 
     thresholds: tuple[float, ...] = (7.5, 5.0, 2.5)
@@ -94,8 +96,6 @@ class Prophet(Wrapper[ProphetState]):
             raise ValueError(
                 "The answer must be at answer_start or after marker, got both. Leave one out."
             )
-        if self.answer_start is None and not self.marker:
-            require_unset(self, "answer_length", "without answer_start or marker")
 
     @property
     def scope(self) -> Scope:
@@ -105,12 +105,23 @@ class Prophet(Wrapper[ProphetState]):
 
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         super().check(model=model, gen_length=gen_length, block_length=block_length)
+        if self.answer_start is None and not self.marker:
+            raise ValueError(
+                "Prophet must know where the answer is, got neither marker nor answer_start. Give "
+                "the token ids before the answer, such as marker=tuple(tokenizer.encode('####'))."
+            )
         if self.answer_start is not None and self.answer_start + self.answer_length > gen_length:
             raise ValueError(
                 f"Prophet's answer must be within gen_length={gen_length} tokens, got positions "
                 f"{self.answer_start} to {self.answer_start + self.answer_length - 1}. Change "
                 "answer_start or answer_length, or generate more."
             )
+
+    def with_marker(self, marker: tuple[int, ...]) -> Sampler[Any]:
+        base = self.base.with_marker(marker)
+        if self.marker or self.answer_start is not None:
+            return replace(self, base=base)
+        return replace(self, base=base, marker=marker)
 
     def init(self, view: View) -> ProphetState:
         return ProphetState(torch.zeros_like(view.tokens[:, 0]), self.base_init(view))
@@ -129,15 +140,22 @@ class Prophet(Wrapper[ProphetState]):
 
     def _decided(self, view: View, steps: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
         answer = self._answer(view)
-        counted = answer.in_view
-        if self.gap == "masked":
-            counted = counted & view.masked.gather(1, answer.columns)
-        logits = in_float64(view.top_k(2, answer.columns).logits)
+        top = view.top_k(2, answer.columns)
+        masked = view.masked.gather(1, answer.columns)
+        in_answer = answer.in_view
+        if self.marker:
+            written = view.tokens.gather(1, answer.columns)
+            written = torch.where(masked, top.tokens[..., 0].to(masked.device), written)
+            in_answer = in_answer & (~view.is_eos(written)).cumprod(-1).bool()
+        counted = in_answer & masked if self.gap == "masked" else in_answer
+        logits = in_float64(top.logits)
         is_counted = counted.to(logits.device)
         gaps = (logits[..., 0] - logits[..., 1]).masked_fill(~is_counted, 0.0)
         mean = gaps.sum(-1) / is_counted.sum(-1)
         reached = mean >= self._threshold(view, steps).to(mean.device)
-        return answer.exists & (reached.to(steps.device) | ~counted.any(-1))
+        # Positions before the window are committed, and so is an answer that ends before it.
+        exists = in_answer.any(-1) | (self.answer_start is not None)
+        return exists & (reached.to(steps.device) | ~counted.any(-1))
 
     def _threshold(self, view: View, steps: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
         progress = view.progress
@@ -151,22 +169,17 @@ class Prophet(Wrapper[ProphetState]):
         return threshold
 
     def _answer(self, view: View) -> "_Answer":
-        rows, width = view.tokens.shape
-        device = view.tokens.device
-        ahead = torch.arange(self.answer_length, device=device)
-        # Answer positions before the window are committed.
-        exists = torch.ones(rows, dtype=torch.bool, device=device)
-        if self.marker:
+        width = view.tokens.shape[1]
+        ahead = torch.arange(self.answer_length, device=view.tokens.device)
+        if self.answer_start is None:
             spelled = self._spelled(view)
-            exists = spelled.any(-1)
+            exists = spelled.any(-1, keepdim=True)
             columns = spelled.long().argmax(-1, keepdim=True) + len(self.marker) + ahead
-        elif self.answer_start is None:
-            columns = torch.arange(width, device=device).expand(rows, -1)
         else:
             columns = self.answer_start - view.positions[:, :1] + ahead
+            exists = torch.ones_like(columns[:, :1], dtype=torch.bool)
         inside = columns.clamp(0, width - 1)
-        in_view = (columns == inside) & view.in_answer.gather(1, inside) & exists[:, None]
-        return _Answer(inside, in_view, in_view.any(-1) if self.marker else exists)
+        return _Answer(inside, exists & (columns == inside) & view.in_answer.gather(1, inside))
 
     def _spelled(self, view: View) -> Bool[Tensor, "B W"]:
         """Marks the columns at which committed tokens of the answer begin to spell the marker."""
@@ -183,12 +196,10 @@ class _Answer(NamedTuple):
     Attributes:
         columns: Columns of the window.
         in_view: True where a column is a position of the answer; other columns are padding.
-        exists: True in rows that have an answer.
     """
 
     columns: Int[Tensor, "B A"]
     in_view: Bool[Tensor, "B A"]
-    exists: Bool[Tensor, " B"]
 
 
 def _check_phases(thresholds: tuple[float, ...], edges: tuple[float, ...]) -> None:

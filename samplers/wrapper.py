@@ -1,6 +1,6 @@
 """The base of samplers that change how another sampler decides."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,9 @@ class Wrapper(Sampler[State]):
 
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         self.base.check(model=model, gen_length=gen_length, block_length=block_length)
+
+    def with_marker(self, marker: tuple[int, ...]) -> Sampler[Any]:
+        return replace(self, base=self.base.with_marker(marker))
 
     def max_steps(self, num_masks: int) -> int:
         return self.base.max_steps(num_masks)

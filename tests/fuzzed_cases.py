@@ -37,7 +37,8 @@ SAMPLERS = (
     "JointThreshold(0.4, 0.1, 2, 2, 1.5)", "Klass(0.4, 0.5, 1, 3)", "Less(0.4, 0.4, 1, 4)",
     "LocalLeap(0.6, 0.2, 2)", "QuotaThreshold(0.4, 3)", "QuotaThreshold(0.4, 2, 'most')",
     "CreditDecoding(LocalLeap(0.6, 0.4, 2))", "CreditDecoding(Klass(0.4, 0.5, 1, 3))",
-    "Prophet(thresholds=(2.0, 1.0, 0.5))", "Prophet(FixedSchedule(2), (1.0,), (), gap='all')",
+    "Prophet(thresholds=(2.0, 1.0, 0.5), marker=(5,))",
+    "Prophet(FixedSchedule(2), (1.0,), (), gap='all', answer_start=0, answer_length=2)",
     "Prophet(CreditDecoding(FixedSchedule(3)), (1.5, 0.7, 0.3), answer_start=1, answer_length=2)",
     "SchED(FixedSchedule(3), 'linear', 1.5, 0.3, max_changed=0.5)",
     "T2M(0.6, 'low_prob', 0.5, 2, 0.5, 3)", "T2M(0.3, 'logit_diff', 0.1, 3, eos_early_stop=False)",
@@ -287,8 +288,8 @@ def _verifier(rng: random.Random, align: int) -> verify.Verifier:
         (verify.PathSearch(), verify.PathSearch(num_forwards=2),
          verify.PathSearch(4, 0.95, 6, 0.4, proxy, "always"), verify.Tree(8),
          verify.Tree(6, num_forwards=2), verify.Tree(12, proxy=proxy, column_cost=0.02),
-         verify.Sampled(), verify.Sampled(num_forwards=2), verify.PromptLookup(2, 4),
-         verify.Jacobi(4))
+         verify.Sampled(), verify.Sampled(num_forwards=2), verify.Pool(3, 2, 4),
+         verify.Jacobi(4), verify.Recycling(3))
     )  # fmt: skip
     return verify.ARVerify(target, verify.DraftLength(2, 6, growth=2), drafting)
 

@@ -31,14 +31,15 @@ _SETTINGS: tuple[Sampler, ...] = tuple(map(parse, (
     "Klass(0.9, 0.01, 1, 2)",
     "Klass(0.42, 0.5, 1, 13)", "Less()", "Less(0.3, 0.1, 1, 2)", "LocalLeap()",
     "LocalLeap(0.8, 0.3, 1)", "CreditDecoding(LocalLeap())", "MaskPredict(3)",
-    "PC(3)", "PC(4, 0.0, 1.0)", "Prophet(FixedSchedule(3))", "RCR(4)", "ReMDM(6, 'cap', 0.3)",
+    "PC(3)", "PC(4, 0.0, 1.0)", "Prophet(FixedSchedule(3), answer_start=0, answer_length=3)",
+    "RCR(4)", "ReMDM(6, 'cap', 0.3)",
     "ReMDM(5, 'rescale', 0.5)", "ReMDM(8, 'confidence')", "ReMDMLoop(4, 3)",
     "ReMDMLoop(32, 9, 2)", "ReMDMLoop(2, 4, 9)",
     "QuotaThreshold(0.4, 3)", "SchED(FixedSchedule(3), high=1.0, low=0.2, max_changed=0.5)",
     "QuotaThreshold(0.4, 5, 'most')", "T2M()",
     "T2M(0.3, 'low_prob', 0.9, 2, 1.0, 3, eos_early_stop=False)", "T2M(0.5, 't2t_remask', 0.3, 3)",
     "T2M(0.3, 'logit_diff', 0.1, 3, 0.5, 4)", "CreditDecoding(Klass(0.42, 0.5, 1, 13))",
-    "Prophet(CreditDecoding(Klass(0.4, 0.05)))", "Wino(0.3)",
+    "Prophet(CreditDecoding(Klass(0.4, 0.05)), answer_start=1, answer_length=2)", "Wino(0.3)",
 )))  # fmt: skip
 
 _CACHES: tuple[caches.CachePolicy, ...] = (

@@ -9,9 +9,10 @@ from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.linear_spec import LinearSpec
 from dllm_decode.verify.ar_verify.drafting.ngram import NGram, Proxy, Uniform
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
+from dllm_decode.verify.ar_verify.drafting.recycling import Recycling
 from dllm_decode.verify.ar_verify.drafting.sampled import Sampled
 from dllm_decode.verify.ar_verify.drafting.tree import Tree
-from dllm_decode.verify.ar_verify.drafting.undrafted import Jacobi, PromptLookup
+from dllm_decode.verify.ar_verify.drafting.undrafted import Jacobi, Pool
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.guided import Guided
 from dllm_decode.verify.s2d2.routing import UCB, MinimumSpan, Router, ScoreThreshold
@@ -33,8 +34,9 @@ __all__ = [
     "NGram",
     "NoVerifier",
     "PathSearch",
-    "PromptLookup",
+    "Pool",
     "Proxy",
+    "Recycling",
     "Router",
     "Sampled",
     "ScoreThreshold",

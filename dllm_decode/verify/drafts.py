@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
@@ -24,15 +24,14 @@ class Beginning(NamedTuple):
         noise_keys: Noise keys of the rows.
         temperature: One temperature for all rows, or one for each row; 0 is greedy.
         past: For a drafting without forwards of the mask predictor, what the target has read.
-        guess: For a drafting without forwards, the tokens that the target wrote in the last round
-            after the first wrong one, from the first unsettled position on; zeros at first.
+        memory: As the drafting returned it after the last round.
     """
 
     canvas: Canvas
     first: Int[Tensor, " B"]
     noise_keys: Int[Tensor, " B"]
     temperature: Float[Tensor, " B"] | float
-    guess: Int[Tensor, "B K"] | None = None
+    memory: Int[Tensor, "B ..."] | None = None
     past: Past | None = None
 
     @staticmethod
@@ -112,6 +111,15 @@ class Draft(NamedTuple):
         """Returns the draft without the tokens after the first `num_tokens`; `counts` stay."""
         parents = None if self.parents is None else self.parents[:, :num_tokens]
         return self._replace(tokens=self.tokens[:, :num_tokens], parents=parents)
+
+    def only(self, kept: Bool[Tensor, "B K"]) -> "Draft":
+        """Returns a tree of some nodes, in the same order; the parent of a kept node is kept."""
+        assert self.parents is not None
+        order = (~kept).long().argsort(dim=-1, stable=True)
+        places = order.argsort(-1)
+        tokens, parents = self.tokens.gather(1, order), self.parents.gather(1, order)
+        parents = torch.where(parents < 0, -1, places.gather(1, parents.clamp(min=0)))
+        return self._replace(tokens=tokens, counts=kept.sum(-1), parents=parents)
 
     def num_broken(self) -> Int[Tensor, ""]:
         """Counts the tokens of trees whose parent comes later, or that repeat a sibling."""

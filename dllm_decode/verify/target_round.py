@@ -157,8 +157,9 @@ def ask_target(
     drafted = (places - unread[:, None]).clamp(0, draft.tokens.shape[1] - 1)
     drafted = draft.tokens.gather(1, drafted)
     tokens = torch.where(places < unread[:, None], committed, drafted)
-    # The target may know neither [MASK] nor the tokens that fill up a row.
+    # The target may know neither [MASK] nor the tokens that fill up a row, nor all that is drafted.
     unknown = (tokens == canvas.mask_id) | (places >= counts[:, None])
+    unknown |= tokens >= target.num_shared_ids
     tokens = tokens.masked_fill(unknown, target.eos_ids[0])
     state, reading = read_target(
         decoder,

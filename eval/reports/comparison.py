@@ -14,7 +14,7 @@ from eval.metrics.statistics import (
     paired_score_interval,
     wilson,
 )
-from eval.reports.pooling import Key, Pool, pools, primary_scores
+from eval.reports.pooling import Key, Pooled, pools, primary_scores
 from eval.runs.folder import Folder
 
 
@@ -88,7 +88,7 @@ def paired(
     return [first[example] for example in shared], [second[example] for example in shared]
 
 
-def results(folder: str | Path) -> Sequence[Pool]:
+def results(folder: str | Path) -> Sequence[Pooled]:
     """Returns each setting of a results folder with its records under all seeds.
 
     Raises ValueError if the folder is damaged, or no results folder.
@@ -96,7 +96,7 @@ def results(folder: str | Path) -> Sequence[Pool]:
     return pools(Folder(folder).results())
 
 
-def compare(first: Pool | str | Path, second: Pool | str | Path) -> Comparison:
+def compare(first: Pooled | str | Path, second: Pooled | str | Path) -> Comparison:
     """Compares the accuracy of two settings on the examples that both have: id, prompt and target.
 
     Args:
@@ -139,8 +139,8 @@ def records(folder: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _pool(run: Pool | str | Path) -> Pool:
-    if isinstance(run, Pool):
+def _pool(run: Pooled | str | Path) -> Pooled:
+    if isinstance(run, Pooled):
         return run
     run_pools = results(run)
     if len(run_pools) != 1:

@@ -11,7 +11,7 @@ from eval.oracle.exact import curve
 from eval.reports.advice import advice
 from eval.reports.comparison import difference
 from eval.reports.names import names_of, seeds_of
-from eval.reports.pooling import Pool, identity
+from eval.reports.pooling import Pooled, identity
 from eval.reports.summary import MeasuredFolder, measured
 from eval.reports.table import commits_of, further_tables, origin
 from eval.reports.templates import fill
@@ -27,7 +27,7 @@ class _Setting(NamedTuple):
     """A setting of the page: its numbers, its records and its folder, 0 or 1."""
 
     row: Row
-    pool: Pool
+    pool: Pooled
     folder: int
 
 
@@ -165,6 +165,8 @@ def _numbers(row: Row) -> dict[str, Any]:
         "p50_s": (timing.get("latency_s") or {}).get("p50"),
         "p99_s": (timing.get("latency_s") or {}).get("p99"),
         "tau": (row.get("order") or {}).get("order_correlation"),
+        "decided": row.get("decided"),
+        "decided_at": (row.get("decided") or {}).get("share"),
         "accepted_length": verified.get("accepted_length"),
         "acceptance_rate": verified.get("acceptance_rate"),
         "errors": row["num_errors"],

@@ -16,7 +16,7 @@ Key = TypeVar("Key", str, Identity)
 
 
 @dataclass(frozen=True)
-class Pool:
+class Pooled:
     """The records of one setting under all its seeds, sorted by example.
 
     `settings` has the first of the seeds.
@@ -37,7 +37,7 @@ class Pool:
         return [record for record in self.records if record["error"] is not None]
 
 
-def pools(results: Mapping[RunSettings, Sequence[Record]]) -> list[Pool]:
+def pools(results: Mapping[RunSettings, Sequence[Record]]) -> list[Pooled]:
     """Returns one pool for each group of settings that differ only in their seed, in order."""
     groups: dict[RunSettings, list[RunSettings]] = defaultdict(list)
     for setting in results:
@@ -47,7 +47,7 @@ def pools(results: Mapping[RunSettings, Sequence[Record]]) -> list[Pool]:
         records = [record for setting in group for record in results[setting]]
         # Sorted by id, so that sums do not depend on the order of writing.
         records.sort(key=lambda record: str(record["example"]))
-        pooled.append(Pool(group[0], tuple(s.decoding.seed for s in group), tuple(records)))
+        pooled.append(Pooled(group[0], tuple(s.decoding.seed for s in group), tuple(records)))
     return pooled
 
 
@@ -56,7 +56,7 @@ def identity(record: Record) -> Identity:
     return str(record["example"]), record.get("prompt", ""), str(record.get("target", ""))
 
 
-def primary_scores(pool: Pool) -> dict[Identity, float]:
+def primary_scores(pool: Pooled) -> dict[Identity, float]:
     """Returns the primary score by example; an error is wrong, an undefined score is left out.
 
     Empty if no finished example has a score, for example without an optional scorer: otherwise the

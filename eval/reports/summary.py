@@ -27,7 +27,7 @@ from eval.metrics.statistics import (
     wilson,
 )
 from eval.reports.comparison import difference, paired
-from eval.reports.pooling import Pool, field, per_example, pools, primary_scores
+from eval.reports.pooling import Pooled, field, per_example, pools, primary_scores
 from eval.runs.folder import Folder
 from eval.runs.records import Record, score_of
 from eval.runs.settings import RunSettings
@@ -41,7 +41,7 @@ class MeasuredFolder(NamedTuple):
 
     folder: Folder
     results: Mapping[RunSettings, Sequence[Record]]
-    pools: list[Pool]
+    pools: list[Pooled]
     summary: dict[str, Any]
 
 
@@ -59,7 +59,7 @@ def measured(folder: Folder) -> MeasuredFolder:
     records = [record for pool in pooled for record in pool.records]
     if not records:
         raise ValueError(f"{folder.path} holds no records yet; start its run again.")
-    references: dict[RowGroup, Pool] = {}
+    references: dict[RowGroup, Pooled] = {}
     rows = []
     for pool in pooled:
         row = _row(pool)
@@ -79,7 +79,7 @@ def measured(folder: Folder) -> MeasuredFolder:
     })  # fmt: skip
 
 
-def _row(pool: Pool) -> Row:
+def _row(pool: Pooled) -> Row:
     finished, failed = pool.finished, pool.failed
     row: Row = {
         "settings": pool.settings.written(),
@@ -97,6 +97,7 @@ def _row(pool: Pool) -> Row:
     }
     if finished:
         row |= {"order": _order(finished), "timing": _timing(finished)}
+        row["decided"] = _decided(finished)
         # An answer that its template gives completely takes no forward.
         decoded = [record for record in finished if record["nfe"] or record["target_nfe"]]
         row |= {"speed": _speed(decoded)} if decoded else {}
@@ -105,7 +106,7 @@ def _row(pool: Pool) -> Row:
     return row
 
 
-def _accuracy(pool: Pool) -> Row | None:
+def _accuracy(pool: Pooled) -> Row | None:
     """Averages the primary score, with an interval over examples that always has a width.
 
     The interval is Wilson's if every score is 0 or 1. With several seeds, each example's mean then
@@ -128,7 +129,7 @@ def _interval(values: Sequence[float], *, is_wilson: bool) -> tuple[str, Bounds]
     return "bootstrap", bootstrap(values)
 
 
-def _pass_at(pool: Pool) -> Row:
+def _pass_at(pool: Pooled) -> Row:
     """Estimates for several k the probability that one of k answers is right, with an interval.
 
     Each seed gives one answer to each example. k doubles from 1 up to the number of answers that
@@ -227,6 +228,28 @@ def _order(finished: Sequence[Record]) -> Row:
     }
 
 
+def _decided(finished: Sequence[Record]) -> Row | None:
+    """Describes when results were decided; None without traces, or with old ones.
+
+    `share` is the mean share of the steps after which a result was decided; `by_half` is the share
+    of examples whose result was decided at half of the steps. `decided` and `ended` count by the
+    number of steps the examples whose result was decided, and whose decode ended.
+    """
+    steps = [
+        (record["example"], *record["trace"]["decided"])
+        for record in finished
+        if record["trace"] is not None and "decided" in record["trace"]
+    ]
+    if not steps:
+        return None
+    return {
+        "share": _mean_over_examples((e, at / max(1, last)) for e, at, last in steps),
+        "by_half": _mean_over_examples((e, float(2 * at <= last)) for e, at, last in steps),
+        "decided": dict(sorted(Counter(at for _, at, _ in steps).items())),
+        "ended": dict(sorted(Counter(last for _, _, last in steps).items())),
+    }
+
+
 def _timed(finished: Sequence[Record]) -> Sequence[Record]:
     """Returns the records that are no warm-up, or all records if there are no others."""
     return [record for record in finished if not record["warm_up"]] or finished
@@ -259,7 +282,7 @@ _SPEEDUPS = {
 }
 
 
-def _comparison(reference: Pool, pool: Pool) -> Row:
+def _comparison(reference: Pooled, pool: Pooled) -> Row:
     """Compares two settings on the examples that both have."""
     scores = paired(primary_scores(reference), primary_scores(pool))
     comparison: Row = {"num_shared": len(scores[0])} | difference(*scores)

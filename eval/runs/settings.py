@@ -118,6 +118,7 @@ class Run:
 
     Attributes:
         decoding: All other options of the decode.
+        sampler: A marker that it was not given is the task's, see `Sampler.with_marker`.
         prompts: "chat" or "plain"; None: the task's default.
         model_source: Argument of `load_model`, like `revision`; None is the model's name.
         dtype: Data type of the parameters.
@@ -143,6 +144,16 @@ class Run:
     files: tuple[Path, ...] = ()
     constraint: str = ""
     trace: bool = True
+
+    def __post_init__(self) -> None:
+        if self.marker:
+            object.__setattr__(self, "sampler", self.sampler.with_marker(self.marker))
+
+    @property
+    def marker(self) -> tuple[int, ...]:
+        """Token ids of the task's marker; () if the task has none."""
+        text = self.selection.task.marker
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
     @property
     def constrained(self) -> str:

@@ -97,6 +97,11 @@ class Task(ABC):
         return ()
 
     @property
+    def marker(self) -> str:
+        """Text of an answer after which its result comes; empty: the answer is its result."""
+        return ""
+
+    @property
     def constraint(self) -> Mapping[str, Any] | None:
         """Texts that answers must be among, unless a run names others; None: any text.
 

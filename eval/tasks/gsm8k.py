@@ -43,12 +43,13 @@ class Wording(NamedTuple):
     """The words around a question and its answer.
 
     `ask` writes a question that the answer continues, `tell` the worked answer of a demonstration;
-    one of `stop` ends an answer, and `strict` finds the number where the answer states it.
+    one of `stop` ends an answer, `marker` comes before its number, and `strict` finds the number.
     """
 
     ask: Callable[[str], str]
     tell: Callable[[str], str]
     stop: tuple[str, ...]
+    marker: str
     strict: re.Pattern[str]
 
 
@@ -60,13 +61,13 @@ def in_a_sentence(answer: str) -> str:
 
 def harness(question: str) -> Wording:
     """Returns a wording of the harness's task `gsm8k`, whose answers end with `#### number`."""
-    return Wording(question.format, str, ("Question:", *ENDS), STRICT)
+    return Wording(question.format, str, ("Question:", *ENDS), "####", STRICT)
 
 
 def chain_of_thought(question: str) -> Wording:
     """Returns a wording of the harness's task `gsm8k_cot`, whose answers end with a sentence."""
     strict = re.compile(r"The answer is (\-?[0-9\.\,]+)")
-    return Wording(question.format, in_a_sentence, ("Q:", *ENDS), strict)
+    return Wording(question.format, in_a_sentence, ("Q:", *ENDS), "The answer is", strict)
 
 
 WORDINGS: Mapping[str, Wording] = {
@@ -178,6 +179,10 @@ class Gsm8k(FileTask):
     @property
     def stop(self) -> tuple[str, ...]:
         return self.wording.stop
+
+    @property
+    def marker(self) -> str:
+        return self.wording.marker
 
     def read(self, split: str) -> list[Example]:
         rows = self._rows(split)

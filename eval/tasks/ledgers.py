@@ -113,6 +113,7 @@ class Ledgers(GeneratedTask):
     name = "ledgers"
     version = 3
     primary = "answer"
+    marker = "####"
     gen_length = 256
     splits = ("train", "val", "test", "test_entity", "test_length")
 

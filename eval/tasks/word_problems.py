@@ -43,6 +43,7 @@ class WordProblems(GeneratedTask):
     name = "word_problems"
     version = 1
     primary = "answer"
+    marker = "####"
     gen_length = 64
     splits = ("train", "val", "test", "test_entity", "test_large")
 

@@ -70,7 +70,6 @@ Prophet(thresholds=(7.5, 5.0)) | one entry more than edges
 Prophet(edges=(0.7, 0.3)) | ascending
 Prophet(edges=(0.7, 1.3)) | share in
 Prophet(answer_length=0) | answer_length must be a whole number of tokens, at least 1, got 0
-Prophet(answer_length=1) | answer_length must be left out without answer_start or marker
 Prophet(answer_start=3, marker=(4,)) | got both. Leave one out
 Prophet(JointThreshold()) | Prophet needs a sampler that never changes
 QuotaThreshold(1.5) | threshold must be a probability
@@ -122,9 +121,12 @@ Tree(budget=0) | budget must be a
 Tree(max_candidates=0) | max_candidates must be a
 Tree(num_forwards=0) | num_forwards must be a
 Sampled(num_forwards=0) | num_forwards must be a whole number, at least 1, got 0
-PromptLookup(0) | ngram must be a whole number of tokens, at least 1, got 0
-PromptLookup(3, 0) | length must be a whole number of tokens, at least 1, got 0
+Pool(1) | order must be a whole number of tokens, at least 2, got 1
+Pool(size=0) | size must be a whole number, at least 1, got 0
+Pool(length=0) | length must be a whole number of tokens, at least 1, got 0
 Jacobi(0) | length must be a whole number of tokens, at least 1, got 0
+Recycling(0) | k must be a whole number of tokens, at least 1, got 0
+Recycling(11) | k must be at most 10 tokens
 NGram(10, 0) | length must be a whole number of tokens, at least 1, got 0
 NGram(10, 1000000000000000000000000) | length must be a whole number of tokens, at most
 NGram(10, strength=0.0) | strength must be above 0 tokens, got 0.0

@@ -12,7 +12,7 @@ class CausalOnly:
     """A `MaskPredictor` that predicts nothing, and gives the engine the ids of a causal model.
 
     `load_model(..., family="causal")` returns one. It decodes with `ARVerify` and a drafting
-    without forwards alone, such as `ARVerify(as_causal_target(model), drafting=PromptLookup())`.
+    without forwards alone, such as `ARVerify(as_causal_target(model), drafting=Pool())`.
     Its `mask_id` is the id after those of the causal model.
 
     Attributes:
@@ -46,7 +46,7 @@ class CausalOnly:
         """Raises ValueError, because a causal model predicts no masked tokens."""
         raise ValueError(
             f"{self.name} must be asked nothing, since it is a causal model, got a forward over "
-            "[MASK]. Use verifier=ARVerify(as_causal_target(model), drafting=PromptLookup()) or "
+            "[MASK]. Use verifier=ARVerify(as_causal_target(model), drafting=Pool()) or "
             "Jacobi(), or load a mask predictor."
         )
 

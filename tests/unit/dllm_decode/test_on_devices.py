@@ -318,8 +318,8 @@ def test_the_host_waits_once_a_step_with_every_cache(cache: CachePolicy, family:
 
 
 DRAWN: Any = {"sampler": FixedSchedule(4), "temperature": 0.7}
-PROPHET = Prophet(FixedSchedule(4), thresholds=(99.0, 99.0, 99.0))
-MARKED = replace(PROPHET, marker=(41, 300))
+PROPHET = Prophet(FixedSchedule(4), thresholds=(99.0, 99.0, 99.0), answer_start=0, answer_length=16)
+MARKED = replace(PROPHET, answer_start=None, marker=(41, 300))
 # The host learns whether the proposals after the block are to be drawn.
 ASKED = {"__bool__ in prophet.Prophet.step": 1}
 # Family, options, the least number of steps, and for what the host waits besides its one look.

@@ -55,8 +55,13 @@ CASES: list[tuple[str, View, bool]] = [
     ("marker=(8,), answer_length=1", with_gaps([8, M, M], [0.0, 9.0, 9.0]), True),
     ("marker=(8,), answer_length=1", with_gaps([8, M, M], [0.0, 9.0, 9.0], start=-1), False),
     # Only the answer is averaged.
-    ("gap='all'", FILLED_UP, True),
-    ("", FILLED_UP, True),
+    ("answer_start=0, gap='all'", FILLED_UP, True),
+    ("answer_start=0", FILLED_UP, True),
+    # A most likely or a committed EOS ends the answer after a marker. An EOS alone is no answer.
+    *(("marker=(8,)", with_gaps([8, *tokens], [0.0, 9.0, second, 0.0], eos_ids=eos_ids), decided)
+      for tokens, second, eos_ids, decided in (
+          ([M, M, M], 1.0, (2,), True), ([M, M, M], 1.0, (), False), ([M, 2, M], 0.0, (2,), True),
+          ([M, M, M], 9.0, (1,), False))),
 ]  # fmt: skip
 
 
@@ -83,7 +88,8 @@ def test_a_marker_in_an_earlier_block_is_seen() -> None:
 
 
 @pytest.mark.parametrize("answer", [
-    {"marker": (1, 2), "answer_length": 4}, {"gap": "all"}, {"answer_start": 8, "answer_length": 4}
+    {"marker": (1, 2), "answer_length": 4},
+    {"gap": "all", "answer_start": 0, "answer_length": 12}, {"answer_start": 8, "answer_length": 4}
 ])  # fmt: skip
 def test_a_threshold_that_is_never_reached_leaves_the_base_alone(answer: dict[str, Any]) -> None:
     base = CreditDecoding(LocalLeap(0.3, 0.2))
@@ -107,3 +113,14 @@ def test_an_answer_outside_the_generation_or_that_of_a_request_is_refused() -> N
         decoder.request([1], 0, gen_length=5)
     with pytest.raises(ValueError, match="within gen_length=5 tokens, got positions 4 to 5"):
         new_decoder(HashModel(), sampler, config=DecodeConfig(gen_length=5))
+
+
+def test_a_sampler_that_does_not_know_where_the_answer_is_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"neither marker nor answer_start.*marker=tuple"):
+        decode(HashModel(), [[1]], CreditDecoding(Prophet()), gen_length=4)
+    sampler = CreditDecoding(Prophet()).with_marker((3, 4))
+    assert sampler == CreditDecoding(Prophet(marker=(3, 4)))
+    assert sampler.with_marker((5,)) == sampler
+    decode(HashModel(), [[1]], sampler, gen_length=4)
+    for placed in (Prophet(answer_start=2), FixedSchedule(3)):
+        assert placed.with_marker((5,)) == placed

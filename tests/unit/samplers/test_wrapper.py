@@ -35,12 +35,14 @@ def test_every_member_of_a_sampler_is_forwarded() -> None:
     """A new member of `Sampler` must be listed here, and forwarded by `Wrapper` or not."""
     forwarded = overridable() - DECIDES
     assert forwarded == {
-        "scope", "needs", "gives", "files", "check", "check_model", "max_steps",
+        "scope", "needs", "gives", "files", "check", "check_model", "max_steps", "with_marker",
     }  # fmt: skip
     assert forwarded <= set(vars(Wrapper))
 
 
-@pytest.mark.parametrize("wrapper", [*WRAPPERS, lambda base: Prophet(CreditDecoding(base))])
+@pytest.mark.parametrize(
+    "wrapper", [*WRAPPERS, lambda base: Prophet(CreditDecoding(base), answer_start=0)]
+)
 def test_a_wrapper_answers_as_its_base(wrapper: Any) -> None:
     wrapped = wrapper(UNUSUAL)
     assert wrapped.scope == "suffix"

@@ -2,9 +2,11 @@
 
 from abc import ABC, abstractmethod
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dllm_decode.verify.acceptance import Verdict
 from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.checks import CheckedFields
 
@@ -49,3 +51,33 @@ class Drafting(CheckedFields, ABC):
             lengths: Positions that a draft may reach, unless the draft ends with an EOS before; at
                 least 1, at most K.
         """
+
+    def first_memory(self, beginning: Beginning, vocab_size: int) -> Int[Tensor, "B ..."]:
+        """Returns the memory of rows before their first round, zeros by default.
+
+        A memory is all that a draft may use of earlier rounds, besides the text.
+
+        Args:
+            beginning: Where the first drafts begin.
+            vocab_size: Ids of the target's tokens are below this.
+        """
+        return torch.zeros_like(beginning.first)[:, None]
+
+    def memory_after(
+        self,
+        beginning: Beginning,
+        draft: Draft,
+        logits: Float[Tensor, "B K1 V"],
+        verdict: Verdict,
+    ) -> Int[Tensor, "B ..."]:
+        """Returns the memory after a round, by default the memory before the round.
+
+        Args:
+            beginning: Where the drafts began, with the memory before the round.
+            draft: The drafts.
+            logits: Logits of the target after the committed text, then after each token of the
+                longest draft.
+            verdict: The tokens that the target accepted and wrote.
+        """
+        assert beginning.memory is not None
+        return beginning.memory

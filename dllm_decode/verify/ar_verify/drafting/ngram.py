@@ -84,7 +84,7 @@ class NGram(Proxy):
         Raises:
             ValueError: If a sequence holds anything but ids of the vocabulary.
         """
-        rows = [self._row(sequence) for sequence in sequences]
+        rows = [token_ids(sequence, self.vocab_size) for sequence in sequences]
         tables = []
         for length in range(1, self.length + 1):
             spans = [row.unfold(0, length, 1) for row in rows if len(row) >= length]
@@ -103,26 +103,28 @@ class NGram(Proxy):
             probability = (occurrences.counts + prior) / (occurrences.totals + self.strength)
         return probability.log()
 
-    def _row(self, sequence: Sequence[int] | Int[Tensor, " _"]) -> Int[Tensor, " N"]:
-        try:
-            row = torch.as_tensor(sequence)
-            is_whole = not row.numel() or row.dtype in _WHOLE
-            # An id past the vocabulary would have the code of another pair.
-            if row.ndim == 1 and is_whole and not ((row < 0) | (row >= self.vocab_size)).any():
-                return row.long()
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            pass
-        raise ValueError(
-            f"A sequence must hold token ids from 0 to {self.vocab_size - 1}, got "
-            f"{shown(sequence)}."
-        )
-
     def _code(self, spans: Int[Tensor, "N n"]) -> Int[Tensor, " N"]:
         """Writes each span as one number in base V."""
         code = torch.zeros_like(spans[:, 0]) if spans.shape[1] else spans.new_zeros(len(spans))
         for column in spans.unbind(1):
             code = code * self.vocab_size + column
         return code
+
+
+def token_ids(
+    sequence: Sequence[int] | Int[Tensor, " _"], vocab_size: int = 1 << 62
+) -> Int[Tensor, " N"]:
+    """Returns a sequence of token ids as a tensor; raises ValueError if it is none."""
+    try:
+        row = torch.as_tensor(sequence)
+        is_whole = not row.numel() or row.dtype in _WHOLE
+        if row.ndim == 1 and is_whole and not ((row < 0) | (row >= vocab_size)).any():
+            return row.long()
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass
+    raise ValueError(
+        f"A sequence must hold token ids from 0 to {vocab_size - 1}, got {shown(sequence)}."
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -247,7 +247,7 @@ def test_a_sampler_that_changes_tokens_but_gives_final_ones_is_named_at_the_step
     # The error also comes if the sampler is within a wrapper.
     for tested, name in (
         (sampler, "Own"), (CreditDecoding(sampler), "CreditDecoding"),
-        (Prophet(sampler, (99.0,) * 3), "Own"),
+        (Prophet(sampler, (99.0,) * 3, answer_start=0), "Own"),
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match=rf"^{name}\(.*gives FINAL_TOKENS, so its step"):
             run(tiny("llada"), tested, verifier=verifier)

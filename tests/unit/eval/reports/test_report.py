@@ -41,7 +41,8 @@ def record(
         "query_positions": 8 * nfe, "committed": 5, "gains": [1] * nfe, "batch_length": 2,
         "batch_forwards": nfe, "tokens": [5, 6, 7, 8, 0, 0],
         "trace": {"steps": [0, 1, 1, 2, 2, -1], "confidences": [0.9, 0.8, 0.7, 0.6, 0.5, None],
-                  "revisions": [[1, 9, 0, 0.4, 1]], "lead": 0, "runners_up": [None] * 6},
+                  "revisions": [[1, 9, 0, 0.4, 1]], "lead": 0, "runners_up": [None] * 6,
+                  **({"decided": (nfe - 3, nfe)} if nfe > 3 else {})},
         "pieces": {"5": "five", "6": "six", "7": "<b>", "8": "eight", "9": "nine", "0": "EOS"},
     }  # fmt: skip
     return eval_runs.record(settings, example, score, **fields, **own)
@@ -68,6 +69,9 @@ def test_the_summary_is_what_the_records_say(folder: Folder) -> None:
     assert slow["order"]["order_correlation"] == pytest.approx(8 / (8 * 10) ** 0.5)
     assert slow["order"]["leftmost_share"] == 1.0
     assert slow["order"]["commits_per_step"] == {1: 4, 2: 8}
+    counts = {"decided": {2: 4}, "ended": {5: 4}}
+    assert slow["decided"] == {"share": pytest.approx(0.4), "by_half": 1.0, **counts}
+    assert quick["decided"] is None
     assert "against_reference" not in slow
     # The example that raised is wrong, and has no speed.
     assert quick["accuracy"]["value"] == 0.25

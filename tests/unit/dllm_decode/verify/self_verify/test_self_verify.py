@@ -112,7 +112,7 @@ def test_a_finished_block_that_was_foreseen_spares_the_first_forward_of_the_next
 
 @pytest.mark.parametrize(
     ("sampler", "cache", "family"),
-    [(FixedSchedule(4), DualCache(), "llada"), (Prophet(), NoCache(), "llada"),
+    [(FixedSchedule(4), DualCache(), "llada"), (Prophet(answer_start=0), NoCache(), "llada"),
      (FixedSchedule(4), FreeCache(), "dream")],
     ids=str,
 )  # fmt: skip

@@ -13,38 +13,60 @@ from dllm_decode import (
     Canvas,
     CausalTarget,
     DecodeConfig,
+    Draft,
     Drafting,
     DraftLength,
     Gains,
     Jacobi,
     PathSearch,
-    PromptLookup,
+    Pool,
+    Recycling,
+    RequestQueue,
     as_causal_target,
     decode,
     generate,
     load_model,
     load_target,
+    new_decoder,
+    run,
 )
 from dllm_decode.core.rows import Request, Row
 from dllm_decode.models.targets.causal_only import CausalOnly
 from dllm_decode.verify.drafts import Beginning
 from samplers import FixedSchedule
 
-UNDRAFTED = (PromptLookup(2, 4), Jacobi(4))
+UNDRAFTED = (Pool(3, 1, 4), Pool(3, 3, 4), Recycling(3), Jacobi(4))
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 
 
-def looked_up(texts: list[list[int]], ngram: int, length: int) -> list[list[int]]:
+def drafted(pool: Pool, texts: list[list[int]]) -> Draft:
     rows = [Row.of(Request(0, text, DecodeConfig(gen_length=9)), 1, mask_id=99) for text in texts]
     width = max(map(len, texts)) + 9
     canvas = Canvas.blank(rows, width=width, mask_id=99, eos_ids=(98,))
     first = torch.tensor([len(text) for text in texts])
     beginning = Beginning(canvas, first, first, 0.0)
     lengths = torch.full_like(first, 7)
-    draft = PromptLookup(ngram, length).draft(beginning, torch.zeros(len(texts), 7, 0), lengths)
+    return pool.draft(beginning, torch.zeros(len(texts), 7, 0), lengths)
+
+
+def copies(pool: Pool, texts: list[list[int]]) -> list[list[int]]:
+    draft = drafted(pool, texts)
     return [
         row[:num] for row, num in zip(draft.tokens.tolist(), draft.counts.tolist(), strict=True)
     ]
+
+
+def paths(pool: Pool, text: list[int]) -> list[list[int]]:
+    """Returns the path to each node of a tree."""
+    draft = drafted(pool, [text])
+    assert draft.parents is not None
+    found: list[list[int]] = []
+    for token, parent in list(
+        zip(draft.tokens[0].tolist(), draft.parents[0].tolist(), strict=True)
+    )[: int(draft.counts)]:
+        found.append([*(found[parent] if parent >= 0 else []), token])
+    assert int(draft.num_broken()) == 0
+    return found
 
 
 def test_a_copy_begins_where_most_of_the_last_tokens_stood_last() -> None:
@@ -55,13 +77,76 @@ def test_a_copy_begins_where_most_of_the_last_tokens_stood_last() -> None:
         [5, 6, 5, 6],  # a repetition goes on
         [5],
     ]
-    assert looked_up(texts, 2, 4) == [[5, 6, 7, 8], [4, 7, 3, 9], [], [5, 6, 5, 6], []]
-    assert looked_up(texts[:2], 1, 3) == [[5, 6, 7], [9, 2, 3]]
+    assert copies(Pool(3, 1, 4), texts) == [[5, 6, 7, 8], [4, 7, 3, 9], [], [5, 6, 5, 6], []]
+    assert copies(Pool(2, 1, 3), texts[:2]) == [[5, 6, 7], [9, 2, 3]]
+
+
+def test_different_copies_make_a_tree() -> None:
+    text = [3, 5, 6, 7, 8, 3, 5, 9, 7, 1, 2, 3, 4, 4, 4, 2, 3, 5, 6, 7, 1, 3]
+    # Before the last 3 is a 1, so that one token is looked for, and the latest place comes first.
+    assert paths(Pool(3, 2, 3), text) == [[5], [5, 6], [5, 6, 7], [4], [4, 4], [4, 4, 4]]
+    # The next place has the same beginning, and the first place has the same copy as the latest.
+    tree = [[5], [5, 6], [5, 6, 7], [4], [4, 4], [4, 4, 4], [5, 9], [5, 9, 7]]
+    assert paths(Pool(3, 3, 3), text) == tree
+    assert paths(Pool(3, 9, 3), text) == tree
+
+
+def test_further_texts_are_copied_up_to_their_end() -> None:
+    pool = Pool(3, 1, 4).fit([[7, 1, 2, 3], torch.tensor([1, 2, 4, 5, 6, 7, 8])])
+    assert copies(pool, [[9, 1, 2], [6], [9]]) == [[4, 5, 6, 7], [7, 8], []]
+    assert copies(pool, [[1, 2, 9, 1, 2]]) == [[9, 1, 2, 9]]
+    assert copies(pool.fit([[7, 1, 2, 3]]), [[9, 1, 2]]) == [[3]]
+    assert repr(pool) == "Pool(order=3, size=1, length=4)"
+    for sequence in ([1, -1], [0.5], "text"):
+        with pytest.raises(ValueError, match="A sequence must hold token ids"):
+            Pool().fit([sequence])  # type: ignore[list-item]
+
+
+def test_a_text_of_unknown_ids_changes_no_answer() -> None:
+    target = tiny_target(seed=2)
+    answers = answers_of(target, PROMPTS, 12)
+    texts = [
+        [*prompt, *answer[:2], 10_000] for prompt, answer in zip(PROMPTS, answers, strict=True)
+    ]
+    out = decode(
+        HashModel(), PROMPTS, FixedSchedule(4), gen_length=12, block_length=4,
+        verifier=ARVerify(target, drafting=Pool().fit(texts)),
+    )  # fmt: skip
+    assert out.tokens.tolist() == answers
+    assert (out.accepted >= 2).all()
+
+
+@pytest.mark.parametrize("drafting", UNDRAFTED, ids=repr)
+def test_a_row_has_the_drafts_that_it_has_alone(drafting: Drafting) -> None:
+    """Also a row that joins after another has left."""
+    target = tiny_target(seed=2)
+
+    def costs(num_rows: int, prompts: list[list[int]]) -> list[tuple[int, int, int]]:
+        config = DecodeConfig(gen_length=12, block_length=4)
+        decoder = new_decoder(
+            HashModel(), FixedSchedule(4), verifier=ARVerify(target, drafting=drafting),
+            config=config,
+        )  # fmt: skip
+        requests = [
+            decoder.request(prompt, index, gen_length=6 + 3 * index)
+            for index, prompt in enumerate(prompts)
+        ]
+        outputs = {a.request: a.output for a in run(decoder, RequestQueue(requests), num_rows)}
+        return [
+            (int(out.target_nfe), int(out.drafted), int(out.accepted))
+            for _, out in sorted(outputs.items())
+        ]
+
+    prompts = [[*prompt, *prompt, *prompt] for prompt in PROMPTS]
+    alone = costs(1, prompts)
+    assert costs(2, prompts) == alone
+    assert costs(3, prompts) == alone
+    assert sum(drafted for _, drafted, _ in alone) > 0
 
 
 @pytest.mark.parametrize("drafting", UNDRAFTED, ids=repr)
 def test_no_forward_of_the_mask_predictor_is_run(drafting: Drafting) -> None:
-    """Every draft began with such a forward, whose logits `PromptLookup` does not read."""
+    """Every draft began with such a forward, whose logits `Pool` does not read."""
     model, target = HashModel(), tiny_target(seed=2)
     model.predict = never  # type: ignore[method-assign]
     gains = Gains()
@@ -129,7 +214,7 @@ def test_a_causal_model_alone_names_what_asks_it_for_masks() -> None:
     model = CausalOnly(target)
     assert as_causal_target(model) is target
     for options in ({}, {"verifier": ARVerify(target)}):
-        with pytest.raises(ValueError, match=r"small must be asked nothing, .*PromptLookup\(\)"):
+        with pytest.raises(ValueError, match=r"small must be asked nothing, .*Pool\(\)"):
             decode(model, [[1, 2]], FixedSchedule(4), gen_length=4, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="mask_id must be left out for mini-long-ar"):
         load_model("mini-long-ar", family="causal", mask_id=5, device="cpu")
