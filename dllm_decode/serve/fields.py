@@ -21,6 +21,7 @@ from dllm_decode.serve.parts import (
     Text,
     Tool,
     ToolChoice,
+    ToolMode,
     Turn,
 )
 
@@ -208,7 +209,7 @@ class Chat(CompletionFields):
     is_chat: ClassVar[bool] = True
     messages: Annotated[list[Turn], Field(min_length=1)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: ToolMode | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Text | None = None
     chat_template_kwargs: dict[Text, Any] | None = None

@@ -151,3 +151,7 @@ class ToolChoice(Strict):
 
     type: Literal["function"]
     function: _Named
+
+
+ToolMode: TypeAlias = Literal["none", "auto", "required"]
+"""Whether a function must be called, if none is named."""

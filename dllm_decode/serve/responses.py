@@ -4,7 +4,6 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
@@ -12,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from dllm_decode.serve.answers import Exchange, Json, event
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.fields import MAX_TOOLS, AnswerFields, Chat, StreamOptions
-from dllm_decode.serve.parts import ResponseFormat, Strict, Text, Tool, ToolChoice, Turn
+from dllm_decode.serve.parts import ResponseFormat, Strict, Text, Tool, ToolChoice, ToolMode, Turn
 
 # The names that fields of a chat have in a request for a response.
 _NAMES = {
@@ -28,10 +27,6 @@ def _nested(value: object) -> object:
     kind = value.get("type")
     rest = {name: field for name, field in value.items() if name != "type" and field is not None}
     return {"type": kind, str(kind): rest}
-
-
-def _all_nested(value: object) -> object:
-    return [_nested(part) for part in value] if isinstance(value, list) else value
 
 
 def _turn(item: Json) -> Json:
@@ -87,10 +82,7 @@ Items: TypeAlias = Annotated[
     list[Turn], Field(min_length=1),
     BeforeValidator(_turns, json_schema_input_type=str | list[dict[str, Any]]),
 ]  # fmt: skip
-Tools: TypeAlias = Annotated[list[Tool], BeforeValidator(_all_nested), Field(max_length=MAX_TOOLS)]
-Choice: TypeAlias = Annotated[
-    Literal["none", "auto", "required"] | ToolChoice, BeforeValidator(_nested)
-]
+Tools: TypeAlias = list[Annotated[Tool, BeforeValidator(_nested)]]
 
 
 class ResponseFields(AnswerFields):
@@ -99,8 +91,8 @@ class ResponseFields(AnswerFields):
     input: Items
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: Tools = Field(default_factory=list)
-    tool_choice: Choice = "auto"
+    tools: Tools = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: Annotated[ToolMode | ToolChoice, BeforeValidator(_nested)] = "auto"
     parallel_tool_calls: bool | None = None
     text: TextOptions = TextOptions()
     reasoning: Reasoning = Reasoning()
@@ -108,12 +100,11 @@ class ResponseFields(AnswerFields):
 
     def as_chat(self) -> Chat:
         """Returns the request to /v1/chat/completions that asks for the same answer."""
-        turns = list(self.input)
-        if self.instructions is not None:
-            turns.insert(0, Turn(role="system", content=self.instructions))
+        told = self.instructions
+        first = [] if told is None else [Turn(role="system", content=told)]
         same = type(self).model_fields.keys() & Chat.model_fields.keys()
         return Chat(
-            messages=turns,
+            messages=[*first, *self.input],
             max_tokens=self.max_output_tokens,
             response_format=self.text.format,
             reasoning_effort=self.reasoning.effort,
@@ -170,8 +161,7 @@ class _Item:
         return {**body, **own, "content": [] if self.status == "in_progress" else [self._part()]}
 
     def _part(self) -> Json:
-        notes = {"annotations": [], "logprobs": []} if self.type == "message" else {}
-        return {"type": _TEXTS[self.type], "text": self.text, **notes}
+        return {"type": _TEXTS[self.type], "text": self.text, "annotations": [], "logprobs": []}
 
     def begin(self) -> list[Json]:
         return [self._event("output_item.added", item=self.body), *self._part_events("added")]
@@ -183,9 +173,8 @@ class _Item:
     def end(self, status: str) -> list[Json]:
         self.status = status
         whole = {**self.call, "arguments": self.text} if self.call else {"text": self.text}
-        done = self._event(f"{_TEXTS[self.type]}.done", **whole)
-        last = self._event("output_item.done", item=self.body)
-        return [done, *self._part_events("done"), last]
+        done = [self._event(f"{_TEXTS[self.type]}.done", **whole), *self._part_events("done")]
+        return [*done, self._event("output_item.done", item=self.body)]
 
     def _part_events(self, state: str) -> list[Json]:
         """Returns no event for a call, which has no parts."""
@@ -203,7 +192,6 @@ class ItemExchange:
     def __init__(self, asked: ResponseFields, exchange: Exchange) -> None:
         """Takes the request, and the exchange of the same request as a chat."""
         self._asked, self._exchange = asked, exchange
-        self._id = f"resp_{secrets.token_hex(12)}"
         self._items: list[_Item] = []
 
     async def whole(self) -> Json:
@@ -215,31 +203,29 @@ class ItemExchange:
 
     async def stream(self) -> AsyncIterator[str]:
         """Yields the events of the response."""
-        number = count()
-        try:
-            async for told in self._events():
-                yield _sent({**told, "sequence_number": next(number)})
-        except RefusedError as refusal:
-            error = refusal.body()["error"]
-            yield _sent({**error, "type": "error", "sequence_number": next(number)})
+        number = 0
+        async for told in self._events():
+            yield f"event: {told['type']}\n{event({**told, 'sequence_number': number})}"
+            number += 1
 
     async def _events(self) -> AsyncIterator[Json]:
         for name in ("created", "in_progress"):
             yield {"type": f"response.{name}", "response": self._body()}
-        async for chunk in self._exchange.chunks():
-            for choice in chunk["choices"]:
-                for told in self._add(choice["delta"], choice["finish_reason"]):
-                    yield told
-            if "usage" in chunk:
-                body = self._body(chunk["usage"])
-                yield {"type": f"response.{body['status']}", "response": body}
+        try:
+            async for chunk in self._exchange.chunks():
+                for choice in chunk["choices"]:
+                    for told in self._add(choice["delta"], choice["finish_reason"]):
+                        yield told
+        except RefusedError as refusal:
+            yield {**refusal.body()["error"], "type": "error"}
+            return
+        body = self._body(chunk["usage"])
+        yield {"type": f"response.{body['status']}", "response": body}
 
     def _add(self, part: Json, reason: str | None) -> list[Json]:
         """Adds a part of a chat's message, and returns the events that tell of it."""
-        pieces, events = list(self._pieces(part)), []
-        if reason and not pieces and not self._items:
-            pieces = [("message", {}, "")]
-        for kind, call, text in pieces:
+        events: list[Json] = []
+        for kind, call, text in self._pieces(part):
             last = self._items[-1] if self._items else None
             if last is None or (last.type, last.call) != (kind, call):
                 events += [] if last is None else last.end("completed")
@@ -253,25 +239,24 @@ class ItemExchange:
     def _pieces(self, part: Json) -> Iterator[tuple[str, Json, str]]:
         """Yields the texts of a part, each with the type and the call of its item."""
         for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
-            if part.get(name):
-                yield kind, {}, part[name]
+            text = part.get(name)
+            # An empty answer is an empty message.
+            if text or (text is not None and not self._items):
+                yield kind, {}, text
         for call in part.get("tool_calls", ()):
-            function = call["function"]
+            named = {"call_id": call.get("id"), "name": call["function"].get("name")}
             # Further parts of a call have no id.
-            is_first = "id" in call
-            named = (
-                {"call_id": call["id"], "name": function["name"]}
-                if is_first
-                else self._items[-1].call
-            )
-            yield "function_call", named, function["arguments"]
+            named = named if "id" in call else self._items[-1].call
+            yield "function_call", named, call["function"]["arguments"]
 
     def _body(self, usage: Json | None = None) -> Json:
         """Returns the response with its items so far; `usage` is that of a chat that has ended."""
         asked, choice = self._asked, self._asked.tool_choice
+        if isinstance(choice, ToolChoice):
+            choice = {"type": "function", "name": choice.function.name}
         status = self._items[-1].status if self._items else "in_progress"
         body: Json = {
-            "id": self._id,
+            "id": f"resp_{self._exchange.id}",
             "object": "response",
             "created_at": self._exchange.created,
             "model": self._exchange.service.name,
@@ -280,10 +265,7 @@ class ItemExchange:
             "tools": [{"type": "function", **tool.function.model_dump()} for tool in asked.tools],
             "tool_choice": choice,
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
-            "metadata": asked.metadata,
         }
-        if isinstance(choice, ToolChoice):
-            body["tool_choice"] = {"type": "function", "name": choice.function.name}
         if status == "incomplete":
             body["incomplete_details"] = {"reason": "max_output_tokens"}
         if usage is not None:
@@ -295,7 +277,3 @@ class ItemExchange:
                 "total_tokens": usage["total_tokens"],
             }
         return body
-
-
-def _sent(told: Json) -> str:
-    return f"event: {told['type']}\n{event(told)}"
