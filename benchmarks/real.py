@@ -28,7 +28,7 @@ from eval.runs.runner import execute
 from eval.runs.settings import Parts, Run, RunSettings, named_parts, run_of
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PublishedLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A setting, and the figures that were published for it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 PUBLISHED = msgspec.toml.decode(
-    Path(__file__).with_name("real.toml").read_bytes(), type=dict[str, list[Line]]
+    Path(__file__).with_name("real.toml").read_bytes(), type=dict[str, list[PublishedLine]]
 )
 """By model the lines of its table."""
 
@@ -101,7 +101,7 @@ def published_for(model: str) -> str:
     raise ValueError(f"--published must be one of {known}; the name {model!r} says none of them.")
 
 
-def lines_of(published: str, target: str) -> list[Line]:
+def lines_of(published: str, target: str) -> list[PublishedLine]:
     """Returns the lines of a table, with those of a target if there is one.
 
     Raises:
@@ -114,7 +114,7 @@ def lines_of(published: str, target: str) -> list[Line]:
         return lines
     made = f"CausalTarget({target!r})"
     # The verifier asks no sampler and has no blocks, so that both are those that need no warning.
-    written = Line(
+    written = PublishedLine(
         ALONE, lines[-1].task, "ConfidenceThreshold(0.9)", options={"block_length": None}
     )
     alone = f"ARVerify({made}, drafting=PromptLookup(1, 1))"
@@ -125,7 +125,7 @@ def lines_of(published: str, target: str) -> list[Line]:
     ]
 
 
-def run_for(line: Line, model: Loaded, gsm8k: str, num_questions: int) -> Run:
+def run_for(line: PublishedLine, model: Loaded, gsm8k: str, num_questions: int) -> Run:
     """Returns the run of a line: one row at a time, and without a trace, which takes time."""
     task = line.task
     if gsm8k and task.startswith("gsm8k"):
@@ -136,7 +136,7 @@ def run_for(line: Line, model: Loaded, gsm8k: str, num_questions: int) -> Run:
     return replace(run, batch_size=1, trace=False)
 
 
-def rows_of(lines: Sequence[Line], runs: Sequence[Run], path: Path) -> list[Row]:
+def rows_of(lines: Sequence[PublishedLine], runs: Sequence[Run], path: Path) -> list[Row]:
     """Decodes the answers that a folder lacks, and returns the table."""
     settings: list[RunSettings] = []
     folder = execute(
@@ -153,7 +153,10 @@ def rows_of(lines: Sequence[Line], runs: Sequence[Run], path: Path) -> list[Row]
 
 
 def row_of(
-    line: Line, settings: RunSettings, row: Row, texts: Mapping[str, Mapping[str, str | None]]
+    line: PublishedLine,
+    settings: RunSettings,
+    row: Row,
+    texts: Mapping[str, Mapping[str, str | None]],
 ) -> Row:
     """Returns a row of the table; `texts` has the answers of each line by example."""
     accuracy, speed = row["accuracy"], row.get("speed", {})
