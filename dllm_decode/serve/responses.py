@@ -244,9 +244,7 @@ class ItemExchange:
             if text or (text is not None and not self._items):
                 yield kind, {}, text
         for call in part.get("tool_calls", ()):
-            named = {"call_id": call.get("id"), "name": call["function"].get("name")}
-            # Further parts of a call have no id.
-            named = named if "id" in call else self._items[-1].call
+            named = {"call_id": call["id"], "name": call["function"]["name"]}
             yield "function_call", named, call["function"]["arguments"]
 
     def _body(self, usage: Json | None = None) -> Json:

@@ -11,7 +11,7 @@ from dllm_decode.settings.files import input_file
 def named_constraint(options: Namespace) -> Mapping[str, Any] | None:
     """Returns the constraint that options name, as `constraint_of` reads it, or `None`.
 
-    Raises ValueError if options name several constraints, or one that is not valid.
+    Raises ValueError if options name several constraints.
     """
     named = {"regex": options.regex, "json": options.json_schema, "choice": options.choice}
     constraint = {name: value for name, value in named.items() if value}
@@ -27,8 +27,4 @@ def named_constraint(options: Namespace) -> Mapping[str, Any] | None:
             raise ValueError(
                 f"--json-schema must be a file of JSON, got {options.json_schema}: {error}."
             ) from None
-    # Loads numpy, but no torch.
-    from dllm_decode.text.constraints import constraint_of
-
-    constraint_of(constraint)
     return constraint
