@@ -152,6 +152,11 @@ class ToolChoice(Strict):
     type: Literal["function"]
     function: _Named
 
+    @property
+    def flat(self) -> dict[str, str]:
+        """The choice as responses have it."""
+        return {"type": self.type, "name": self.function.name}
+
 
 ToolMode: TypeAlias = Literal["none", "auto", "required"]
 """Whether a function must be called, if none is named."""

@@ -157,7 +157,7 @@ class _Item:
         body = {"id": self.id, "type": self.type, "status": self.status, **self.call}
         if self.call:
             return {**body, "arguments": self.text}
-        own = {"role": "assistant"} if self.type == "message" else {"summary": []}
+        own: Json = {"role": "assistant"} if self.type == "message" else {"summary": []}
         return {**body, **own, "content": [] if self.status == "in_progress" else [self._part()]}
 
     def _part(self) -> Json:
@@ -250,8 +250,6 @@ class ItemExchange:
     def _body(self, usage: Json | None = None) -> Json:
         """Returns the response with its items so far; `usage` is that of a chat that has ended."""
         asked, choice = self._asked, self._asked.tool_choice
-        if isinstance(choice, ToolChoice):
-            choice = {"type": "function", "name": choice.function.name}
         status = self._items[-1].status if self._items else "in_progress"
         body: Json = {
             "id": f"resp_{self._exchange.id}",
@@ -261,7 +259,7 @@ class ItemExchange:
             "status": status,
             "output": [item.body for item in self._items],
             "tools": [{"type": "function", **tool.function.model_dump()} for tool in asked.tools],
-            "tool_choice": choice,
+            "tool_choice": choice.flat if isinstance(choice, ToolChoice) else choice,
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
         }
         if status == "incomplete":

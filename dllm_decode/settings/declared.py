@@ -93,10 +93,10 @@ def _evaluated(annotation: ast.expr, file: Path) -> Any:
 def _aliases(name: str, file: Path) -> Iterator[tuple[ast.expr, Path]]:
     """Yields the type that a name of a file stands for, and the file that says so, if one does."""
     for node in _parsed(file).body if file.is_file() else ():
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        targets = [node.target] if isinstance(node, ast.AnnAssign) and node.value else targets
-        if name in map(ast.unparse, targets):
-            yield node.value, file
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if name in map(ast.unparse, targets):
+                yield node.value, file
         if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
             yield from _aliases(name, _ROOT / f"{str(node.module).replace('.', '/')}.py")
 
