@@ -32,7 +32,7 @@ TYPED_TESTS := $(addprefix tests/,golden/test_models.py \
 
 FEW := test_a_few_random_cases_decode_the_same_alone_together_and_with_few_rows
 
-.PHONY: help demo test test-all test-gpu gpu-day bench docs lists fix lint types check clean
+.PHONY: help demo test test-all test-gpu gpu-day bench real docs lists fix lint types check clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -57,6 +57,9 @@ gpu-day: $(BASE)  ## measure on a GPU, part by part, into results/gpu
 
 bench: $(BASE)  ## speed and memory beside a plain reference loop
 	$(PY) -m benchmarks
+
+real: $(READY)  ## measure a checkpoint next to published figures: MODEL=folder
+	$(PY) -m benchmarks real $(if $(MODEL),--model $(MODEL)) $(OPTIONS)
 
 lists: $(READY)  ## write the lists of plug-ins, after a new one
 	PYTHONPATH=. $(PY) docs/make_lists.py

@@ -3,7 +3,8 @@
 Part "table" compares the plain loop with `decode`, its caches and its verifiers; "step" says where
 the time of a step goes; "experts" compares a mixture's with its floor; "peers" compares `decode`
 with official code, if `--peer` names a checkout of it. Every contender has a process of its own.
-`python -m benchmarks gpu --help`: a day on a GPU.
+`python -m benchmarks gpu --help`: a day on a GPU. `python -m benchmarks real --help`: a checkpoint
+next to published figures.
 """
 
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from benchmarks import gpu
+from benchmarks import gpu, real
 from benchmarks.contenders import CONTENDERS, REFERENCE, in_a_process_of_its_own, measure
 from benchmarks.experts import config_of, expert_rows
 from benchmarks.floor import Machine, measure_machine
@@ -89,5 +90,6 @@ def table_rows(setting: Setting, machine: Machine, names: Sequence[str]) -> Iter
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    run_main(lambda: gpu.main(words[1:]) if words[:1] == ["gpu"] else main(words))
+    name, *words = sys.argv[1:] or [""]
+    parts = {"gpu": gpu.main, "real": real.main}
+    run_main(lambda: parts[name](words) if name in parts else main(sys.argv[1:]))

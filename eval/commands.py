@@ -49,7 +49,7 @@ EVAL_COMMANDS = {
     ),
     "calibrate": Command(
         "find the fastest setting that keeps the accuracy, with a guarantee",
-        "eval.studies.calibrate:run",
+        "eval.studies.actions:calibrate",
         (_MEASURED, MODEL, OptionsOf(own.Calibration),
          OptionsOf(Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(),
          MACHINE,
@@ -69,7 +69,7 @@ EVAL_COMMANDS = {
         (OptionsOf(own.Oracle),), _LOST,
     ),
     "cache-error": Command(
-        "how far each cache is from exact", "eval.studies.cache_error:run",
+        "how far each cache is from exact", "eval.studies.actions:cache_error",
         (OptionsOf(own.Errors), MODEL, OptionsOf(Plugins, names=("verifier", "blocks")),
          OptionsOf(Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
          OptionsOf(own.Batches, names=("batch_size",)), decoding(), MACHINE),

@@ -2,13 +2,16 @@
 
 import sys
 from argparse import Namespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dllm_decode.cli.input_lines import read_prompts
 from dllm_decode.settings.commands import GOES_ON
 from dllm_decode.settings.constraints import named_constraint
 from dllm_decode.settings.files import input_file, output_file, read_input
 from dllm_decode.text.brackets import split_blanks, split_choices
+
+if TYPE_CHECKING:
+    from dllm_decode.text.constraints import Constraint
 
 
 def generate_once(options: Namespace) -> int:
@@ -17,7 +20,7 @@ def generate_once(options: Namespace) -> int:
     text = read_input(sys.stdin.read) if options.text == "-" else options.text
     if text is not None and not text.strip():
         raise ValueError("The question must not be empty; give a text, or - to read one.")
-    constraint = named_constraint(options)
+    constraint = _constraint(options)
     chat: Literal["auto", False] = False if options.plain else "auto"
     from dllm_decode.cli.speaker import load_speaker
     from dllm_decode.settings.models import ALONE, Place
@@ -44,6 +47,16 @@ def generate_once(options: Namespace) -> int:
         sys.stdout.write(f"{out.texts[0]}\n")
     sys.stderr.write(f"{out.cost}\n")
     return 0
+
+
+def _constraint(options: Namespace) -> "Constraint | None":
+    """Returns the constraint that options name; loads numpy if there is one, but no torch."""
+    named = named_constraint(options)
+    if named is None:
+        return None
+    from dllm_decode.text.constraints import constraint_of
+
+    return constraint_of(named)
 
 
 def _check_generate(options: Namespace) -> None:

@@ -77,6 +77,12 @@ class Conversation:
         """Returns the list of commands."""
         return "\n".join(f"{usage:16} {effect}" for usage, effect in COMMANDS)
 
+    def history(self, _: str) -> str:
+        """Returns the questions, each after a prompt as it was typed, and the answers so far."""
+        marks = {"system": "system: ", "user": "> "}
+        said = [f"{marks.get(turn['role'], '')}{turn['content']}" for turn in self.turns]
+        return "\n".join(said) or "There are no questions and answers yet."
+
     def reset(self, _: str) -> str:
         """Forgets all questions and answers, but not the system text."""
         self.turns = [turn for turn in self.turns if turn["role"] == "system"]
@@ -141,6 +147,7 @@ class Conversation:
 
 
 COMMANDS = (
+    ("/history", "show the questions and answers so far"),
     ("/undo", "forget the last question and its answer"),
     ("/reset", "forget all questions and answers, but not the system text"),
     ("/system TEXT", "begin anew with a system text; without TEXT: with none"),
@@ -155,6 +162,7 @@ COMMANDS = (
 
 _ACTIONS: Mapping[str, Callable[[Conversation, str], str]] = {
     "/help": Conversation.help,
+    "/history": Conversation.history,
     "/undo": Conversation.undo,
     "/reset": Conversation.reset,
     "/system": Conversation.system,

@@ -24,7 +24,7 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_of
 from dllm_decode.settings.plugins import KINDS, build_plugins, check_plugin
-from dllm_decode.text.constraints import constraint_of
+from dllm_decode.text.constraints import Constraint
 from dllm_decode.text.texts import UseTemplate
 from samplers import Sampler
 
@@ -52,7 +52,7 @@ class Speaker(NamedTuple):
         live: bool,
         chat: UseTemplate = "auto",
         template: str = "",
-        constraint: Mapping[str, Any] | None = None,
+        constraint: Constraint | None = None,
         observers: Sequence[Observer] = (),
     ) -> GenerateOutput:
         """Answers a text or a chat as `generate` does; None fills `template` without a question.
@@ -68,7 +68,7 @@ class Speaker(NamedTuple):
                 self.sampler,
                 chat=chat,
                 templates=template or (),
-                constraint=None if constraint is None else constraint_of(constraint),
+                constraint=constraint,
                 config=self.config,
                 cache=self.cache,
                 verifier=self.verifier,

@@ -8,7 +8,7 @@ forms.py     forms of answers            compiler.py   forms as automata, in tur
 worker.py    the process that compiles
 chats.py     messages as token ids       asks.py       requests as rows
 calls.py     calls in answers            answers.py    the JSON of answers
-token_text.py  tokens as text
+responses.py   requests and answers as items  token_text.py  tokens as text
 read.py      typed reads                 errors.py     refusals in OpenAI's shape
 guard.py     key, host and size of a request
 metrics.py   counters                    limits.py     bounds

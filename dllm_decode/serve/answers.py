@@ -68,28 +68,37 @@ class Exchange:
         self._observe(self.service.metrics.request_s)
         return self._body([bodies[choice.number] for choice in self.choices], self._usage())
 
-    async def stream(self) -> AsyncIterator[str]:
-        """Yields the events of the response."""
+    async def chunks(self) -> AsyncIterator[Json]:
+        """Yields the parts of the response.
+
+        Raises:
+            RefusedError: If a job has failed, or the deadline has passed.
+        """
         num_open, is_first = len(self.choices), True
         options = self.asked.stream_options or StreamOptions()
+        while num_open:
+            number, update = await self.channel.next()
+            num_open -= isinstance(update, Finished)
+            body = self._piece(self.choices[number], update)
+            if body is None:
+                continue
+            if is_first:
+                is_first = False
+                self._observe(self.service.metrics.first_chunk_s)
+            # A draft sends no tokens of the answer.
+            has_usage = options.continuous_usage_stats and not isinstance(update, Drafted)
+            usage = self._usage() if has_usage else None
+            for chunk in (*self._beginnings(number), body):
+                yield self._body([chunk], usage)
+        if options.include_usage:
+            yield self._body([], self._usage())
+        self._observe(self.service.metrics.request_s)
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Yields the events of the response."""
         try:
-            while num_open:
-                number, update = await self.channel.next()
-                num_open -= isinstance(update, Finished)
-                body = self._piece(self.choices[number], update)
-                if body is None:
-                    continue
-                if is_first:
-                    is_first = False
-                    self._observe(self.service.metrics.first_chunk_s)
-                # A draft sends no tokens of the answer.
-                has_usage = options.continuous_usage_stats and not isinstance(update, Drafted)
-                usage = self._usage() if has_usage else None
-                for chunk in (*self._beginnings(number), body):
-                    yield event(self._body([chunk], usage))
-            if options.include_usage:
-                yield event(self._body([], self._usage()))
-            self._observe(self.service.metrics.request_s)
+            async for chunk in self.chunks():
+                yield event(chunk)
         except RefusedError as refusal:
             # The status was sent with the first chunk.
             yield event(refusal.body())

@@ -23,6 +23,7 @@ from dllm_decode.serve.fields import Chat, Completion, Read, Weights
 from dllm_decode.serve.forms import form_of
 from dllm_decode.serve.guard import Guard
 from dllm_decode.serve.log import Logged, log_throughput
+from dllm_decode.serve.responses import ItemExchange, ResponseFields, own_names
 from dllm_decode.serve.service import Channel, Service
 
 T = TypeVar("T")
@@ -165,12 +166,21 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions")
     async def completions(asked: Completion, request: Request) -> Response:
         """Goes on with texts or token ids."""
-        return await _answer(service, asked, request)
+        exchange = await _begin(service, asked, request)
+        return await _answer(exchange, exchange, request)
 
     @app.post("/v1/chat/completions")
     async def chat(asked: Chat, request: Request) -> Response:
         """Answers a chat."""
-        return await _answer(service, asked, request)
+        exchange = await _begin(service, asked, request)
+        return await _answer(exchange, exchange, request)
+
+    @app.post("/v1/responses")
+    async def responses(asked: ResponseFields, request: Request) -> Response:
+        """Answers a chat, whose messages, calls and results are items."""
+        with own_names():
+            exchange = await _begin(service, asked.as_chat(), request)
+            return await _answer(exchange, ItemExchange(asked, exchange), request)
 
     @app.post("/v1/read")
     async def read(asked: Read, request: Request) -> Response:
@@ -189,7 +199,12 @@ def _add_weights(app: FastAPI, service: Service, root: Path) -> None:
         return await weights.replace(service, root, asked, channel)
 
 
-async def _answer(service: Service, asked: Completion | Chat, request: Request) -> Response:
+async def _begin(service: Service, asked: Completion | Chat, request: Request) -> Exchange:
+    """Lets the answers of a request wait for rows.
+
+    Raises:
+        RefusedError: If the request is refused, or the client is gone.
+    """
     service.check_model(asked.model)
     channel = service.channel(service.lane(asked.sampler), client_of(request))
     prompts = prompts_of(service, asked)
@@ -201,9 +216,16 @@ async def _answer(service: Service, asked: Completion | Chat, request: Request) 
     request.scope["choices"] = choices
     exchange = Exchange(service, asked, channel, choices, sum(map(len, prompts)))
     channel.submit([choice.job for choice in choices])
-    if asked.stream:
-        return _EventStream(exchange)
-    return await _whole(channel, service, request, exchange.whole())
+    return exchange
+
+
+async def _answer(
+    exchange: Exchange, shaped: Exchange | ItemExchange, request: Request
+) -> Response:
+    """Returns the response of an exchange, in the shape that the client asks for."""
+    if exchange.asked.stream:
+        return _EventStream(exchange, shaped.stream())
+    return await _whole(exchange.channel, exchange.service, request, shaped.whole())
 
 
 def client_of(request: Request) -> str:
@@ -248,10 +270,10 @@ async def _hang_up(receive: Receive) -> None:
 class _EventStream(StreamingResponse):
     """A stream that cancels its jobs whenever it ends, even before the first chunk."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, events: AsyncIterator[str]) -> None:
         """Streams the events of an exchange."""
         super().__init__(
-            exchange.stream(),
+            events,
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )

@@ -125,7 +125,7 @@ def _reader(
     An answer with a form is all content, because a form has no calls and no reasoning.
     """
     if asked.forced:
-        return None, partial(CallText, asked.forced)
+        return None, CallText
     if has_form or not isinstance(asked, Chat):
         return None, MessageText
     tokenizer, parsers, has_tools = service.tokenizer, service.parsers, bool(asked.listed_tools)

@@ -213,12 +213,12 @@ class MessageText:
             return
         self._is_empty, self._is_after_tag = False, True
         if self._is_parallel or not self.has_calls:
-            head = {"index": self._num_calls, "id": new_call_id(), "type": "function"}
-            parts.setdefault("tool_calls", []).append({**head, "function": call})
+            parts.setdefault("tool_calls", []).append(call_part(self._num_calls, call))
             self._num_calls += 1
         self.has_calls = True
 
 
-def new_call_id() -> str:
-    """Returns a name for a call, by which its result names the call."""
-    return f"call_{secrets.token_hex(12)}"
+def call_part(index: int, function: Json) -> Json:
+    """Returns a call as part of a message, with an id by which its result names the call."""
+    call_id = f"call_{secrets.token_hex(12)}"
+    return {"index": index, "id": call_id, "type": "function", "function": function}

@@ -8,7 +8,12 @@ from typing import Any
 def documentation(description: Mapping[str, Any]) -> str:
     """Returns a page that shows an OpenAPI description: the paths, and the fields of objects."""
     paths = [
-        (f"{method.upper()} {path}", escape(route.get("description", "")), _taken(route))
+        # Lines may end after a slash, and within no word.
+        (
+            f"{method.upper()} {path.replace('/', '/<wbr>')}",
+            escape(route.get("description", "")),
+            _taken(route),
+        )
         for path, methods in description["paths"].items()
         for method, route in methods.items()
     ]

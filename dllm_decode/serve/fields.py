@@ -21,6 +21,7 @@ from dllm_decode.serve.parts import (
     Text,
     Tool,
     ToolChoice,
+    ToolMode,
     Turn,
 )
 
@@ -35,6 +36,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "service_tier": ("auto", "default"), "audio": (), "prediction": (),
     "reasoning_effort": (), "chat_template_kwargs": ({},), "max_completion_tokens": (),
+    "previous_response_id": (), "conversation": (), "background": (False,), "include": ([],),
+    "truncation": ("disabled",), "max_tool_calls": (),
 }  # fmt: skip
 """Fields of other servers, and the values that ask for nothing; so does null."""
 
@@ -46,7 +49,9 @@ _LAW = "Use 'top_p' or 'top_k' to limit which tokens may be drawn."
 _FORM = (
     "Use 'structured_outputs', such as {\"regex\": \"[0-9]+\"}, with 'json', 'regex' or 'choice'."
 )
+_KEPT = "This server keeps no answers; send the earlier messages, calls and results in 'input'."
 _REASONS = {
+    "previous_response_id": _KEPT, "conversation": _KEPT, "store": _KEPT,
     "frequency_penalty": _PENALTY, "presence_penalty": _PENALTY, "repetition_penalty": _PENALTY,
     "min_p": _LAW, "guided_json": _FORM, "guided_regex": _FORM, "guided_choice": _FORM,
     "guided_grammar": _FORM,
@@ -113,29 +118,20 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool | None = None
 
 
-class CompletionFields(Strict):
-    """Fields of both kinds of completions. `None` is the server's own value."""
+class AnswerFields(Strict):
+    """Fields of all requests for answers. `None` is the server's own value."""
 
     model: Text | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Stops = Field(default_factory=list)
-    n: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     # Notes that clients make for themselves.
     user: Text | None = None
     metadata: dict[Text, Text] | None = None
     sampler: Text | None = None
-    template: Annotated[list[Text | int], BeforeValidator(_parts)] | None = None
-    return_trace: bool | None = None
-    stream_mode: Literal["text", "denoise"] | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: Annotated[dict[str, Any], BeforeValidator(_without_nulls)] | None = None
     extra_keys: bool | None = None
 
     @model_validator(mode="before")
@@ -144,6 +140,20 @@ class CompletionFields(Strict):
         if not isinstance(values, dict):
             return values
         return {name: value for name, value in values.items() if not is_neutral(cls, name, value)}
+
+
+class CompletionFields(AnswerFields):
+    """Fields of both kinds of completions."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: Stops = Field(default_factory=list)
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream_options: StreamOptions | None = None
+    template: Annotated[list[Text | int], BeforeValidator(_parts)] | None = None
+    return_trace: bool | None = None
+    stream_mode: Literal["text", "denoise"] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Annotated[dict[str, Any], BeforeValidator(_without_nulls)] | None = None
 
     @model_validator(mode="after")
     def _with_stream(self) -> "CompletionFields":
@@ -199,7 +209,7 @@ class Chat(CompletionFields):
     is_chat: ClassVar[bool] = True
     messages: Annotated[list[Turn], Field(min_length=1)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: ToolMode | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Text | None = None
     chat_template_kwargs: dict[Text, Any] | None = None

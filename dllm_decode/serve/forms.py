@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from dllm_decode.serve.calls import new_call_id
+from dllm_decode.serve.calls import call_part
 from dllm_decode.serve.fields import Chat, Completion
-from dllm_decode.serve.parts import Function
 from dllm_decode.text.constraints import Constraint, JsonSchema, constraint_of
 from dllm_decode.text.constraints.machines.octets import Octets, in_order, literal, union
 
@@ -97,7 +96,7 @@ def _head(name: str) -> str:
 
 
 class CallText:
-    """The text of a call that the request forces; each part of the text is sent once.
+    """The text of a call that the request forces, which is sent once it is complete.
 
     Attributes:
         has_calls: True, because the text is a call.
@@ -105,29 +104,16 @@ class CallText:
 
     has_calls = True
 
-    def __init__(self, functions: list[Function]) -> None:
+    def __init__(self) -> None:
         """Begins before the first character."""
-        self._heads = {_head(function.name): function.name for function in functions}
-        self._id = new_call_id()
         self._text = ""
-        self._num_sent = 0
 
     def more(self, text: str, *, is_last: bool) -> dict[str, Any]:
-        """Returns the new part of the call as part of a message; empty if none can be sent yet.
-
-        The last character is never sent, because it may be the brace that ends the call.
-        """
+        """Returns the call as part of a message; empty if the text is not complete yet."""
         self._text += text
-        head = next((head for head in self._heads if self._text.startswith(head)), None)
-        if head is None:
+        if not is_last:
             return {}
-        is_first = self._num_sent == 0
-        arguments = self._text[max(len(head), self._num_sent) : -1]
-        if not arguments and not is_first:
-            return {}
-        self._num_sent = max(len(head), len(self._text) - 1)
-        part = {"index": 0, "function": {"arguments": arguments}}
-        if is_first:
-            function = {"name": self._heads[head], "arguments": arguments}
-            part = {"index": 0, "id": self._id, "type": "function", "function": function}
-        return {"tool_calls": [part]}
+        name = json.loads(self._text)["name"]
+        # As the model wrote them, without the brace that ends the call.
+        function = {"name": name, "arguments": self._text.removeprefix(_head(name))[:-1]}
+        return {"tool_calls": [call_part(0, function)]}

@@ -7,6 +7,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from dllm_decode.serve.errors import RefusedError
 
+# Types of parts that are a text, in chats and in responses, and what clients note next to it.
+_TEXTS = ("text", "input_text", "output_text", "reasoning_text")
+_NOTES = {"annotations", "logprobs", "parsed"}
+
 
 def _encodable(text: str) -> str:
     try:
@@ -22,14 +26,17 @@ def _content(value: object) -> object:
         return value
     texts: list[str] = []
     for part in value:
-        is_text = isinstance(part, dict) and set(part) == {"type", "text"}
-        if not is_text or part["type"] != "text" or not isinstance(part["text"], str):
+        is_text = isinstance(part, dict) and set(part) - _NOTES == {"type", "text"}
+        if not is_text or part["type"] not in _TEXTS or not isinstance(part["text"], str):
             raise ValueError('must be a text, or parts such as {"type": "text", "text": "..."}')
         texts.append(part["text"])
     return "".join(texts)
 
 
 Text: TypeAlias = Annotated[str, AfterValidator(_encodable)]
+Content: TypeAlias = Annotated[
+    Text, BeforeValidator(_content, json_schema_input_type=str | list[dict[str, Any]])
+]
 
 # Clients add such fields to answers that they join or parse, and send them back.
 _ClientField: TypeAlias = Annotated[Any, Field(exclude=True)]
@@ -94,12 +101,10 @@ class Turn(Strict):
     """A message of a chat; an answer has a content or calls."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[
-        Text, BeforeValidator(_content, json_schema_input_type=str | list[dict[str, Any]])
-    ] = ""
+    content: Content = ""
     tool_call_id: Text | None = None
     tool_calls: list[ToolCall] | None = None
-    reasoning_content: Text | None = None
+    reasoning_content: Content | None = None
     parsed: _ClientField = None
 
     @model_validator(mode="before")
@@ -114,7 +119,7 @@ class Turn(Strict):
     def _consistent(self) -> "Turn":
         if self.tool_calls is not None and self.role != "assistant":
             raise ValueError("must have tool_calls in a message of the assistant only")
-        if self.tool_calls is None and "content" not in self.model_fields_set:
+        if not {"content", "tool_calls", "reasoning_content"} & self.model_fields_set:
             raise ValueError("must have a content")
         return self
 
@@ -146,3 +151,12 @@ class ToolChoice(Strict):
 
     type: Literal["function"]
     function: _Named
+
+    @property
+    def flat(self) -> dict[str, str]:
+        """The choice as responses have it."""
+        return {"type": self.type, "name": self.function.name}
+
+
+ToolMode: TypeAlias = Literal["none", "auto", "required"]
+"""Whether a function must be called, if none is named."""

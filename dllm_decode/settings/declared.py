@@ -1,7 +1,7 @@
 """Checks the arguments of our plug-ins by the source that declares them, without loading torch.
 
 A field of a plug-in declares its range in its annotation, see `samplers.checks`. Annotations with
-other names than those of that module are checked where the plug-in is built.
+other names than those of that module and aliases of types are checked where the plug-in is built.
 """
 
 import ast
@@ -19,12 +19,14 @@ _ROOT = Path(__file__).parents[2]
 class Declared:
     """Takes the place of a plug-in's class; a call checks the arguments."""
 
-    def __init__(self, fields: Sequence[ast.AnnAssign]) -> None:
+    def __init__(self, fields: Sequence[tuple[ast.AnnAssign, Path]]) -> None:
         # A field that a subclass declares anew keeps its place.
-        self._hints = {ast.unparse(field.target): field.annotation for field in fields}
+        self._hints = {
+            ast.unparse(field.target): (field.annotation, file) for field, file in fields
+        }
         defaults = {
             ast.unparse(field.target): Parameter.empty if field.value is None else None
-            for field in fields
+            for field, _ in fields
         }
         kind = Parameter.POSITIONAL_OR_KEYWORD
         self.__signature__ = Signature(
@@ -34,7 +36,7 @@ class Declared:
     def __call__(self, *arguments: object, **options: object) -> "Declared":
         """Raises ValueError if an argument is outside the range that its field declares."""
         for name, value in self.__signature__.bind(*arguments, **options).arguments.items():
-            for check, optional in checks.checks_of(_evaluated(self._hints[name])):
+            for check, optional in checks.checks_of(_evaluated(*self._hints[name])):
                 if value is not None or not optional:
                     check(name, value)
         return self
@@ -63,22 +65,40 @@ def declared(name: str, files: Mapping[str, Path]) -> Declared:
     return Declared(list(_fields(name, files)))
 
 
-def _fields(name: str, files: Mapping[str, Path]) -> Iterator[ast.AnnAssign]:
-    """Yields the fields of a dataclass, those of its base classes first."""
+def _fields(name: str, files: Mapping[str, Path]) -> Iterator[tuple[ast.AnnAssign, Path]]:
+    """Yields the fields of a dataclass with their files, those of its base classes first."""
     for kind in _parsed(files[name]).body if name in files else ():
         if isinstance(kind, ast.ClassDef) and kind.name == name:
             for base in kind.bases:
                 yield from _fields(ast.unparse(base).partition("[")[0], files)
             if kind.decorator_list:
-                yield from (node for node in kind.body if isinstance(node, ast.AnnAssign))
+                for node in kind.body:
+                    if isinstance(node, ast.AnnAssign):
+                        yield node, files[name]
 
 
-def _evaluated(annotation: ast.expr) -> Any:
-    """Returns a type of our own source; `Any` if it has other names than those of the checks."""
+def _evaluated(annotation: ast.expr, file: Path) -> Any:
+    """Returns a type of our own source; `Any` if it has names of neither checks nor aliases."""
+    known = dict(vars(checks))
+    for node in ast.walk(annotation):
+        if isinstance(node, ast.Name) and node.id not in known:
+            for alias in _aliases(node.id, file):
+                known[node.id] = _evaluated(*alias)
     try:
-        return eval(ast.unparse(annotation), dict(vars(checks)))
+        return eval(ast.unparse(annotation), known)
     except (NameError, TypeError):
         return Any
+
+
+def _aliases(name: str, file: Path) -> Iterator[tuple[ast.expr, Path]]:
+    """Yields the type that a name of a file stands for, and the file that says so, if one does."""
+    for node in _parsed(file).body if file.is_file() else ():
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if name in map(ast.unparse, targets):
+                yield node.value, file
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            yield from _aliases(name, _ROOT / f"{str(node.module).replace('.', '/')}.py")
 
 
 @cache

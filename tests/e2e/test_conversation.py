@@ -108,7 +108,7 @@ def test_commands_change_a_chat_and_an_empty_line_does_not_end_it(
         "/reset", "/undo", "/sampler FixedSchedule(4)", "/sampler Nothing()", "/nothing", "/rest",
         "/help",
         "/sampler Learn2PD('none.safetensors')", QUESTION, "/sampler FixedSchedule(4)",
-        "/system emma has apples .", QUESTION, QUESTION, "/undo", f"/save {saved}",
+        "/system emma has apples .", QUESTION, QUESTION, "/undo", "/history", f"/save {saved}",
         f"/save {tmp_path / 'none' / 'a'}", "/save", "/length 48", "/length x", "/temperature .5",
         "/temperature -1", "/exit", QUESTION,
     ]  # fmt: skip
@@ -121,6 +121,7 @@ def test_commands_change_a_chat_and_an_empty_line_does_not_end_it(
     turns = json.loads(saved.read_text())
     assert [turn["role"] for turn in turns] == ["system", "user", "assistant"]
     assert turns[2]["content"] == answer
+    assert f"system: emma has apples .\n> {QUESTION}\n{answer}\n" in shown.err
     for sentence in (
         "There is nothing to undo.", "The sampler is FixedSchedule(steps_per_block=4",
         "'Nothing' is not known here", "There is no command /nothing", "did you mean /reset?",

@@ -81,6 +81,53 @@ def test_parts_of_an_answer_are_given_on_the_page(page: Browser, url: str) -> No
     assert "emma now has 12 + 30 = 42 . after giving some away emma has 42 - 8 = 34 ." in text
 
 
+def press(page: Browser, key: str, **options: Any) -> None:
+    for kind in ("keyDown", "keyUp"):
+        page.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, **options)
+
+
+@pytest.mark.slow
+@NEEDS_BROWSER
+def test_enter_sends_a_message_and_shift_enter_begins_a_line(page: Browser, url: str) -> None:
+    """Only Ctrl+Enter sent it, and no text said so."""
+    page.open(url)
+    page.wait_for("document.readyState == 'complete' && byId('sampler').options.length == 2")
+    page.value("byId('pause').value = '0'; byId('message').value = 'emma'; byId('message').focus()")
+    press(page, "End")
+    enter = {"text": "\r", "windowsVirtualKeyCode": 13}
+    press(page, "Enter", modifiers=8, **enter)
+    assert page.value("byId('message').value") == "emma\n"
+    press(page, "Enter", **enter)
+    page.wait_for("document.querySelector('[data-state]') !== null")
+    assert page.value("document.querySelector('.user').textContent") == "emma\n"
+    assert page.value("byId('message').value") == ""
+    assert "Enter sends it" in page.value("document.body.innerText")
+
+
+@pytest.mark.slow
+@NEEDS_BROWSER
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_of_paths_breaks_no_word(page: Browser, url: str, width: int) -> None:
+    """At 390 px a path was broken within a word."""
+    page.open(f"{url}/docs", width=width)
+    page.wait_for("document.readyState == 'complete'")
+    assert page.value("document.documentElement.scrollWidth") <= width
+    # The words between spaces and slashes are each on one line.
+    broken = page.value("""
+      [...document.querySelectorAll("td")].flatMap((cell) => {
+        const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), broken = [];
+        for (let node; (node = texts.nextNode());)
+          for (const word of node.textContent.matchAll(/[^ /]+/g)) {
+            const range = document.createRange();
+            range.setStart(node, word.index);
+            range.setEnd(node, word.index + word[0].length);
+            if (range.getClientRects().length > 1) broken.push(word[0]);
+          }
+        return broken;
+      })""")
+    assert broken == []
+
+
 @pytest.mark.slow
 @NEEDS_BROWSER
 def test_unknown_words_and_empty_answers_are_named_on_the_page(page: Browser, url: str) -> None:

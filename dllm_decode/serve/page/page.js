@@ -181,7 +181,10 @@ byId("clear").addEventListener("click", () => {
   byId("chat").replaceChildren();
 });
 byId("message").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("form").requestSubmit();
+  // Enter also ends a word of an input method.
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  byId("form").requestSubmit();
 });
 const tell = (error) => byId("chat").replaceChildren(make("p", "wrong", error.message));
 byId("key").addEventListener("change", () => begin().then(() => byId("chat").replaceChildren(), tell));

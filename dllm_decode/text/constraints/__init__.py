@@ -1,28 +1,9 @@
-"""Constraints on answers: regular expressions, JSON schemas and choices."""
+"""Constraints on answers: regular expressions, JSON schemas and choices.
 
-from dllm_decode.text.constraints.automata import (
-    build_automaton,
-    compile_constraint,
-    require_length,
-)
-from dllm_decode.text.constraints.constraints import (
-    Constraint,
-    JsonSchema,
-    OneOf,
-    Regex,
-    constraint_of,
-)
-from dllm_decode.text.constraints.vocabulary import Vocabulary, read_vocabulary
+The names are listed in `__init__.pyi`; each is imported when it is first used, so that a command
+line reads a constraint without torch.
+"""
 
-__all__ = [
-    "Constraint",
-    "JsonSchema",
-    "OneOf",
-    "Regex",
-    "Vocabulary",
-    "build_automaton",
-    "compile_constraint",
-    "constraint_of",
-    "read_vocabulary",
-    "require_length",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,24 +1,12 @@
 """Calls and reasoning that a model writes as text, whole and streamed."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import torch
-from served import byte_level, decoder_of, served
-from tokenizers.pre_tokenizers import ByteLevel
-from torch import Tensor
-from toys import HashModel
-from transformers import AddedToken, PreTrainedTokenizerFast
+from scripted import TURNS, answering
 
-from dllm_decode.core.model import ForwardInputs
-from dllm_decode.serve.limits import Limits
-from samplers import FixedSchedule
-
-openai = pytest.importorskip("openai")
+pytest.importorskip("openai")
 pytest.importorskip("fastapi", reason="needs the extra serve")
 calls = pytest.importorskip("dllm_decode.serve.calls", reason="needs the extra serve")
 
@@ -121,75 +109,8 @@ def test_formats_are_those_of_the_template_unless_they_are_named() -> None:
         assert (parsers.call_format(template), parsers.reasoning_tags(template)) == (None, None)
 
 
-# The tags of Gemma are special tokens, those of Hermes are not.
-PLAIN = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
-SPECIAL = [
-    "<|tool_call>",
-    "<tool_call|>",
-    '<|"|>',
-    "<|channel>",
-    "<channel|>",
-    "<assistant>",
-    "<other>",
-    "[MASK]",
-]
-TURNS = (
-    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{% for turn in messages %}"
-    "{{ turn.role }} {{ turn.reasoning_content }} {{ turn.content }}"
-    "{% for call in turn.tool_calls or [] %}{{ call.function.name }}{% endfor %}\n{% endfor %}"
-    "<assistant>"
-)
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("rain", "snow")]
 ASKED: dict[str, Any] = {"model": "mini", "messages": [{"role": "user", "content": "weather?"}]}
-
-
-def tokenizer_of(template: str) -> PreTrainedTokenizerFast:
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_level(sorted(ByteLevel.alphabet())), eos_token="<eos>",
-        mask_token="[MASK]", chat_template=template,
-    )  # fmt: skip
-    tokenizer.add_tokens([AddedToken(text, special=False) for text in PLAIN])
-    tokenizer.add_tokens([AddedToken(text, special=True) for text in SPECIAL])
-    return tokenizer
-
-
-@dataclass
-class Scripted(HashModel):
-    """Answers every prompt that ends with `<assistant>` with one script."""
-
-    assistant_id: int = 0
-    script: list[int] = field(default_factory=list)
-
-    def predict(self, inputs: ForwardInputs) -> Tensor:
-        logits = torch.zeros(*inputs.wanted.shape, self.vocab_size, dtype=torch.float64)
-        for row, tokens in enumerate(inputs.tokens.tolist()):
-            first = max(n for n, token in enumerate(tokens) if token == self.assistant_id) + 1
-            for place, column in enumerate(inputs.wanted[row].tolist()):
-                at = column - first
-                is_text = 0 <= at < len(self.script)
-                logits[row, place, self.script[at] if is_text else self.eos_ids[0]] = 50.0
-        return logits
-
-
-@contextmanager
-def answering(template: str) -> Iterator[tuple[Any, Any]]:
-    """Yields a client of a server, and a function that sets the answer of its model."""
-    tokenizer = tokenizer_of(template)
-    mask_id, eos_id, assistant_id = (
-        tokenizer.convert_tokens_to_ids(name) for name in ("[MASK]", "<eos>", "<assistant>")
-    )
-    model = Scripted(len(tokenizer), mask_id, (eos_id,), assistant_id=assistant_id)
-
-    def write(text: str) -> None:
-        model.script = tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    limits = Limits(max_tokens=256, gen_length=256, max_length=1024, max_columns=4096)
-    decoder = decoder_of(model, FixedSchedule(64), gen_length=256)
-    with (
-        served({"default": decoder}, limits=limits, tokenizer=tokenizer) as (url, _),
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        yield client.chat.completions, write
 
 
 def read_both(completions: Any, **asked: Any) -> tuple[Any, str]:
@@ -216,48 +137,48 @@ def read_both(completions: Any, **asked: Any) -> tuple[Any, str]:
 def test_the_client_gets_the_calls_that_a_model_writes() -> None:
     """They came as text, so that no agent could call a tool."""
     template = TURNS + "{# <tool_call> </think> #}"
-    with answering(template) as (completions, write):
+    with answering(template) as (client, write):
         write(f"<think>Rain or snow?</think>\n\nI look.\n{RAIN}\n{SNOW}")
-        message, reason = read_both(completions, tools=TOOLS)
+        message, reason = read_both(client.chat.completions, tools=TOOLS)
         assert (message.content, message.reasoning_content) == ("I look.", "Rain or snow?")
         called = [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls]
         assert (called, reason) == (CALLED, "tool_calls")
-        message, _ = read_both(completions, tools=TOOLS, parallel_tool_calls=False)
+        message, _ = read_both(client.chat.completions, tools=TOOLS, parallel_tool_calls=False)
         assert len(message.tool_calls) == 1
         # The results of the calls go back, and the answer is text.
         results = [{"role": "tool", "tool_call_id": call.id, "content": "3"} for call in
                    message.tool_calls]  # fmt: skip
         write("No rain.")
         turns = [*ASKED["messages"], message, *results]
-        again = completions.create(model="mini", messages=turns, tools=TOOLS).choices[0]
+        again = client.chat.completions.create(model="mini", messages=turns, tools=TOOLS).choices[0]
         assert (again.message.content, again.finish_reason) == ("No rain.", "stop")
         write(f"Broken: {BROKEN[0]}")
-        message, reason = read_both(completions, tools=TOOLS)
+        message, reason = read_both(client.chat.completions, tools=TOOLS)
         assert (message.content, message.tool_calls) == (f"Broken: {BROKEN[0]}", None)
         assert reason == "stop"
         # Without tools, tags are text.
         write(SNOW)
         for asked in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-            assert read_both(completions, **asked)[0].content == SNOW
-        full = completions.create(**ASKED, tools=TOOLS, max_tokens=8).choices[0]
+            assert read_both(client.chat.completions, **asked)[0].content == SNOW
+        full = client.chat.completions.create(**ASKED, tools=TOOLS, max_tokens=8).choices[0]
         assert (full.message.tool_calls, full.finish_reason) == (None, "length")
 
 
 def test_tags_that_are_special_tokens_are_read_too() -> None:
     template = TURNS + "{# <|tool_call> <channel|> #}"
-    with answering(template) as (completions, write):
+    with answering(template) as (client, write):
         write(
             '<|channel>thought\nHm.<channel|><|tool_call>call:rain{city:<|"|>Oslo<|"|>}<tool_call|>'
         )
-        message, reason = read_both(completions, tools=TOOLS)
+        message, reason = read_both(client.chat.completions, tools=TOOLS)
         assert (message.content, message.reasoning_content) == (None, "Hm.")
         assert json.loads(message.tool_calls[0].function.arguments) == {"city": "Oslo"}
         assert reason == "tool_calls"
         # Other special tokens are not shown.
         write("A<other> b")
-        assert read_both(completions, tools=TOOLS)[0].content == "A b"
-    with answering(TURNS + "<think>\n") as (completions, write):
+        assert read_both(client.chat.completions, tools=TOOLS)[0].content == "A b"
+    with answering(TURNS + "<think>\n") as (client, write):
         # The model sees the prompt's tag as the beginning of its answer.
         write("<think>\nHm.</think>Yes.")
-        message, _ = read_both(completions)
+        message, _ = read_both(client.chat.completions)
         assert (message.content, message.reasoning_content) == ("Yes.", "Hm.")

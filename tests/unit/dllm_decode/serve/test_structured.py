@@ -171,7 +171,8 @@ def test_the_client_joins_a_stream_to_a_message_that_may_be_sent_back(
     chunks = list(client.chat.completions.create(**CHAT, stream=True, extra_body=extra))
     for number in range(extra.get("n", 1)):
         deltas = [c.choices[0].delta for c in chunks if c.choices[0].index == number]
-        assert len(deltas) > 1
+        # A call is sent whole.
+        assert len(deltas) > 1 or "tools" in extra
         assert [delta.role for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
     options = {name: value for name, value in extra.items() if name != "stream_mode"}
     whole = client.chat.completions.create(**CHAT, extra_body=options).choices

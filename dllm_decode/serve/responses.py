@@ -1,0 +1,275 @@
+"""OpenAI's responses: chats whose messages, reasoning, calls and results are items of a list."""
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field
+
+from dllm_decode.serve.answers import Exchange, Json, event
+from dllm_decode.serve.errors import RefusedError
+from dllm_decode.serve.fields import MAX_TOOLS, AnswerFields, Chat, StreamOptions
+from dllm_decode.serve.parts import ResponseFormat, Strict, Text, Tool, ToolChoice, ToolMode, Turn
+
+# The names that fields of a chat have in a request for a response.
+_NAMES = {
+    "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text",
+    "reasoning_effort": "reasoning",
+}  # fmt: skip
+
+
+def _nested(value: object) -> object:
+    """Returns an object as chats have it: its fields but for the type, by the type's name."""
+    if not isinstance(value, dict) or set(value) == {"type"}:
+        return value
+    kind = value.get("type")
+    rest = {name: field for name, field in value.items() if name != "type" and field is not None}
+    return {"type": kind, str(kind): rest}
+
+
+def _turn(item: Json) -> Json:
+    match item.get("type", "message"):
+        case "message":
+            return {"role": item.get("role"), "content": item.get("content")}
+        case "reasoning":
+            return {"role": "assistant", "reasoning_content": item.get("content") or ""}
+        case "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            return {"role": "assistant", "tool_calls": [call]}
+        case "function_call_output":
+            result = {"tool_call_id": item.get("call_id"), "content": item.get("output")}
+            return {"role": "tool", **result}
+    kinds = "message, reasoning, function_call or function_call_output"
+    raise ValueError(f"must have items of the type {kinds}, got {str(item['type'])[:80]!r}")
+
+
+def _turns(value: object) -> object:
+    """Returns items as messages of a chat: what the assistant says and calls is one message."""
+    items = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ValueError("must be a text or a list of items")
+    turns: list[Json] = []
+    for item in items:
+        turn, last = _turn(item), turns[-1] if turns else {}
+        is_same = turn["role"] == "assistant" == last.get("role")
+        if is_same and "tool_calls" in turn:
+            last.setdefault("tool_calls", []).extend(turn["tool_calls"])
+        elif is_same and turn.keys() & last.keys() == {"role"}:
+            last.update(turn)
+        else:
+            turns.append(turn)
+    return turns
+
+
+class TextOptions(Strict):
+    """The form of an answer."""
+
+    format: Annotated[ResponseFormat, BeforeValidator(_nested)] | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Strict):
+    """How much the model reasons."""
+
+    effort: Text | None = None
+    summary: None = None
+
+
+Items: TypeAlias = Annotated[
+    list[Turn], Field(min_length=1),
+    BeforeValidator(_turns, json_schema_input_type=str | list[dict[str, Any]]),
+]  # fmt: skip
+Tools: TypeAlias = list[Annotated[Tool, BeforeValidator(_nested)]]
+
+
+class ResponseFields(AnswerFields):
+    """A request to /v1/responses."""
+
+    input: Items
+    instructions: Text | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: Tools = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: Annotated[ToolMode | ToolChoice, BeforeValidator(_nested)] = "auto"
+    parallel_tool_calls: bool | None = None
+    text: TextOptions = TextOptions()
+    reasoning: Reasoning = Reasoning()
+    chat_template_kwargs: dict[Text, Any] | None = None
+
+    def as_chat(self) -> Chat:
+        """Returns the request to /v1/chat/completions that asks for the same answer."""
+        told = self.instructions
+        first = [] if told is None else [Turn(role="system", content=told)]
+        same = type(self).model_fields.keys() & Chat.model_fields.keys()
+        return Chat(
+            messages=[*first, *self.input],
+            max_tokens=self.max_output_tokens,
+            response_format=self.text.format,
+            reasoning_effort=self.reasoning.effort,
+            stream_options=StreamOptions(include_usage=True) if self.stream else None,
+            **{name: getattr(self, name) for name in same},
+        )
+
+
+@contextmanager
+def own_names() -> Iterator[None]:
+    """Lets refusals of a chat name the fields of the request for a response."""
+    try:
+        yield
+    except RefusedError as refusal:
+        refusal.param = _NAMES.get(refusal.param or "", refusal.param)
+        for name, own_name in _NAMES.items():
+            refusal.detail = refusal.detail.replace(f"'{name}'", f"'{own_name}'")
+        raise
+
+
+_TEXTS = {
+    "message": "output_text", "reasoning": "reasoning_text",
+    "function_call": "function_call_arguments",
+}  # fmt: skip
+"""The name of an item's text in events, by the type of the item."""
+
+
+@dataclass
+class _Item:
+    """An item of an answer, whose methods return the events that tell of the item.
+
+    Attributes:
+        index: Its place in the list.
+        type: A key of `_TEXTS`.
+        call: Id and name of a call; empty for other types.
+        text: The text so far, or the arguments of a call.
+        status: Whether the item is complete.
+    """
+
+    index: int
+    type: str
+    call: Json
+    text: str = ""
+    status: str = "in_progress"
+    id: str = field(default_factory=lambda: f"item_{secrets.token_hex(12)}")
+
+    @property
+    def body(self) -> Json:
+        """The item as JSON."""
+        body = {"id": self.id, "type": self.type, "status": self.status, **self.call}
+        if self.call:
+            return {**body, "arguments": self.text}
+        own: Json = {"role": "assistant"} if self.type == "message" else {"summary": []}
+        return {**body, **own, "content": [] if self.status == "in_progress" else [self._part()]}
+
+    def _part(self) -> Json:
+        return {"type": _TEXTS[self.type], "text": self.text, "annotations": [], "logprobs": []}
+
+    def begin(self) -> list[Json]:
+        return [self._event("output_item.added", item=self.body), *self._part_events("added")]
+
+    def add(self, text: str) -> list[Json]:
+        self.text += text
+        return [self._event(f"{_TEXTS[self.type]}.delta", delta=text)]
+
+    def end(self, status: str) -> list[Json]:
+        self.status = status
+        whole = {**self.call, "arguments": self.text} if self.call else {"text": self.text}
+        done = [self._event(f"{_TEXTS[self.type]}.done", **whole), *self._part_events("done")]
+        return [*done, self._event("output_item.done", item=self.body)]
+
+    def _part_events(self, state: str) -> list[Json]:
+        """Returns no event for a call, which has no parts."""
+        return [] if self.call else [self._event(f"content_part.{state}", part=self._part())]
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        where = {} if self.call else {"content_index": 0, "logprobs": []}
+        head = {"type": f"response.{kind}", "output_index": self.index, "item_id": self.id}
+        return {**head, **where, **fields}
+
+
+class ItemExchange:
+    """An exchange whose answer is sent as items."""
+
+    def __init__(self, asked: ResponseFields, exchange: Exchange) -> None:
+        """Takes the request, and the exchange of the same request as a chat."""
+        self._asked, self._exchange = asked, exchange
+        self._items: list[_Item] = []
+
+    async def whole(self) -> Json:
+        """Waits for the answer and returns the response."""
+        body = await self._exchange.whole()
+        [choice] = body["choices"]
+        self._add(choice["message"], choice["finish_reason"])
+        return self._body(body["usage"])
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Yields the events of the response."""
+        number = 0
+        async for told in self._events():
+            yield f"event: {told['type']}\n{event({**told, 'sequence_number': number})}"
+            number += 1
+
+    async def _events(self) -> AsyncIterator[Json]:
+        for name in ("created", "in_progress"):
+            yield {"type": f"response.{name}", "response": self._body()}
+        try:
+            async for chunk in self._exchange.chunks():
+                for choice in chunk["choices"]:
+                    for told in self._add(choice["delta"], choice["finish_reason"]):
+                        yield told
+        except RefusedError as refusal:
+            yield {**refusal.body()["error"], "type": "error"}
+            return
+        body = self._body(chunk["usage"])
+        yield {"type": f"response.{body['status']}", "response": body}
+
+    def _add(self, part: Json, reason: str | None) -> list[Json]:
+        """Adds a part of a chat's message, and returns the events that tell of it."""
+        events: list[Json] = []
+        for kind, call, text in self._pieces(part):
+            last = self._items[-1] if self._items else None
+            if last is None or (last.type, last.call) != (kind, call):
+                events += [] if last is None else last.end("completed")
+                self._items.append(_Item(len(self._items), kind, call))
+                events += self._items[-1].begin()
+            events += self._items[-1].add(text)
+        if reason:
+            events += self._items[-1].end("incomplete" if reason == "length" else "completed")
+        return events
+
+    def _pieces(self, part: Json) -> Iterator[tuple[str, Json, str]]:
+        """Yields the texts of a part, each with the type and the call of its item."""
+        for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
+            text = part.get(name)
+            # An empty answer is an empty message.
+            if text or (text is not None and not self._items):
+                yield kind, {}, text
+        for call in part.get("tool_calls", ()):
+            named = {"call_id": call["id"], "name": call["function"]["name"]}
+            yield "function_call", named, call["function"]["arguments"]
+
+    def _body(self, usage: Json | None = None) -> Json:
+        """Returns the response with its items so far; `usage` is that of a chat that has ended."""
+        asked, choice = self._asked, self._asked.tool_choice
+        status = self._items[-1].status if self._items else "in_progress"
+        body: Json = {
+            "id": f"resp_{self._exchange.id}",
+            "object": "response",
+            "created_at": self._exchange.created,
+            "model": self._exchange.service.name,
+            "status": status,
+            "output": [item.body for item in self._items],
+            "tools": [{"type": "function", **tool.function.model_dump()} for tool in asked.tools],
+            "tool_choice": choice.flat if isinstance(choice, ToolChoice) else choice,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        }
+        if status == "incomplete":
+            body["incomplete_details"] = {"reason": "max_output_tokens"}
+        if usage is not None:
+            body["usage"] = {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            }
+        return body

@@ -1,0 +1,24 @@
+"""The commands `calibrate` and `cache-error`; a wrong task is refused before torch loads."""
+
+from argparse import Namespace
+from pathlib import Path
+
+from dllm_decode.settings.files import require_folder_or_new
+from eval.runs.names import parse_task
+
+
+def calibrate(options: Namespace) -> int:
+    """Finds the fastest setting that keeps the accuracy."""
+    parse_task(options.task)
+    require_folder_or_new(Path(options.out))
+    from eval.studies.calibrate import run
+
+    return run(options)
+
+
+def cache_error(options: Namespace) -> int:
+    """Measures how far each cache is from exact."""
+    parse_task(options.task)
+    from eval.studies.cache_error import run
+
+    return run(options)
