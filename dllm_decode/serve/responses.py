@@ -24,9 +24,8 @@ def _nested(value: object) -> object:
     """Returns an object as chats have it: its fields but for the type, by the type's name."""
     if not isinstance(value, dict) or set(value) == {"type"}:
         return value
-    kind = value.get("type")
     rest = {name: field for name, field in value.items() if name != "type" and field is not None}
-    return {"type": kind, str(kind): rest}
+    return {"type": value.get("type"), str(value.get("type")): rest}
 
 
 def _turn(item: Json) -> Json:
@@ -100,8 +99,7 @@ class ResponseFields(AnswerFields):
 
     def as_chat(self) -> Chat:
         """Returns the request to /v1/chat/completions that asks for the same answer."""
-        told = self.instructions
-        first = [] if told is None else [Turn(role="system", content=told)]
+        first = [Turn(role="system", content=self.instructions)] if self.instructions else []
         same = type(self).model_fields.keys() & Chat.model_fields.keys()
         return Chat(
             messages=[*first, *self.input],
@@ -197,8 +195,7 @@ class ItemExchange:
     async def whole(self) -> Json:
         """Waits for the answer and returns the response."""
         body = await self._exchange.whole()
-        [choice] = body["choices"]
-        self._add(choice["message"], choice["finish_reason"])
+        self._add(body["choices"][0]["message"], body["choices"][0]["finish_reason"])
         return self._body(body["usage"])
 
     async def stream(self) -> AsyncIterator[str]:
