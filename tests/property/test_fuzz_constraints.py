@@ -111,9 +111,10 @@ def decoded(seed: int, events: Counter[str]) -> None:
 def answered(seed: int, events: Counter[str]) -> None:
     """Decodes answers that follow a random schema, and checks that all are valid."""
     rng = random.Random(seed)
-    model, schema = tiny(rng.choice(FAMILIES)), {"type": "object", "allOf": [random_schema(rng)]}
+    model, members = tiny(rng.choice(FAMILIES)), {name: random_schema(rng) for name in "ab"}
+    schema = {"type": "object", "properties": members, "required": [rng.choice("ab")]}
     if rng.random() < 0.5:
-        schema = {"type": "array", "items": random_schema(rng), "minItems": rng.choice((0, 1, 2))}
+        schema = {"type": "array", "items": members["a"], "minItems": rng.choice((0, 1, 2))}
     options: Any = {"depth": 1, "extra_keys": rng.random() < 0.5}
     try:
         constraint = JsonSchema(schema, **options)
@@ -164,8 +165,8 @@ def test_random_cases_answer_in_their_languages(pytestconfig: pytest.Config) -> 
 
 def test_a_few_random_schemas_are_followed() -> None:
     events = events_of(range(8), answered)
-    assert events["valid"] > 9
-    assert events["long"] > 3
+    assert events["valid"] > 6
+    assert events["long"] > 2
 
 
 @pytest.mark.slow
@@ -173,4 +174,4 @@ def test_random_schemas_are_followed(pytestconfig: pytest.Config) -> None:
     seeds = range(*map(int, (pytestconfig.getoption("fuzz_seeds") or "0:150").split(":")))
     events = events_of(seeds, answered)
     assert events["valid"] > len(seeds)
-    assert events["long"] > len(seeds) // 2
+    assert events["long"] > len(seeds) // 3
