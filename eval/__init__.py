@@ -1,4 +1,4 @@
-"""Evaluation: tasks, runs, metrics, reports, and calibration of decoding settings.
+"""Evaluation: tasks, runs, metrics and reports.
 
 records = eval.records("results")                     # a dictionary for each record
 found = eval.compare("results/slow", "results/fast")  # paired difference, interval, test

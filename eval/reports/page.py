@@ -5,9 +5,7 @@ from typing import Any, NamedTuple
 
 from eval.metrics.costs import COSTS, CostMeasure, Row, is_on_front, speed_of, usual_cost
 from eval.metrics.curves import ExampleSet, RowGroup, asked_of, method_of, titles_of
-from eval.metrics.metrics import TradeOff
 from eval.metrics.statistics import mean
-from eval.oracle.exact import curve
 from eval.reports.advice import advice
 from eval.reports.comparison import difference
 from eval.reports.names import names_of, seeds_of
@@ -16,7 +14,6 @@ from eval.reports.summary import MeasuredFolder, measured
 from eval.reports.table import commits_of, further_tables, origin
 from eval.reports.templates import fill
 from eval.runs.folder import Folder
-from eval.runs.names import LISTS, parse_task
 from eval.runs.records import Record
 
 Link = Mapping[tuple[ExampleSet, str], str]
@@ -70,7 +67,7 @@ def page_of(
             "models": list(dict.fromkeys(row["settings"]["model"] for row in rows)),
             "rows": _shown(settings), "examples": examples, "changes": _changes(settings, examples),
             "origin": " Before that: ".join(origin(own, summary) for summary, own in parts),
-            "exact": _exact(group.asked.task), "cost": usual.name,
+            "cost": usual.name,
             "advice": {measure.name: advice(rows, measure) if len(found) == 1 else ""
                        for measure in COSTS.values()},
             "tables": "\n\n".join(
@@ -85,13 +82,6 @@ def page_of(
     }  # fmt: skip
     unfinished = " (unfinished)" if notice else ""
     return fill("report", title=f"{' against '.join(names)}{unfinished}", content=content)
-
-
-def _exact(task: str) -> list[TradeOff]:
-    """Returns the curve of an exact model on a list task, empty for other tasks."""
-    # A report must not need the modules and files of other tasks.
-    exact = parse_task(task).task if task.startswith(LISTS) else None
-    return curve(exact, exact.examples(num_examples=1)[0]) if exact else []
 
 
 def unfinished_notice(rows: Iterable[Row]) -> str:

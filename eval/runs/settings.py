@@ -214,13 +214,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a setting, as expressions; an empty `model` is the command's."""
+    """The plug-ins of a setting, as expressions."""
 
     sampler: str
     cache: str = "NoCache()"
     verifier: str = "NoVerifier()"
     blocks: str = "Sequential()"
-    model: str = ""
 
 
 def run_of(loaded: Loaded, selection: Selection, parts: Parts, options: Mapping[str, Any]) -> Run:

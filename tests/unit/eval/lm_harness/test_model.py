@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from eval_runs import CountedModel, TokenIds, write_tasks
+from oracle import Joint, OracleModel
 from toys import HashModel
 
 from dllm_decode import (
@@ -25,8 +26,6 @@ from eval.commands import evaluate as main
 from eval.lm_harness import command as lm_command
 from eval.lm_harness.likelihood import LeftToRight, MonteCarlo
 from eval.lm_harness.settings import LmSettings, Opened
-from eval.oracle.joint import Joint
-from eval.oracle.oracle import OracleModel
 from samplers import ConfidenceThreshold, FixedSchedule
 
 ROOT = Path(__file__).parents[4]

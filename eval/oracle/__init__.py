@@ -1,1 +1,0 @@
-"""Oracles: models and tasks whose every conditional is known exactly."""
