@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from toys import HashModel
 
 from dllm_decode import DecodeConfig, decode
 from dllm_decode.cli import main as cli
 from dllm_decode.engine.compatibility import require_plugins
+from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.options import FIRST, OPTIONS, axes_of, given_of
+from dllm_decode.settings.plugins import check_plugin
 from eval.commands import EVAL_COMMANDS as COMMANDS
 from eval.commands import evaluate as main
 from eval.commands import make_eval_parser as make_parser
 from eval.grid import show_grid
-from eval.lm_harness.settings import read_arguments
+from eval.lm_harness.settings import settings_of
 from eval.runs.sweep import read_sweep
 
 ROOT = Path(__file__).parents[3]
@@ -111,10 +114,9 @@ def test_every_option_arrives_in_a_sweep_and_in_the_harness(tmp_path: Path, name
         )
         sweep = read_sweep(file)
         assert (sweep.decoding[name] if name in VALUES else getattr(sweep, axis)) == (value,)
-    assert read_arguments({name: value})[name] == value
-    # As the harness gives it, from text.
-    plain = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    assert read_arguments({name: plain})[name] == value
+    options = make_parser().parse_args(["lm", "--tasks", "a", *written(name, value)])
+    described = settings_of(options, Loaded(HashModel(), None, "float64")).described()
+    assert described[name] == (check_plugin(value, name) if name in PLUGINS else value)
 
 
 def test_several_values_of_an_option_are_compared() -> None:
