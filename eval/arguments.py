@@ -64,7 +64,6 @@ class ReportOptions:
         replays: Pages per task.
         cost: Cost that bold, advice and picture go by: forwards, columns or seconds. `None`:
             columns, or forwards if a verifier has a target.
-        before: Another results folder to compare with, in comparison.html.
         example: Id of an example, or the start of one. Empty: the first.
         html: Write a replay page instead of showing the answer.
     """
@@ -72,7 +71,6 @@ class ReportOptions:
     folder: str
     replays: Count = 30
     cost: Literal["forwards", "columns", "seconds"] | None = None
-    before: Folder | None = None
     example: Annotated[str, "ID"] = ""
     html: File | None = None
 

@@ -48,7 +48,7 @@ EVAL_COMMANDS = {
     ),
     "report": Command(
         "write table, pictures and replays of a results folder", "eval.reports.actions:report",
-        (OptionsOf(own.ReportOptions, names=("folder", "replays", "cost", "before")),), _LOST,
+        (OptionsOf(own.ReportOptions, names=("folder", "replays", "cost")),), _LOST,
     ),
     "trace": Command(
         "show how one example was decoded", "eval.reports.actions:trace",
