@@ -64,9 +64,6 @@ class Checkpoints:
     def save(self, progress: Progress) -> None:
         """Writes `folder/step-...` and removes older ones; every process takes part."""
         target, partial = self._folder / f"step-{progress.step:08}", self._folder / "partial"
-        while target.exists():
-            # An earlier run wrote this step. Names of later checkpoints follow in the alphabet.
-            target = target.with_name(f"{target.name}+")
         is_main = self._accelerator.is_main_process
         if is_main:
             shutil.rmtree(partial, ignore_errors=True)
