@@ -171,13 +171,13 @@ def test_the_help_of_a_run_begins_with_the_options_that_most_users_need(
         main(["run", "--help"])
     section = capsys.readouterr().out.partition("options:\n")[2].partition("\n\n")[0]
     names = [line.split()[0] for line in section.splitlines() if line.startswith("  --")]
-    assert names == [f"--{name.replace('_', '-')}" for name in FIRST if name != "settings"]
+    assert names == [f"--{name.replace('_', '-')}" for name in FIRST]
     assert len(names) == 10
 
 
 def test_help_loads_nothing_heavy() -> None:
     """It took seven seconds."""
-    heavy = {"torch", "matplotlib", "fastapi", "pydantic", "uvicorn", "transformers"}
+    heavy = {"torch", "fastapi", "pydantic", "uvicorn", "transformers"}
     code = f"""
 import sys
 from dllm_decode.cli.main import make_parser
