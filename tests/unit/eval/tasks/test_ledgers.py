@@ -83,7 +83,7 @@ def test_a_total_waits_for_its_account() -> None:
 @pytest.mark.parametrize("split", TASK.splits)
 def test_every_example_is_a_right_answer_within_the_world(split: str) -> None:
     rng = random.Random(0)
-    tokenizer = AutoTokenizer.from_pretrained(find_model("mini-long-ar"))
+    tokenizer = AutoTokenizer.from_pretrained(find_model("mini-long"))
     people = cast("held_out" if split == "test_entity" else "known").names
     least, most = (206, 240) if split == "test_length" else (87, 189)
     for _ in range(25):
@@ -108,7 +108,7 @@ def test_splits_share_no_numbers() -> None:
 
 
 def test_a_question_may_be_written_as_anyone_would() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(find_model("mini-long-ar"))
+    tokenizer = AutoTokenizer.from_pretrained(find_model("mini-long"))
     plain = "anna has 40 beads . in january anna finds 7 . how many beads does anna have ?"
     written = "Anna has 40 beads. In January Anna finds 7. How many beads does Anna have?"
     assert tokenizer.encode(written) == tokenizer.encode(plain)
