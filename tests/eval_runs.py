@@ -15,12 +15,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 from toys import HashModel
-from transformers import AutoTokenizer
 
 from dllm_decode import DecodeConfig, ForwardInputs, decode
 from dllm_decode.blocks import Sequential
 from dllm_decode.models import new_llada, save_model
-from dllm_decode.models.loading.find import find_model
 from dllm_decode.settings.models import Place
 from eval.metrics.costs import COSTS, CostMeasure, Row
 from eval.reports.table import show_settings
@@ -32,9 +30,10 @@ from eval.runs.runner import execute
 from eval.runs.settings import Run, RunSettings
 from eval.tasks import WordProblems
 from eval.tasks.base import Turn
+from examples.mini.vocabulary import build_tokenizer
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
 
-TOKENIZER = AutoTokenizer.from_pretrained(find_model("mini"))
+TOKENIZER = build_tokenizer()
 
 
 def table(rows: Sequence[Row], cost: CostMeasure = COSTS["forwards"]) -> str:

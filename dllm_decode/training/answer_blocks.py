@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dllm_decode.models import MaskedTransformer
+from dllm_decode.training.block_diffusion import hidden_of_copies
 from dllm_decode.training.examples import Batch
-from dllm_decode.training.hidden_states import hidden_of_answers, hidden_of_copies
+from dllm_decode.training.masked_diffusion import hidden_of_answers
 
 
 class BlockMasks(NamedTuple):

@@ -1,14 +1,19 @@
-"""A loss, and the batches of a step: rows of token ids."""
+"""A loss, and the batches of a step: rows of token ids, drawn afresh for each step."""
 
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from samplers.checks import require_count
 
 BatchT = TypeVar("BatchT")
 
@@ -59,8 +64,52 @@ Pair = tuple[Sequence[int], Sequence[int]]
 
 
 @dataclass(frozen=True)
+class Kind:
+    """Examples that share a width, and how many of them a step gets.
+
+    Attributes:
+        name: Name of the examples, part of their seed.
+        draw: Draws one example; a function of the generator's state.
+        prompt_length: Columns of the prompt, left-padded with EOS.
+        gen_lengths: Answer lengths in tokens, EOS padding included; each step draws one of them.
+        num_rows: Rows in a step that has such examples.
+        period: Steps from one step with such examples to the next.
+    """
+
+    name: str
+    draw: Callable[[random.Random], Pair]
+    prompt_length: int
+    gen_lengths: tuple[int, ...]
+    num_rows: int
+    period: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_length", "num_rows", "period"):
+            require_count(name, vars(self)[name], 1)
+        if not self.gen_lengths or min(self.gen_lengths) < 1:
+            raise ValueError(f"gen_lengths are one or more lengths, got {self.gen_lengths}.")
+
+    def pairs(self, seed: str, eos_id: int) -> list[Pair]:
+        """Draws the examples of a step; ValueError if one does not fit, or contains `eos_id`."""
+        rng, room = random.Random(seed), min(self.gen_lengths)
+        pairs = [self.draw(rng) for _ in range(self.num_rows)]
+        for prompt, answer in pairs:
+            if not 0 < len(prompt) <= self.prompt_length or len(answer) >= room:
+                raise ValueError(
+                    f"{self.name} examples have prompts of 1 to {self.prompt_length} tokens and "
+                    f"answers of at most {room - 1}, got {len(prompt)} and {len(answer)}. "
+                    "Raise prompt_length or gen_lengths."
+                )
+            if eos_id in prompt or eos_id in answer:
+                raise ValueError(
+                    f"Examples do not contain the EOS id {eos_id}, got {self.name} ones."
+                )
+        return pairs
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Prompts and answers of one forward.
+    """Prompts and answers of one kind in one step.
 
     Attributes:
         tokens: Prompts, left-padded with EOS, then answers, padded with EOS.
@@ -111,10 +160,11 @@ class Batch:
         return Batch(self.tokens.to(device), self.pads.to(device), self.gen_length, ranks)
 
 
-def lay_out(pairs: Sequence[Pair], gen_length: int, eos_id: int) -> Batch:
+def lay_out(pairs: Sequence[Pair], gen_length: int, eos_id: int, *, start: int = 0) -> Batch:
     """Lays out prompts, left-padded, and answers, continued with EOS.
 
-    An answer may end in EOS. Prompts have as many columns as the longest prompt.
+    An answer may end in EOS. Prompts have `start` columns, or as many as the longest prompt if it
+    has more.
 
     Raises:
         ValueError: If an answer is longer than `gen_length`.
@@ -125,10 +175,66 @@ def lay_out(pairs: Sequence[Pair], gen_length: int, eos_id: int) -> Batch:
             f"gen_length must be at least {longest}, the length of the longest answer, got "
             f"{gen_length}."
         )
-    start = max(len(prompt) for prompt, _ in pairs)
+    start = max(start, *(len(prompt) for prompt, _ in pairs))
     tokens = np.full((len(pairs), start + gen_length), eos_id)
     for row, (prompt, answer) in zip(tokens, pairs, strict=True):
         row[start - len(prompt) : start] = prompt
         row[start : start + len(answer)] = answer
     pads = torch.tensor([start - len(prompt) for prompt, _ in pairs])
     return Batch(torch.from_numpy(tokens), pads, gen_length)
+
+
+@dataclass(kw_only=True)
+class KindRows(Source[Batch], Dataset[list[Batch]]):
+    """Draws every row anew, in this process or in others; `Kind` describes the rows of a step.
+
+    The losses of the kinds are weighted by their share of the rows. Rows depend on the seed and on
+    the number of the step alone, however many workers draw them.
+
+    Attributes:
+        kinds: Kinds of examples to draw.
+        eos_id: Token that pads prompts and answers.
+        device: Device of the batches.
+        seed: Seed of the examples.
+        num_workers: Processes that draw ahead; 0: none.
+    """
+
+    kinds: Sequence[Kind] = field(kw_only=False)
+    eos_id: int
+    device: torch.device | str = "cpu"
+    seed: int = 0
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        self._drawn: Iterator[list[Batch]] | None = None
+
+    def parts(self, step: int, rank: int, world_size: int) -> list[Part[Batch]]:
+        """Returns a batch of each kind that the step has; steps are asked for in order."""
+        number = step * world_size + rank
+        if self._drawn is None:
+            ahead = ((later_step, later_step * world_size + rank) for later_step in count(step))
+            self._drawn = iter(DataLoader(
+                self, batch_size=None, sampler=ahead, num_workers=self.num_workers
+            ))  # fmt: skip
+        share = sum(kind.num_rows / kind.period for kind in self.kinds)
+        return [
+            Part(
+                batch.to(self.device), f"masks;{kind.name};{number}",
+                kind.num_rows / share, kind.num_rows,
+            )
+            for kind, batch in zip(self._due(step), next(self._drawn), strict=True)
+        ]  # fmt: skip
+
+    def __getitem__(self, place: tuple[int, int]) -> list[Batch]:
+        step, number = place
+        batches = []
+        for kind in self._due(step):
+            pairs = kind.pairs(f"{self.seed};{kind.name};{number}", self.eos_id)
+            rng = random.Random(f"{self.seed};{kind.name};{step};length")
+            # On a GPU new shapes are slow.
+            start = kind.prompt_length if torch.device(self.device).type == "cuda" else 0
+            batches.append(lay_out(pairs, rng.choice(kind.gen_lengths), self.eos_id, start=start))
+        return batches
+
+    def _due(self, step: int) -> list[Kind]:
+        return [kind for kind in self.kinds if step % kind.period == 0]

@@ -46,6 +46,7 @@ class Settings:
         minutes: Minutes after which the run ends, evaluations and earlier sessions included.
         folder: For checkpoints, one after each evaluation; `None`: no checkpoints.
         evaluate_every: Steps between evaluations, at least 1.
+        evaluate_every_s: Seconds between evaluations.
         seed: Seed of all that is random in the loss.
     """
 
@@ -53,6 +54,7 @@ class Settings:
     minutes: float = math.inf
     folder: Path | None = None
     evaluate_every: int | float = math.inf
+    evaluate_every_s: float = math.inf
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -80,6 +82,7 @@ def train(
     accelerator: Accelerator,
     evaluate: Evaluate,
     observe: Callable[[float, str], None] = lambda spent, words: None,
+    resume: bool = True,
 ) -> Progress:
     """Trains until the run ends.
 
@@ -98,6 +101,7 @@ def train(
             called as the settings say, and at the end.
         observe: Called on the first process after each step, with the share of the run that is
             over and with words: steps, samples, the loss and the samples a second.
+        resume: Continue from the latest checkpoint in the folder, if there is one.
 
     Returns:
         How far the run has come, with the history of its evaluations.
@@ -107,7 +111,7 @@ def train(
         ValueError: If the checkpoint was changed, or is of another model.
     """
     run = _Run(objective, optimisers, source, settings, accelerator)
-    spent = run.start()
+    spent = run.start(resumes=resume)
     while spent < 1:
         objective.advance(spent)
         loss = run.step(spent)
@@ -173,11 +177,12 @@ class _Run(Generic[BatchT]):
         if settings.folder is not None:
             self._checkpoints = Checkpoints(settings.folder, accelerator, losses, optimisers)
 
-    def start(self) -> float:
-        """Loads the latest checkpoint, if there is one; returns the share that is over."""
-        if self._checkpoints is not None:
+    def start(self, *, resumes: bool) -> float:
+        """Loads the latest checkpoint if the run resumes; returns the share that is over."""
+        if resumes and self._checkpoints is not None:
             self.progress = self._checkpoints.load()
-        self._started_s = time.perf_counter() - self.progress.elapsed_s
+        self._measured_s = time.perf_counter()
+        self._started_s = self._measured_s - self.progress.elapsed_s
         return self._settings.spent(self.progress)
 
     @property
@@ -216,18 +221,20 @@ class _Run(Generic[BatchT]):
 
     def turn(self) -> _Turn:
         """Updates the elapsed time of the progress, and returns the work that is due."""
-        settings, progress = self._settings, self.progress
-        progress.elapsed_s = time.perf_counter() - self._started_s
+        now_s, settings, progress = time.perf_counter(), self._settings, self.progress
+        progress.elapsed_s = now_s - self._started_s
         spent = settings.spent(progress)
-        return _Turn(spent, spent >= 1 or progress.step % settings.evaluate_every == 0)
+        is_due = spent >= 1 or progress.step % settings.evaluate_every == 0
+        return _Turn(spent, is_due or now_s - self._measured_s > settings.evaluate_every_s)
 
     def measure(self, evaluate: Evaluate) -> None:
         """Evaluates, notes the result and writes a checkpoint."""
         self._model.eval()
         require_finite("The weights", _trained(self.losses), self.progress.step)
         measured = dict(evaluate(self.progress))
+        self._measured_s = time.perf_counter()
         progress = self.progress
-        progress.elapsed_s = time.perf_counter() - self._started_s
+        progress.elapsed_s = self._measured_s - self._started_s
         progress.history.append({
             "step": float(progress.step), "samples": float(progress.samples),
             "elapsed_s": progress.elapsed_s, **measured,

@@ -7,8 +7,6 @@ from pathlib import Path
 from torch.optim import AdamW, Optimizer
 
 from dllm_decode.models import save_model
-from dllm_decode.models.families import family_of
-from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.weights import check_weights, weight_files
 from dllm_decode.models.masked_transformer import own_network
 from dllm_decode.settings.addresses import parse_model
@@ -22,6 +20,7 @@ from dllm_decode.training.certainty import (
     TrajectoryForcing,
 )
 from dllm_decode.training.lora import LoRA, require_lora
+from dllm_decode.training.saving import read_family
 from eval.training.questions import Questions, config_of
 
 
@@ -58,8 +57,7 @@ class Student:
         self.objective = self._objective()
         self.written = "adapter" if rank else "model"
         self._source = self.loaded.files[0].parent
-        config = self._source / "config.json"
-        self._family = family_of(read_json(config), self._address.family, file=repr(str(config)))
+        self._family = read_family(self._source, self._address.family)
         self._sizes = {"rank": rank, "alpha": options.lora_alpha or rank}
         self._lora: LoRA | None = None
         if rank:

@@ -16,6 +16,7 @@ ENTRY_POINTS = (
         for words in (
             ["-m", "eval"], ["-m", "benchmarks"],
             ["examples/llada_gsm8k.py"], ["examples/my_sampler.py"],
+            ["examples/mini/train.py"],
         )
     ),
 )  # fmt: skip

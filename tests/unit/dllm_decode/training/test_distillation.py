@@ -25,6 +25,7 @@ from dllm_decode.training.certainty import (
 )
 from dllm_decode.training.examples import lay_out
 from dllm_decode.training.lora import LoRA
+from dllm_decode.training.saving import read_family
 from dllm_decode.training.teacher import Demonstration, Lessons
 from samplers import FixedSchedule
 
@@ -195,7 +196,9 @@ def test_every_family_is_trained_and_written_in_its_own_format(family: str, tmp_
         for weight in model.parameters():
             if weight.grad is not None:
                 weight -= 0.01 * weight.grad
-    read = FAMILIES[family]
+    named = OPTIONS.get(family, {}).get("family")
+    read = read_family(MODELS / family, named)
+    assert read is FAMILIES[family]
     save_model(model, tmp_path / "written", max_shard_bytes=60_000)
     assert len(list((tmp_path / "written").glob("*.safetensors"))) > 1
     reloaded, _ = load_model(tmp_path / "written", **OPTIONS.get(family, {}))

@@ -4,42 +4,54 @@ import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from tiny_models import load_without_tokenizer, new_tiny
+from tiny_models import load_tiny, load_without_tokenizer, new_tiny
 from torch.optim import AdamW
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from dllm_decode import StepEvent, decode
 from dllm_decode.models import MaskedTransformer, save_model
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.training import (
+    Batch,
+    Causal,
+    Kind,
+    KindRows,
+    MaskedDiffusion,
+    MaskSampler,
+    Pair,
     Progress,
     Settings,
     make_optimisers,
     train,
 )
-from dllm_decode.training.certainty import CertaintyForcing, CertaintyLoss, Curriculum
+from dllm_decode.training.block_diffusion import BlockDiffusion
+from dllm_decode.training.certainty import CertaintyLoss, Curriculum
 from dllm_decode.training.examples import lay_out
 from dllm_decode.training.learn2pd import FilterSettings
 from dllm_decode.training.loop import linear_decay
 from dllm_decode.training.lora import LoRA
+from dllm_decode.training.masked_diffusion import IGNORED
 from dllm_decode.training.teacher import Demonstration, Lessons
+from samplers import FixedSchedule
 from samplers.learn2pd import new_network
 
 EOS, MASK, VOCAB = 0, 1, 24
 
 
-def reversals(count: int = 64) -> list[Demonstration]:
-    """Answers that repeat the prompt's digits backwards."""
-    rng, found = random.Random(0), []
-    for _ in range(count):
-        digits = [rng.randrange(2, VOCAB) for _ in range(rng.randint(1, 4))]
-        ranks = tuple(range(len(digits) + 1))
-        found.append(Demonstration((*digits, 2), (*digits[::-1], EOS), ranks, 1.0))
-    return found
+def reversed_digits(rng: random.Random) -> Pair:
+    digits = [rng.randrange(2, VOCAB) for _ in range(rng.randint(1, 4))]
+    return [*digits, 2], digits[::-1]
+
+
+KIND = Kind("reversed", reversed_digits, prompt_length=6, gen_lengths=(8,), num_rows=16)
+SOMETIMES = Kind("seldom", reversed_digits, 5, gen_lengths=(6, 9), num_rows=4, period=3)
 
 
 def tiny_model(seed: int = 0, hidden_size: int = 32) -> MaskedTransformer:
@@ -47,6 +59,11 @@ def tiny_model(seed: int = 0, hidden_size: int = 32) -> MaskedTransformer:
         vocab_size=VOCAB, hidden_size=hidden_size, mlp_hidden_size=48, mask_id=MASK,
         eos_ids=(EOS,), seed=seed,
     )  # fmt: skip
+
+
+def batch_of(kind: Kind, num_rows: int = 64) -> Batch:
+    pairs = replace(kind, num_rows=num_rows).pairs("0", EOS)
+    return lay_out(pairs, kind.gen_lengths[0], EOS)
 
 
 def test_the_learning_rate_rises_then_falls_to_exactly_zero() -> None:
@@ -70,11 +87,7 @@ def test_runs_end_by_samples_or_by_time() -> None:
 
 
 def lessons(**options: int) -> Lessons:
-    return Lessons(reversals(), 8, EOS, **{"num_rows": 16, "num_forwards": 1, **options})
-
-
-def objective_of(model: MaskedTransformer) -> CertaintyForcing:
-    return CertaintyForcing(model, 4, loss=CertaintyLoss("dparallel"))
+    return Lessons([Demonstration((5,), (6,), (0,), 1.0)], 8, EOS, **options)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +114,47 @@ def objective_of(model: MaskedTransformer) -> CertaintyForcing:
             lambda: LoRA(tiny_model(), FAMILIES["llada"], rank=33),
             "rank must be between 1 and 32, the",
         ),
+        (lambda: BlockDiffusion(load_tiny("llada")), "must attend in blocks"),
+        (lambda: BlockDiffusion(load_tiny("sdar"), (4, 0)), "block_lengths must be"),
+        (lambda: BlockDiffusion(load_tiny("sdar"), confident_share=-0.5), "confident_share must"),
+        (lambda: BlockDiffusion(load_tiny("sdar"), ordered_share=1.5), "ordered_share must be"),
     ],
 )
 def test_settings_out_of_range_are_refused(make: Callable[[], object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+def test_mask_counts_are_stratified_and_every_position_is_masked_equally_often() -> None:
+    answers = torch.full((4800, 12), 5)
+    masks = MaskSampler(block_share=0.0).draw(answers, EOS, torch.Generator().manual_seed(0))
+    assert masks.sum(-1).tolist() == [1 + row // 400 for row in range(4800)]
+    # k uniform on 1..12 has mean 6.5; four standard errors.
+    assert (masks.float().mean(0) - 6.5 / 12).abs().max() < 4 * (0.25 / 4800) ** 0.5
+
+
+def test_masks_of_block_states_are_those_of_block_decoding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    answers = torch.full((512, 24), 5)
+    answers[256:, 10:] = EOS  # ends in the second of three blocks
+    masks = MaskSampler(8, block_share=1.0, ordered_share=0.0).draw(answers, EOS, generator)
+    per_block = masks.unflatten(1, (3, 8)).sum(-1)
+    current = (per_block > 0).long().argmax(-1)
+    for row, block in enumerate(current.tolist()):
+        assert per_block[row, :block].sum() == 0
+        assert (per_block[row, block + 1 :] == 8).all()
+    assert set(current[:256].tolist()) == {0, 1, 2}
+    assert set(current[256:].tolist()) == {0, 1}
+    opened = per_block.gather(1, current[:, None])
+    assert set(opened.flatten().tolist()) == set(range(1, 9))
+
+
+def test_ordered_block_states_hide_the_end_of_the_block() -> None:
+    answers = torch.full((256, 24), 5)
+    masks = MaskSampler(8, 1.0, 1.0).draw(answers, EOS, torch.Generator().manual_seed(0))
+    assert (masks.long().diff(dim=-1) >= 0).all()
+    assert masks.any(-1).all()
+    assert set(masks.sum(-1).tolist()) == set(range(1, 25))
 
 
 def test_muon_gets_the_matrices_of_the_layers_and_nothing_else() -> None:
@@ -127,8 +176,79 @@ def test_rows_are_prompts_padded_left_and_answers_padded_with_eos() -> None:
     batch = lay_out(pairs, 3, EOS)
     assert batch.tokens.tolist() == [[EOS, 5, 6, 7, EOS, EOS], [8, 9, 10, 11, 12, EOS]]
     assert batch.pads.tolist() == [1, 0]
+    wider = lay_out(pairs, 3, EOS, start=5)
+    assert wider.tokens[:, 2:].tolist() == batch.tokens.tolist()
+    assert wider.pads.tolist() == [3, 2]
     with pytest.raises(ValueError, match="gen_length must be at least 2, the length of the long"):
         lay_out(pairs, 1, EOS)
+    assert KIND.pairs("seed", EOS) == KIND.pairs("seed", EOS) != KIND.pairs("other", EOS)
+
+
+def test_examples_that_do_not_fit_are_refused() -> None:
+    short = Kind("short", reversed_digits, prompt_length=6, gen_lengths=(4, 9), num_rows=50)
+    with pytest.raises(ValueError, match="answers of at most 3"):
+        short.pairs("0", EOS)
+    with pytest.raises(ValueError, match="do not contain the EOS id 5"):
+        KIND.pairs("0", 5)
+
+
+def test_the_loss_sees_the_end_of_sequence_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A visible tail would tell the model how long the answer is, which decoding never does."""
+    monkeypatch.setattr(MaskSampler, "draw", lambda _, answers, *rest: answers >= 0)
+    model = tiny_model()
+    model.transformer.lm_head.weight.data.zero_()
+    model.transformer.norm.weight.data.fill_(1.0)
+    loss = MaskedDiffusion(model, MaskSampler()).loss(batch_of(KIND, 8), torch.Generator())
+    assert loss.item() == pytest.approx(torch.tensor(VOCAB).log().item())
+    # The tail is part of the loss, so that EOS has the largest gradient.
+    loss.backward()
+    gradient = model.transformer.lm_head.weight.grad
+    assert gradient is not None
+    assert gradient[EOS].abs().sum() > gradient[2:].abs().sum(-1).max()
+
+
+def test_the_objective_predicts_what_decoding_is_shown() -> None:
+    """Padding, positions and attention are those of `decode`, so the logits are the same."""
+    model, batch = tiny_model(), batch_of(KIND, 8)
+    for part in model.transformer.parts().values():
+        part.mul_(3.0)
+    assert len(set(batch.pads.tolist())) > 1
+    trained = MaskedDiffusion(model, MaskSampler()).logits(
+        batch, torch.full_like(batch.answers, MASK)
+    )
+    events: list[StepEvent] = []
+    decode(
+        model, prompts_of(batch), FixedSchedule(1), gen_length=8, block_length=8,
+        observers=[events.append],
+    )  # fmt: skip
+    shown = events[0].view.logits
+    # A decode never proposes [MASK].
+    finite = shown.isfinite()
+    torch.testing.assert_close(trained[finite], shown[finite])
+
+
+def prompts_of(batch: Batch) -> list[list[int]]:
+    rows = zip(batch.tokens.tolist(), batch.pads.tolist(), strict=True)
+    return [row[pads : batch.start] for row, pads in rows]
+
+
+def test_the_causal_loss_is_that_of_transformers_over_the_answer_and_one_eos() -> None:
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, pad_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, batch = LlamaForCausalLM(config).eval(), batch_of(KIND, 16)
+    tokens = torch.full_like(batch.tokens, EOS)
+    labels = torch.full_like(tokens, IGNORED)
+    for row, (prompt, answer) in enumerate(zip(prompts_of(batch), batch.answers, strict=True)):
+        learned = torch.cat([answer[answer != EOS], torch.tensor([EOS])])
+        end = len(prompt) + len(learned)
+        tokens[row, :end] = torch.cat([torch.tensor(prompt), learned])
+        labels[row, len(prompt) : end] = learned
+    expected = model(input_ids=tokens, labels=labels).loss
+    loss = Causal(model, EOS).loss(batch, torch.Generator())
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def short_run(
@@ -138,8 +258,8 @@ def short_run(
     model = tiny_model(**sizes)
     optimisers = make_optimisers(model, matrix_lr=0.02, other_lr=0.003)
     progress = train(
-        objective_of(model), others(model) if others else optimisers, lessons(),
-        Settings(num_samples=num_samples, folder=folder),
+        MaskedDiffusion(model, MaskSampler()), others(model) if others else optimisers,
+        KindRows([KIND], eos_id=EOS), Settings(num_samples=num_samples, folder=folder),
         accelerator=Accelerator(cpu=True), evaluate=lambda _: {"loss": 1.0},
     )  # fmt: skip
     return model, progress
@@ -232,14 +352,15 @@ def test_training_learns_and_the_weights_are_written_in_half_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares: list[float] = []
-    monkeypatch.setattr(CertaintyForcing, "advance", lambda _, spent: shares.append(spent))
+    monkeypatch.setattr(MaskedDiffusion, "advance", lambda _, spent: shares.append(spent))
     model = tiny_model()
-    objective = objective_of(model)
-    batch = lessons(num_rows=64).parts(0, 0, 1)[0].batch
+    objective = MaskedDiffusion(model, MaskSampler(block_length=4))
+    batch = batch_of(KIND, 64)
     before = objective.loss(batch, torch.Generator().manual_seed(0)).item()
     train(
         objective, make_optimisers(model, matrix_lr=0.02, other_lr=0.003),
-        lessons(), Settings(num_samples=16 * 60),
+        KindRows([KIND], eos_id=EOS),
+        Settings(num_samples=16 * 60),
         accelerator=Accelerator(cpu=True), evaluate=lambda _: {},
     )  # fmt: skip
     after = objective.loss(batch, torch.Generator().manual_seed(0)).item()
@@ -249,3 +370,19 @@ def test_training_learns_and_the_weights_are_written_in_half_precision(
     written, _ = load_without_tokenizer(tmp_path)
     for found, expected in zip(written.parameters(), model.bfloat16().parameters(), strict=True):
         assert torch.equal(found, expected)
+
+
+def test_workers_draw_the_rows_of_this_process_in_order() -> None:
+    here, ahead = (
+        KindRows([KIND, SOMETIMES], eos_id=EOS, num_workers=workers) for workers in (0, 1)
+    )
+    # One worker, which draws all steps: each takes five seconds to end if this process has run a
+    # backward before.
+    alone = {step: here[step, step] for step in reversed(range(2, 7))}
+    for step in range(2, 7):
+        mine, theirs = here.parts(step, 0, 1), ahead.parts(step, 0, 1)
+        assert [part.num_rows for part in mine] == ([16, 4] if step % 3 == 0 else [16])
+        for part, ahead_part, batch in zip(mine, theirs, alone[step], strict=True):
+            assert torch.equal(part.batch.tokens, ahead_part.batch.tokens)
+            assert torch.equal(part.batch.tokens, batch.tokens)
+            assert replace(part, batch=None) == replace(ahead_part, batch=None)

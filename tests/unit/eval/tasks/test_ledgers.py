@@ -4,12 +4,11 @@ import random
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from dllm_decode.models.loading.find import find_model
 from eval.tasks import Example, Ledgers
 from eval.tasks.grammar import cast
 from eval.tasks.ledgers import Account, Ledger
+from examples.mini.vocabulary import build_ledger_tokenizer
 
 TASK = Ledgers()
 LEDGER = Ledger((Account("anna", 40, (7, -3)), Account("ben", 25, (5,))))
@@ -83,7 +82,7 @@ def test_a_total_waits_for_its_account() -> None:
 @pytest.mark.parametrize("split", TASK.splits)
 def test_every_example_is_a_right_answer_within_the_world(split: str) -> None:
     rng = random.Random(0)
-    tokenizer = AutoTokenizer.from_pretrained(find_model("mini-long"))
+    tokenizer = build_ledger_tokenizer()
     people = cast("held_out" if split == "test_entity" else "known").names
     least, most = (206, 240) if split == "test_length" else (87, 189)
     for _ in range(25):
@@ -108,7 +107,7 @@ def test_splits_share_no_numbers() -> None:
 
 
 def test_a_question_may_be_written_as_anyone_would() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(find_model("mini-long"))
+    tokenizer = build_ledger_tokenizer()
     plain = "anna has 40 beads . in january anna finds 7 . how many beads does anna have ?"
     written = "Anna has 40 beads. In January Anna finds 7. How many beads does Anna have?"
     assert tokenizer.encode(written) == tokenizer.encode(plain)
