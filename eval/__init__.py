@@ -1,4 +1,4 @@
-"""Evaluation: tasks, runs, metrics and reports.
+"""Evaluation: tasks, runs, metrics, reports, and calibration of decoding settings.
 
 records = eval.records("results")                     # a dictionary for each record
 found = eval.compare("results/slow", "results/fast")  # paired difference, interval, test

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from dllm_decode.settings.arguments import Count, File, Folder, Positive
+from dllm_decode.settings.arguments import Count, Expression, File, Folder, Positive
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,66 @@ class MeasureOptions:
     config: str
     out: str
     model: list[Annotated[str, "MODEL"]] | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Options of `calibrate`.
+
+    Attributes:
+        settings: From cautious to bold, one each time; parts are joined by ' + ', as in
+            "ConfidenceThreshold(0.9) + DualCache()".
+        ladder: A named list of samplers, instead of --sampler.
+        reference: Setting that the others are compared with: one token a step.
+        max_drop: Greatest drop of the accuracy, as a share.
+        confidence: Probability with which the guarantee holds.
+        test: Exact binomial on regressions, betting on the drop, or both at half each.
+        agreement: Certify that answers equal the reference's; no labels are needed.
+        card: File of the card. `None`: card.json in the folder.
+    """
+
+    settings: list[Expression] | None = field(
+        default=None, metadata={"names": ("--sampler", "--setting")}
+    )
+    ladder: Literal["threshold", "entropy", "factor", "steps"] | None = None
+    reference: Expression = "FixedSchedule(10000)"
+    max_drop: float = 0.02
+    confidence: float = 0.95
+    test: Literal["both", "binomial", "betting"] = "both"
+    agreement: bool = False
+    card: File | None = None
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Options of `cache-error`.
+
+    Attributes:
+        task: Address of the task.
+        sampler: Which positions to commit.
+        json: File that the figures are written to, too.
+    """
+
+    task: str = field(default="word_problems?limit=16", metadata={"nargs": "?"})
+    sampler: Expression = "ConfidenceThreshold(0.9)"
+    json: File | None = None
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Options of `oracle`.
+
+    Attributes:
+        task: A list task or Latin square, such as 'lists/shuffle?n=4'.
+        sampler: Repeat to compare. `None`: seven of several speeds.
+        rows: Decodes of each sampler.
+        temperature: Temperature of the proposals.
+    """
+
+    task: str
+    sampler: list[Expression] | None = None
+    rows: Positive = 1000
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True)

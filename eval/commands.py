@@ -32,6 +32,7 @@ _RECORDING = OptionsOf(own.Recording, _RECORDS)
 _TRAINING = (MODEL, OptionsOf(training.QuestionOptions), _BATCHES)
 _SEVERAL = (decoding(repeat=True), MACHINE, _RECORDING)
 _MEASURED = OptionsOf(own.MeasureOptions, names=("task", "out"))
+_RECORDED = ("no_trace", "retry_errors")
 _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 
 EVAL_COMMANDS = {
@@ -46,6 +47,15 @@ EVAL_COMMANDS = {
         "run every combination that a TOML file names", "eval.reports.actions:sweep",
         (OptionsOf(own.MeasureOptions, names=("config", "out", "model")), *_SEVERAL), _KEPT,
     ),
+    "calibrate": Command(
+        "find the fastest setting that keeps the accuracy, with a guarantee",
+        "eval.studies.calibrate:run",
+        (_MEASURED, MODEL, OptionsOf(own.Calibration),
+         OptionsOf(Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(),
+         MACHINE,
+         OptionsOf(own.Recording, _RECORDS, _RECORDED)),
+        _KEPT,
+    ),
     "report": Command(
         "write table, pictures and replays of a results folder", "eval.reports.actions:report",
         (OptionsOf(own.ReportOptions, names=("folder", "replays", "cost")),), _LOST,
@@ -53,6 +63,17 @@ EVAL_COMMANDS = {
     "trace": Command(
         "show how one example was decoded", "eval.reports.actions:trace",
         (OptionsOf(own.ReportOptions, names=("folder", "example", "html")),), _LOST,
+    ),
+    "oracle": Command(
+        "what samplers do on a model without errors of its own", "eval.oracle.command:run",
+        (OptionsOf(own.Oracle),), _LOST,
+    ),
+    "cache-error": Command(
+        "how far each cache is from exact", "eval.studies.cache_error:run",
+        (OptionsOf(own.Errors), MODEL, OptionsOf(Plugins, names=("verifier", "blocks")),
+         OptionsOf(Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
+         OptionsOf(own.Batches, names=("batch_size",)), decoding(), MACHINE),
+        _LOST,
     ),
     "lm": Command(
         "tasks of the Language Model Evaluation Harness", "eval.lm_harness.command:run",

@@ -38,7 +38,7 @@ def require_known(options: Namespace) -> None:
 
     Raises:
         FileNotFoundError: If there is no such model.
-        ValueError: If there is no such plug-in, or a value is outside its range.
+        ValueError: If there is no such plug-in or card, or a value is outside its range.
     """
     for part in _PACKAGES:
         for text in _given(options, part):
@@ -60,6 +60,10 @@ def _given(options: Namespace, name: str) -> Iterator[Any]:
 
 def require_plugin(part: str, text: str) -> None:
     """Raises ValueError unless a text names plug-ins of ours with arguments in their ranges."""
+    if text.startswith("@"):
+        if not Path(text[1:]).is_file():
+            raise ValueError(f"--{part} @FILE must name a card that is there, got {text[1:]!r}.")
+        return
     names, called = plugin_names(part), _CALLED.findall(_QUOTED.sub("", text))
     for name in called:
         if name not in names:

@@ -1,8 +1,10 @@
 """Builds plug-ins from text, as command lines, sweep files and records name them.
 
-A plug-in is an expression such as "LocalLeap(radius=6)".
+A plug-in is an expression such as "LocalLeap(radius=6)", or "@card.json" for the plug-in in a card
+of `calibrate`.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
@@ -18,6 +20,7 @@ from dllm_decode import CachePolicy, CausalTarget, Verifier, blocks, caches, ver
 from dllm_decode.blocks import BlockSchedule
 from dllm_decode.settings.addresses import parse_model
 from samplers import Sampler
+from samplers.checks import shown
 from samplers.expression import expression_of, is_ours, parse_plugin, parts_of
 
 Plugin = TypeVar("Plugin")
@@ -27,19 +30,25 @@ KINDS: Mapping[str, type[Any]] = {
 }  # fmt: skip
 """By part of a setting the class of its plug-ins."""
 
+TITLES = {"blocks": "block schedule"}
+"""Names of parts of a setting in messages, where they differ from the part's own name."""
+
 
 class _Source(NamedTuple):
     """Where plug-ins of a kind come from: a package, and base classes of their own arguments."""
 
+    part: str
     package: ModuleType
     arguments: tuple[type, ...] = ()
 
 
 _SOURCES: Mapping[type, _Source] = {
-    Sampler: _Source(samplers),
-    CachePolicy: _Source(caches),
-    Verifier: _Source(verify, (verify.Drafting, verify.DraftLength, verify.Proxy, verify.Router)),
-    BlockSchedule: _Source(blocks),
+    Sampler: _Source("sampler", samplers),
+    CachePolicy: _Source("cache", caches),
+    Verifier: _Source(
+        "verifier", verify, (verify.Drafting, verify.DraftLength, verify.Proxy, verify.Router)
+    ),
+    BlockSchedule: _Source("blocks", blocks),
 }
 
 
@@ -51,7 +60,7 @@ def no_target(source: str) -> CausalTarget:
 def parse(
     text: str, kind: type[Plugin], target: Callable[[str], CausalTarget] = no_target
 ) -> Plugin:
-    """Builds a plug-in of one of `KINDS` from its repr or "module:Class(...)".
+    """Builds a plug-in of one of `KINDS` from its repr, "module:Class(...)" or "@card.json".
 
     For example, `parse("MultiBlock(32, open_at=0.5)", BlockSchedule)` returns a block schedule.
     `target` loads the target of a verifier such as `ARVerify(CausalTarget('mini-ar'))` by embedded
@@ -70,7 +79,22 @@ def parse(
     }
     if kind is Verifier:
         known["CausalTarget"] = target
-    return parse_plugin(text, kind, known, parts=source.arguments)
+    return parse_plugin(_expression(text, source.part), kind, known, parts=source.arguments)
+
+
+def _expression(text: str, part: str) -> str:
+    """Returns the text, or the expression in a card if the text is "@" and the card's file."""
+    if not text.startswith("@"):
+        return text
+    try:
+        card = json.loads(Path(text[1:]).read_text(encoding="utf-8"))
+        # Cards of format 1 name no schedule.
+        return str({"blocks": "Sequential()", **card["expressions"]}[part])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(
+            f"A {TITLES.get(part, part)} after @ must be named by a card that calibrate wrote, "
+            f"got {shown(text[1:])}."
+        ) from None
 
 
 def check_plugin(text: str, part: str) -> str:

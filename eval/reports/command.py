@@ -20,16 +20,17 @@ from eval.runs.folder import Folder
 from eval.runs.records import Record
 from eval.runs.settings import RunSettings
 from eval.runs.sweep import Measured, run, run_sweep
+from eval.studies.card import warn_of_misfits
 
 
 def run_and_report(options: argparse.Namespace) -> int:
     """Runs settings; the process that finds all settings complete writes the report."""
-    return _finish(run(options))
+    return _finish(run(options, warn_of_misfits))
 
 
 def sweep_and_report(options: argparse.Namespace) -> int:
     """Runs a sweep; the process that finds the whole sweep complete writes the report."""
-    return _finish(run_sweep(options))
+    return _finish(run_sweep(options, warn_of_misfits))
 
 
 def report(options: argparse.Namespace) -> int:

@@ -77,8 +77,8 @@ class Reporter:
 
     def expect(self, num_settings: int, num_examples: int) -> None:
         """Announces how many settings there are, and how many examples this process will decode."""
-        self._num_settings, self._num_decoded = num_settings, 0
-        self._bar = ProgressBar(self._console, "run", num_examples).__enter__()
+        self._num_settings = num_settings
+        self._begin_bar(num_examples)
 
     def begin(self, label: str, num_examples: int, done: Sequence[Record]) -> None:
         """Starts the display of one setting.
@@ -87,6 +87,9 @@ class Reporter:
         """
         self._label, self._sums = label, Sums(num_examples, done)
         self._num_begun += 1
+        if not self._num_settings:
+            # A calibration decodes as many examples as its tests need.
+            self._begin_bar(num_examples - len(done))
         if not self._console.is_terminal or len(done) == num_examples:
             self._say()
 
@@ -107,6 +110,11 @@ class Reporter:
         shares_left = event.after.unfinished.sum(-1) / event.after.gen_lengths
         # Rows of this batch that have left the round are finished, but not yet counted.
         self._bar.update(self._num_decoded + float((1.0 - shares_left).sum()), self._words())
+
+    def _begin_bar(self, num_examples: int) -> None:
+        self._bar.__exit__()
+        self._num_decoded = 0
+        self._bar = ProgressBar(self._console, "run", num_examples).__enter__()
 
     def _words(self) -> str:
         """Returns place and accuracy in about 20 characters, because bars have little room."""

@@ -1,5 +1,6 @@
 """Decodes examples under each setting into a results folder; a killed run can be resumed."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,7 +40,7 @@ class RecordPart(NamedTuple):
     """The file of this process in a results folder.
 
     `machine` is the name of the folder's note on the process; `done` maps keys to records:
-    records of earlier runs, and those of this run.
+    records of earlier runs, and records that `Worker.finished` adds.
     """
 
     path: Path
@@ -66,8 +67,8 @@ class Worker:
         self.settings_key = self._settings.key("")
         self.keys = [self._key(example) for index in self._mine for example in self._batches[index]]
 
-    def decode_missing(self) -> None:
-        """Decodes and appends missing examples, batch by batch."""
+    def decode_missing(self) -> Iterator[list[Record]]:
+        """Decodes and appends missing examples; yields all records batch by batch."""
         self._begin()
         done = self._part.done
         for number in self._mine:
@@ -79,6 +80,7 @@ class Worker:
                 append(self._part.path, records)
                 self._reporter.add(records)
                 done.update((record["key"], record) for record in records)
+            yield [done[self._key(example)] for example in batch]
 
     def _decoded(self, number: int) -> list[Record]:
         """Decodes a batch."""
@@ -189,7 +191,7 @@ def execute(
         with reporter:
             reporter.expect(len(workers), len(missing))
             for worker in workers:
-                worker.decode_missing()
+                deque(worker.decode_missing(), maxlen=0)
     return results
 
 

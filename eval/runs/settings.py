@@ -214,12 +214,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Parts:
-    """The plug-ins of a setting, as expressions."""
+    """The parts of a setting, as expressions; an empty `model` is the command's."""
 
     sampler: str
     cache: str = "NoCache()"
     verifier: str = "NoVerifier()"
     blocks: str = "Sequential()"
+    model: str = ""
 
 
 def run_of(loaded: Loaded, selection: Selection, parts: Parts, options: Mapping[str, Any]) -> Run:

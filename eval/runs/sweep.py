@@ -31,6 +31,9 @@ from samplers.checks import shown
 
 DEFAULT_SAMPLERS = ("FixedSchedule()", "ConfidenceThreshold(0.9)")
 
+Warn: TypeAlias = Callable[[Sequence[str], Sequence[RunSettings]], None]
+"""Warns the user, given samplers as they were named and the settings that are run."""
+
 Axes: TypeAlias = Mapping[str, tuple[Any, ...]]
 """By field of `DecodeConfig` its values, each of which is run."""
 
@@ -129,7 +132,7 @@ class Measured(NamedTuple):
     settings: list[RunSettings]
 
 
-def run(options: argparse.Namespace) -> Measured:
+def run(options: argparse.Namespace, warn: Warn) -> Measured:
     """Runs the settings that the options name."""
     constraint = named_constraint(options)
     sweep = Sweep(
@@ -145,18 +148,18 @@ def run(options: argparse.Namespace) -> Measured:
         revision=options.revision,
         constraints=("" if constraint is None else canonical(constraint),),
     )
-    return measure(sweep, options)
+    return measure(sweep, options, warn)
 
 
-def run_sweep(options: argparse.Namespace) -> Measured:
+def run_sweep(options: argparse.Namespace, warn: Warn) -> Measured:
     """Runs the settings that a file names; options that are given take the place of the file's."""
     sweep = read_sweep(options.config)
     sweep = replace(sweep, decoding={**sweep.decoding, **axes_of(options)})
     sweep = replace(sweep, models=tuple(options.model or sweep.models))
-    return measure(sweep, options)
+    return measure(sweep, options, warn)
 
 
-def measure(sweep: Sweep, options: argparse.Namespace) -> Measured:
+def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
     """Decodes the answers that the results folder lacks; checks all before the first forward."""
     place = Place.of_launch()
     Folder(options.out).require_usable()
@@ -174,6 +177,7 @@ def measure(sweep: Sweep, options: argparse.Namespace) -> Measured:
                 "(--drop-others leaves them out).\n"
             )
         warn_of_unknown_words(plan.runs)
+        warn(sweep.samplers, settings)
 
     selections = sweep.selections()
     loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}

@@ -117,9 +117,20 @@ def test_verifiers_are_compared_with_plain_decoding(
     assert "of the target, {" in capsys.readouterr().out
 
 
+def test_the_oracle_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["oracle", "lists/shuffle?n=4", "--rows", "50", "--sampler", "Factor(0.9)"]) == 0
+    shown = capsys.readouterr().out
+    assert "3.415 bits" in shown
+    assert "4 a step: accuracy 0.0938 = 3/32" in shown
+    assert "Factor(0.9): accuracy 1.000" in shown
+    assert main(["oracle", "word_problems"]) == 2
+    assert "closed form" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
+        (["oracle", "lists/copy?limit=2"], "limit= must be left out, because the oracle takes one"),
         (["sweep", ".", "out"], "must be a TOML file, got ., which is a folder"),
         (["run", "jsonl:", "out"], "jsonl:FILE must name a file of examples, got no such file: ''"),
         (["run", "lists/copy?limit=1", "file/out"], "must be a folder, or be new"),
@@ -130,6 +141,9 @@ def test_verifiers_are_compared_with_plain_decoding(
         (["sweep", "rows.toml", "out"], "rows.toml: batch_size must be at least 1, got 0"),
         (["report", "nowhere", "--replays", "-1"], "must be at least 0, got -1"),
         (["trace", "nowhere", "--html", "no/a.html"], "--html must be a file in a folder that is"),
+        (["cache-error", "--json", "."], "--json must be a file in a folder that is there"),
+        (["calibrate", "lists/copy", "out", "--card", "no/a.json"], "--card must be a file in a"),
+        (["calibrate", "lists/copy", "file", "--ladder", "steps"], "must be a folder, or be new"),
         (["lm", "--tasks", " ,"], "must name at least one task"),
         (["lm", "--tasks", "any", "--limit", "nan"], "must be above 0, got nan"),
         (["lm", "--tasks", "any", "--num-fewshot", "-1"], "must be at least 0, got -1"),

@@ -9,7 +9,7 @@ from dllm_decode.launch import cpu_quota, prepare, run_main
 
 ROOT = Path(__file__).parents[3]
 ENTRY_POINTS = (
-    ["-m", "eval", "run", "--help"],
+    ["-m", "eval", "oracle", "lists/shuffle?n=3", "--rows", "2"],
     ["-m", "dllm_decode", "generate", "--help"],
     *(
         pytest.param([*words, "--help"], marks=pytest.mark.slow)

@@ -23,6 +23,7 @@ REFUSED = {
     "chat --cache DulaCache": "did you mean 'DualCache'?",
     "serve --verifier SelfVerfy(3)": "did you mean 'SelfVerify'?",
     "generate q --blocks MultiBlok(8)": "did you mean 'MultiBlock'?",
+    "generate q --sampler @no_card.json": "must name a card that is there",
     "read [a|b] --model mni": "Did you mean 'mini'?",
     "generate q --model mni?mask_id=5": "Did you mean 'mini'?",
     "generate --input no_file --output x": "--input must be a file of JSON lines",

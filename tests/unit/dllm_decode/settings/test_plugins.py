@@ -30,3 +30,5 @@ def test_a_plug_in_of_another_kind_is_refused(part: str) -> None:
     other = "DualCache()" if part != "cache" else "SelfVerify()"
     with pytest.raises(ValueError, match="is not known here"):
         check_plugin(other, part)
+    with pytest.raises(ValueError, match="must be named by a card"):
+        check_plugin("@no_card.json", part)

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import Joint, OracleModel
 from served import QUESTIONS
 from tiny_models import BLOCK_CAUSAL, law_of_columns, tiny
 
 from dllm_decode import load_model, read
+from eval.oracle.joint import Joint
+from eval.oracle.oracle import OracleModel
 
 MODEL, LOADED = load_model("mini")
 TOKENIZER: Any = LOADED

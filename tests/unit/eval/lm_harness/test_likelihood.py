@@ -8,13 +8,14 @@ from itertools import permutations
 
 import pytest
 import torch
-from oracle import Joint, OracleModel
 from tiny_models import FAMILIES, Spied, tiny
 from torch import Tensor
 from toys import HashModel
 
 from dllm_decode import MaskPredictor, StepEvent, decode
 from eval.lm_harness.likelihood import Estimator, LeftToRight, Likelihood, MonteCarlo
+from eval.oracle.joint import Joint
+from eval.oracle.oracle import OracleModel
 from samplers import FixedSchedule
 
 # Positions depend on each other, and answers differ in their probability.

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from eval_runs import CountedModel, TokenIds, write_tasks
-from oracle import Joint, OracleModel
 from toys import HashModel
 
 from dllm_decode import (
@@ -29,6 +28,8 @@ from eval.lm_harness import command as lm_command
 from eval.lm_harness.likelihood import LeftToRight, MonteCarlo
 from eval.lm_harness.records import records_of
 from eval.lm_harness.settings import LmSettings, settings_of
+from eval.oracle.joint import Joint
+from eval.oracle.oracle import OracleModel
 from samplers import ConfidenceThreshold, FixedSchedule
 
 ROOT = Path(__file__).parents[4]

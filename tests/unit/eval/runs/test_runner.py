@@ -275,6 +275,17 @@ def test_a_bar_of_a_sweep_shows_the_whole_and_a_line_for_each_setting_that_is_co
     assert len(re.findall(r"setting [12] of 2: .*?: 10/10\s+accuracy", shown, re.DOTALL)) == 2
 
 
+def test_no_time_is_told_where_nobody_announced_how_much_is_left() -> None:
+    """A calibration counted down from 100 examples: "about -1 day, 23:54:25 left"."""
+    stream = io.StringIO()
+    reporter = Reporter(Console(file=stream))
+    for setting in range(2):
+        reporter.begin(f"setting {setting}", 60, [])
+        reporter.add([eval_runs.record(eval_runs.SETTINGS, str(n), 1.0) for n in range(60)])
+    assert stream.getvalue().count(": 60/60 accuracy 1.000") == 2
+    assert {float(left) for left in re.findall("([^ ]*) min left", stream.getvalue())} <= {0.0}
+
+
 PATTERN = r"#### \d+"
 
 

@@ -1,8 +1,7 @@
 """A model whose every conditional is known, so that only the sampler errs."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from dllm_decode import ForwardInputs, KVCache
+from eval.oracle.joint import Joint
 from samplers.logits.noise import mix, uniform
 
 # Finite, so that differences of logits are numbers; the probability is still 0.
@@ -17,36 +17,6 @@ _IMPOSSIBLE = -1e9
 
 # Base of the digits in prompts.
 _BASE = 32
-
-
-@dataclass(frozen=True)
-class Joint:
-    """A distribution over answers of one length: the positive probability of each.
-
-    Symbols are whole numbers from 0.
-    """
-
-    answers: Mapping[tuple[int, ...], Fraction]
-
-    @staticmethod
-    def uniform(answers: Iterable[Sequence[Hashable]]) -> "Joint":
-        """Makes the answers equally likely, and numbers symbols as they first appear."""
-        numbers: dict[Hashable, int] = {}
-        listed = {
-            tuple(numbers.setdefault(symbol, len(numbers)) for symbol in answer): None
-            for answer in answers
-        }
-        return Joint({answer: Fraction(1, len(listed)) for answer in listed})
-
-    @property
-    def length(self) -> int:
-        """Positions of an answer."""
-        return len(next(iter(self.answers)))
-
-    @property
-    def num_symbols(self) -> int:
-        """One more than the greatest symbol."""
-        return 1 + max(max(answer) for answer in self.answers)
 
 
 @dataclass

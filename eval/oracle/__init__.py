@@ -1,0 +1,1 @@
+"""Oracles: models and tasks whose every conditional is known exactly."""

@@ -1,0 +1,64 @@
+"""The command `oracle`: what samplers do on a model without errors of its own."""
+
+import argparse
+from functools import partial
+
+from rich.console import Console
+
+from dllm_decode import DecodeConfig, decode
+from dllm_decode.engine.loop import new_decoder
+from dllm_decode.settings.plugins import parse
+from eval.metrics.statistics import wilson
+from eval.oracle.exact import joint_of
+from eval.oracle.joint import left_to_right
+from eval.oracle.oracle import OracleModel
+from eval.runs.names import parse_task
+from samplers import Sampler
+
+_SAMPLERS = (
+    "FixedSchedule(steps_per_block=16)",
+    "FixedSchedule(steps_per_block=2)",
+    "FixedSchedule(steps_per_block=1)",
+    "ConfidenceThreshold(threshold=0.9)",
+    "ConfidenceThreshold(threshold=0.5)",
+    "Factor(factor=0.99)",
+    "Factor(factor=1.3)",
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints exact accuracies, and accuracies of samplers."""
+    selection = parse_task(options.task)
+    if selection.limit is not None:
+        raise ValueError(
+            "limit= must be left out, because the oracle takes one example; see --rows."
+        )
+    example = selection.task.examples(selection.split, 1, selection.examples_seed)[0]
+    joint = joint_of(selection.task, example)
+    config = DecodeConfig(
+        gen_length=joint.length, block_length=joint.length, temperature=options.temperature,
+        stop_at_eos=False,
+    )  # fmt: skip
+    model, texts = OracleModel(joint), options.sampler or _SAMPLERS
+    samplers = [parse(text, Sampler) for text in texts]
+    for sampler in samplers:
+        # A sampler that does not fit is refused before anything is printed.
+        new_decoder(model, sampler, config=config)
+    write = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
+    write(f"{example.prompt}\n{len(joint.answers)} right answers of {joint.length} items; "
+          f"total correlation {joint.total_correlation:.3f} bits\n")  # fmt: skip
+    write("left to right at temperature 1, exactly:")
+    for size in range(1, joint.length + 1):
+        partition = left_to_right(joint.length, size)
+        exact = joint.accuracy(partition)
+        write(f"  {size} a step: accuracy {float(exact):.4f} = {exact}, "
+              f"lost bits {abs(joint.lost_bits(partition)):.3f}")  # fmt: skip
+    write(f"\nsamplers at temperature {options.temperature:g}, n = {options.rows}, 95 % interval:")
+    for text, sampler in zip(texts, samplers, strict=True):
+        prompts = [model.prompt(i) for i in range(options.rows)]
+        out = decode(model, prompts, sampler, config=config)
+        num_right = sum(model.is_right(row) for row in out.tokens.tolist())
+        low, high = wilson(num_right, options.rows)
+        write(f"  {text}: accuracy {num_right / options.rows:.3f} [{low:.3f}, {high:.3f}], "
+              f"NFE {out.nfe.double().mean():.2f}")  # fmt: skip
+    return 0

@@ -1,0 +1,149 @@
+"""The command `calibrate`: settings from cautious to bold, decoded as far as the tests need."""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from msgspec import structs
+from rich.console import Console
+
+from dllm_decode.settings.files import digest, output_file, read_object, write_json
+from dllm_decode.settings.models import Place, open_model
+from dllm_decode.settings.options import given_of
+from eval.runs.folder import Folder
+from eval.runs.names import Selection, parse_task
+from eval.runs.provenance import machine_of
+from eval.runs.reporter import Reporter
+from eval.runs.runner import Checked, open_part, plan_of
+from eval.runs.settings import Parts, RunSettings, run_of
+from eval.runs.sweep import warn_of_unknown_words
+from eval.studies.calibration import calibrate
+from eval.studies.ladders import LADDERS, rung_of
+from eval.studies.procedure import Guarantee
+
+CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Calibrates, writes the card and shows it; 0 if a setting is certified, 1 if none is."""
+    guarantee = Guarantee(options.max_drop, options.confidence, options.test)
+    place = Place.of_launch()
+    if place.world_size > 1:
+        raise ValueError(
+            "calibrate must run in one process, got several: decode the settings with `sweep` "
+            "into the same folder first; their records are used."
+        )
+    folder = Folder(options.out)
+    folder.require_usable()
+    card_file = output_file("--card", options.card) if options.card else folder.path / CARD_FILE
+    rungs = _rungs(options)
+    selection = _selection(options)
+    checked = _checked(options, rungs, selection)
+    settings = [c.settings for c in checked]
+    with open_part(folder, checked, retry_errors=options.retry_errors) as part:
+        folder.claim(settings)
+        warnings = _warnings(folder, selection, settings, options, guarantee)
+        for warning in warnings:
+            sys.stderr.write(f"WARNING: {warning}\n")
+        warn_of_unknown_words(checked)
+        with Reporter(Console(stderr=True)) as reporter:
+            card = calibrate(
+                checked[0], checked[1:], guarantee, part, reporter,
+                agreement=options.agreement,
+            )  # fmt: skip
+    rungs_by_key = {c.settings.key(""): rung for c, rung in zip(checked, rungs, strict=True)}
+    chosen = asdict(rungs_by_key[RunSettings.of(card.setting).key("")])
+    expressions = {name: text for name, text in chosen.items() if name != "model"}
+    card = structs.replace(
+        card, expressions=expressions, warnings=tuple(warnings),
+        machine=machine_of(checked[0].run.model.device),
+    )  # fmt: skip
+    card.write(card_file)
+    console = Console(highlight=False)
+    console.print(card.text(), markup=False, soft_wrap=not console.is_terminal, end="")
+    return 0 if card.is_certified else 1
+
+
+def _selection(options: argparse.Namespace) -> Selection:
+    """Returns the examples; raises ValueError if they cannot be scored or a prompt comes twice."""
+    selection = parse_task(options.task)
+    examples = selection.examples()
+    selection.require_scores(examples)
+    # Equal prompts are not independent.
+    prompts = Counter(json.dumps(example.prompt, sort_keys=True) for example in examples)
+    for prompt, count in prompts.most_common(1):
+        if count > 1:
+            raise ValueError(
+                f"Prompts of a calibration must be distinct, got {prompt[:60]} {count} times: each "
+                "counts once."
+            )
+    return selection
+
+
+def _rungs(options: argparse.Namespace) -> list[Parts]:
+    """Returns the reference and the ladder."""
+    if bool(options.settings) == bool(options.ladder):
+        raise ValueError("Give the settings with --sampler, or a --ladder: one of the two.")
+    texts = options.settings or LADDERS[options.ladder]
+    defaults = {"cache": options.cache, "verifier": options.verifier, "blocks": options.blocks}
+    rungs = [rung_of(text, defaults) for text in texts]
+    repeated = [rung for rung, count in Counter(rungs).items() if count > 1]
+    if repeated:
+        raise ValueError(f"Settings must be distinct, got {repeated[0].sampler} twice.")
+    return [rung_of(options.reference), *rungs]
+
+
+def _checked(
+    options: argparse.Namespace, rungs: Sequence[Parts], selection: Selection
+) -> list[Checked]:
+    sources = dict.fromkeys(rung.model or options.model for rung in rungs)
+    loaded = {source: open_model(source, options, options.revision) for source in sources}
+    runs = [
+        replace(
+            run_of(loaded[rung.model or options.model], selection, rung, given_of(options)),
+            batch_size=options.batch_size, prompts=options.prompts,
+            trace=not options.no_trace,
+        )
+        for rung in rungs
+    ]  # fmt: skip
+    return plan_of(runs).runs
+
+
+def _warnings(
+    folder: Folder,
+    selection: Selection,
+    settings: Sequence[RunSettings],
+    options: argparse.Namespace,
+    guarantee: Guarantee,
+) -> list[str]:
+    """Records the calibration's choices; returns warnings of choices perhaps made after looking."""
+    warnings = []
+    if selection.split == "train":
+        warnings.append("The model may have been trained on the split 'train'.")
+    decoded_keys = {record["settings"] for record in folder.records()}
+    decoded = [setting for setting in settings[1:] if setting.key("") in decoded_keys]
+    choice = digest([
+        [setting.written() for setting in settings], options.agreement,
+        guarantee.max_drop, guarantee.confidence, guarantee.test,
+    ])  # fmt: skip
+    file = folder.path / CHOICES_FILE
+    earlier: dict[str, list[str]] = (
+        read_object(file, dict[str, list[str]], remedy="move it elsewhere") if file.exists() else {}
+    )
+    prompts = [digest(example.prompt) for example in selection.examples()]
+    if any(set(prompts) & set(seen) for name, seen in earlier.items() if name != choice):
+        warnings.append(
+            "Some or all of these prompts were calibrated on before, with other settings or "
+            "numbers: chosen after looking, they void the guarantee. Take other prompts "
+            "(examples_seed, split)."
+        )
+    elif decoded and choice not in earlier:
+        warnings.append(
+            f"{len(decoded)} of the settings had records before: the guarantee holds only if the "
+            "list was chosen without looking at them."
+        )
+    write_json(file, {**earlier, choice: prompts})
+    return warnings
