@@ -84,21 +84,6 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Errors:
-    """Options of `cache-error`.
-
-    Attributes:
-        task: Address of the task.
-        sampler: Which positions to commit.
-        json: File that the figures are written to, too.
-    """
-
-    task: str = field(default="word_problems?limit=16", metadata={"nargs": "?"})
-    sampler: Expression = "ConfidenceThreshold(0.9)"
-    json: File | None = None
-
-
-@dataclass(frozen=True)
 class Oracle:
     """Options of `oracle`.
 

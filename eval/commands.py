@@ -68,13 +68,6 @@ EVAL_COMMANDS = {
         "what samplers do on a model without errors of its own", "eval.oracle.command:run",
         (OptionsOf(own.Oracle),), _LOST,
     ),
-    "cache-error": Command(
-        "how far each cache is from exact", "eval.studies.cache_error:run",
-        (OptionsOf(own.Errors), MODEL, OptionsOf(Plugins, names=("verifier", "blocks")),
-         OptionsOf(Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
-         OptionsOf(own.Batches, names=("batch_size",)), decoding(), MACHINE),
-        _LOST,
-    ),
     "lm": Command(
         "tasks of the Language Model Evaluation Harness", "eval.lm_harness.command:run",
         (MODEL, PLUGINS, OptionsOf(own.Harness), MACHINE,

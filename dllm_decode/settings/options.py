@@ -28,8 +28,8 @@ OF_TASK = {"gen_length": "the task's", "block_length": "the task's, else the mod
 LENGTHS = ("gen_length", "block_length")
 
 FIRST = (
-    "model", "sampler", "cache", "verifier", "blocks", "gen_length", "block_length", "batch_size",
-    "device", "dtype",
+    "model", "sampler", "settings", "cache", "verifier", "blocks", "gen_length", "block_length",
+    "batch_size", "device", "dtype",
 )  # fmt: skip
 """Options that most users need; help shows them before all groups."""
 
@@ -89,8 +89,9 @@ class OptionsOf(NamedTuple):
     """Options of a command: fields of a dataclass, whose documentation is their help.
 
     `Annotated` adds limits or a metavar to the type of a field. Metadata of a field are further
-    keywords of `ArgumentParser.add_argument`. Each use of an option adds one value to a list
-    without "nargs". A field without a default is positional, unless it is "required".
+    keywords of `ArgumentParser.add_argument`, or other "names". Each use of an option
+    adds one value to a list without "nargs". A field without a default is positional, unless it is
+    "required".
 
     Attributes:
         title: Title in the help; empty: among the first options.
@@ -149,28 +150,31 @@ def add_options(parser: ArgumentParser, groups: Iterable[OptionsOf]) -> None:
     sections, usage = {"": parser.add_argument}, []
     for name in dict.fromkeys([*first, *chosen]):
         group, option = chosen[name]
-        argument, keywords = _argument(group, option)
-        title = "" if name in first or argument == name else group.title
-        if argument == name:
+        names, keywords = _argument(group, option)
+        title = "" if name in first or names == [name] else group.title
+        if names == [name]:
             usage.append(f"[{name}]" if "nargs" in keywords else name)
         elif "required" in keywords:
-            usage.append(f"{argument} {keywords['metavar']}")
+            usage.append(f"{names[0]} {keywords['metavar']}")
         if title not in sections:
             sections[title] = parser.add_argument_group(title).add_argument
-        sections[title](argument, **keywords)
+        sections[title](*names, **keywords)
     parser.usage = " ".join(["%(prog)s", *usage, "[options]"])
 
 
-def _argument(group: OptionsOf, option: Field[Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the name and the keywords of an argument of argparse."""
+def _argument(group: OptionsOf, option: Field[Any]) -> tuple[list[str], dict[str, Any]]:
+    """Returns the names and the keywords of an argument of argparse."""
     keywords, make = dict(option.metadata), option.default_factory
     default = option.default if make is MISSING else make()
-    is_positional = default is MISSING and "required" not in keywords
-    is_positional |= keywords.get("nargs") == "?"
-    name = option.name if is_positional else f"--{option.name.replace('_', '-')}"
+    names = [*keywords.pop("names", [f"--{option.name.replace('_', '-')}"])]
+    is_positional = keywords.get("nargs") == "?" and "const" not in keywords
+    if is_positional or (default is MISSING and "required" not in keywords):
+        names = [option.name]
+    else:
+        keywords["dest"] = option.name
     keywords["default"] = None if group.repeat or group.unset or default is MISSING else default
     keywords["help"] = _help(group, option, default)
-    return name, {**_reading(group, option), **keywords}
+    return names, {**_reading(group, option), **keywords}
 
 
 def _reading(group: OptionsOf, option: Field[Any]) -> dict[str, Any]:

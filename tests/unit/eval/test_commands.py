@@ -39,12 +39,11 @@ NEEDED = {
     "run": ["lists/copy", "out"],
     "sweep": ["config.toml", "out"],
     "calibrate": ["lists/copy", "out"],
-    "cache-error": ["lists/copy"],
     "lm": ["--tasks", "a"],
     "generate": ["text"],
     "chat": [],
 }
-# A plug-in of each kind. `cache-error` verifies by a verifier of its own; a sweep has its file.
+# A plug-in of each kind. A sweep has its file.
 PLUGINS = {
     "sampler": "Factor(0.8)", "cache": "DualCache()", "verifier": "SelfVerify(2)",
     "blocks": "MultiBlock(8)",
@@ -71,7 +70,7 @@ def arguments_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argpars
 
 
 def test_every_argument_of_every_command_says_what_it_is() -> None:
-    """The sampler of `cache-error` had no help."""
+    """The sampler of a command had no help."""
     everything = [*arguments_of(make_parser()), *arguments_of(cli.make_parser())]
     assert len(everything) > 100
     assert not [(command, action.dest) for command, action in everything if not action.help]
@@ -133,13 +132,13 @@ def test_several_values_of_an_option_are_compared() -> None:
 def test_an_interrupt_does_not_claim_what_is_not_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In cache-error and lm it claimed that records are kept."""
+    """In lm it claimed that records are kept."""
 
     def interrupt(options: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
     for action, words, message in (
-        ("eval.studies.cache_error.run", ["cache-error"], "Stopped; nothing is kept.\n"),
+        ("eval.oracle.command.run", ["oracle", "lists/copy"], "Stopped; nothing is kept.\n"),
         ("eval.reports.command.run_and_report", ["run", "lists/copy", "out"], "records are kept"),
     ):
         monkeypatch.setattr(action, interrupt)
