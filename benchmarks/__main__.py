@@ -1,8 +1,8 @@
 """Speed and memory of decoding, compared with a plain reference loop, in one run.
 
 Part "table" compares the plain loop with `decode`, its caches and its verifiers; "step" says where
-the time of a step goes; "experts" compares a mixture's with its floor; "peers" compares `decode`
-with official code, if `--peer` names a checkout of it. Every contender has a process of its own.
+the time of a step goes; "peers" compares `decode` with official code, if `--peer` names a checkout
+of it. Every contender has a process of its own.
 `python -m benchmarks gpu --help`: a day on a GPU. `python -m benchmarks real --help`: a checkpoint
 next to published figures.
 """
@@ -14,7 +14,6 @@ from typing import Any
 
 from benchmarks import gpu, real
 from benchmarks.contenders import CONTENDERS, REFERENCE, in_a_process_of_its_own, measure
-from benchmarks.experts import config_of, expert_rows
 from benchmarks.floor import Machine, measure_machine
 from benchmarks.frame import Row, make_parser, origin, table_of
 from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
@@ -29,7 +28,7 @@ OPTIONS = {
     **{field.name: (field.default, HELP[field.name]) for field in fields(Setting)},
     "device": (DEVICE, HELP["device"]),
     "geometry": ({DEFAULT_GEOMETRIES[DEVICE]: None, **GEOMETRIES}, HELP["geometry"]),
-    "parts": (("table", "step", "experts", "peers"), "parts to run"),
+    "parts": (("table", "step", "peers"), "parts to run"),
     "no_reference": (False, "leave out the plain loop"),
     "contenders": (list(CONTENDERS), "cache and verifier of each row"),
     "peer": ([], f"NAME=PATH of a checkout, NAME one of {', '.join(PEERS)}; may be repeated"),
@@ -69,8 +68,6 @@ def rows_of(part: str, setting: Setting, machine: Machine, options: Any) -> Iter
         yield from table_rows(setting, machine, names)
     elif part == "step":
         yield in_a_process_of_its_own(step_rows, setting)
-    elif part == "experts":
-        yield in_a_process_of_its_own(expert_rows, config_of(), setting, machine)
     else:
         yield from compare_with_peers(
             setting, options.checkouts, options.peer_python, options.rounds

@@ -12,77 +12,25 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import asdict, replace
-from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
-from torch._inductor import config as inductor
 
 from benchmarks.contenders import CONTENDERS, REFERENCE, measure
 from benchmarks.floor import measure_machine
-from benchmarks.frame import Row, least_seconds, make_parser, origin, table_of
+from benchmarks.frame import Row, make_parser, origin, table_of
 from benchmarks.graphs import rows_of
-from benchmarks.setting import DEVICE, GEOMETRIES, Setting, decode_setting, parse_pair
+from benchmarks.setting import DEVICE, GEOMETRIES, Setting
 from benchmarks.step import step_rows
-from dllm_decode.core.model import ForwardInputs
-from dllm_decode.models import MaskedTransformer
 from dllm_decode.settings.files import write_json
 
 Rows: TypeAlias = list[Row]
 LIMIT_S = 480
 DAY_S = 840
 """Seconds of a part, and of all parts."""
-WAYS = ("eager", "compiled", "compiled, with graphs")
-"""Graphs are those of CUDA that torch records; a CPU has none."""
 ROOT = Path(__file__).parents[1]
-
-
-def correctness(setting: Setting) -> Rows:
-    """Float32 tokens and logits compared with the CPU's, eager, with the same weights."""
-    setting = replace(setting, geometry="small", batch_size=4, gen_length=64, steps_per_block=8)
-    model = replace(setting, device="cpu", dtype="float32").model()
-    names = (*CONTENDERS[:5], "DualCache(), SelfVerify(4)")
-    expected = {name: _answers(model, setting, name) for name in names}
-    exact = _logits(model)
-    model, rows = model.to(setting.device), []
-    for way in WAYS[:2]:
-        model.compiled = way != "eager"
-        for name, tokens in expected.items():
-            rows.append(_agreement(way, f"tokens, {name}", _answers(model, setting, name), tokens))
-        logits = _logits(model)
-        error = float((logits - exact).abs().max())
-        rows.append(_agreement(way, "argmax", logits.argmax(-1), exact.argmax(-1)))
-        rows[-1]["largest error"] = error
-    # A twin: torch 2.11 runs compiled code of the old dtype after a change in place.
-    model = deepcopy(model).to(torch.bfloat16)
-    for way in WAYS[:2]:
-        model.compiled = way != "eager"
-        rows.append(_agreement(way, "bfloat16 argmax", _logits(model).argmax(-1), exact.argmax(-1)))
-    return rows
-
-
-def _agreement(way: str, what: str, actual: Tensor, expected: Tensor) -> Row:
-    same = int((actual == expected).sum())
-    return {"forwards": way, "what": what, "same": same, "of": expected.numel()}
-
-
-def _answers(model: MaskedTransformer, setting: Setting, name: str) -> Tensor:
-    cache, verifier = parse_pair(name)
-    return decode_setting(model, setting, cache=cache, verifier=verifier).tokens.cpu()
-
-
-def _logits(model: MaskedTransformer) -> Tensor:
-    tokens = torch.randint(
-        model.vocab_size - 2, (4, 256), generator=torch.Generator().manual_seed(0)
-    )
-    tokens = tokens.to(model.device)
-    columns = torch.arange(tokens.shape[1], device=model.device).expand_as(tokens)
-    return model.predict(ForwardInputs(tokens, columns, columns)).float().cpu()
 
 
 def tests(setting: Setting) -> Rows:
@@ -95,29 +43,6 @@ def tests(setting: Setting) -> Rows:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     last = done.stdout.splitlines()[-20:]
     return [{"exit status": done.returncode, "says": line} for line in last]
-
-
-def forward(setting: Setting) -> Rows:
-    """Milliseconds of a forward of one block beside a cache, of a quarter of the layers."""
-    if setting.geometry == "llada-8b":
-        setting = replace(setting, geometry="8x4096")
-    model, device, rows = setting.model(), torch.device(setting.device), []
-    start, stop = setting.prompt_length, setting.prompt_length + setting.block_length
-    for num_rows, way in product((1, 8), WAYS):
-        columns = torch.arange(start, stop, device=device).expand(num_rows, -1)
-        cache = model.new_kv_cache(num_rows, start + setting.gen_length)
-        block = ForwardInputs(
-            columns, columns, columns - start, kv_cache=cache, slots=slice(start, stop)
-        )
-        with inductor.patch({"triton.cudagraphs": way == "compiled, with graphs"}):
-            model.compiled = False
-            torch.compiler.reset()
-            model.compiled = way != "eager"
-            work = partial(model.predict, block)
-            times_ms = [1000 * least_seconds(work, device, tries=20) for _ in range(3)]
-        times_by_name = dict(zip(("ms", "again", "and again"), times_ms, strict=True))
-        rows.append({"rows": num_rows, "forwards": way, **times_by_name})
-    return rows
 
 
 def graphs(setting: Setting) -> Iterator[Row]:
@@ -149,8 +74,7 @@ def eight_rows(setting: Setting) -> Rows:
 
 
 PARTS: Mapping[str, Callable[[Setting], Iterable[Row]]] = {
-    part.__name__.replace("_", "-"): part
-    for part in (graphs, correctness, tests, forward, one_row, eight_rows, step)
+    part.__name__.replace("_", "-"): part for part in (graphs, tests, one_row, eight_rows, step)
 }
 """In the order in which their findings are needed."""
 OPTIONS = {

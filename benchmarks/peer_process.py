@@ -28,13 +28,8 @@ def dllm_decode(job: Job) -> Decode:
     from benchmarks.setting import Setting, decode_setting, parse_pair
     from dllm_decode.models import load_model
 
-    pair, _, quantize = job["mode"].partition("; ")
-    model, _ = load_model(
-        job["model"], device=job["device"], tokenizer="optional", quantize=quantize or None
-    )
-    if job["contender"] == "openvino":
-        vars(model)["predict"] = openvino_forward(job)
-    cache, verifier = parse_pair(pair)
+    model, _ = load_model(job["model"], device=job["device"], tokenizer="optional")
+    cache, verifier = parse_pair(job["mode"])
 
     def run(steps_per_block: int) -> tuple[list[list[int]], int]:
         setting = Setting(**{**job["setting"], "steps_per_block": steps_per_block})
@@ -42,51 +37,6 @@ def dllm_decode(job: Job) -> Decode:
         return out.tokens.tolist(), out.forwards
 
     return run
-
-
-def openvino(job: Job) -> Decode:
-    """Returns `decode` without a cache, whose forwards OpenVINO computes."""
-    return dllm_decode({**job, "mode": "NoCache(), NoVerifier()", "bits": job["mode"]})
-
-
-def openvino_forward(job: Job) -> Callable[[Any], torch.Tensor]:
-    """Returns the converted forward; `bits` says whether weights and activations have 8 bits."""
-    import openvino
-
-    from dllm_decode import ForwardInputs
-    from dllm_decode.models import load_model
-
-    model, _ = load_model(job["model"], device="cpu", dtype="float32", tokenizer="optional")
-    network = model.transformer
-    frequencies = network.config.rope.frequencies(model.device)
-
-    class Forward(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = network
-
-        def forward(self, *parts: torch.Tensor) -> torch.Tensor:
-            hidden = self.network.forward_groups([ForwardInputs(*parts)], frequencies)
-            return self.network.head(hidden)
-
-    prompts = torch.tensor(job["prompts"])
-    columns = torch.arange(prompts.shape[1]).expand_as(prompts)
-    example = (prompts, columns, columns[:, : job["block_length"]])
-    with torch.no_grad():
-        converted = openvino.convert_model(Forward(), example_input=example)
-    if job["bits"] != "plain":
-        converted = _in_8_bits(converted, [part.numpy() for part in example], job["bits"])
-    precision = {"bfloat16": "bf16", "float16": "f16"}.get(job["dtype"], "f32")
-    options = {
-        "INFERENCE_NUM_THREADS": job["num_threads"], "INFERENCE_PRECISION_HINT": precision
-    }  # fmt: skip
-    compiled = openvino.Core().compile_model(converted, "CPU", options)
-
-    def forward(inputs: ForwardInputs) -> torch.Tensor:
-        parts = (inputs.tokens, inputs.positions, inputs.wanted)
-        return torch.from_numpy(compiled([part.numpy() for part in parts])[0])
-
-    return forward
 
 
 def fast_dllm(job: Job) -> Decode:
@@ -117,17 +67,7 @@ def fast_dllm(job: Job) -> Decode:
     return run
 
 
-def _in_8_bits(converted: Any, example: list[Any], bits: str) -> Any:
-    """Returns a converted network with weights in 8 bits, "W8", or with activations too, "W8A8"."""
-    import nncf
-
-    if bits == "W8":
-        return nncf.compress_weights(converted)
-    kind = nncf.ModelType.TRANSFORMER
-    return nncf.quantize(converted, nncf.Dataset([tuple(example)]), model_type=kind)
-
-
-CONTENDERS = {"dllm-decode": dllm_decode, "fast-dllm": fast_dllm, "openvino": openvino}
+CONTENDERS = {"dllm-decode": dllm_decode, "fast-dllm": fast_dllm}
 """By the name of each contender the function that imports its code and loads the model."""
 
 
@@ -146,13 +86,9 @@ def main(job_file: str, result_file: str) -> None:
         "wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - started_cpu,
         "tokens": tokens, "forwards": forwards,
         "peak_mb": peak_mb(torch.device(job["device"])),
-        "versions": _versions("openvino" if job["contender"] == "openvino" else "transformers"),
+        "versions": f"torch {torch.__version__}, transformers {version('transformers')}",
     }  # fmt: skip
     Path(result_file).write_text(json.dumps(result))
-
-
-def _versions(package: str) -> str:
-    return f"torch {torch.__version__}, {package} {version(package)}"
 
 
 def peak_mb(device: torch.device) -> float | None:

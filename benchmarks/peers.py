@@ -29,18 +29,9 @@ PEERS = {
         "generate_with_prefix_cache": "PrefixCache(), NoVerifier()",
         "generate_with_dual_cache": "DualCache(), NoVerifier()",
     },
-    "openvino": {
-        "plain": "NoCache(), NoVerifier()",
-        "W8": "NoCache(), NoVerifier()",
-        "W8A8": "NoCache(), NoVerifier(); int8",
-    },
 }
-"""By peer and by its mode our cache and verifier of the same rule, and our `quantize`."""
-_FOLDERS = {
-    "fast-dllm": ("generate.py", (".", "llada", "v1/llada")),
-    # It computes the forwards of our own network.
-    "openvino": ("benchmarks/peers.py", (".",)),
-}
+"""By peer and by its mode our cache and verifier of the same rule."""
+_FOLDERS = {"fast-dllm": ("generate.py", (".", "llada", "v1/llada"))}
 _ROOT = Path(__file__).parents[1]
 
 

@@ -1,13 +1,11 @@
 """Options of the commands of `eval`, as dataclasses. Nothing heavy is imported."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from dllm_decode.settings.arguments import Count, Expression, File, Folder, Positive
-
-Nll: TypeAlias = Literal["mc", "l2r"]
 
 
 @dataclass(frozen=True)
@@ -86,21 +84,6 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Errors:
-    """Options of `cache-error`.
-
-    Attributes:
-        task: Address of the task.
-        sampler: Which positions to commit.
-        json: File that the figures are written to, too.
-    """
-
-    task: str = field(default="word_problems?limit=16", metadata={"nargs": "?"})
-    sampler: Expression = "ConfidenceThreshold(0.9)"
-    json: File | None = None
-
-
-@dataclass(frozen=True)
 class Oracle:
     """Options of `oracle`.
 
@@ -126,7 +109,6 @@ class ReportOptions:
         replays: Pages per task.
         cost: Cost that bold, advice and picture go by: forwards, columns or seconds. `None`:
             columns, or forwards if a verifier has a target.
-        before: Another results folder to compare with, in comparison.html.
         example: Id of an example, or the start of one. Empty: the first.
         html: Write a replay page instead of showing the answer.
     """
@@ -134,7 +116,6 @@ class ReportOptions:
     folder: str
     replays: Count = 30
     cost: Literal["forwards", "columns", "seconds"] | None = None
-    before: Folder | None = None
     example: Annotated[str, "ID"] = ""
     html: File | None = None
 
@@ -148,9 +129,9 @@ class Harness:
         include_path: Folder with task files of your own.
         limit: Examples of each task, or a share below 1. `None`: all.
         num_fewshot: Worked examples in a prompt. `None`: the task's.
-        nll: Likelihood by a Monte-Carlo bound, or left to right. `None`: mc.
-        mc_num: Mask patterns an answer. `None`: 128.
-        batch_size: Rows of a forward. `None`: 16.
+        nll: Likelihood by a Monte-Carlo bound, or left to right.
+        mc_num: Mask patterns an answer.
+        batch_size: Rows of a forward.
         gen_length: Answer length in tokens; 'task': what the task allows. `None`: 256.
         fewshot_seed: Seed of the worked examples; 1234 is the harness' own.
         apply_chat_template: Ask in the model's chat template.
@@ -165,9 +146,9 @@ class Harness:
     include_path: Folder | None = None
     limit: Annotated[float, Meta(gt=0.0, le=1e9)] | None = None
     num_fewshot: Count | None = None
-    nll: Nll | None = None
-    mc_num: Positive | None = None
-    batch_size: Positive | None = None
+    nll: Literal["mc", "l2r"] = "mc"
+    mc_num: Positive = 128
+    batch_size: Positive = 16
     gen_length: Positive | Literal["task"] | None = None
     fewshot_seed: int = 1234
     apply_chat_template: bool = False

@@ -58,7 +58,7 @@ EVAL_COMMANDS = {
     ),
     "report": Command(
         "write table, pictures and replays of a results folder", "eval.reports.actions:report",
-        (OptionsOf(own.ReportOptions, names=("folder", "replays", "cost", "before")),), _LOST,
+        (OptionsOf(own.ReportOptions, names=("folder", "replays", "cost")),), _LOST,
     ),
     "trace": Command(
         "show how one example was decoded", "eval.reports.actions:trace",
@@ -67,13 +67,6 @@ EVAL_COMMANDS = {
     "oracle": Command(
         "what samplers do on a model without errors of its own", "eval.oracle.command:run",
         (OptionsOf(own.Oracle),), _LOST,
-    ),
-    "cache-error": Command(
-        "how far each cache is from exact", "eval.studies.actions:cache_error",
-        (OptionsOf(own.Errors), MODEL, OptionsOf(Plugins, names=("verifier", "blocks")),
-         OptionsOf(Plugins, names=("cache",), repeat=True, defaults={"cache": "all"}),
-         OptionsOf(own.Batches, names=("batch_size",)), decoding(), MACHINE),
-        _LOST,
     ),
     "lm": Command(
         "tasks of the Language Model Evaluation Harness", "eval.lm_harness.command:run",

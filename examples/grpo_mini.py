@@ -1,7 +1,6 @@
 """Teaches the embedded model `mini` by its own rollouts (GRPO), on a CPU.
 
     python examples/grpo_mini.py runs/price0 --price 0.1 --minutes 10
-    python examples/grpo_mini.py --plot curve.png runs/*
 
 Each round draws 8 word problems and 8 answers to each. A right answer has reward 1, less the price
 of its forwards. The advantage of an answer's tokens is its reward relative to the other answers to
@@ -40,23 +39,18 @@ DRAWN: Any = {"gen_length": 64, "temperature": 1.0, "num_rows": 64}
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folders", type=Path, nargs="+", help="of a run; of several to plot")
+    parser.add_argument("folder", type=Path, help="of the run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=10.0, help="processor time of learning")
     parser.add_argument("--price", type=float, default=0.0, help="of a forward, in rewards")
     parser.add_argument("--num-examples", type=int, default=500, help="held-out problems")
-    parser.add_argument("--plot", type=Path, help="draw the runs into this file")
-    options = parser.parse_args(arguments)
-    if options.plot:
-        plot(options.plot, options.folders)
-    else:
-        learn(options)
+    learn(parser.parse_args(arguments))
 
 
 def learn(options: argparse.Namespace) -> None:
     """Learns until the time is over; tests and saves every few rounds."""
     loaded: Any = load_model("mini", dtype="float32")
-    (model, tokenizer), folder = loaded, options.folders[0]
+    (model, tokenizer), folder = loaded, options.folder
     optimiser = torch.optim.AdamW(model.requires_grad_().parameters(), 1e-4)
     rng, number, seconds, first = random.Random(options.seed), 0, 0.0, []
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,21 +122,6 @@ def figures(first: Any, test: Any, rewards: Sequence[float]) -> dict[str, float]
     scores = {"accuracy": fmean(right), "rise": fmean(right) - fmean(before)}
     bounds = paired_score_interval(before, right)._asdict()
     return scores | bounds | {"forwards": fmean(forwards), "reward": fmean(rewards or [0.0])}
-
-
-def plot(path: Path, folders: Sequence[Path]) -> None:
-    """Draws accuracy and forwards of runs over the processor time of learning."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
-    for folder in folders:
-        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-        for axis, name in zip(axes, ("accuracy", "forwards"), strict=True):
-            minutes = [line["seconds"] / 60 for line in lines]
-            axis.plot(minutes, [line[name] for line in lines], label=folder.name)
-            axis.set(xlabel="processor minutes of learning", ylabel=f"{name}, greedy")
-    axes[0].legend()
-    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

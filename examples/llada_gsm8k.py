@@ -4,6 +4,8 @@ Without arguments: held-out word problems on the embedded model `mini`. The real
 
     python examples/llada_gsm8k.py --model GSAI-ML/LLaDA-8B-Instruct --device cuda \
         --task "gsm8k?protocol=llada&limit=100" --sampler "ConfidenceThreshold(0.9)"
+
+`dllm-decode eval run` has all other options, and keeps records.
 """
 
 from dllm_decode.launch import run_main  # before torch is loaded
@@ -13,16 +15,14 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from dllm_decode import CachePolicy, DecodeOutput, MaskPredictor, Verifier, decode_many, load_model
+from dllm_decode import DecodeOutput, MaskPredictor, decode_many, load_model
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
 from dllm_decode.core.progress_bar import ProgressBar
-from dllm_decode.models import load_target
 from dllm_decode.models.loading.needs import can_multiply_bfloat16
 from dllm_decode.settings.plugins import parse
 from eval.metrics.statistics import wilson
@@ -35,11 +35,10 @@ SHOWN_ANSWERS = 3
 
 
 class Problems(NamedTuple):
-    """Examples of a task, and the model and verifier that answer them."""
+    """Examples of a task, and the model that answers them."""
 
     model: MaskPredictor
     tokenizer: PromptTokenizer
-    verifier: Verifier
     task: Task
     examples: Sequence[Example]
 
@@ -62,28 +61,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         selection = parse_task(options.task)
         task, examples = selection.task, selection.examples()
-        if options.gen_length is None:
-            options.gen_length = task.gen_length
-        if options.block_length is None:
-            options.block_length = task.block_length
         # At least as many steps as a block has tokens: one token a step.
-        num_steps = options.block_length or DEFAULT_BLOCK_LENGTH
+        num_steps = task.block_length or DEFAULT_BLOCK_LENGTH
         default = [f"FixedSchedule({num_steps})", "ConfidenceThreshold(0.9)"]
         samplers = [parse(text, Sampler) for text in options.sampler or default]
         if options.dtype is None and options.device == "cpu" and not can_multiply_bfloat16():
             options.dtype = "float32"
         model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
-        target = partial(load_target, tokenizer=tokenizer, device=model.device)
-        verifier = parse(options.verifier, Verifier, target)
-        if not verifier.asks_sampler:
-            del samplers[1:]
-        problems, results = Problems(model, tokenizer, verifier, task, examples), []
+        problems, results = Problems(model, tokenizer, task, examples), []
         for sampler in samplers:
             num_shown = 0 if results else SHOWN_ANSWERS
-            results.append(run(problems, sampler, options, console, num_shown=num_shown))
+            results.append(
+                run(problems, sampler, console, num_rows=options.num_rows, num_shown=num_shown)
+            )
     except (ValueError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
-    console.print(table_of(samplers, verifier, results, options))
+    console.print(table_of(samplers, results, options))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -98,13 +91,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--sampler", action="append", metavar="EXPR",
         help='such as "ConfidenceThreshold(0.9)"; repeat to compare '
         "(default: one token a step, and ConfidenceThreshold(0.9))")  # fmt: skip
-    add("--cache", default="NoCache()", metavar="EXPR",
-        help='such as "DualCache()" (default: NoCache())')  # fmt: skip
-    add("--verifier", default="NoVerifier()", metavar="EXPR",
-        help="such as \"ARVerify(CausalTarget('mini-ar'))\", whose target decides in the samplers' "
-        "place, so that one is run (default: NoVerifier())")  # fmt: skip
-    add("--gen-length", type=int, help="answer length in tokens (default: the task's)")
-    add("--block-length", type=int, help="tokens per block (default: the task's, else the model's)")
     add("--num-rows", type=int, default=32,
         help="rows of a forward; prompts that wait take the place of finished ones "
         "(default: 32)")  # fmt: skip
@@ -115,11 +101,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(
-    problems: Problems, sampler: Sampler, options: argparse.Namespace, console: Console, *,
-    num_shown: int,
-) -> Result:  # fmt: skip
+    problems: Problems, sampler: Sampler, console: Console, *, num_rows: int, num_shown: int
+) -> Result:
     """Decodes all examples and scores them; prints the first answers as soon as they have ended."""
-    model, tokenizer, verifier, task, examples = problems
+    model, tokenizer, task, examples = problems
     chat = task.prompts == "chat"
     prompts = [encode_prompt(tokenizer, example, chat=chat) for example in examples]
     texts: list[str] = []
@@ -128,9 +113,8 @@ def run(
     started = time.perf_counter()
     with ProgressBar(console, type(sampler).__name__, len(examples)) as bar:
         answers = decode_many(
-            model, prompts, sampler, num_rows=options.num_rows,
-            cache=parse(options.cache, CachePolicy), verifier=verifier,
-            gen_length=options.gen_length, block_length=options.block_length,
+            model, prompts, sampler, num_rows=num_rows,
+            gen_length=task.gen_length, block_length=task.block_length,
         )  # fmt: skip
         for example, output in zip(examples, answers, strict=True):
             outputs.append(output)
@@ -151,9 +135,8 @@ def show_answer(console: Console, example: Example, text: str, score: float) -> 
 
 
 def table_of(
-    samplers: Sequence[Sampler], verifier: Verifier, results: Sequence[Result],
-    options: argparse.Namespace,
-) -> Table:  # fmt: skip
+    samplers: Sequence[Sampler], results: Sequence[Result], options: argparse.Namespace
+) -> Table:
     """Returns a table with one row for each sampler."""
     num_examples = len(results[0].scores)
     table = Table(title=f"{options.model} on {num_examples} examples of {options.task}")
@@ -166,8 +149,7 @@ def table_of(
         tokens = sum(int(output.lengths()) for output in outputs)
         accuracy, interval = f"{sum(scores) / num_examples:.3f}", f"{low:.3f} - {high:.3f}"
         forwards, per_forward = f"{nfe / num_examples:.1f}", f"{tokens / nfe:.2f}"
-        name = repr(sampler) if verifier.asks_sampler else repr(verifier)
-        table.add_row(name, accuracy, interval, forwards, per_forward, f"{wall_s:.1f}")
+        table.add_row(repr(sampler), accuracy, interval, forwards, per_forward, f"{wall_s:.1f}")
     table.caption = "forwards: model calls an example takes part in, mean"
     return table
 

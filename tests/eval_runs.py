@@ -28,7 +28,7 @@ from eval.runs.prompts import encode_prompt
 from eval.runs.records import Record, append
 from eval.runs.runner import execute
 from eval.runs.settings import Run, RunSettings
-from eval.tasks import Example, Task, WordProblems
+from eval.tasks import WordProblems
 from eval.tasks.base import Turn
 from examples.mini.vocabulary import build_tokenizer
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, State, View
@@ -120,26 +120,6 @@ class TokenIds:
 
     def apply_chat_template(self, conversation: list[Turn], **options: bool) -> str:
         raise ValueError("Token ids have no chat template.")
-
-
-@dataclass(frozen=True)
-class TokenPrompts(Task):
-    """Prompts of token ids, whose answers are neither right nor wrong."""
-
-    ids: tuple[tuple[int, ...], ...]
-    name = "token ids"
-    version = 1
-    primary = "answer"
-    gen_length = 64
-    prompts = "plain"
-
-    def examples(
-        self, split: str = "test", num_examples: int | None = None, seed: int = 0
-    ) -> list[Example]:
-        return [Example(" ".join(map(str, ids)), "", id=str(i)) for i, ids in enumerate(self.ids)]
-
-    def score(self, example: Example, text: str) -> dict[str, float | None]:
-        return {"answer": None}
 
 
 @dataclass

@@ -27,8 +27,6 @@ from samplers.base import Sampler
 from samplers.checks import shown
 from samplers.facts import Fact
 
-"""What happens to the rows that run when the weights change, see `roll_out`."""
-
 
 class RolloutGroup(NamedTuple):
     """The rollouts of one prompt.

@@ -92,9 +92,10 @@ def _act(parser: argparse.ArgumentParser, command: Command, options: argparse.Na
     module, _, function = command.action.partition(":")
     try:
         require_known(options)
-        if options.name in ("generate", "read", "chat") and sys.stderr.isatty():
+        model = vars(options).get("model")
+        if isinstance(model, str) and sys.stderr.isatty():
             # Importing torch takes seconds too.
-            sys.stderr.write(f"Loading {options.model} ...\n")
+            sys.stderr.write(f"Loading {model} ...\n")
         action: Callable[[Any], int] = getattr(import_module(module), function)
         return action(options.words if command.takes_words else options)
     except (ValueError, OSError, ImportError) as error:

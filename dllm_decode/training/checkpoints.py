@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -47,8 +46,7 @@ class Checkpoints:
 
     A checkpoint appears under its name only when it is complete, so a run that is killed while
     writing leaves the previous one. Weights are in safetensors files, moments and the states of
-    random generators in pickles. Frozen weights are left out, unless FSDP splits the weights: then
-    each process writes its part of all weights.
+    random generators in pickles. Frozen weights are left out.
     """
 
     def __init__(
@@ -60,17 +58,12 @@ class Checkpoints:
     ) -> None:
         self._folder, self._accelerator, self._model = folder, accelerator, model
         self._trained = describe(model, optimisers)
-        if accelerator.distributed_type == DistributedType.FSDP:
-            self._trained.append("weights split by FSDP")
         accelerator.register_save_state_pre_hook(self._leave_out)
         accelerator.register_load_state_pre_hook(self._unwrap)
 
     def save(self, progress: Progress) -> None:
         """Writes `folder/step-...` and removes older ones; every process takes part."""
         target, partial = self._folder / f"step-{progress.step:08}", self._folder / "partial"
-        while target.exists():
-            # An earlier run wrote this step. Names of later checkpoints follow in the alphabet.
-            target = target.with_name(f"{target.name}+")
         is_main = self._accelerator.is_main_process
         if is_main:
             shutil.rmtree(partial, ignore_errors=True)
@@ -118,7 +111,6 @@ class Checkpoints:
         return Progress(record.step, record.samples, record.elapsed_s, record.history)
 
     def _leave_out(self, models: list[Any], states: list[dict[str, Tensor]], _: str) -> None:
-        # Accelerate writes split weights separately: then `states` is empty.
         states[:] = [_trained(self._model) for _ in states]
 
     def _unwrap(self, models: list[Any], _: str) -> None:

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from dllm_decode.training.checkpoints import Checkpoints, Progress
 from dllm_decode.training.examples import BatchT, Objective, Source
-from dllm_decode.training.fsdp import gather, gathered, prepare
 
 WARMUP = 0.01
 """Share of a run in which the learning rate rises."""
@@ -89,9 +88,8 @@ def train(
 
     Without a limit of time, a run that was killed and started again gives the same weights as an
     uninterrupted run. Gradients are averaged over processes, so that two processes with one forward
-    a step replace one process with two. Each process holds the whole model, or under FSDP2 a part
-    of each weight; it holds all weights during an evaluation and afterwards. Losses and
-    measurements go to the accelerator's trackers too.
+    a step replace one process with two. Each process holds the whole model. Losses and measurements
+    go to the accelerator's trackers too.
 
     Args:
         objective: Model and loss.
@@ -110,8 +108,7 @@ def train(
 
     Raises:
         RuntimeError: If the loss or a weight is not finite.
-        ValueError: If the checkpoint was changed, or is of another model; under FSDP, also if the
-            model is no network of this package, or is trained with Muon.
+        ValueError: If the checkpoint was changed, or is of another model.
     """
     run = _Run(objective, optimisers, source, settings, accelerator)
     spent = run.start(resumes=resume)
@@ -127,7 +124,6 @@ def train(
             observe(spent, run.said(loss.item()))
         if is_due:
             run.measure(evaluate)
-    gather(run.losses)
     return run.progress
 
 
@@ -175,7 +171,7 @@ class _Run(Generic[BatchT]):
             [group["lr"] for group in optimiser.param_groups] for optimiser in optimisers
         ]
         losses = _Losses(objective)
-        self.losses, self._optimisers = prepare(accelerator, losses, optimisers)
+        self.losses, *self._optimisers = accelerator.prepare(losses, *optimisers)
         self._weights = _trained(losses)
         self._checkpoints: Checkpoints | None = None
         if settings.folder is not None:
@@ -211,9 +207,7 @@ class _Run(Generic[BatchT]):
         total = torch.zeros((), device=accelerator.device)
         for i, part in enumerate(parts, start=1):
             seed = random.Random(f"{self._settings.seed};{part.key}").getrandbits(62)
-            # Split gradients are reduced after every forward: whole ones would take more memory.
-            syncs = i == len(parts) or accelerator.is_fsdp2
-            with nullcontext() if syncs else accelerator.no_sync(self.losses):
+            with nullcontext() if i == len(parts) else accelerator.no_sync(self.losses):
                 loss = self.losses(part.batch, seed)
                 accelerator.backward(loss * part.weight)
             total += loss.detach() * part.weight
@@ -236,9 +230,8 @@ class _Run(Generic[BatchT]):
     def measure(self, evaluate: Evaluate) -> None:
         """Evaluates, notes the result and writes a checkpoint."""
         self._model.eval()
-        with gathered(self.losses):
-            require_finite("The weights", _trained(self.losses), self.progress.step)
-            measured = dict(evaluate(self.progress))
+        require_finite("The weights", _trained(self.losses), self.progress.step)
+        measured = dict(evaluate(self.progress))
         self._measured_s = time.perf_counter()
         progress = self.progress
         progress.elapsed_s = self._measured_s - self._started_s

@@ -8,14 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 
 from dllm_decode.core.files import finish_files, new_files
 from dllm_decode.settings.files import require_folder_or_new
-from dllm_decode.settings.options import OPTIONS
+from dllm_decode.settings.models import open_model
 from eval.lm_harness.generation import ALLOWANCES, Generation
-from eval.lm_harness.settings import DEFAULTS, read_arguments
+from eval.lm_harness.records import records_of
+from eval.lm_harness.settings import settings_of
 
 if TYPE_CHECKING:
     from eval.lm_harness.model import DecodeLM
@@ -47,16 +47,10 @@ def run(options: argparse.Namespace) -> int:
         finish_files(options.output)
         if (options.output / RESULTS_FILE).exists():
             raise ValueError(f"{options.output} holds results already; choose another folder.")
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    values = {**vars(options), "pretrained": options.model}
-    names = [name for name in (*DEFAULTS, *OPTIONS) if values.get(name) not in (None, "")]
-    arguments = {name: values[name] for name in names}
-    # Checked before the thousands of tasks are listed and the model is loaded.
-    read_arguments(arguments)
     gen_kwargs = _gen_kwargs(options)
     manager = _task_manager(options.tasks, options.include_path)
-    lm = DecodeLM.create_from_arg_obj(arguments)
+    loaded = open_model(options.model, options, options.revision)
+    lm = DecodeLM(loaded.model, loaded.tokenizer, settings_of(options, loaded))
     try:
         results = _evaluate(lm, options, manager, gen_kwargs)
     finally:
@@ -136,7 +130,8 @@ def _show(results: dict[str, Any], lm: "DecodeLM", options: argparse.Namespace) 
     samples = results.pop("samples", {})
     parts = [make_table(results)]
     parts += [make_table(results, "groups")] if results.get("groups") else []
-    parts += [f"{name}: {text(cost)}" for name, cost in results["config"]["cost"].items()]
+    if cost := results["config"]["cost"]:
+        parts.append(f"cost: {text(cost)}")
     say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
     for part in parts:
         say(part)
@@ -145,7 +140,7 @@ def _show(results: dict[str, Any], lm: "DecodeLM", options: argparse.Namespace) 
             f"samples_{task.replace('/', '__')}.jsonl": "".join(map(text, lines))
             for task, lines in samples.items()
         }
-        contents[COST_FILE] = "".join(map(text, lm.ledger.records()))
+        contents[COST_FILE] = "".join(map(text, records_of(lm.ledger)))
         contents[RESULTS_FILE] = text(results, 1)
         with new_files(options.output, contents) as written:
             for name, content in contents.items():

@@ -1,6 +1,5 @@
 """Log-likelihood of a given answer to a prompt under a masked-diffusion model."""
 
-import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from dllm_decode import ForwardInputs, MaskPredictor
 from dllm_decode.core.model import RoutesByBlock, UniformState
 from dllm_decode.engine.layout import attention_mask
 from dllm_decode.settings.files import digest
-from eval.metrics.statistics import mean, standard_error
+from eval.metrics.statistics import mean
 from samplers.logits.statistics import gather, log_normaliser, most_likely
 
 
@@ -32,13 +31,11 @@ class Pattern(NamedTuple):
 class LikelihoodEstimate(NamedTuple):
     """A log-likelihood in nats.
 
-    `standard_error` is 0 for an exact estimate, and too large for systematic draws. `is_greedy`
-    says whether decoding from left to right, one token at a time, gives this answer; None if this
-    is not known.
+    `is_greedy` says whether decoding from left to right, one token at a time, gives this answer;
+    None if this is not known.
     """
 
     log_likelihood: float
-    standard_error: float
     is_greedy: bool | None
 
 
@@ -71,7 +68,7 @@ class LeftToRight(Estimator):
         return [Pattern(range(i, length), (i,), 1.0) for i in range(length)]
 
     def combine(self, values: Sequence[float], hits: Sequence[bool]) -> LikelihoodEstimate:
-        return LikelihoodEstimate(sum(values), 0.0, all(hits))
+        return LikelihoodEstimate(sum(values), all(hits))
 
 
 @dataclass(frozen=True)
@@ -106,19 +103,11 @@ class MonteCarlo(Estimator):
         return patterns
 
     def combine(self, values: Sequence[float], hits: Sequence[bool]) -> LikelihoodEstimate:
-        return LikelihoodEstimate(mean(values), standard_error(values), None)
+        return LikelihoodEstimate(mean(values), None)
 
 
 Pair: TypeAlias = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt and of the answer whose probability is asked for."""
-
-
-class ScoredAnswer(NamedTuple):
-    """An estimate, the number of its mask patterns, and the columns computed for them."""
-
-    estimate: LikelihoodEstimate
-    nfe: int
-    query_positions: int
 
 
 @dataclass(frozen=True)
@@ -154,7 +143,7 @@ class Likelihood:
             )
 
     @torch.inference_mode()
-    def score(self, pairs: Sequence[Pair]) -> list[ScoredAnswer]:
+    def score(self, pairs: Sequence[Pair]) -> list[LikelihoodEstimate]:
         """Returns the answers' log-likelihoods, in order; an empty answer has 0.
 
         Raises ValueError if a prompt is empty, or a prompt or an answer has [MASK].
@@ -165,15 +154,13 @@ class Likelihood:
         rows = ((n, row) for n, (_, part) in enumerate(segments) for row in self._rows(part))
         by_segment: list[list[tuple[float, bool]]] = [[] for _ in segments]
         while batch := list(islice(rows, self.batch_size)):
-            readings = self._log_probabilities([row for _, row in batch])
-            for (n, _), reading in zip(batch, readings, strict=True):
+            batch_readings = self._log_probabilities([row for _, row in batch])
+            for (n, _), reading in zip(batch, batch_readings, strict=True):
                 by_segment[n].append(reading)
-        by_pair: list[list[ScoredAnswer]] = [[] for _ in pairs]
-        for (i, part), pairs_read in zip(segments, by_segment, strict=True):
-            values, hits = zip(*pairs_read, strict=True)
-            estimate = self._estimator(part).combine(values, hits)
-            num_rows = len(pairs_read)
-            by_pair[i].append(ScoredAnswer(estimate, num_rows, num_rows * len(part.tokens)))
+        by_pair: list[list[LikelihoodEstimate]] = [[] for _ in pairs]
+        for (i, part), readings in zip(segments, by_segment, strict=True):
+            values, hits = zip(*readings, strict=True)
+            by_pair[i].append(self._estimator(part).combine(values, hits))
         return [_total(parts) for parts in by_pair]
 
     def _segments(self, prompt: Sequence[int], answer: Sequence[int]) -> list["_Segment"]:
@@ -263,17 +250,11 @@ def _attend(
     return attention_mask(positions, positions.shape[1], block_length) & inside
 
 
-def _total(parts: Sequence[ScoredAnswer]) -> ScoredAnswer:
-    """Adds up the segments of an answer, whose estimates are independent."""
-    estimates = [part.estimate for part in parts]
-    greedy = [e.is_greedy for e in estimates]
-    estimate = LikelihoodEstimate(
-        sum(e.log_likelihood for e in estimates),
-        math.hypot(*(e.standard_error for e in estimates)),
-        None if None in greedy else all(greedy),
-    )
-    num_columns = sum(part.query_positions for part in parts)
-    return ScoredAnswer(estimate, sum(part.nfe for part in parts), num_columns)
+def _total(parts: Sequence[LikelihoodEstimate]) -> LikelihoodEstimate:
+    """Adds up the segments of an answer."""
+    greedy = [part.is_greedy for part in parts]
+    is_greedy = None if None in greedy else all(greedy)
+    return LikelihoodEstimate(sum(part.log_likelihood for part in parts), is_greedy)
 
 
 def _check(prompt: Sequence[int], answer: Sequence[int], mask_id: int) -> None:

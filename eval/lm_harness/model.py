@@ -1,35 +1,33 @@
 """A masked-diffusion model for the Language Model Evaluation Harness; needs lm-eval."""
 
 # The harness has no types.
-# mypy: disallow-subclassing-any=False, disallow-untyped-decorators=False
+# mypy: disallow-subclassing-any=False
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar
 
 import torch
-import torch.distributed
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from jaxtyping import Shaped
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import CacheHook, TemplateLM
-from lm_eval.api.registry import register_model
-from lm_eval.utils import simple_parse_args_string
+from lm_eval.api.model import TemplateLM
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from dllm_decode import DecodeOutput, decode
+from dllm_decode import DecodeOutput, MaskPredictor, decode
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
 from dllm_decode.settings.files import digest
-from dllm_decode.settings.models import ALONE, Place
+from dllm_decode.text.prose import Prose
 from eval.lm_harness.generation import Generation
-from eval.lm_harness.likelihood import Likelihood, ScoredAnswer
-from eval.lm_harness.records import CostLedger, cost_of_score
+from eval.lm_harness.likelihood import Likelihood, MonteCarlo
+from eval.lm_harness.records import CostLedger, records_of, summary_of
 from eval.lm_harness.requests import LmJob, Prompt, alike, chunks, distinct, warn_of_unknown
-from eval.lm_harness.settings import Opened, open_model
-from eval.lm_harness.text import Codec
+from eval.lm_harness.settings import LmSettings
 from eval.runs.answers import cost_of
+from eval.runs.prompts import require_template
 from eval.tasks.base import Turn
 
 # Long, because processes wait for the longest answers; launchers end all if one fails.
@@ -40,7 +38,6 @@ Answer: TypeAlias = tuple[float, bool]
 """A log-likelihood, and whether greedy decoding gives the text."""
 
 
-@register_model("dllm-decode")
 class DecodeLM(TemplateLM):
     """Answers the harness with `decode` and `Likelihood`.
 
@@ -50,45 +47,23 @@ class DecodeLM(TemplateLM):
     Attributes:
         tokenizer: The model's tokenizer.
         settings: Everything that decides the answers.
-        ledger: The cost of each answer.
+        ledger: The cost of each generated answer.
     """
 
-    def __init__(self, opened: Opened, place: Place = ALONE) -> None:
+    def __init__(self, model: MaskPredictor, tokenizer: Any, settings: LmSettings) -> None:
         super().__init__()
-        self._model, self.tokenizer, self.settings = opened
-        self._rank, self._world_size = place.rank, place.world_size
-        self._owns_processes = place.world_size > 1 and not torch.distributed.is_initialized()
-        if self._owns_processes:
-            torch.distributed.init_process_group(
-                "gloo", rank=place.rank, world_size=place.world_size, timeout=_PATIENCE
-            )
-        self._group = None
-        if place.world_size > 1:
-            # An existing group may support tensors on devices only.
-            self._group = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
-        self._device = self._model.device
-        self._codec = Codec(self.tokenizer, self.eot_token_id)
-        settings, seed = self.settings, self.settings.decoding.seed
-        self._likelihood = Likelihood(self._model, settings.estimator, seed, settings.batch_size)
-        default = self._model.causal_block_length or DEFAULT_BLOCK_LENGTH
+        self._model, self.tokenizer, self.settings = model, tokenizer, settings
+        self._processes = PartialState(cpu=True, timeout=_PATIENCE)
+        self._rank, self._world_size = self._processes.process_index, self._processes.num_processes
+        self._device = model.device
+        # The chat template writes all special tokens.
+        self._adds_special_tokens = True
+        seed = settings.decoding.seed
+        self._likelihood = Likelihood(model, settings.estimator, seed, settings.batch_size)
+        default = model.causal_block_length or DEFAULT_BLOCK_LENGTH
         chosen = settings.decoding.block_length or settings.blocks.block_length
         self._block_length = chosen or default
-        self.ledger = CostLedger()
-
-    @classmethod
-    def create_from_arg_obj(
-        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
-    ) -> "DecodeLM":
-        """Loads a model as `open_model` does."""
-        added = {k: v for k, v in (additional_config or {}).items() if v is not None}
-        return cls(open_model({**arg_dict, **added}), Place.of_launch())
-
-    @classmethod
-    def create_from_arg_string(
-        cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
-    ) -> "DecodeLM":
-        """Loads a model from `name=value,name=value`; expressions must have no comma."""
-        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+        self.ledger: CostLedger = {}
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Decodes answers to (prompt, options); see `Generation.of` for the options."""
@@ -100,7 +75,7 @@ class DecodeLM(TemplateLM):
             output = self._decode(batch, jobs[batch[0].number])
             answers = output.answers()
             for row, (number, tokens, generation) in enumerate(batch):
-                texts[number] = self._codec.answer(answers[row], generation)
+                texts[number] = Prose(self.tokenizer, generation.until).whole(answers[row])
                 cost = {**cost_of(tokens, output, row), "gen_length": generation.gen_length}
                 self._keep(jobs[number], texts[number], cost)
         return [texts[number] for number in places]
@@ -109,22 +84,10 @@ class DecodeLM(TemplateLM):
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[Answer]:
         """Scores (context, continuation) pairs."""
-        jobs, places = distinct(requests)
-        pairs = [self._codec.pair(*job.request.args) for job in jobs]
-        order = sorted(range(len(jobs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
-        batches = chunks(order, self.settings.batch_size)
-        answers: dict[int, Answer] = {}
-        unknown: list[Instance] = []
-        for batch in self._progress(batches, "scoring", disable_tqdm):
-            started = time.perf_counter()
-            scores = self._likelihood.score([pairs[i] for i in batch])
-            spent = {"batch_length": len(batch), "batch_s": time.perf_counter() - started}
-            for i, scored in zip(batch, scores, strict=True):
-                answers[i] = _answer(scored)
-                self._keep(jobs[i], answers[i], cost_of_score(pairs[i], scored) | spent)
-                unknown += [jobs[i].request] * (scored.estimate.is_greedy is None)
-        warn_of_unknown(unknown, requests)
-        return [answers[number] for number in places]
+        if isinstance(self.settings.estimator, MonteCarlo):
+            warn_of_unknown(requests)
+        answers: list[Answer] = super().loglikelihood(requests, disable_tqdm)
+        return answers
 
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -138,17 +101,27 @@ class DecodeLM(TemplateLM):
         )
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False
+        self,
+        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
     ) -> list[Answer]:
-        scored = self._likelihood.score([(context, text) for _, context, text in requests])
-        return [_answer(answer) for answer in scored]
+        lengths = [len(prompt) + len(answer) for _, prompt, answer in requests]
+        order = sorted(range(len(requests)), key=lambda i: -lengths[i])
+        batches = chunks(order, self.settings.batch_size)
+        answers: dict[int, Answer] = {}
+        for batch in self._progress(batches, "scoring", disable_tqdm):
+            scores = self._likelihood.score([requests[i][1:] for i in batch])
+            for i, scored in zip(batch, scores, strict=True):
+                answers[i] = scored.log_likelihood, bool(scored.is_greedy)
+                self.cache_hook.add_partial("loglikelihood", requests[i][0], answers[i])
+        return [answers[i] for i in range(len(requests))]
 
     def _prompt(self, number: int, text: str, options: Mapping[str, Any]) -> Prompt:
         length, temperature = self.settings.gen_length, self.settings.temperature
         generation = Generation.of(
             options, gen_length=length, block_length=self._block_length, temperature=temperature
         )
-        return Prompt(number, self._codec.prompt(text), generation)
+        return Prompt(number, self.tok_encode(text) or [self.prefix_token_id], generation)
 
     def _decode(self, batch: Sequence[Prompt], first: LmJob) -> DecodeOutput:
         settings, generation = self.settings, batch[0].generation
@@ -163,12 +136,13 @@ class DecodeLM(TemplateLM):
             seed=int(digest(key)[:15], 16),
         )  # fmt: skip
 
-    def _keep(self, job: LmJob, answer: str | Answer, cost: Mapping[str, Any]) -> None:
+    def _keep(self, job: LmJob, answer: str, cost: Mapping[str, Any]) -> None:
         """Notes the cost, and the answer in the harness' store, in case the run is stopped."""
-        self.ledger.add(job, cost)
+        request, repeat = job
+        self.ledger[request.task_name, request.doc_id, request.idx, repeat] = dict(cost)
         # The store has one place for all repeats of a request.
-        if (job.request.repeats or 1) == 1:
-            self.cache_hook.add_partial(job.request.request_type, job.request.args, answer)
+        if (request.repeats or 1) == 1:
+            self.cache_hook.add_partial("generate_until", request.args, answer)
 
     def _progress(self, batches: Sequence[Item], verb: str, disable: bool) -> Iterable[Item]:
         return track(batches, verb, console=Console(stderr=True), disable=disable or self.rank > 0)
@@ -178,17 +152,8 @@ class DecodeLM(TemplateLM):
         return {
             "decoding": self.settings.described() | {"fingerprint": self.settings.fingerprint()},
             "num_processes": self.world_size,
-            "cost": self.ledger.summary(),
+            "cost": summary_of(records_of(self.ledger)),
         }
-
-    def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Takes the harness' store of answers, which knows a request but not the settings.
-
-        Raises ValueError if the store has answers of other settings, or of something else.
-        """
-        super().set_cache_hook(cache_hook)
-        if cache_hook.dbdict is not None:
-            self.settings.claim(cache_hook.dbdict)
 
     @property
     def eot_token_id(self) -> int:
@@ -197,31 +162,45 @@ class DecodeLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a continuation without a context."""
-        return self._codec.prefix_id
+        """The token before a text without a context: BOS, or EOS if there is no BOS."""
+        bos_id: int | None = self.tokenizer.bos_token_id
+        return self.eot_token_id if bos_id is None else bos_id
 
     @property
     def tokenizer_name(self) -> str:
         """Name for the harness' own cache of requests."""
-        return self.tokenizer.name_or_path.replace("/", "__")
+        return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Returns a text's token ids; see `Codec.encode`."""
-        return self._codec.encode(string, add_special_tokens=add_special_tokens)
+        """Returns a text's ids; `None` adds special tokens unless the text begins with one."""
+        bare: list[int] = self.tokenizer.encode(string, add_special_tokens=False)
+        if add_special_tokens is None:
+            has_some = bool(bare) and bare[0] in self.tokenizer.all_special_ids
+            add_special_tokens = self._adds_special_tokens and not has_some
+        return list(self.tokenizer.encode(string)) if add_special_tokens else bare
 
     def apply_chat_template(
         self, chat_history: list[Turn], add_generation_prompt: bool = True
     ) -> str:
-        """Writes turns in the chat template; see `Codec.render`."""
-        return self._codec.render(chat_history, add_generation_prompt=add_generation_prompt)
+        """Writes turns in the chat template; without generation prompt the last turn goes on."""
+        require_template(self.tokenizer)
+        self._adds_special_tokens = False
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )
 
     def all_gather(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """Returns every process's tensor, concatenated."""
-        return torch.cat(self._of_all(torch.atleast_1d(tensor.cpu())))
+        return torch.cat(gather_object([torch.atleast_1d(tensor.cpu())]))
 
     def gather_object(self, obj: Item, dst: int = 0) -> list[Item] | None:
         """Returns every process's object in process `dst`, None in the other processes."""
-        objects = self._of_all(obj)
+        objects: list[Item] = gather_object([obj])
         return objects if self.rank == dst else None
 
     def barrier(self) -> None:
@@ -230,22 +209,9 @@ class DecodeLM(TemplateLM):
         The harness calls it in every process after each type of request, and calls
         `get_model_info` later in the first process alone.
         """
-        for ledger in self._of_all(self.ledger):
-            self.ledger.take_over(ledger)
-
-    def _of_all(self, value: Item) -> list[Item]:
-        """Returns the values of all processes, which must be picklable, in order of rank."""
-        values = [value] * self.world_size
-        if self._group is not None:
-            torch.distributed.all_gather_object(values, value, group=self._group)
-        return values
+        for ledger in gather_object([self.ledger]):
+            self.ledger |= ledger
 
     def close(self) -> None:
         """Ends the group of processes."""
-        if self._owns_processes:
-            torch.distributed.destroy_process_group()
-        self._group, self._owns_processes = None, False
-
-
-def _answer(scored: ScoredAnswer) -> Answer:
-    return scored.estimate.log_likelihood, bool(scored.estimate.is_greedy)
+        self._processes.destroy_process_group()

@@ -1,76 +1,39 @@
-"""The cost of each answer to the harness, whose own records have no room for it."""
+"""The cost of each generated answer, for which the harness' own records have no room."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from eval.lm_harness.likelihood import Pair, ScoredAnswer
-from eval.lm_harness.requests import LmJob
 from eval.metrics.metrics import tokens_per
 from eval.metrics.statistics import mean, percentile
 
-Key: TypeAlias = tuple[str, int, int, int, str]
-"""Task, document, request of the document, repeat of the request, and its type."""
+Key: TypeAlias = tuple[str, int, int, int]
+"""Task, document, request of the document and repeat of the request."""
 
-_GENERATED = ("length", "nfe", "target_nfe", "query_positions")
-_SCORED = ("length", "nfe", "query_positions", "standard_error")
+CostLedger: TypeAlias = dict[Key, dict[str, Any]]
+"""The cost of every answer, once each, even if the harness repeats a request."""
 
-
-class CostLedger:
-    """The cost of every answer, once each, even if the harness repeats a request."""
-
-    def __init__(self) -> None:
-        self._records: dict[Key, dict[str, Any]] = {}
-
-    def add(self, job: LmJob, cost: Mapping[str, Any]) -> None:
-        """Notes an answer's cost; a later one takes the place of an earlier one."""
-        request, repeat = job
-        # Requests made by hand have no number; each is its own document.
-        doc_id = len(self._records) if request.doc_id is None else request.doc_id
-        key = (request.task_name or "", doc_id, request.idx, repeat, request.request_type)
-        names = ("task", "doc_id", "idx", "repeat", "request")
-        self._records[key] = dict(zip(names, key, strict=True)) | dict(cost)
-
-    def take_over(self, other: "CostLedger") -> None:
-        """Notes the costs that another process noted."""
-        self._records |= other._records
-
-    def records(self) -> list[dict[str, Any]]:
-        """Returns all records known to this process, in order of task and document."""
-        return [self._records[key] for key in sorted(self._records)]
-
-    def summary(self) -> dict[str, Any]:
-        """Returns totals for each type of request, ready for JSON."""
-        by_type: dict[str, list[dict[str, Any]]] = {}
-        for record in self.records():
-            by_type.setdefault(record["request"], []).append(record)
-        return {name: _summary(records) for name, records in by_type.items()}
+_NAMES = ("task", "doc_id", "idx", "repeat")
 
 
-def cost_of_score(pair: Pair, scored: ScoredAnswer) -> dict[str, Any]:
-    """Returns the cost of scoring an answer, and the score."""
-    prompt, answer = pair
-    return {
-        "prompt_length": len(prompt),
-        "length": len(answer),
-        "nfe": scored.nfe,
-        "query_positions": scored.query_positions,
-        "log_likelihood": scored.estimate.log_likelihood,
-        "standard_error": scored.estimate.standard_error,
-    }
+def records_of(ledger: CostLedger) -> list[dict[str, Any]]:
+    """Returns all costs, in order of task and document."""
+    return [dict(zip(_NAMES, key, strict=True)) | ledger[key] for key in sorted(ledger)]
 
 
-def _summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary_of(costs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns totals, ready for JSON; empty if nothing was generated."""
+    if not costs:
+        return {}
+
     def column(name: str) -> list[Any]:
-        return [record[name] for record in records]
+        return [cost[name] for cost in costs]
 
-    shares_s = [record["batch_s"] / record["batch_length"] for record in records]
-    if records[0]["request"] != "generate_until":
-        means = {name: mean(column(name)) for name in _SCORED}
-        return {"num_answers": len(records), **means, "answers_per_second": 1 / mean(shares_s)}
+    shares_s = [cost["batch_s"] / cost["batch_length"] for cost in costs]
+    names = ("length", "nfe", "target_nfe", "query_positions")
     return {
-        "num_answers": len(records),
+        "num_answers": len(costs),
         "tokens_per_forward": tokens_per(column("length"), column("nfe")),
-        **{name: mean(column(name)) for name in _GENERATED},
+        **{name: mean(column(name)) for name in names},
         "tokens_per_second": tokens_per(column("length"), shares_s),
         "latency_s": {
             name: percentile(column("batch_s"), share)

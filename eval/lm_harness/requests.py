@@ -67,16 +67,16 @@ def chunks(items: Sequence[Item], size: int) -> list[list[Item]]:
     return [list(items[first : first + size]) for first in range(0, len(items), size)]
 
 
-def warn_of_unknown(unknown: Sequence[Instance], requests: Sequence[Instance]) -> None:
-    """Warns of tasks whose accuracy is wrong because `unknown` answers count as not greedy.
+def warn_of_unknown(requests: Sequence[Instance]) -> None:
+    """Warns of tasks whose accuracy is wrong because `nll='mc'` cannot tell what is greedy.
 
     The choices of a document with several requests are compared by their likelihood.
     """
     several = {(request.task_name, request.doc_id) for request in requests if request.idx > 0}
-    tasks = {r.task_name for r in unknown if (r.task_name, r.doc_id) not in several}
+    tasks = {str(r.task_name) for r in requests if (r.task_name, r.doc_id) not in several}
     if tasks:
         warnings.warn(
-            "nll='mc' cannot tell whether greedy decoding gives the text, so 'is_greedy' is False "
-            f"in {', '.join(sorted(str(task) for task in tasks))}. Use nll='l2r'.",
+            "--nll mc cannot tell whether greedy decoding gives the text, so 'is_greedy' is False "
+            f"in {', '.join(sorted(tasks))}. Use --nll l2r.",
             stacklevel=3,
         )

@@ -11,7 +11,7 @@ from dllm_decode.settings.files import output_file
 from eval.metrics.costs import COSTS, CostMeasure, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice
-from eval.reports.page import page_of, unfinished_notice
+from eval.reports.page import unfinished_notice
 from eval.reports.replay import parts_of, picture_of, replay_page
 from eval.reports.report import write_report
 from eval.reports.summary import measured
@@ -35,13 +35,8 @@ def sweep_and_report(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Writes the report of a results folder and shows its table."""
-    folder = Folder(options.folder)
-    if options.before:
-        path = folder.path / "comparison.html"
-        folders = [measured(Folder(options.before)), measured(folder)]
-        write_text(path, page_of(folders, cost=COSTS.get(options.cost)))
-        _say(Console(highlight=False), f"Comparison: {path}")
-    return show(folder, num_replays=options.replays, cost=COSTS.get(options.cost))
+    cost = COSTS.get(options.cost)
+    return show(Folder(options.folder), num_replays=options.replays, cost=cost)
 
 
 def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = None) -> int:

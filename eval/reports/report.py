@@ -38,7 +38,7 @@ def write_report(
     write_json(found.folder.path / "summary.json", found.summary)
     replays = _replays(found, num_replays)
     page = found.folder.path / PAGE
-    write_text(page, page_of([found], replays=replays, cost=cost))
+    write_text(page, page_of(found, replays=replays, cost=cost))
     return page
 
 

@@ -1,4 +1,4 @@
-"""The commands `calibrate` and `cache-error`; a wrong task is refused before torch loads."""
+"""The command `calibrate`; a wrong task is refused before torch loads."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -12,13 +12,5 @@ def calibrate(options: Namespace) -> int:
     parse_task(options.task)
     require_folder_or_new(Path(options.out))
     from eval.studies.calibrate import run
-
-    return run(options)
-
-
-def cache_error(options: Namespace) -> int:
-    """Measures how far each cache is from exact."""
-    parse_task(options.task)
-    from eval.studies.cache_error import run
 
     return run(options)

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from dllm_decode.settings.files import write_json
 from dllm_decode.settings.models import Place
 from dllm_decode.settings.plugins import parse
 from dllm_decode.training import Progress, Settings, train
-from dllm_decode.training.fsdp import require_launch
 from dllm_decode.training.teacher import Demonstration, Lessons
 from eval.runs.settings import Run
 from eval.training.held_out import (
@@ -37,6 +37,12 @@ from eval.training.student import Student
 from eval.training.teacher_answers import answer_all, read_answers
 from samplers import FixedSchedule, Sampler
 from samplers.expression import expression_of
+
+_REFUSED = (
+    "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG",
+)  # fmt: skip
+"""Variables by which `accelerate launch` tells its processes of its options."""
 
 _NOT_OF_TRAINING = (
     # They change where and how fast a run goes, but not its result.
@@ -87,7 +93,13 @@ def run(options: argparse.Namespace) -> int:
 
 def check(options: argparse.Namespace) -> None:
     """Raises ValueError if options of command and launch do not fit, or a package is missing."""
-    require_launch(device=options.device, uses_muon=options.muon is not None)
+    for variable in _REFUSED:
+        if os.environ.get(variable, "").lower() not in ("", "no", "false", "0"):
+            raise ValueError(
+                f"--{variable.removeprefix('ACCELERATE_').lower()} must be left out, got it from "
+                "the command or from the configuration of accelerate. Each process holds all "
+                "weights; --lora-rank and --precision bf16 take less memory."
+            )
     if options.muon is not None and options.lora_rank:
         raise ValueError("--muon must be left out beside --lora-rank: it is for whole matrices.")
     if options.lora_alpha and not options.lora_rank:

@@ -125,14 +125,15 @@ def test_a_model_that_is_not_as_stored_is_refused(
     assert f"must be left out, got '{address}'" in capsys.readouterr().err
 
 
-def test_a_launch_with_deepspeed_is_refused_before_the_model_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("plugin", ["deepspeed", "fsdp"])
+def test_a_launch_that_splits_weights_is_refused_before_the_model_is_loaded(
+    plugin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model was loaded, and then the package was missing."""
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv(f"ACCELERATE_USE_{plugin.upper()}", "true")
     monkeypatch.delattr(distil_command, "Student")
     assert distil(*options(tmp_path)) == 2
-    assert "--use_deepspeed must be left out, got it from" in capsys.readouterr().err
+    assert f"--use_{plugin} must be left out, got it from" in capsys.readouterr().err
 
 
 @pytest.mark.slow

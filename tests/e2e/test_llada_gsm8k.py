@@ -28,27 +28,16 @@ def test_gsm8k_rows_of_a_local_folder_go_through_prompt_decode_and_score(
         lines = [json.dumps({**row, "question": f"{row['question']} {i}"}) for i in range(6)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     example.main(
-        ["--task", f"gsm8k?protocol=llada&path={tmp_path}&num_fewshot=1&limit=2",
-         "--gen-length", "32", "--sampler", "LocalLeap()"]
+        ["--task", f"gsm8k?protocol=llada&path={tmp_path}&num_fewshot=1&gen_length=32&limit=2",
+         "--sampler", "LocalLeap()"]
     )  # fmt: skip
     assert "LocalLeap" in capsys.readouterr().out
-
-
-def test_a_verifier_that_asks_no_sampler_is_one_row(capsys: pytest.CaptureFixture[str]) -> None:
-    verifier = "ARVerify(CausalTarget('mini-ar'))"
-    example.main(["--task", "word_problems?limit=4", "--num-rows", "4", "--verifier", verifier])
-    shown = capsys.readouterr().out
-    assert "ARVerify" in shown
-    assert "FixedSchedule" not in shown.split("accuracy")[-1]
-    with pytest.raises(SystemExit, match="'Nope' is not known"):
-        example.main(["--task", "word_problems?limit=1", "--verifier", "Nope()"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["--sampler", "Nope()"], "'Nope' is not known here"),
-        (["--block-length", "65"], "between 1 and gen_length=64 tokens, got 65"),
         (["--task", "gsm8k?path=nowhere"], "got no such file"),
         (["--device", "toaster"], "got 'toaster'"),
     ],

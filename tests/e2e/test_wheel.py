@@ -70,4 +70,4 @@ def test_the_three_lines_of_the_readme_run_from_the_wheel(wheel: Path, tmp_path:
     assert "\n".join(answer) == shown.strip()
     assert all(place.startswith(str(site)) for place in places.split())
     help_text = run("-m", "dllm_decode", "eval", "--help", cwd=tmp_path, PYTHONPATH=path)
-    assert "accuracy" in help_text
+    assert "how well and how fast" in help_text

@@ -68,22 +68,21 @@ function styleOf(row) {
     corners: SHAPES[(index + round) % SHAPES.length] };
 }
 function colourOf(row) { return styleOf(row).colour; }
-/** Draws the mark of a setting; one of the second folder is hollow. */
+/** Draws the mark of a setting. */
 function glyph(row, x, y, radius, attributes = {}) {
   const { colour, corners } = styleOf(row);
   const points = corners.map(([dx, dy]) => `${x + radius * dx} ${y + radius * dy}`);
   const round = `M${x - radius} ${y}a${radius} ${radius} 0 1 0 ${2 * radius} 0a${radius} ${radius} ` +
     `0 1 0 ${-2 * radius} 0z`;
   return make("path", { class: "glyph", d: points.length ? `M${points.join("L")}z` : round,
-    fill: row.folder ? "var(--card)" : colour, stroke: colour, "stroke-width": 1.6, ...attributes });
+    fill: colour, stroke: colour, "stroke-width": 1.6, ...attributes });
 }
 function dot(row) {
   return make("svg", { class: "dot", viewBox: "0 0 14 14" }, glyph(row, 7, 7, 5));
 }
-/** Names a row, with its folder where there are two, and says what it lacks. */
+/** Names a row, and says what it lacks. */
 function labelOf(row) {
-  const folder = content.folders.length > 1 ? "AB"[row.folder] + ": " : "";
-  return folder + row.name + (row.missing ? ` (unfinished, ${row.expected - row.missing} of ` +
+  return row.name + (row.missing ? ` (unfinished, ${row.expected - row.missing} of ` +
     `${row.expected})` : "");
 }
 function inOrder() {
@@ -139,7 +138,7 @@ function csv() {
   const shown = COLUMNS.flatMap((c) => ["accuracy", "difference", "tokens_per_forward"]
     .includes(c.key) ? [c.key, `${c.key}_low`, `${c.key}_high`] : [c.key]);
   const lines = inOrder().map(({ row }) => ["folder", "task", ...shown].map((key) => {
-    if (key === "folder") return quote(content.folders[row.folder]);
+    if (key === "folder") return quote(content.folder);
     if (key === "task") return quote(task.task);
     if (key === "name") return quote(row.full);
     const [, plain, side] = key.match(/^(.*?)(_low|_high)?$/);
@@ -164,28 +163,6 @@ function latex() {
     `\\begin{tabular}{l${"r".repeat(shown.length - 1)}}\n\\toprule\n` +
     shown.map((c) => safe(c.head)).join(" & ") + " \\\\\n\\midrule\n" + lines.join("\n") +
     "\n\\bottomrule\n\\end{tabular}\n";
-}
-
-// Two folders ---------------------------------------------------------------------------------
-function drawChanges() {
-  byId("changes-section").hidden = content.folders.length < 2;
-  const heads = ["setting", `A: ${content.folders[0]}`, `B: ${content.folders[1]}`, "B - A", "p",
-    "tokens/forward", "shared examples"];
-  const number = (value, show) => value === null ? "-" : show(value);
-  const body = task.changes.map((change) => {
-    const [a, b] = [task.rows[change.before], task.rows[change.after]];
-    const speed = [a, b].map((row) => number(valueOf(row, "tokens_per_forward"), fixed(2)));
-    const names = [...new Set([labelOf(a).slice(3), labelOf(b).slice(3)])].join(" \u2192 ");
-    return make("tr", {}, make("td", { class: "mono", title: `${a.full} \u2192 ${b.full}` }, names),
-      ...[a, b].map((row) => make("td", {}, ...cell(row, COLUMNS[1]))),
-      make("td", {}, ...cell(change, { key: "difference", show: fixed(3, "+") })),
-      make("td", {}, number(change.p_value, precise(2))),
-      make("td", {}, speed.join(" \u2192 ")), make("td", {}, String(change.shared)));
-  });
-  if (!body.length) body.push(make("tr", {}, make("td", { colspan: heads.length },
-    "Only one of the folders has these examples.")));
-  byId("changes").replaceChildren(make("thead", {}, make("tr", {}, ...heads.map((head) =>
-    make("th", { scope: "col" }, head)))), make("tbody", {}, ...body));
 }
 
 // The picture ---------------------------------------------------------------------------------
@@ -296,8 +273,8 @@ function drawAxes(svg, frame, place, [x0, x1, y0, y1]) {
     "text-anchor": "middle", class: "soft" }, `${cost.axis}${both} (log scale)`));
 }
 function drawLines(svg, drawn, place) {
-  for (const method of new Set(drawn.map((row) => `${row.folder} ${row.method}`))) {
-    const own = drawn.filter((row) => `${row.folder} ${row.method}` === method)
+  for (const method of new Set(drawn.map((row) => row.method))) {
+    const own = drawn.filter((row) => row.method === method)
       .sort((a, b) => a.speeds[cost.name][0] - b.speeds[cost.name][0]);
     const line = make("g", { class: "line", "data-method": method }, make("path", { fill: "none",
       stroke: colourOf(own[0]), opacity: .6, "stroke-dasharray": styleOf(own[0]).dash,
@@ -315,7 +292,7 @@ function drawMark(svg, { x, y, rows, label }) {
   const row = rows[0].row;
   const title = rows.map((one) => `${one.index + 1}. ${labelOf(one.row)}: accuracy ` +
     `${one.row.accuracy[0].toFixed(3)}, ${one.row.speeds[cost.name][0].toFixed(2)} ${cost.speed}`);
-  const method = `${row.folder} ${row.method}`;
+  const method = row.method;
   const alone = (chosen) => () => svg.querySelectorAll(".line").forEach((line) =>
     line.classList.toggle("faded", chosen !== null && line.dataset.method !== chosen));
   const group = make("g", { class: "line", "data-method": method, onmouseenter: alone(method),
@@ -489,7 +466,6 @@ function choose(index) {
   sorted = { column: null, down: false };
   numShown = PAGE_LENGTH;
   chooseCost(task.cost);
-  drawChanges();
   drawDecided();
   drawExamples();
 }

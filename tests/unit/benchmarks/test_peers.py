@@ -2,11 +2,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
 from benchmarks import peer_process, peers
 from benchmarks.frame import table_of
@@ -124,45 +121,3 @@ def test_peers_that_cannot_run_are_refused_first(checkout: Path, tmp_path: Path)
     with pytest.raises(ValueError, match=r"must have a file generate\.py"):
         find_checkouts([f"fast-dllm={tmp_path}"])
     assert find_checkouts([f"fast-dllm={checkout}"]) == {"fast-dllm": checkout / "llada"}
-
-
-def test_forwards_of_openvino_take_the_place_of_our_own(
-    in_this_process: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stand-in for OpenVINO runs the network itself; its W8 returns negated logits."""
-    calls: list[str] = []
-
-    def compile_model(network: Any, device: str, options: dict[str, Any]) -> Any:
-        calls.append(options["INFERENCE_PRECISION_HINT"])
-        return lambda parts: [network(*map(torch.from_numpy, parts)).numpy()]
-
-    def compress_weights(network: Any) -> Any:
-        return lambda *parts: -network(*parts)
-
-    def quantize(network: Any, examples: Any, **options: Any) -> Any:
-        (example,) = examples
-        assert [part.shape for part in example] == [(2, 12), (2, 12), (2, 8)]
-        return network
-
-    def convert_model(network: Any, example_input: Any) -> Any:
-        return network
-
-    core = SimpleNamespace(compile_model=compile_model)
-    fakes = {
-        "openvino": SimpleNamespace(convert_model=convert_model, Core=lambda: core),
-        "nncf": SimpleNamespace(
-            compress_weights=compress_weights, quantize=quantize, Dataset=list,
-            ModelType=SimpleNamespace(TRANSFORMER=0),
-        ),
-    }  # fmt: skip
-    for name, fake in fakes.items():
-        monkeypatch.setitem(sys.modules, name, fake)
-    monkeypatch.setattr(peer_process, "version", lambda name: name)
-    modes = dict.fromkeys(("plain", "W8", "W8A8"), "NoCache(), NoVerifier()")
-    monkeypatch.setitem(peers.PEERS, "openvino", modes)
-    checkouts = find_checkouts([f"openvino={ROOT}"])
-    (rows,) = compare_with_peers(TINY, checkouts, "their-python", 1)
-    assert [row["tokens"] for row in rows[1::2]] == ["same", "32 of 32 differ", "same"]
-    assert [row["forwards"] for row in rows] == [16] * 6
-    assert calls == ["f32"] * 3
-    assert rows[0]["versions"].endswith("openvino openvino")

@@ -14,9 +14,8 @@ ENTRY_POINTS = (
     *(
         pytest.param([*words, "--help"], marks=pytest.mark.slow)
         for words in (
-            ["-m", "eval"], ["-m", "benchmarks"], ["-m", "benchmarks.serve"],
+            ["-m", "eval"], ["-m", "benchmarks"],
             ["examples/llada_gsm8k.py"], ["examples/my_sampler.py"],
-            ["examples/speculative.py"],
             ["examples/mini/train.py"],
         )
     ),

@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from toys import HashModel
 
 from dllm_decode import DecodeConfig, decode
 from dllm_decode.cli import main as cli
 from dllm_decode.engine.compatibility import require_plugins
+from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.options import FIRST, OPTIONS, axes_of, given_of
+from dllm_decode.settings.plugins import check_plugin
 from eval.commands import EVAL_COMMANDS as COMMANDS
 from eval.commands import evaluate as main
 from eval.commands import make_eval_parser as make_parser
 from eval.grid import show_grid
-from eval.lm_harness.settings import read_arguments
+from eval.lm_harness.settings import settings_of
 from eval.runs.sweep import read_sweep
 
 ROOT = Path(__file__).parents[3]
@@ -36,12 +39,11 @@ NEEDED = {
     "run": ["lists/copy", "out"],
     "sweep": ["config.toml", "out"],
     "calibrate": ["lists/copy", "out"],
-    "cache-error": ["lists/copy"],
     "lm": ["--tasks", "a"],
     "generate": ["text"],
     "chat": [],
 }
-# A plug-in of each kind. `cache-error` verifies by a verifier of its own; a sweep has its file.
+# A plug-in of each kind. A sweep has its file.
 PLUGINS = {
     "sampler": "Factor(0.8)", "cache": "DualCache()", "verifier": "SelfVerify(2)",
     "blocks": "MultiBlock(8)",
@@ -68,7 +70,7 @@ def arguments_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argpars
 
 
 def test_every_argument_of_every_command_says_what_it_is() -> None:
-    """The sampler of `cache-error` had no help."""
+    """The sampler of a command had no help."""
     everything = [*arguments_of(make_parser()), *arguments_of(cli.make_parser())]
     assert len(everything) > 100
     assert not [(command, action.dest) for command, action in everything if not action.help]
@@ -116,10 +118,9 @@ def test_every_option_arrives_in_a_sweep_and_in_the_harness(tmp_path: Path, name
         )
         sweep = read_sweep(file)
         assert (sweep.decoding[name] if name in VALUES else getattr(sweep, axis)) == (value,)
-    assert read_arguments({name: value})[name] == value
-    # As the harness gives it, from text.
-    plain = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    assert read_arguments({name: plain})[name] == value
+    options = make_parser().parse_args(["lm", "--tasks", "a", *written(name, value)])
+    described = settings_of(options, Loaded(HashModel(), None, "float64")).described()
+    assert described[name] == (check_plugin(value, name) if name in PLUGINS else value)
 
 
 def test_several_values_of_an_option_are_compared() -> None:
@@ -131,13 +132,13 @@ def test_several_values_of_an_option_are_compared() -> None:
 def test_an_interrupt_does_not_claim_what_is_not_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In cache-error and lm it claimed that records are kept."""
+    """In lm it claimed that records are kept."""
 
     def interrupt(options: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
     for action, words, message in (
-        ("eval.studies.cache_error.run", ["cache-error"], "Stopped; nothing is kept.\n"),
+        ("eval.oracle.command.run", ["oracle", "lists/copy"], "Stopped; nothing is kept.\n"),
         ("eval.reports.command.run_and_report", ["run", "lists/copy", "out"], "records are kept"),
     ):
         monkeypatch.setattr(action, interrupt)
@@ -180,7 +181,7 @@ def test_the_help_of_a_run_begins_with_the_options_that_most_users_need(
 
 def test_help_loads_nothing_heavy() -> None:
     """It took seven seconds."""
-    heavy = {"torch", "matplotlib", "fastapi", "pydantic", "uvicorn", "transformers"}
+    heavy = {"torch", "fastapi", "pydantic", "uvicorn", "transformers"}
     code = f"""
 import sys
 from dllm_decode.cli.main import make_parser

@@ -63,7 +63,6 @@ QUICK = {
     "generate q --verifier 'SelfVerify(4, \"tre\")'": 'must be one of "batch", "tree"',
     "generate q --regex [": "got an end where a part must follow in '['.",
     "eval calibrate word_problms out --ladder steps": "A task must be one of word_problems",
-    "eval cache-error word_problms": "A task must be one of word_problems",
     "generate q --temperature nan": "temperature must be a finite number, got nan.",
     "generate --template [MASK:0]": "A blank must have between 1 and",
     "read 'no slot'": "A read must have a choice, such as [yes|no], got 'no slot'.",

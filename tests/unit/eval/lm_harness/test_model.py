@@ -21,10 +21,13 @@ from dllm_decode import (
     load_model,
 )
 from dllm_decode.blocks import MultiBlock, Sequential
+from dllm_decode.settings.models import open_model
 from eval.commands import evaluate as main
+from eval.commands import make_eval_parser
 from eval.lm_harness import command as lm_command
 from eval.lm_harness.likelihood import LeftToRight, MonteCarlo
-from eval.lm_harness.settings import LmSettings, Opened
+from eval.lm_harness.records import records_of
+from eval.lm_harness.settings import LmSettings, settings_of
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
 from samplers import ConfidenceThreshold, FixedSchedule
@@ -64,9 +67,10 @@ def make_lm(model: MaskPredictor | None = None, **changes: Any) -> DecodeLM:
     settings = LmSettings(
         model="toy", revision=None, dtype="float64", cache=NoCache(), verifier=NoVerifier(),
         decoding=DecodeConfig(**options),
-        **{"sampler": FixedSchedule(2), "estimator": LeftToRight(), "batch_size": 3, **chosen},
+        **{"sampler": FixedSchedule(2), "estimator": LeftToRight(), "batch_size": 3,
+           "blocks": Sequential(), **chosen},
     )  # fmt: skip
-    return DecodeLM(Opened(model or HashModel(), Numbers(), settings))
+    return DecodeLM(model or HashModel(), Numbers(), settings)
 
 
 def asked(text: str, doc_id: int = 0, repeats: int = 1, **options: Any) -> Instance:
@@ -87,7 +91,7 @@ def test_answers_are_those_of_decode_whatever_shares_their_batch() -> None:
     ]
     texts = lm.generate_until(requests, disable_tqdm=True)
     assert len({*texts}) == 7
-    records = {record["doc_id"]: record for record in lm.ledger.records()}
+    records = {record["doc_id"]: record for record in records_of(lm.ledger)}
     for i, (prompt, options) in enumerate(pairs):
         length = options.get("gen_length", 8)
         alone = decode(HashModel(), [prompt], FixedSchedule(2), gen_length=length, block_length=4)
@@ -104,7 +108,7 @@ def test_stop_strings_are_cut_and_save_no_forwards() -> None:
     assert len(words) > 1
     cut = lm.generate_until([asked("5 2 9", 1, until=[f" {words[-1]}"])], disable_tqdm=True)
     assert cut == [" ".join(words[:-1])]
-    first, second = lm.ledger.records()
+    first, second = records_of(lm.ledger)
     assert first["length"] == second["length"] > len(words) - 1
     assert first["nfe"] == second["nfe"]
 
@@ -117,9 +121,9 @@ def test_requests_that_are_repeated_are_decoded_once_and_repeats_as_often_as_wan
     assert texts[0] == texts[5]
     assert texts[1] != texts[2]
     assert texts[1:3] == texts[3:5]
-    keys = [(record["doc_id"], record["repeat"]) for record in lm.ledger.records()]
+    keys = [(record["doc_id"], record["repeat"]) for record in records_of(lm.ledger)]
     assert keys == [(0, 0), (1, 0), (1, 1)]
-    assert model.num_forwards == sum(record["nfe"] for record in lm.ledger.records())
+    assert model.num_forwards == sum(record["nfe"] for record in records_of(lm.ledger))
 
 
 def test_noise_depends_on_the_seed_and_the_request_alone() -> None:
@@ -144,15 +148,13 @@ def test_likelihoods_of_an_exact_model_are_exact() -> None:
     assert [greedy for _, greedy in scores] == [True, False, False]
     tokens = [(("", ""), model.prompt(0), list(answer)) for answer in joint.answers]
     assert lm._loglikelihood_tokens(tokens) == scores
-    costs = [(record["nfe"], record["query_positions"]) for record in lm.ledger.records()]
-    assert costs == [(3, 18)] * 3
 
 
 def test_accuracies_that_need_to_know_what_is_greedy_are_warned_of() -> None:
     lm = make_lm(estimator=MonteCarlo(4))
     choices = [scored("1", " 2 3", idx=0), scored("1", " 3 2", idx=1)]
     lm.loglikelihood(choices, disable_tqdm=True)
-    with pytest.warns(UserWarning, match="'is_greedy' is False in toy. Use nll='l2r'"):
+    with pytest.warns(UserWarning, match="'is_greedy' is False in toy. Use --nll l2r"):
         lm.loglikelihood([*choices, scored("1", " 2 3", doc_id=1)], disable_tqdm=True)
 
 
@@ -167,7 +169,33 @@ def test_the_model_s_facts() -> None:
         lm.loglikelihood_rolling([])
 
 
-def evaluate(lm: DecodeLM | str, folder: Path, *tasks: str, **options: Any) -> dict[str, Any]:
+class Words(Numbers):
+    """A tokenizer that begins every text with token 9, and whose template begins with no token."""
+
+    chat_template = "template"
+    bos_token_id = 9
+    all_special_ids: ClassVar[list[int]] = [9]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [9] * add_special_tokens + super().encode(text)
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> str:
+        return " ".join(turn["content"] for turn in conversation)
+
+
+def test_special_tokens_begin_a_prompt_once_and_none_is_added_to_a_chat() -> None:
+    """Also if the template begins with no special token, so that its text looks like any other."""
+    lm = make_lm()
+    lm.tokenizer = Words()
+    assert lm.prefix_token_id == 9
+    assert [lm.tok_encode(text) for text in ("1 2", "9 1 2", "")] == [[9, 1, 2], [9, 1, 2], [9]]
+    assert lm._encode_pair("1  ", "2") == ([9, 1], [2])
+    text = lm.apply_chat_template([{"role": "user", "content": "1 2"}])
+    assert lm.tok_encode(text) == [1, 2]
+    assert lm._encode_pair(text, " 3") == ([1, 2], [3])
+
+
+def evaluate(lm: DecodeLM, folder: Path, *tasks: str, **options: Any) -> dict[str, Any]:
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     results: dict[str, Any] = simple_evaluate(
         model=lm, tasks=list(tasks), task_manager=manager, bootstrap_iters=0, **options
@@ -180,9 +208,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tasks(tmp_path_factory.mktemp("tasks"))
 
 
-def mini(**options: Any) -> DecodeLM:
-    arguments = {"pretrained": "mini", "gen_length": 64, "dtype": "float32", **options}
-    return DecodeLM.create_from_arg_obj(arguments)
+def mini(*words: str) -> DecodeLM:
+    """Returns the adapter that the command makes from its options."""
+    line = ["lm", "--tasks", "any", "--gen-length", "64", "--dtype", "float32", *words]
+    options = make_eval_parser().parse_args(line)
+    loaded = open_model(options.model, options)
+    return DecodeLM(loaded.model, loaded.tokenizer, settings_of(options, loaded))
 
 
 def test_it_runs_offline(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,17 +244,12 @@ def test_it_runs_offline(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert [sample["resps"] for sample in samples] == [[[text]] for text in texts]
     cost = lines_of(out / "cost.jsonl")
     keys = [(line["task"], line["doc_id"], line["idx"]) for line in cost]
-    assert keys == [
-        *[("words_choose", doc, idx) for doc in range(2) for idx in range(2)],
-        *[("words_generate", doc, 0) for doc in range(2)],
-        *[("words_score", doc, 0) for doc in range(2)],
-    ]
-    generated = [line for line in cost if line["request"] == "generate_until"]
+    assert keys == [("words_generate", doc, 0) for doc in range(2)]
     nfe = [int(output.nfe[0]) for output in outputs]
-    assert [line["nfe"] for line in generated] == nfe
-    total = sum(line["length"] for line in generated) / sum(nfe)
+    assert [line["nfe"] for line in cost] == nfe
+    total = sum(line["length"] for line in cost) / sum(nfe)
     config = results["config"]
-    assert config["cost"]["generate_until"]["tokens_per_forward"] == total
+    assert config["cost"]["tokens_per_forward"] == total
     assert config["decoding"]["sampler"] == repr(FixedSchedule(16))
     assert config["decoding"]["estimator"] == "LeftToRight()"
     assert list(tmp_path.glob(f"kept-{config['decoding']['fingerprint']}*"))
@@ -242,34 +268,15 @@ def test_the_model_s_own_template_is_applied_once(folder: Path) -> None:
     prompts = [sample["arguments"][0][0] for sample in results["samples"]["words_generate"]]
     assert [prompt.count("answer :") for prompt in prompts] == [2, 2]
     lengths = [len(lm.tokenizer.encode(prompt)) for prompt in prompts]
-    assert [record["prompt_length"] for record in lm.ledger.records()] == lengths
+    assert [record["prompt_length"] for record in records_of(lm.ledger)] == lengths
 
 
-def test_the_harness_makes_the_model_from_its_name(folder: Path) -> None:
-    results = evaluate(
-        "dllm-decode", folder, "words_generate", limit=1, batch_size=2,
-        model_args="pretrained=mini,gen_length=task,sampler=FixedSchedule(steps_per_block=4)",
-        gen_kwargs="temperature=0.5,do_sample=True",
-    )  # fmt: skip
-    decoding = results["config"]["decoding"]
-    assert decoding["sampler"] == repr(FixedSchedule(4))
-    assert (decoding["gen_length"], decoding["batch_size"]) == ("task", 2)
-
-
-def test_a_response_cache_never_answers_for_another_sampler(folder: Path, tmp_path: Path) -> None:
-    path = str(tmp_path / "answers")
-    first = mini(sampler="FixedSchedule(1)")
-    expected = evaluate(first, folder, "words_generate", use_cache=path)
-    again = mini(sampler="FixedSchedule(1)")
-    results = evaluate(again, folder, "words_generate", use_cache=path)
-    assert again.ledger.records() == []
-    assert results["samples"]["words_generate"] == expected["samples"]["words_generate"]
-    with pytest.raises(ValueError, match=r"sampler: .FixedSchedule\(.* there, 'Conf"):
-        evaluate(mini(), folder, "words_generate", use_cache=path)
-    with pytest.raises(ValueError, match="seed: 0 there, 3 here"):
-        evaluate(mini(sampler="FixedSchedule(1)", seed=3), folder, "words_generate", use_cache=path)
-    with pytest.raises(ValueError, match="model: None there, 'toy' here"):
-        make_lm().settings.claim({"a hash": "an answer"})
+def test_a_response_cache_has_a_file_for_each_setting(folder: Path, tmp_path: Path) -> None:
+    command = ["lm", "--tasks", "words_generate", "--include-path", str(folder), "--limit", "1",
+               "--gen-length", "8", "--use-cache", str(tmp_path / "kept")]  # fmt: skip
+    for words, num_files in ((["--seed", "1"], 1), (["--seed", "1"], 1), (["--seed", "2"], 2)):
+        assert main([*command, *words]) == 0
+        assert len(list(tmp_path.glob("kept-*.db"))) == num_files
 
 
 def test_a_block_schedule_decides_what_is_open() -> None:
@@ -278,28 +285,10 @@ def test_a_block_schedule_decides_what_is_open() -> None:
         lm = make_lm(sampler=ConfidenceThreshold(0.2), blocks=blocks)
         lm.generate_until([asked("1 2 3")], disable_tqdm=True)
         assert lm.get_model_info()["decoding"]["blocks"] == repr(blocks)
-        outcomes.append((lm.ledger.records()[0]["nfe"], lm.settings.fingerprint()))
+        outcomes.append((records_of(lm.ledger)[0]["nfe"], lm.settings.fingerprint()))
     assert len({nfe for nfe, _ in outcomes}) == len({name for _, name in outcomes}) == 2
     with pytest.raises(ValueError, match="opens all masks of a block at once"):
         make_lm(blocks=MultiBlock(4)).generate_until([asked("1")])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"samplr": "Factor()"}, "The model's arguments must be among .*got 'samplr'"),
-        ({"batch_size": "auto"}, "batch_size must be a whole number, got 'auto'"),
-        ({"gen_length": "long"}, "gen_length must be a whole number or one of task, got 'long'"),
-        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
-        ({"nll": "exact"}, "nll must be one of mc, l2r, got .exact"),
-        ({"mc_num": 0}, "mc_num must be at least 1, got 0"),
-        ({"dtype": "int8"}, "dtype must be one of float32, .*, got .int8"),
-        ({"sampler": "Nothing()"}, "'Nothing' is not known here"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DecodeLM.create_from_arg_obj(arguments)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def changed(folder: Folder, path: Path, num_records: int = 20, **changes: object
 
 
 def test_a_page_holds_every_example_with_every_answer(finished: Folder) -> None:
-    content = content_of(report_page([finished]))
+    content = content_of(report_page(finished))
     (task,) = content["tasks"]
     assert content["notice"] == ""
     names = ["FixedSchedule(8)", "ConfidenceThreshold(0.05)"]
@@ -94,50 +94,6 @@ def test_examples_link_to_their_replays_and_back(finished: Folder) -> None:
         assert {panel["key"] for panel in replay["panels"]} == keys
 
 
-def test_two_folders_are_compared_on_shared_examples(finished: Folder, tmp_path: Path) -> None:
-    after = changed(finished, tmp_path / "after", 18, scores={"answer": 1.0})
-    content = content_of(report_page([finished, after]))
-    (task,) = content["tasks"]
-    assert content["folders"] == ["finished", "after"]
-    assert [row["folder"] for row in task["rows"]] == [0, 0, 1, 1]
-    assert [change["shared"] for change in task["changes"]] == [10, 8]
-    assert not any(task["advice"].values())
-    for change in task["changes"]:
-        before, later = task["rows"][change["before"]], task["rows"][change["after"]]
-        assert before["name"] == later["name"]
-        expected = later["accuracy"][0] - before["accuracy"][0]
-        assert change["difference"][0] == pytest.approx(expected)
-
-
-def test_folders_with_other_names_are_compared_by_ids(finished: Folder, tmp_path: Path) -> None:
-    """Another limit, or another sampler, and the page said that nothing could be compared."""
-    fewer = eval_runs.runs(samplers=(Wino(),), task="lists/shuffle?n=4&limit=6")
-    content = content_of(report_page([finished, execute(fewer, tmp_path / "fewer")]))
-    (task,) = content["tasks"]
-    assert task["task"] == "lists/shuffle?limit=10&n=4 against lists/shuffle?limit=6&n=4"
-    assert task["changes"] == [task["changes"][0] | {"before": 0, "after": 2, "shared": 6}]
-    others = eval_runs.runs(samplers=(Wino(),), task="lists/shuffle?n=3&limit=6")
-    content = content_of(report_page([finished, execute(others, tmp_path / "others")]))
-    assert [task["changes"] for task in content["tasks"]] == [[], []]
-
-
-def test_edited_examples_are_not_compared_with_old_ones(finished: Folder, tmp_path: Path) -> None:
-    settings = [replace(setting, examples="edited") for setting in finished.settings()]
-    records = [
-        record | {"settings": setting.key(""), "key": setting.key(record["example"])}
-        for setting in settings
-        for record in finished.records()
-        if record["sampler"] == setting.sampler
-    ]
-    for record in records:
-        if record["example"] == records[0]["example"]:
-            record["prompt"] = "another prompt"
-    after = eval_runs.folder_of(tmp_path / "after", settings, records)
-    (task,) = content_of(report_page([finished, after]))["tasks"]
-    assert [change["shared"] for change in task["changes"]] == [9, 9]
-    assert len(task["examples"]) == 11
-
-
 def test_a_report_reads_its_folder_once(finished: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """It read every record five times: 8,000 of them took minutes."""
     read = []
@@ -151,7 +107,7 @@ def test_a_report_reads_its_folder_once(finished: Folder, monkeypatch: pytest.Mo
 
 def test_a_page_needs_no_network_and_text_ends_no_script(finished: Folder, tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script> @SCRIPT@ @TITLE@"
-    page = report_page([changed(finished, tmp_path / "evil", text=evil)])
+    page = report_page(changed(finished, tmp_path / "evil", text=evil))
     assert page.count("</script>") == 2
     assert re.findall(r"https?://\S+", page) == ['http://www.w3.org/2000/svg",']
     assert not re.search(r"<(link|img|iframe)|@import|fetch\(|XMLHttp", page)

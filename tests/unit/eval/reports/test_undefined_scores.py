@@ -14,7 +14,6 @@ from eval.reports.summary import measured
 from eval.runs.names import Selection
 from eval.runs.runner import execute
 from eval.runs.settings import Run
-from eval.studies.cache_error import error_of
 from eval.tasks import Example, ListTask
 from samplers import FixedSchedule, Sampler
 
@@ -71,8 +70,3 @@ def test_a_report_does_not_need_the_files_of_the_task(tmp_path: Path) -> None:
     folder = execute(eval_runs.runs(task=f"jsonl:{file}"), tmp_path / "results")
     file.unlink()
     assert write_report(measured(folder)).is_file()
-
-
-def test_cache_errors_leave_undefined_scores_out() -> None:
-    (run,) = unscored(FixedSchedule(8))
-    assert error_of(run).accuracy is None
