@@ -57,11 +57,13 @@ def requests_of(
         ValueError: If a prompt, template, constraint or seed cannot be decoded, or one is missing.
     """
     constraints = iter(constraint) if isinstance(constraint, Sequence) else repeat(constraint)
-    lists = {"templates": templates, "seeds": seeds}
-    given = {name: values for name, values in lists.items() if _is_given(values)}
-    for row, (prompt, *values) in enumerate(zip_longest(prompts, *given.values())):
+    given: dict[str, Iterable[Any]] = {"prompts": prompts}
+    for name, values in (("templates", templates), ("seeds", seeds)):
+        if _is_given(values):
+            given[name] = values
+    for row, values in enumerate(zip_longest(*given.values())):
         own: dict[str, Any] = dict(zip(given, values, strict=True))
-        _require_all(row, {"prompts": prompt, **own})
+        _require_all(row, own)
         template, options = own.get("templates", ()), RequestOptions()
         if fills_blanks and "templates" in own:
             options = filling_options(template, options)
@@ -70,8 +72,8 @@ def requests_of(
         try:
             require_constraints(constraint, row + 1, least=True)
             request = decoder.request(
-                prompt, row, noise_index=0 if "seeds" in own else None, template=template,
-                stop=stop, constraint=next(constraints), **options,
+                own["prompts"], row, noise_index=0 if "seeds" in own else None,
+                template=template, stop=stop, constraint=next(constraints), **options,
             )  # fmt: skip
         except ValueError as error:
             raise ValueError(f"In row {row}: {error}") from None
