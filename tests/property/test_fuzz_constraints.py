@@ -164,14 +164,14 @@ def test_random_cases_answer_in_their_languages(pytestconfig: pytest.Config) -> 
 
 
 def test_a_few_random_schemas_are_followed() -> None:
-    events = events_of(range(8), answered)
-    assert events["valid"] > 6
-    assert events["long"] > 2
+    events = events_of(range(4), answered)
+    assert events["valid"] > 2
+    assert events["long"] > 0
 
 
 @pytest.mark.slow
 def test_random_schemas_are_followed(pytestconfig: pytest.Config) -> None:
-    seeds = range(*map(int, (pytestconfig.getoption("fuzz_seeds") or "0:150").split(":")))
+    seeds = range(*map(int, (pytestconfig.getoption("fuzz_seeds") or "0:60").split(":")))
     events = events_of(seeds, answered)
     assert events["valid"] > len(seeds)
     assert events["long"] > len(seeds) // 3

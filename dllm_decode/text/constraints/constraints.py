@@ -61,9 +61,9 @@ class Regex(Constraint):
     r"""Answers that match a regular expression from end to end.
 
     The syntax is that of ECMA-262 (JavaScript) with its flag u, as for `pattern` in a JSON schema:
-    `\d`, `\w` and `\s` are its classes, a dot is any character but a line end, and `(?=...)` and
-    `(?!...)` look ahead. There are no look-behind, `\b` and back references. docs/structured.md
-    lists what differs from Python's `re`.
+    `\d`, `\w` and `\s` are its classes, and a dot is any character but a line end. There are no
+    look-arounds, `\b`, `\p{...}` and back references. docs/structured.md lists what differs from
+    Python's `re`.
 
     Attributes:
         expression: The expression, such as `\d{4}-\d{2}-\d{2}`.

@@ -181,14 +181,13 @@ class _Writer:
         if len(array.counted) > 1:
             where = self._reader.where(node)
             raise SchemaError(f"{where}/contains must be the only one of an array, got several.")
-        counted, *bounds = array.counted[0] if array.counted else (NONE, 0, None)
+        counted, least, most = array.counted[0] if array.counted else (NONE, 0, None)
         items = [
             [self.write(both([item, part]), inner) for part in (counted, outside(counted))]
             for item in (*array.first, array.rest)
         ]
-        return containers.write_array(
-            items, (array.least, self._most_items(array, inner)), bounds, self._space
-        )
+        bounds = array.least, self._most_items(array, inner)
+        return containers.write_array(items, bounds, (least, most), self._space)
 
     def _object_size(self, shape: Objects, inner: int | None) -> int:
         size = 5
