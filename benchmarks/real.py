@@ -94,8 +94,7 @@ def published_for(model: str) -> str:
         ValueError: If there are none.
     """
     for name in PUBLISHED:
-        words = name.split("-")
-        if name == model or (len(words) > 1 and all(word in model.lower() for word in words)):
+        if name in model.lower():
             return name
     known = ", ".join(PUBLISHED)
     raise ValueError(f"--published must be one of {known}; the name {model!r} says none of them.")
@@ -117,7 +116,7 @@ def lines_of(published: str, target: str) -> list[PublishedLine]:
     written = PublishedLine(
         ALONE, lines[-1].task, "ConfidenceThreshold(0.9)", options={"block_length": None}
     )
-    alone = f"ARVerify({made}, drafting=PromptLookup(1, 1))"
+    alone = f"ARVerify({made}, drafting=Pool(2, 1, 1))"
     return [
         *lines,
         structs.replace(written, verifier=alone),

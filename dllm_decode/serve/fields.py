@@ -37,7 +37,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "service_tier": ("auto", "default"), "audio": (), "prediction": (),
     "reasoning_effort": (), "chat_template_kwargs": ({},), "max_completion_tokens": (),
     "previous_response_id": (), "conversation": (), "background": (False,), "include": ([],),
-    "truncation": ("disabled",), "max_tool_calls": (),
+    "truncation": ("disabled",), "max_tool_calls": (), "prompt_cache_key": (),
+    "safety_identifier": (), "top_logprobs": (0,), "stream_options": ({},),
 }  # fmt: skip
 """Fields of other servers, and the values that ask for nothing; so does null."""
 
@@ -49,7 +50,7 @@ _LAW = "Use 'top_p' or 'top_k' to limit which tokens may be drawn."
 _FORM = (
     "Use 'structured_outputs', such as {\"regex\": \"[0-9]+\"}, with 'json', 'regex' or 'choice'."
 )
-_KEPT = "This server keeps no answers; send the earlier messages, calls and results in 'input'."
+_KEPT = "This server keeps no answers; send the earlier messages, calls and results again."
 _REASONS = {
     "previous_response_id": _KEPT, "conversation": _KEPT, "store": _KEPT,
     "frequency_penalty": _PENALTY, "presence_penalty": _PENALTY, "repetition_penalty": _PENALTY,

@@ -119,7 +119,12 @@ class Turn(Strict):
     def _consistent(self) -> "Turn":
         if self.tool_calls is not None and self.role != "assistant":
             raise ValueError("must have tool_calls in a message of the assistant only")
-        if not {"content", "tool_calls", "reasoning_content"} & self.model_fields_set:
+        own = (
+            {"content"}
+            if self.role != "assistant"
+            else {"content", "tool_calls", "reasoning_content"}
+        )
+        if not own & self.model_fields_set:
             raise ValueError("must have a content")
         return self
 

@@ -28,8 +28,23 @@ def _nested(value: object) -> object:
     return {"type": value.get("type"), str(value.get("type")): rest}
 
 
+_CLIENT_FIELDS = {"type", "id", "status", "phase"}
+_ITEM_FIELDS = {
+    "message": {"role", "content"},
+    "reasoning": {"content", "summary", "encrypted_content"},
+    "function_call": {"call_id", "name", "arguments", "parsed_arguments"},
+    "function_call_output": {"call_id", "output"},
+}
+"""The fields of each type of item; clients send further ones back, which say nothing."""
+
+
 def _turn(item: Json) -> Json:
-    match item.get("type", "message"):
+    kind = item.get("type", "message")
+    own = _ITEM_FIELDS.get(kind, item.keys()) | _CLIENT_FIELDS
+    unknown = [name for name, value in item.items() if name not in own and value is not None]
+    if unknown:
+        raise ValueError(f"must have no field {unknown[0][:80]!r} in an item of type {kind!r}")
+    match kind:
         case "message":
             return {"role": item.get("role"), "content": item.get("content")}
         case "reasoning":
@@ -90,11 +105,11 @@ class ResponseFields(AnswerFields):
     input: Items
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: Tools = Field(default_factory=list, max_length=MAX_TOOLS)
-    tool_choice: Annotated[ToolMode | ToolChoice, BeforeValidator(_nested)] = "auto"
+    tools: Annotated[Tools, Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[ToolMode | ToolChoice | None, BeforeValidator(_nested)] = None
     parallel_tool_calls: bool | None = None
-    text: TextOptions = TextOptions()
-    reasoning: Reasoning = Reasoning()
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
     chat_template_kwargs: dict[Text, Any] | None = None
 
     def as_chat(self) -> Chat:
@@ -104,8 +119,8 @@ class ResponseFields(AnswerFields):
         return Chat(
             messages=[*first, *self.input],
             max_tokens=self.max_output_tokens,
-            response_format=self.text.format,
-            reasoning_effort=self.reasoning.effort,
+            response_format=self.text and self.text.format,
+            reasoning_effort=self.reasoning and self.reasoning.effort,
             stream_options=StreamOptions(include_usage=True) if self.stream else None,
             **{name: getattr(self, name) for name in same},
         )
@@ -255,8 +270,10 @@ class ItemExchange:
             "model": self._exchange.service.name,
             "status": status,
             "output": [item.body for item in self._items],
-            "tools": [{"type": "function", **tool.function.model_dump()} for tool in asked.tools],
-            "tool_choice": choice.flat if isinstance(choice, ToolChoice) else choice,
+            "tools": [
+                {"type": "function", **tool.function.model_dump()} for tool in asked.tools or []
+            ],
+            "tool_choice": choice.flat if isinstance(choice, ToolChoice) else choice or "auto",
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
         }
         if status == "incomplete":

@@ -92,6 +92,6 @@ def answer() -> None:
                 automaton = build_automaton(read(), vocabulary)
                 parts = [getattr(automaton, field.name).numpy() for field in fields(Automaton)]
                 pickle.dump(parts, pipe)
-            except ValueError as error:
+            except (ValueError, OverflowError, RecursionError) as error:
                 pickle.dump(str(error), pipe)
             pipe.flush()

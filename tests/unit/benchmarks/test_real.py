@@ -41,8 +41,8 @@ def test_a_table_is_measured_written_and_taken_up_again(
 
 
 def test_figures_belong_to_names_and_to_settings_that_there_are() -> None:
-    assert real.published_for("checkpoints/LLaDA-8B-Instruct") == "llada-instruct"
-    assert real.published_for("Dream-org/Dream-v0-Base-7B") == "dream-base"
+    assert real.published_for("checkpoints/LLaDA-8B-Instruct") == "llada-8b-instruct"
+    assert real.published_for("Dream-org/Dream-v0-Base-7B") == "dream-v0-base"
     assert real.published_for("mini") == "mini"
     with pytest.raises(ValueError, match=r"'LLaDA2\.0-mini' says none of them"):
         real.published_for("LLaDA2.0-mini")
@@ -60,7 +60,7 @@ def test_figures_belong_to_names_and_to_settings_that_there_are() -> None:
     [
         (["--model", "folder"], "--published must be one of"),
         (["--published", "gpt"], "got 'gpt'"),
-        (["--published", "llada-instruct", "--gsm8k", "nowhere"], "got no such file"),
+        (["--published", "llada-8b-instruct", "--gsm8k", "nowhere"], "got no such file"),
     ],
 )
 def test_wrong_words_are_one_sentence(words: list[str], message: str) -> None:

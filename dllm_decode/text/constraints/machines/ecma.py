@@ -23,7 +23,10 @@ _CONTROLS = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "0": 0}
 _REPEATED = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _BOUNDS = re.compile(r"(?:\{([0-9]{1,5})(,([0-9]{0,5}))?\}|[*+?])\??")
 _GROUP = re.compile(r"\?(?:P?<[A-Za-z_$][\w$]*>|:)")
+_PAIR = re.compile(r"u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE)
 _CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{0*([0-9a-fA-F]{1,6})\}")
+_MOST_GROUPS = 100
+"""Groups inside each other, of which Python could not read many more."""
 _ANY = ("repeat", ("edge", ((0, NUM_CHARACTERS - 1),)), 0, None)
 
 
@@ -66,7 +69,7 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         """Begins at the first character."""
-        self.text, self.place = text, 0
+        self.text, self.place, self.depth = text, 0, 0
 
     def alternatives(self) -> Node:
         parts = [self._sequence()]
@@ -128,6 +131,8 @@ class _Parser:
             return ("edge", self._escape(is_in_class=False))
         if character in "*+?":
             raise ExpressionError(f"a repetition of nothing, {character!r}")
+        if character == "{":
+            raise ExpressionError("a brace that begins no repetition, '{'; the character is '\\{'")
         return ("edge", ((ord(character), ord(character)),))
 
     def _group(self) -> Node:
@@ -137,7 +142,11 @@ class _Parser:
                 begin = self.text[self.place : self.place + 3]
                 raise ExpressionError(f"a look-around or a group of an unknown kind, '({begin}'")
             self.place = match.end()
+        self.depth += 1
+        if self.depth > _MOST_GROUPS:
+            raise ExpressionError(f"more than {_MOST_GROUPS} groups inside each other")
         node = self.alternatives()
+        self.depth -= 1
         if not self._took(")"):
             raise ExpressionError("a parenthesis without a partner, '('")
         return node
@@ -152,6 +161,11 @@ class _Parser:
 
     def _code(self, character: str, *, is_in_class: bool) -> int:
         """Returns the character of an escape."""
+        pair = _PAIR.match(self.text, self.place - 1)
+        if pair:
+            self.place = pair.end()
+            high, low = (int(half, 16) for half in pair.groups())
+            return 0x10000 + ((high - 0xD800) << 10) + low - 0xDC00
         match = _CODE.match(self.text, self.place - 1)
         if match:
             self.place = match.end()

@@ -32,7 +32,8 @@ _NOTES = ("x-", "$$", "@", "_", "//", "note")
 
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+    # A whole number may be too large for a float.
+    return is_number and (isinstance(value, int) or math.isfinite(value))
 
 
 def _is_names(value: Any) -> bool:

@@ -138,6 +138,7 @@ def test_an_answer_that_is_cut_off_is_incomplete_and_a_form_is_parsed(
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "must be"),
         ({"input": [{"type": "function_call", "call_id": "1"}]}, "input", "must be a text"),
         ({"input": []}, "input", "at least 1"),
+        ({"input": [{"role": "assistant", "content": "a", "tool_calls": []}]}, "input", "no field"),
         ({"previous_response_id": "x"}, "previous_response_id", "keeps no answers"),
         ({"store": True}, "store", "keeps no answers"),
         ({"background": True}, "background", "not supported"),
