@@ -48,8 +48,9 @@ def require_opening(decoder: Decoder, opening: object, row: Row) -> Opening:
             f"phase of the opening of {owner!r} must have at most {decoder.window_length} columns, "
             f"as window_length says, got {opening}."
         )
-    if block[1] % align:
-        # A block-causal model would see a block that is cut.
+    # A block-causal model would see a block that is cut. With a logit shift, the first column of a
+    # block is predicted by the block before.
+    if block[1] % align > decoder.model.logit_shift:
         raise RuntimeError(
             f"block of the opening of {owner!r} must end where a block of the model ends, at a "
             f"multiple of {align} columns, got {opening}. Open fewer columns by start and stop, or "

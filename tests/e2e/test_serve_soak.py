@@ -11,7 +11,6 @@ import psutil
 import pytest
 from served import QUESTIONS, chat_of, decoder_of, served, wait_until
 
-from benchmarks import serve as benchmark
 from dllm_decode import generate, load_model
 from dllm_decode.serve.limits import Limits
 from samplers import ConfidenceThreshold, FixedSchedule
@@ -112,16 +111,3 @@ def test_nothing_is_left_of_many_requests(pytestconfig: pytest.Config) -> None:
     assert counts["wrong"] == 0
     assert counts["refused"] == counts["malformed"] > num_requests // 12
     assert counts["hung up"] > num_requests // 12
-
-
-@pytest.mark.slow
-def test_the_benchmark_counts_right_answers_and_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    benchmark.main(
-        ["--task", "word_problems", "--limit", "12", "--clients", "2", "--rows", "2",
-         "--rounds", "2"]
-    )  # fmt: skip
-    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if "|" in line]
-    names = ["mini, decode_many", "mini, 2 clients"]
-    assert [row[1].strip() for row in rows[2:]] == names
-    column = [name.strip() for name in rows[0]].index("right")
-    assert len({row[column] for row in rows[2:]}) == 1
