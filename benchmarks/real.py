@@ -94,7 +94,7 @@ def published_for(model: str) -> str:
         ValueError: If there are none.
     """
     for name in PUBLISHED:
-        if name in model.lower():
+        if name == model or ("-" in name and name in model.lower()):
             return name
     known = ", ".join(PUBLISHED)
     raise ValueError(f"--published must be one of {known}; the name {model!r} says none of them.")

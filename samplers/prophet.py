@@ -108,7 +108,7 @@ class Prophet(Wrapper[ProphetState]):
         if self.answer_start is None and not self.marker:
             raise ValueError(
                 "Prophet must know where the answer is, got neither marker nor answer_start. Give "
-                "the token ids before the answer, such as marker=tuple(tokenizer.encode('####'))."
+                "the token ids before the answer, such as those of '####', as marker=(ID, ...)."
             )
         if self.answer_start is not None and self.answer_start + self.answer_length > gen_length:
             raise ValueError(

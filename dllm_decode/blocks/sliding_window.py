@@ -9,7 +9,7 @@ from torch import Tensor
 from dllm_decode.blocks.base import BlockSchedule, block_of
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.rows import CLOSED, Opening, Row
-from samplers.checks import count_from
+from samplers.checks import count_from, require_unset
 from samplers.facts import Fact
 
 
@@ -51,6 +51,11 @@ class SlidingWindow(BlockSchedule):
     most: Annotated[int, count_from(1, "columns")] = 128
     within: Literal["answer", "block"] = "answer"
     block_length: Annotated[int, count_from(1, "tokens")] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.within == "answer":
+            require_unset(self, "block_length", f"with within={self.within!r}")
 
     @property
     def needs(self) -> frozenset[Fact]:

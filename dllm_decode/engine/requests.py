@@ -15,6 +15,9 @@ from samplers.checks import shown
 Constraining: TypeAlias = Automaton | Sequence[Automaton | None] | None
 """The texts of which answers must be one: the same for all prompts, or those of each."""
 
+# In place of a value of a list that has ended; a value may be None.
+_ENDED = object()
+
 
 def require_constraints(constraint: object, num_prompts: int, *, least: bool = False) -> None:
     """Raises ValueError unless a list has one constraint a prompt; `least` also allows more."""
@@ -61,7 +64,7 @@ def requests_of(
     for name, values in (("templates", templates), ("seeds", seeds)):
         if _is_given(values):
             given[name] = values
-    for row, values in enumerate(zip_longest(*given.values())):
+    for row, values in enumerate(zip_longest(*given.values(), fillvalue=_ENDED)):
         own: dict[str, Any] = dict(zip(given, values, strict=True))
         _require_all(row, own)
         template, options = own.get("templates", ()), RequestOptions()
@@ -87,9 +90,9 @@ def _is_given(values: Iterable[object]) -> bool:
 
 def _require_all(row: int, values: Mapping[str, object]) -> None:
     """Raises ValueError if one of the lists that a row is made of has ended before another."""
-    ended = [name for name, value in values.items() if value is None]
+    ended = [name for name, value in values.items() if value is _ENDED]
     if ended:
-        more = next(name for name, value in values.items() if value is not None)
+        more = next(name for name, value in values.items() if value is not _ENDED)
         name = more if ended[0] == "prompts" else ended[0]
         raise ValueError(
             f"{name} must hold one for each prompt, got {row} {ended[0]} and more {more}."

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeVar, Unpack
 
 from torch.nn.functional import pad
@@ -151,7 +152,9 @@ def generate(
         prompts = prompt_ids(tokenizer, inputs, attention_mask, chat=chat)
     requests = requests_of_texts(
         decoder, tokenizer, prompts, blanks, constraint=constraint, stop_strings=strings,
-        copies=num_return_sequences, seeds=list(seeds),
+        copies=num_return_sequences,
+        # One more than fits shows that there are too many.
+        seeds=list(islice(seeds, len(prompts) * num_return_sequences + 1)),
     )  # fmt: skip
     stream = None if streamer is None else answer_stream(streamer, requests)
     with AnswerProgress(len(requests)) if progress else nullcontext() as bar:

@@ -52,7 +52,7 @@ def page_of(
         rows = [setting.row for setting in settings]
         tasks.append({
             "task": titles[group.asked],
-            "models": [group.model],
+            "model": group.model,
             "rows": _shown(settings), "examples": _examples(settings, group.asked, replays or {}),
             "origin": origin(rows, summary), "cost": (cost or usual_cost(rows)).name,
             "advice": {measure.name: advice(rows, measure) for measure in COSTS.values()},

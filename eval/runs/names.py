@@ -134,7 +134,7 @@ def _matching(address: str) -> Sequence[str]:
     folder, mark, pattern = "", "", name
     if name.startswith(PARALLEL_BENCH):
         folder, mark, pattern = name.rpartition("#")
-    elif ":" in name:
+    if ":" in name and not mark:
         return [address]
     if not {"*", "["} & set(pattern):
         return [address]

@@ -67,7 +67,7 @@ def harness(question: str) -> Wording:
 def chain_of_thought(question: str) -> Wording:
     """Returns a wording of the harness's task `gsm8k_cot`, whose answers end with a sentence."""
     strict = re.compile(r"The answer is (\-?[0-9\.\,]+)")
-    return Wording(question.format, in_a_sentence, ("Q:", *ENDS), "The answer is", strict)
+    return Wording(question.format, in_a_sentence, ("Q:", *ENDS), " The answer is", strict)
 
 
 WORDINGS: Mapping[str, Wording] = {

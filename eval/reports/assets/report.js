@@ -473,7 +473,7 @@ byId("cost").append(...Object.values(content.costs).map((one) =>
   make("option", { value: one.name }, one.name)));
 byId("cost").addEventListener("change", () => chooseCost(byId("cost").value));
 byId("task").append(...content.tasks.map((one, index) =>
-  make("option", { value: String(index) }, `${one.task}, ${one.models.join(" and ")}`)));
+  make("option", { value: String(index) }, `${one.task}, ${one.model}`)));
 byId("task").addEventListener("change", () => choose(Number(byId("task").value)));
 byId("task").disabled = content.tasks.length === 1;
 for (const id of ["search", "filter", "under"]) {

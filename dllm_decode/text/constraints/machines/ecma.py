@@ -131,8 +131,6 @@ class _Parser:
             return ("edge", self._escape(is_in_class=False))
         if character in "*+?":
             raise ExpressionError(f"a repetition of nothing, {character!r}")
-        if character == "{":
-            raise ExpressionError("a brace that begins no repetition, '{'; the character is '\\{'")
         return ("edge", ((ord(character), ord(character)),))
 
     def _group(self) -> Node:

@@ -112,19 +112,19 @@ class NGram(Proxy):
 
 
 def token_ids(
-    sequence: Sequence[int] | Int[Tensor, " _"], vocab_size: int = 1 << 62
+    sequence: Sequence[int] | Int[Tensor, " _"], vocab_size: int | None = None
 ) -> Int[Tensor, " N"]:
     """Returns a sequence of token ids as a tensor; raises ValueError if it is none."""
     try:
         row = torch.as_tensor(sequence)
         is_whole = not row.numel() or row.dtype in _WHOLE
-        if row.ndim == 1 and is_whole and not ((row < 0) | (row >= vocab_size)).any():
+        is_outside = (row < 0) if vocab_size is None else (row < 0) | (row >= vocab_size)
+        if row.ndim == 1 and is_whole and not is_outside.any():
             return row.long()
     except (TypeError, ValueError, RuntimeError, OverflowError):
         pass
-    raise ValueError(
-        f"A sequence must hold token ids from 0 to {vocab_size - 1}, got {shown(sequence)}."
-    )
+    bound = "0 or greater" if vocab_size is None else f"from 0 to {vocab_size - 1}"
+    raise ValueError(f"A sequence must hold token ids {bound}, got {shown(sequence)}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,6 +57,8 @@ class Pool(Drafting):
     def fit(self, sequences: Sequence[Sequence[int] | Int[Tensor, " _"]]) -> "Pool":
         """Returns a pool that also copies from these sequences of token ids, and no others.
 
+        A record of a run does not name them: runs with other sequences need other folders.
+
         Raises:
             ValueError: If a sequence holds anything but token ids.
         """

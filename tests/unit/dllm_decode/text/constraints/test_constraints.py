@@ -115,6 +115,7 @@ def test_choices_are_texts_not_expressions() -> None:
         ("a**", "two repetitions in a row"),
         ("[b-a]", "a range in the wrong order"),
         ("[$", "an end where a part must follow in '[$'"),
+        ("(" * 300 + "a" + ")" * 300, "more than 100 groups inside each other"),
         (3, "Regex must be given a text, got 3"),
         ("\ud800", "Regex must be text in UTF-8"),
     ],

@@ -70,6 +70,11 @@ def test_where_ecma_differs_from_python_and_rust_it_is_ecma(
     assert not search(pattern).has(invalid)
 
 
+def test_two_halves_of_a_surrogate_pair_are_one_character() -> None:
+    smile = full_match(r"\ud83d\ude00|[\uD83D\uDE01-\u{1F603}]")
+    assert [smile.has(text) for text in "\U0001f600\U0001f602\U0001f604a"] == [1, 1, 0, 0]
+
+
 def test_work_ends_at_its_bounds() -> None:
     with pytest.raises(TooLargeError, match="more than 6000 states"):
         full_match("(a|b)*a(a|b){30}")
