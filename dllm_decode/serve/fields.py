@@ -38,7 +38,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "reasoning_effort": (), "chat_template_kwargs": ({},), "max_completion_tokens": (),
     "previous_response_id": (), "conversation": (), "background": (False,), "include": ([],),
     "truncation": ("disabled",), "max_tool_calls": (), "prompt_cache_key": (),
-    "safety_identifier": (), "top_logprobs": (0,), "stream_options": ({},),
+    "safety_identifier": (),
 }  # fmt: skip
 """Fields of other servers, and the values that ask for nothing; so does null."""
 

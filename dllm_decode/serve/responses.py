@@ -119,8 +119,8 @@ class ResponseFields(AnswerFields):
         return Chat(
             messages=[*first, *self.input],
             max_tokens=self.max_output_tokens,
-            response_format=self.text and self.text.format,
-            reasoning_effort=self.reasoning and self.reasoning.effort,
+            response_format=None if self.text is None else self.text.format,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             stream_options=StreamOptions(include_usage=True) if self.stream else None,
             **{name: getattr(self, name) for name in same},
         )
