@@ -318,7 +318,8 @@ function drawDecided() {
   const rows = task.rows.filter((row) => row.decided);
   byId("decided-section").hidden = !rows.length;
   if (!rows.length) return;
-  const [width, height, frame] = [900, 280, { left: 46, right: 888, top: 12, bottom: 236 }];
+  const width = Math.max(320, byId("decided").clientWidth);
+  const [height, frame] = [262, { left: 40, right: width - 12, top: 12, bottom: 236 }];
   const last = Math.max(...rows.flatMap((row) => Object.keys(row.decided.ended).map(Number)));
   const place = (x, y) => [frame.left + (frame.right - frame.left) * x / last,
     frame.bottom - (frame.bottom - frame.top) * y];
@@ -330,8 +331,8 @@ function drawDecided() {
       "text-anchor": "end", class: "soft" }, y.toFixed(1)));
   }
   for (const x of new Set([0, Math.round(last / 2), last])) {
-    svg.append(make("text", { x: place(x, 0)[0], y: frame.bottom + 16, "text-anchor": "middle",
-      class: "soft" }, `step ${x}`));
+    svg.append(make("text", { x: place(x, 0)[0], y: frame.bottom + 18, class: "soft",
+      "text-anchor": x === last ? "end" : x ? "middle" : "start" }, `step ${x}`));
   }
   for (const row of rows) {
     for (const [name, dash] of [["decided", null], ["ended", "5 4"]]) {
@@ -443,6 +444,18 @@ function openNamed() {
   details.firstChild.focus();
 }
 
+/** Returns the paragraphs of a Markdown text, whose tables become tables. */
+function paragraphsOf(text) {
+  const line = (name, cells) => make("tr", {},
+    ...cells.map((cell) => make(name, {}, cell.replaceAll("`", ""))));
+  return text.split("\n\n").filter(Boolean).map((part) => {
+    if (!part.startsWith("| ")) return make("p", { class: "soft" }, part);
+    const [head, , ...rows] = part.split("\n").map((cells) => cells.slice(2, -2).split(" | "));
+    return make("div", { class: "scroll" },
+      make("table", {}, line("th", head), ...rows.map((cells) => line("td", cells))));
+  });
+}
+
 /** Shows bold settings, advice and picture by a cost. */
 function chooseCost(name) {
   cost = content.costs[name];
@@ -450,7 +463,7 @@ function chooseCost(name) {
   byId("advice").textContent = task.advice[name];
   byId("advice").hidden = !task.advice[name];
   byId("origin").textContent = task.origin;
-  byId("tables").textContent = task.tables;
+  byId("tables").replaceChildren(...paragraphsOf(task.tables));
   byId("tables").hidden = !task.tables;
   byId("bold").textContent = `Bold: no other setting is better in accuracy and in ${cost.axis}.`;
   drawTable();
