@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dllm_decode.serve.calls import call_part
+from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.fields import Chat, Completion
 from dllm_decode.text.constraints import Constraint, JsonSchema, constraint_of
 from dllm_decode.text.constraints.machines.octets import Octets, in_order, literal, union
@@ -39,15 +40,24 @@ def form_of(asked: Completion | Chat) -> Form | None:
         return _form("tools", tools, partial(_calls_of, schema))
     if asked.structured_outputs is not None:
         outputs = asked.structured_outputs
-        if asked.extra_keys is not None and "json" in outputs:
+        if "json" not in outputs:
+            _require_no_keys(asked)
+        elif asked.extra_keys is not None:
             outputs = {"extra_keys": asked.extra_keys, **outputs}
         return _form("structured_outputs", outputs, constraint_of)
     response_format = asked.response_format
     if response_format is None or response_format.type == "text":
-        return None
+        return _require_no_keys(asked)
     if response_format.json_schema is None:
         return _form("response_format", {"type": "object"}, schema)
     return _form("response_format", response_format.json_schema.schema_, schema)
+
+
+def _require_no_keys(asked: Completion | Chat) -> None:
+    """Raises RefusedError if an answer that is no JSON of a form is to have further keys."""
+    if asked.extra_keys:
+        message = "'extra_keys' must be left out of a request without a JSON form."
+        raise RefusedError(400, message, param="extra_keys")
 
 
 def _form(param: str, value: Any, read: Callable[[Any], Constraint]) -> Form:

@@ -255,6 +255,9 @@ def test_extra_keys_are_a_field_of_the_request(client: Any) -> None:
             extra = {**asked, "extra_keys": extra_keys}
             answer = client.chat.completions.create(**CHAT, extra_body=extra).choices[0]
             assert 1 <= len(json.loads(answer.message.content)) <= most
+    for asked in ({}, {"structured_outputs": {"regex": "a"}}):
+        with pytest.raises(openai.BadRequestError, match="without a JSON form"):
+            client.chat.completions.create(**CHAT, extra_body={**asked, "extra_keys": True})
 
 
 async def _order_of(clients: list[tuple[str, float]]) -> list[str]:
