@@ -27,7 +27,7 @@ TYPED_TESTS := $(addprefix tests/,golden/test_models.py \
   unit/dllm_decode/engine/test_forward.py unit/samplers/test_view.py \
   $(patsubst %,unit/dllm_decode/%.py,caches/test_caches core/test_trace engine/test_paths \
     models/network/test_groups models/network/test_moe rollouts/test_score \
-    training/test_hidden_states training/test_learn2pd training/test_certainty) \
+    training/test_block_diffusion training/test_learn2pd training/test_certainty) \
   unit/eval/lm_harness/test_likelihood.py unit/eval/metrics/test_metrics.py)
 
 FEW := test_a_few_random_cases_decode_the_same_alone_together_and_with_few_rows
