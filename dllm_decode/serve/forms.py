@@ -47,7 +47,8 @@ def form_of(asked: Completion | Chat) -> Form | None:
         return _form("structured_outputs", outputs, constraint_of)
     response_format = asked.response_format
     if response_format is None or response_format.type == "text":
-        return _require_no_keys(asked)
+        _require_no_keys(asked)
+        return None
     if response_format.json_schema is None:
         return _form("response_format", {"type": "object"}, schema)
     return _form("response_format", response_format.json_schema.schema_, schema)
