@@ -154,7 +154,7 @@ class State(NamedTuple):
     def take(self, rows: Sequence[int]) -> "State":
         """Returns the state of some rows, in all parts that a decision reads or changes.
 
-        Of fewer rows, the other parts are empty: `put` keeps those of all rows.
+        If some rows are left out, the other parts are empty; `put` keeps those of all rows.
         """
         if len(rows) == len(self.rows):
             return self

@@ -164,4 +164,4 @@ class ToolChoice(Strict):
 
 
 ToolMode: TypeAlias = Literal["none", "auto", "required"]
-"""Whether a function must be called, if none is named."""
+"""Values of `tool_choice` that name no function."""

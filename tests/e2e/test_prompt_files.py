@@ -311,7 +311,7 @@ def test_ranks_of_another_run_are_refused_while_a_run_writes(
     for refusal in refusals[1:]:
         assert "must have the same prompts, settings and number of ranks, got one with" in refusal
         assert "which holds .answers.jsonl.0-of-2." in refusal
-    # What the refused ones left is in nobody's way.
+    # Files of refused runs disturb nobody.
     assert divided(0, 1, "answers.jsonl", "--seed", "7") == 0
 
 

@@ -10,7 +10,7 @@ SLOT_STEP = 128
 
 
 def power_of_two(count: int) -> int:
-    """Returns the least power of two that is at least `count`."""
+    """Returns the smallest power of two that is not below `count`."""
     return 1 << (count - 1).bit_length()
 
 

@@ -40,7 +40,7 @@ _STRIDE = 16
 
 
 class TargetState(NamedTuple):
-    """What the target has read, how long the next drafts are, and what the drafting remembers.
+    """The target's keys and values, the lengths of the next drafts, and the drafting's memory.
 
     Attributes:
         past: The target's keys and values.

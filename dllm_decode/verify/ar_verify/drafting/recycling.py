@@ -103,7 +103,7 @@ class Recycling(Drafting):
         is_accepted = torch.arange(places.shape[1], device=read.device) < verdict.accepted[:, None]
         path = torch.where(is_accepted, places + 1, 0)
         on_path = torch.zeros_like(read, dtype=torch.bool).scatter(1, path, True)
-        # Of the columns that read the same token, the one of the greatest number counts.
+        # If several columns read the same token, the greatest number counts.
         numbers = len(columns) * (1 + on_path) - columns
         is_read = columns <= draft.counts[:, None]
         numbers, read = numbers * is_read, read * is_read
