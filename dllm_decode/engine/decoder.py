@@ -216,10 +216,11 @@ def _check_constraint(decoder: Decoder, constraint: object, request: Request) ->
             f"constraint must be compiled for the tokens of {model.name}, {model.vocab_size} with "
             f"EOS {eos_ids}, got one for {len(classes)}."
         )
-    # A canvas of noise is settled at once, so that only its last tokens have to be a text.
     plugins = ((sampler, Fact.FINAL_TOKENS), (verifier, Fact.SAMPLER_DECIDES))
-    for plugin, fact in plugins[decoder.starts_as_noise :]:
-        if fact not in plugin.gives:
+    for plugin, fact in plugins:
+        # A canvas of noise is settled at once, so that only its last tokens have to be a text.
+        is_needed = fact != Fact.FINAL_TOKENS or not decoder.starts_as_noise
+        if is_needed and fact not in plugin.gives:
             raise ValueError(
                 f"constraint needs {fact.sentence}, got {plugin!r}. Use {fact.remedy}, or leave "
                 "constraint out."

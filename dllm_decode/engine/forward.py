@@ -179,6 +179,8 @@ def _note(state: State, history: History, call: _Call) -> State:
 
 def _with_end_check(decoder: Decoder, state: State, call: _Call) -> State:
     """Notes rows whose window has open columns after the block that the model sees."""
+    if decoder.sight.sees_later_blocks:
+        return state
     window, asked = call.spec.window, set(call.branches.rows)
     limits = [
         plan.end if n in asked and plan.end < row.end else start + window.width
