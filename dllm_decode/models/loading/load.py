@@ -36,13 +36,13 @@ from dllm_decode.models.loading.quantize import (
     check_quantization,
     quantize_layers,
 )
-from dllm_decode.models.loading.stored_formats import StoredFormat, stored_format
 from dllm_decode.models.loading.tokenizer import padding_ids, read_tokenizer
 from dllm_decode.models.loading.weights import (
     check_weights,
     digest_of_tensor,
     fill,
     model_files,
+    require_not_quantized,
     weight_files,
 )
 from dllm_decode.models.masked_transformer import MaskedTransformer, require_one_way
@@ -101,9 +101,8 @@ def load_model(
             "auto" spreads whole layers over all accelerators; without one it is the CPU. `None`:
             "auto" where there is CUDA, which is logged once; else the CPU.
         dtype: Of all parameters, such as "bfloat16" or `torch.bfloat16`; `None` or "auto" keeps
-            the dtype of the checkpoint's embedding; it is bfloat16 if weights are stored quantised.
-            A warning is logged if a large model is in bfloat16 or float16 and the CPU has no
-            instructions for them.
+            the dtype of the checkpoint's embedding. A warning is logged if a large model is in
+            bfloat16 or float16 and the CPU has no instructions for them.
         revision: Branch, tag or commit of a hub id. If the cache has it, the hub is not asked.
         token: Token of the hub, for private repositories; `None`: that of `hf auth login`.
         cache_dir: Folder of downloads; `None`: the default of huggingface_hub.
@@ -154,15 +153,10 @@ def load_model(
     adapter_hub = hub._replace(revision=None)
     lora = None if adapter is None else read_adapter(find_model(adapter, adapter_hub))
     config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
-    stored = stored_format(config, file=file)
+    require_not_quantized(config, file)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     kind = "causal" if family == "causal" else str(config.get("model_type"))
     if kind in _BY_TRANSFORMERS:
-        if stored is not None:
-            raise ValueError(
-                f"Weights of {name}, which transformers computes, must be stored as they were "
-                f"trained, got {stored.name}. Load the original checkpoint."
-            )
         package_options = {
             "adapter": adapter, "quantize": quantize, "block_length": block_length,
             "compile": compile, "graphs": graphs, "family": family, "mask_id": mask_id,
@@ -186,7 +180,7 @@ def load_model(
     )
     transformer = new_on_meta(facts.shape)
     files = weight_files(folder)
-    stored_dtype = check_weights(transformer, chosen_family, files, stored)
+    stored_dtype = check_weights(transformer, chosen_family, files)
     if lora is not None:
         lora.check(chosen_family.tensors(transformer))
     transformer.to(chosen_dtype or stored_dtype)
@@ -224,7 +218,7 @@ def load_model(
     )
     model.compiled, model.graphs = compile, graphs
     model.family = chosen_family
-    _read_weights(model, chosen_family, files, lora, stored)
+    _read_weights(model, chosen_family, files, lora)
     model.files = (*model_files(folder), *(() if lora is None else lora.files))
     if quantized_on is not None:
         assert quantize is not None
@@ -281,10 +275,9 @@ def _read_weights(
     family: Family,
     files: list[Path],
     lora: Adapter | None,
-    stored: StoredFormat | None,
 ) -> None:
     """Fills an allocated model, merges an adapter, and sets a fingerprint of the files' numbers."""
-    digests = fill(model.transformer, family, files, stored)
+    digests = fill(model.transformer, family, files)
     if lora is not None:
         merge_adapter(lora, family.tensors(model.transformer))
     factors = {} if lora is None else lora.factors
