@@ -19,20 +19,6 @@ FAMILIES = {"llada": LLADA} | DENSE | MIXTURES
 """All families, by the names that `load_model(..., family=...)` takes."""
 
 
-_NOT_IMPLEMENTED = {
-    "WeDLMForCausalLM": (
-        "A mask of WeDLM sees only the columns before it, so that its authors move committed "
-        "tokens in front of masks in every forward, which is not implemented. Its weights are "
-        "those of a Qwen2.5 or Qwen3."
-    ),
-    "SumiForMaskGeneration": (
-        "Sumi is a uniform-state model without canvases, which is not implemented; of such models "
-        "DiffusionGemma is."
-    ),
-}
-"""Architectures of published checkpoints that are known and refused, each with the reason."""
-
-
 def family_of(
     config: Config, family: str | Family | None = None, *, file: str = "config.json"
 ) -> Family:
@@ -87,24 +73,18 @@ def _named(name: str) -> Family:
 
 def _recognised(architecture: object, file: str) -> Family:
     supported = []
-    for family in FAMILIES.values():
-        if family.is_named_by_caller:
-            continue
-        if family.architecture == architecture:
-            return family
-        supported.append(f"{family.architecture} ({family.name})")
     remedy = (
         "Choose a checkpoint of one of these families, name its family, or pass a family of your "
         "own (docs/extending.md)."
     )
-    matching = [
-        key for key, candidate in FAMILIES.items() if candidate.architecture == architecture
-    ]
-    if matching:
-        names = " or ".join(map(repr, matching))
-        remedy = f"If it is a diffusion model all the same, name its family: family={names}."
-    if isinstance(architecture, str) and architecture in _NOT_IMPLEMENTED:
-        remedy = _NOT_IMPLEMENTED[architecture]
+    for key, family in FAMILIES.items():
+        is_of_family = family.architecture == architecture
+        if family.is_named_by_caller and is_of_family:
+            remedy = f"If it is a diffusion model all the same, name its family: family={key!r}."
+        elif is_of_family:
+            return family
+        elif not family.is_named_by_caller:
+            supported.append(f"{family.architecture} ({family.name})")
     raise ValueError(
         f"{file} must name a supported architecture ({', '.join(supported)}) in 'architectures', "
         f"got {architecture!r}. {remedy}"

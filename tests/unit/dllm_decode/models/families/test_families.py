@@ -54,33 +54,6 @@ def test_an_unknown_family_lists_what_is_supported() -> None:
         load_model(MODELS / "llada", family="dream")
 
 
-# Published on the hub, as far as the files were seen.
-WEDLM_7B = {
-    "architectures": ["WeDLMForCausalLM"], "model_type": "wedlm", "attention_bias": True,
-    "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "qk_norm": False,
-    "num_key_value_heads": 4, "intermediate_size": 18944, "mask_token_id": None,
-}  # fmt: skip
-SUMI_7B = {
-    "architectures": ["SumiForMaskGeneration"], "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (WEDLM_7B, "'WeDLMForCausalLM'. A mask of WeDLM sees only the columns before it"),
-        (SUMI_7B, "'SumiForMaskGeneration'. Sumi is a uniform-state model"),
-    ],
-    ids=["WeDLM-7B-Base", "sumi-7b"],
-)
-def test_a_published_model_that_is_not_implemented_is_refused_with_the_reason(
-    config: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(reason)):
-        family_of(config)
-
-
 def test_dmax_is_a_llada2() -> None:
     """`config.json` of Zigeng/DMax-Math-16B, which transformers 4.56 wrote."""
     config = {
