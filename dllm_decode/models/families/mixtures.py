@@ -185,7 +185,6 @@ MIXTURES = {
         # LLaDA 2.2 chooses experts in blocks of `block_size`; blocks to decode may be longer.
         block_keys=("block_length", "block_size"),
         fast_tokenizer=True,
-        split_qkv=False,
     ),
     # SDAR 30B-A3B: SDAR with Qwen3's mixture of experts.
     # Source: Cheng et al. 2025, "SDAR", https://arxiv.org/abs/2510.06303.

@@ -16,6 +16,7 @@ from dllm_decode.models.families import FAMILIES, LLADA, Family, Refusal, family
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.families.shared import MOE_NAMES, NAMES, read_shape
 from dllm_decode.models.network.config import MoEConfig, NetworkConfig
+from dllm_decode.models.network.parts import pattern_of
 from dllm_decode.models.network.transformer import Transformer
 from dllm_decode.training.lora import LoRA
 
@@ -388,11 +389,11 @@ def test_every_name_of_ours_is_one_of_a_network_with_the_switch_that_the_manual_
 
 def names_of(shape: NetworkConfig) -> set[str]:
     """Returns the names of a network's tensors, with projections joined and split."""
+    mlps = ("", "shared.", "experts.{e}.")
+    joined = [f"layers.{{n}}.{mlp}gate_up.weight" for mlp in mlps]
+    joined += [f"layers.{{n}}.qkv.{kind}" for kind in ("weight", "bias")]
     network = Transformer(shape)
-    parts = [name for split in (True, False) for name in network.parts(split_qkv=split)]
-    names = {re.sub(r"experts\.\d+", "experts.{e}", part) for part in parts}
-    names = {re.sub(r"layers\.\d+", "layers.{n}", part) for part in names}
-    return names | {name.replace(".gate.", ".gate_up.") for name in names}
+    return {pattern_of(name)[0] for names in ((), joined) for name in network.parts(names)}
 
 
 def test_keys_inside_of_objects_are_named_with_dots_everywhere() -> None:

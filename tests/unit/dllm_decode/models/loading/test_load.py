@@ -521,7 +521,6 @@ def test_no_compiler_is_imported_to_load_and_to_generate() -> None:
     [
         ({"trust_remote_code": True}, "trust_remote_code is no option of load_model: no code of"),
         ({"load_in_4bit": True}, "load_in_4bit is no option of load_model: quantize='int4'"),
-        ({"fused": True}, "fused is no option of load_model: it was removed; graphs=True"),
         ({"dtpye": "float32"}, "an option of load_model, such as dtype, "),
     ],
 )
