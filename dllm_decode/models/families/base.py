@@ -43,13 +43,20 @@ class Refusal(NamedTuple):
 
     Attributes:
         key: The key in config.json; a key inside an object is written "net.activation".
-        allowed: Values that are understood, `None` for null; an absent key is understood too.
-        required: The rest of the sentence "key ...".
+        allowed: Values that are understood, `None` for null; an absent key is understood too. The
+            message names the first one.
     """
 
     key: str
     allowed: tuple[object, ...]
-    required: str
+
+    @property
+    def required(self) -> str:
+        """The value that is asked for, as JSON has it."""
+        first = self.allowed[0]
+        if first is None:
+            return "absent or null"
+        return str(first).lower() if isinstance(first, bool) else repr(first)
 
 
 @dataclass(frozen=True)
@@ -171,12 +178,12 @@ class Family:
         )
 
     def _require_allowed(self, config: ConfigReader) -> None:
-        for key, allowed, required in self.refusals:
-            if not config.is_one_of(key, allowed):
+        for refusal in self.refusals:
+            if not config.is_one_of(refusal.key, refusal.allowed):
                 raise ValueError(
-                    f"{config.file}: {self.name} checkpoints need {key!r} {required}, got "
-                    f"{shown(config.value(key))}. This variant is not implemented; choose another "
-                    "checkpoint."
+                    f"{config.file}: {self.name} checkpoints need {refusal.key!r} to be "
+                    f"{refusal.required}, got {shown(config.value(refusal.key))}. This variant is "
+                    "not implemented; choose another checkpoint."
                 )
 
     def _shape(self, config: ConfigReader) -> NetworkConfig:

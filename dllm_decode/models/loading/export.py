@@ -255,7 +255,7 @@ def _new_config(model: MaskedTransformer) -> dict[str, object]:
 def _config(model: MaskedTransformer) -> dict[str, object]:
     shape = model.transformer.config
     # The switches of LLaDA that have one value here.
-    fixed = {key: allowed[0] for key, allowed, _ in LLADA.refusals if allowed[0] is not None}
+    fixed = {key: allowed[0] for key, allowed in LLADA.refusals if allowed[0] is not None}
     return fixed | {
         "architectures": [LLADA.architecture],
         "attention_dropout": 0.0,

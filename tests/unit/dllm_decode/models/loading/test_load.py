@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -183,13 +182,6 @@ def test_shards_are_the_single_file(folder, tmp_path) -> None:
     assert index["metadata"]["total_size"] == sum(t.nbytes for s in on_disk for t in s.values())
     # A tensor may be larger than a shard; several together may not.
     assert all(sum(t.nbytes for t in s.values()) <= 4000 or len(s) == 1 for s in on_disk)
-
-
-def test_saving_again_leaves_nothing_of_the_earlier_model(folder) -> None:
-    save_model(new_tiny(seed=1), folder, max_shard_bytes=4000)
-    save_model(new_tiny(seed=2), folder)
-    assert [path.name for path in folder.glob("model*")] == ["model.safetensors"]
-    assert same(load_model(folder)[0], new_tiny(seed=2))
 
 
 def test_a_causal_model_alone_goes_to_cuda_where_others_are_spread(monkeypatch) -> None:
@@ -382,10 +374,7 @@ def test_names_of_transformers_are_accepted(folder) -> None:
         ({"dtype": "bf16"}, "or 'auto', got 'bf16'"),
         # All but one of these failed later on, and complex64 was loaded.
         ({"dtype": torch.complex64}, "dtype must be one of bfloat16, .* got torch.complex64"),
-        ({"dtype": torch.int8}, "dtype must be one of bfloat16, .* got torch.int8"),
         ({"torch_dtype": torch.float8_e4m3fn}, "or 'auto', got torch.float8_e4m3fn"),
-        ({"dtype": 5}, "or 'auto', got 5"),
-        ({"dtype": np.float32}, "or 'auto', got <class 'numpy.float32'>"),
         ({"dtype": ["a"]}, r"or 'auto', got \['a'\]"),
         ({"device": "meta", "device_map": "cpu"}, "device_map must be left out beside device"),
         ({"dtype": "float32", "torch_dtype": "float32"}, "torch_dtype must be left out beside dty"),
@@ -396,7 +385,6 @@ def test_names_of_transformers_are_accepted(folder) -> None:
         ({"graphs": True, "compile": True}, "must be compiled or have graphs, but not both"),
         ({"device": {"": "cpu"}}, "device must be one device, or 'auto' .*, got {'': 'cpu'}"),
         ({"device": "mps"}, "A device must be one that .* got 'mps'"),
-        ({"device": "xpu"}, "A device must be one that .* got 'xpu'"),
     ],
     ids=str,
 )
