@@ -171,7 +171,7 @@ def files_of_model(folder: Path) -> set[str]:
             f"A model must go to a folder whose files do not become part of it, or that holds an "
             f"earlier model, got {str(folder)!r} with {got}. Choose another folder."
         )
-    return names | {*(shards_of(folder / INDEX) if INDEX in names else ())}
+    return names | (shards_of(folder / INDEX) if INDEX in names else set())
 
 
 def _changed_config(

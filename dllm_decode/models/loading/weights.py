@@ -56,22 +56,20 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If a file is damaged, or lacks a tensor that the index names for it.
+        ValueError: If the index is damaged.
     """
     index, single = folder / INDEX, "model.safetensors"
-    shards = shards_of(index) if index.is_file() else {single: []}
+    shards = shards_of(index) if index.is_file() else {single}
     if single not in shards and (folder / single).is_file():
         # As transformers does.
         logging.getLogger("dllm_decode").warning(
             "%r holds weights twice: %s is read, and not the files that %s names. Remove those "
             "that are stale.", str(folder), single, index.name,
         )  # fmt: skip
-        shards = {single: []}
+        shards = {single}
     files = [folder / name for name in sorted(shards)]
     absent = [path.name for path in files if not path.is_file()]
     if not absent:
-        for path in files:
-            _check_shard(path, shards[path.name])
         return files
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     if pickled and not index.is_file():
@@ -92,8 +90,8 @@ def model_files(folder: Path) -> tuple[Path, ...]:
     return (*(path for path in others if path.is_file()), *weight_files(folder))
 
 
-def shards_of(index: Path) -> dict[str, list[str]]:
-    """Returns the tensors that an index names for each file; ValueError if it is damaged."""
+def shards_of(index: Path) -> set[str]:
+    """Returns the names of the files that an index has; ValueError if it is damaged."""
     weight_map = read_json(index).get("weight_map")
     places = weight_map if isinstance(weight_map, dict) else {}
     if not places or any(not _is_file_name(place) for place in places.values()):
@@ -101,24 +99,11 @@ def shards_of(index: Path) -> dict[str, list[str]]:
             f"{str(index)!r}: 'weight_map' must say in which file of this folder each tensor is, "
             f"got {str(weight_map)[:80]}. Download it again."
         )
-    shards: dict[str, list[str]] = {}
-    for name, place in places.items():
-        shards.setdefault(place, []).append(name)
-    return shards
+    return set(places.values())
 
 
 def _is_file_name(place: object) -> bool:
     return isinstance(place, str) and place != "" and Path(place).name == place
-
-
-def _check_shard(path: Path, names: list[str]) -> None:
-    with open_weights(path) as opened:
-        lacking = sorted(set(names).difference(opened.keys()))
-    if lacking:
-        raise ValueError(
-            f"{str(path)!r} must hold the tensors that model.safetensors.index.json names for it, "
-            f"got a file without {', '.join(lacking[:8])}. Download both files again."
-        )
 
 
 def open_weights(path: Path) -> Any:

@@ -282,15 +282,6 @@ def without_a_shard(folder: Path) -> None:
     sharded(folder)[-1].unlink()
 
 
-def with_an_index_of_another_file(folder: Path) -> None:
-    """The error named only the tensor, as missing; if another file had it, there was no error."""
-    first, second = sharded(folder)[:2]
-    index = json.loads((folder / INDEX).read_text())
-    name = next(key for key, place in index["weight_map"].items() if place == first.name)
-    index["weight_map"][name] = second.name
-    (folder / INDEX).write_text(json.dumps(index))
-
-
 def with_a_tensor_twice(folder: Path) -> None:
     """The tensor that was read last won."""
     first, second = sharded(folder)[:2]
@@ -306,7 +297,6 @@ DAMAGES: list[tuple[Callable[[Path], object], type[Exception], str]] = [
     (quantised, ValueError, r"as F64, F32, BF16, F16, got I8 for model\.transformer\.blocks\.0\.up_"
      r"proj\.weight in '.*model\.safetensors'"),
     (without_a_shard, FileNotFoundError, r"model-0000\d-of-0000\d\.safetensors are missing"),
-    (with_an_index_of_another_file, ValueError, r"-00002-of-.*' must hold .* got a file without"),
     (with_a_tensor_twice, ValueError, r"one weight file, got .* in .*-00002-of-.*'"),
     (pickled, FileNotFoundError, r"files only, got pytorch_model\.bin"),
     (removed("model.safetensors"), FileNotFoundError, r"model\.safetensors are missing"),
