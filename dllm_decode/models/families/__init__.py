@@ -19,6 +19,20 @@ FAMILIES = {"llada": LLADA} | DENSE | MIXTURES
 """All families, by the names that `load_model(..., family=...)` takes."""
 
 
+_NOT_IMPLEMENTED = {
+    "WeDLMForCausalLM": (
+        "A mask of WeDLM sees only the columns before it, so that its authors move committed "
+        "tokens in front of masks in every forward, which is not implemented. Its weights are "
+        "those of a Qwen2.5 or Qwen3."
+    ),
+    "SumiForMaskGeneration": (
+        "Sumi is a uniform-state model without canvases, which is not implemented; of such models "
+        "DiffusionGemma is."
+    ),
+}
+"""Architectures of published checkpoints that are known and refused, each with the reason."""
+
+
 def family_of(
     config: Config, family: str | Family | None = None, *, file: str = "config.json"
 ) -> Family:
@@ -71,9 +85,10 @@ def _named(name: str) -> Family:
 
 def _recognised(architecture: object, file: str) -> Family:
     supported = []
-    remedy = (
+    remedy = _NOT_IMPLEMENTED.get(
+        str(architecture),
         "Choose a checkpoint of one of these families, name its family, or pass a family of your "
-        "own (docs/extending.md)."
+        "own (docs/extending.md).",
     )
     for key, family in FAMILIES.items():
         is_of_family = family.architecture == architecture

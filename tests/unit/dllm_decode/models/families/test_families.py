@@ -55,6 +55,44 @@ def test_an_unknown_family_lists_what_is_supported() -> None:
         load_model(MODELS / "llada", family="dream")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("WeDLMForCausalLM", "A mask of WeDLM sees only the columns before it"),
+        ("SumiForMaskGeneration", "Sumi is a uniform-state model"),
+    ],
+)
+def test_a_published_model_that_is_not_implemented_is_refused_with_the_reason(
+    architecture: str, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"got '{architecture}'\. {reason}"):
+        family_of({"architectures": [architecture]})
+
+
+def test_dmax_is_a_llada2() -> None:
+    """`config.json` of Zigeng/DMax-Math-16B, which transformers 4.56 wrote."""
+    config = {
+        "_moe_implementation": "fused", "architectures": ["LLaDA2MoeModelLM"],
+        "attention_dropout": 0.0, "dtype": "bfloat16", "embedding_dropout": 0.0,
+        "first_k_dense_replace": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 5120, "max_position_embeddings": 16384,
+        "max_window_layers": 28, "model_type": "llada2_moe", "moe_intermediate_size": 512,
+        "moe_router_enable_expert_bias": True, "n_group": 8, "norm_head": False,
+        "norm_softmax": False, "norm_topk_prob": True, "num_attention_heads": 16,
+        "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 20,
+        "num_key_value_heads": 4, "num_shared_experts": 1, "output_dropout": 0.0,
+        "output_router_logits": False, "pad_token_id": 156892, "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 600000, "rotary_dim": 64,
+        "routed_scaling_factor": 2.5, "router_dtype": "fp32", "score_function": "sigmoid",
+        "sliding_window": 4096, "tie_word_embeddings": False, "topk_group": 4,
+        "transformers_version": "4.56.0", "use_bias": False, "use_cache": False,
+        "use_qkv_bias": False, "vocab_size": 157184,
+    }  # fmt: skip
+    facts = family_of(config).read(config)
+    assert (facts.mask_id, facts.eos_ids, facts.causal_block_length) == (156895, (156892,), 32)
+    assert facts.shape.routing_block_length == 1
+
+
 SWITCHES = [
     pytest.param(key, refusal.key, refusal.allowed, id=f"{key}-{refusal.key}")
     for key, family in FAMILIES.items()
