@@ -53,6 +53,8 @@ def _facts(model: str, needs: ModelNeeds, key: str, folder: Path) -> Iterator[st
     yield model
     yield f"  family         {family.name}{f' ({key})' if key else ''}"
     yield f"  parameters     {needs.num_parameters:,}"
+    if needs.stored is not None:
+        yield f"  stored         by {needs.stored.name}; loaded in bfloat16, see the memory below"
     yield f"  attention      {sees}"
     yield f"  [MASK]         {facts.mask_id}"
     yield f"  EOS            {', '.join(map(str, facts.eos_ids))}"

@@ -180,6 +180,8 @@ def _changed_config(
     """Returns the configuration of a loaded model, with its dtype, [MASK] and block length."""
     assert model.family is not None
     config = dict(read_json(source / "config.json"))
+    # Weights that were stored in fewer bits are written as the numbers that they stand for.
+    config.pop("quantization_config", None)
     _set_key(config, model.family.mask_keys, model.mask_id)
     if model.routing_block_length not in (1, model.causal_block_length):
         config["block_length"] = model.causal_block_length

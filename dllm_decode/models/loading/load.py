@@ -37,6 +37,7 @@ from dllm_decode.models.loading.quantize import (
     check_quantization,
     quantize_layers,
 )
+from dllm_decode.models.loading.stored_formats import StoredFormat, stored_format
 from dllm_decode.models.loading.target import load_target
 from dllm_decode.models.loading.tokenizer import padding_ids, read_tokenizer
 from dllm_decode.models.loading.weights import (
@@ -44,7 +45,6 @@ from dllm_decode.models.loading.weights import (
     digest_of_tensor,
     fill,
     model_files,
-    require_not_quantized,
     weight_files,
 )
 from dllm_decode.models.masked_transformer import MaskedTransformer, require_one_way
@@ -103,8 +103,9 @@ def load_model(
             "auto" spreads whole layers over all accelerators; without one it is the CPU. `None`:
             "auto" where there is CUDA, which is logged once; else the CPU.
         dtype: Of all parameters, such as "bfloat16" or `torch.bfloat16`; `None` or "auto" keeps
-            the dtype of the checkpoint's embedding. A warning is logged if a large model is in
-            bfloat16 or float16 and the CPU has no instructions for them.
+            the dtype of the checkpoint's embedding; it is bfloat16 if weights are stored quantised.
+            A warning is logged if a large model is in bfloat16 or float16 and the CPU has no
+            instructions for them.
         revision: Branch, tag or commit of a hub id. If the cache has it, the hub is not asked.
         token: Token of the hub, for private repositories; `None`: that of `hf auth login`.
         cache_dir: Folder of downloads; `None`: the default of huggingface_hub.
@@ -155,10 +156,15 @@ def load_model(
     adapter_hub = hub._replace(revision=None)
     lora = None if adapter is None else read_adapter(find_model(adapter, adapter_hub))
     config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
-    require_not_quantized(config, file)
+    stored = stored_format(config, file=file)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     kind = "causal" if family == "causal" else str(config.get("model_type"))
     if kind in _BY_TRANSFORMERS:
+        if stored is not None:
+            raise ValueError(
+                f"Weights of {name}, which transformers computes, must be stored as they were "
+                f"trained, got {stored.name}. Load the original checkpoint."
+            )
         package_options = {
             "adapter": adapter, "quantize": quantize, "block_length": block_length,
             "compile": compile, "graphs": graphs, "family": family, "mask_id": mask_id,
@@ -182,7 +188,7 @@ def load_model(
     )
     transformer = new_on_meta(facts.shape)
     files = weight_files(folder)
-    stored_dtype = check_weights(transformer, chosen_family, files)
+    stored_dtype = check_weights(transformer, chosen_family, files, stored)
     if lora is not None:
         lora.check(chosen_family.tensors(transformer))
     transformer.to(chosen_dtype or stored_dtype)
@@ -220,7 +226,7 @@ def load_model(
     )
     model.compiled, model.graphs = compile, graphs
     model.family = chosen_family
-    _read_weights(model, chosen_family, files, lora)
+    _read_weights(model, chosen_family, files, lora, stored)
     model.files = (*model_files(folder), *(() if lora is None else lora.files))
     if quantized_on is not None:
         assert quantize is not None
@@ -265,9 +271,10 @@ def _read_weights(
     family: Family,
     files: list[Path],
     lora: Adapter | None,
+    stored: StoredFormat | None,
 ) -> None:
     """Fills an allocated model, merges an adapter, and sets a fingerprint of the files' numbers."""
-    digests = fill(model.transformer, family, files)
+    digests = fill(model.transformer, family, files, stored)
     if lora is not None:
         merge_adapter(lora, family.tensors(model.transformer))
     factors = {} if lora is None else lora.factors

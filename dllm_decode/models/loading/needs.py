@@ -10,7 +10,7 @@ from dllm_decode.models.families import CheckpointFacts, Family, family_of
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.placement import new_on_meta
-from dllm_decode.models.loading.weights import require_not_quantized
+from dllm_decode.models.loading.stored_formats import StoredFormat, stored_format
 from dllm_decode.models.network.packed import has_bfloat16
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -28,12 +28,14 @@ class ModelNeeds:
         facts: What its configuration says.
         num_parameters: Numbers that its weights hold.
         max_length: Columns that it was trained for; `None`: not stated.
+        stored: How its weights were quantised before they were stored; `None`: they were not.
     """
 
     family: Family
     facts: CheckpointFacts
     num_parameters: int
     max_length: int | None
+    stored: StoredFormat | None = None
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Returns the memory of the weights."""
@@ -69,7 +71,6 @@ def needs_of(
             f"{file} must be of a network of this package, got {kind}, which transformers "
             "computes. Its model card says what it needs."
         )
-    require_not_quantized(config, file)
     known = family_of(config, family, file=file)
     facts = known.read(
         config, file=file, mask_id=mask_id, block_length=block_length,
@@ -77,7 +78,11 @@ def needs_of(
     )  # fmt: skip
     parameters = new_on_meta(facts.shape).parameters()
     num_parameters = sum(parameter.numel() for parameter in parameters)
-    return ModelNeeds(known, facts, num_parameters, max_length_of(ConfigReader(config, file=file)))
+    max_length, stored = (
+        max_length_of(ConfigReader(config, file=file)),
+        stored_format(config, file=file),
+    )
+    return ModelNeeds(known, facts, num_parameters, max_length, stored)
 
 
 def max_length_of(config: ConfigReader) -> int | None:

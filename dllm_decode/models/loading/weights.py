@@ -2,9 +2,9 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dllm_decode.models.families import Family
 from dllm_decode.models.loading.json_files import read_json, refuse_pointer
+from dllm_decode.models.loading.stored_formats import Header, StoredFormat
 from dllm_decode.models.network.transformer import Transformer
 
 _DTYPES = {
@@ -30,25 +31,6 @@ _BESIDE_WEIGHTS = (
 )  # fmt: skip
 # Differences that an error names.
 _MOST_NAMED = 40
-
-
-class _Header(NamedTuple):
-    """Shape and dtype of a tensor, as safetensors writes them."""
-
-    shape: list[int]
-    dtype: str
-
-
-def require_not_quantized(config: Mapping[str, Any], file: str) -> None:
-    """Raises ValueError if the weights of a checkpoint were quantised before they were stored."""
-    quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-        raise ValueError(
-            f"Weights must be stored as they were trained, got quantization_config of "
-            f"{method or 'an unknown method'} in {file}. Load the original checkpoint; "
-            "quantize='int4' or 'int8' stores its weights in fewer bits."
-        )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -125,10 +107,15 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
         raise OSError(str(error)) from None
 
 
-def check_weights(transformer: Transformer, family: Family, files: list[Path]) -> torch.dtype:
-    """Returns the embedding's dtype; ValueError if the files' headers differ from the network."""
+def check_weights(
+    transformer: Transformer, family: Family, files: list[Path], stored: StoredFormat | None = None
+) -> torch.dtype:
+    """Returns the embedding's dtype, ValueError if the files' headers differ from the network.
+
+    Quantised weights, which are `stored` in some format, become bfloat16, and so does the rest.
+    """
     expected = {name: list(part.shape) for name, part in family.tensors(transformer).items()}
-    headers = _headers(files)
+    headers = _headers(files, stored)
     if transformer.config.tied_head:
         _take_tied_head(family, files, headers)
     problems = [f"missing {name}" for name in expected if name not in headers]
@@ -146,10 +133,12 @@ def check_weights(transformer: Transformer, family: Family, files: list[Path]) -
             f"{len(problems)} differences: {listed}{more}. "
             f"Check that the files in {str(files[0].parent)!r} are of one model, and complete."
         )
+    if stored is not None:
+        return torch.bfloat16
     return _DTYPES[headers[family.names["embedding.weight"]].dtype]
 
 
-def _take_tied_head(family: Family, files: list[Path], headers: dict[str, _Header]) -> None:
+def _take_tied_head(family: Family, files: list[Path], headers: dict[str, Header]) -> None:
     """Removes a stored tied head from the headers; ValueError if it is not the embedding."""
     embedding, head = (family.names.get(f"{part}.weight") for part in ("embedding", "head"))
     if head not in headers or embedding not in headers:
@@ -171,8 +160,8 @@ def _read(name: str, files: list[Path]) -> Tensor:
     raise KeyError(name)
 
 
-def _headers(files: list[Path]) -> dict[str, _Header]:
-    headers: dict[str, _Header] = {}
+def _headers(files: list[Path], stored: StoredFormat | None) -> dict[str, Header]:
+    headers: dict[str, Header] = {}
     for path in files:
         with open_weights(path) as opened:
             for name in opened.keys():  # noqa: SIM118 - it is no dict
@@ -182,9 +171,10 @@ def _headers(files: list[Path]) -> dict[str, _Header]:
                         "in another of the same folder. Download the whole repository."
                     )
                 part = opened.get_slice(name)
-                check_float_storage(part.get_dtype(), name, path)
-                headers[name] = _Header(part.get_shape(), part.get_dtype())
-    return headers
+                headers[name] = Header(part.get_shape(), part.get_dtype())
+                if stored is None or not stored.holds(name, part.get_dtype(), _DTYPES):
+                    check_float_storage(part.get_dtype(), name, path)
+    return headers if stored is None else stored.unpacked(headers, _DTYPES)
 
 
 def check_float_storage(dtype: str, name: str, path: Path) -> None:
@@ -196,21 +186,46 @@ def check_float_storage(dtype: str, name: str, path: Path) -> None:
         )
 
 
-def fill(transformer: Transformer, family: Family, files: list[Path]) -> dict[str, str]:
+def fill(
+    transformer: Transformer, family: Family, files: list[Path], stored: StoredFormat | None = None
+) -> dict[str, str]:
     """Copies all stored tensors into the network, one at a time; returns a digest of each."""
     parts = family.tensors(transformer)
     digests: dict[str, str] = {}
     for path in files:
         with open_weights(path) as opened:
             # The network has no tensor for a stored head that is tied to the embedding.
-            for name in [key for key in opened.keys() if key in parts]:  # noqa: SIM118 - no dict
-                tensor = opened.get_tensor(name)
+            for name, key in _names(opened, parts.keys(), stored).items():
+                tensor = _tensor(opened, name, key, files, stored)
                 digests[name] = digest_of_tensor(tensor)
                 parts[name].copy_(tensor)
                 # Frees this tensor before the next one is read.
                 del tensor
                 check_finite(parts[name], name, path)
     return digests
+
+
+def _names(opened: Any, wanted: Collection[str], stored: StoredFormat | None) -> dict[str, str]:
+    """Returns the wanted tensors of a file, each with the stored tensor that it begins with."""
+    names = {}
+    for key in opened.keys():  # noqa: SIM118 - it is no dict
+        base, _, suffix = key.rpartition(".")
+        is_first = stored is not None and suffix == stored.parts[0]
+        name = f"{base}.weight" if is_first else key
+        if name in wanted:
+            names[name] = key
+    return names
+
+
+def _tensor(
+    opened: Any, name: str, key: str, files: list[Path], stored: StoredFormat | None
+) -> Tensor:
+    """Reads a tensor of an open file, or forms it from parts, which may be in other files."""
+    if stored is None or not stored.holds(key, opened.get_slice(key).get_dtype(), _DTYPES):
+        tensor: Tensor = opened.get_tensor(key)
+        return tensor
+    base = name.removesuffix(".weight")
+    return stored.read(base, {part: _read(f"{base}.{part}", files) for part in stored.parts})
 
 
 def digest_of_tensor(stored: Float[Tensor, "..."]) -> str:

@@ -23,7 +23,6 @@ from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 from dllm_decode.models import MaskedTransformer, load_target, save_model
 from dllm_decode.models import load_model as load_required
 from dllm_decode.models.loading import find, load, placement, weights
-from dllm_decode.models.loading.needs import needs_of
 
 
 @pytest.fixture
@@ -117,18 +116,6 @@ def test_gguf_is_refused_by_name(tmp_path) -> None:
     for source in (tmp_path, tmp_path / "model.gguf", "someone/LLaDA-8B-GGUF"):
         with pytest.raises(ValueError, match="must be safetensors files, got GGUF in "):
             load_model(source)
-
-
-@pytest.mark.parametrize(
-    ("config", "method"),
-    [({"quant_method": "gptq"}, "gptq"), ({"bits": 4}, "an unknown method"),
-     ("x", "an unknown method")],
-)  # fmt: skip
-def test_weights_that_were_quantised_before_are_refused_by_name(config, method, folder) -> None:
-    edit_config(folder, quantization_config=config)
-    for read in (load_model, needs_of):
-        with pytest.raises(ValueError, match=f"got quantization_config of {method} in '.*json'"):
-            read(folder)
 
 
 def test_a_gpu_is_taken_by_default_and_named_once(monkeypatch, caplog) -> None:
