@@ -63,10 +63,12 @@ class Adapter:
     Attributes:
         path: File of the adapter's weights.
         factors: Factors by the official name of the matrix that their product is added to.
+        targets: Modules that must all have factors; () if some were left out of the training.
     """
 
     path: Path
     factors: Mapping[str, Factors]
+    targets: tuple[str, ...]
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -74,7 +76,7 @@ class Adapter:
         return (self.path.with_name(_CONFIG), self.path)
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises ValueError if the adapter does not fit these matrices."""
+        """Raises ValueError if the adapter does not fit these matrices, or is incomplete."""
         problems = [f"no {name} to add to" for name in self.factors if name not in tensors]
         for name, (down, up, _) in self.factors.items():
             shape = (up.shape[0], down.shape[1])
@@ -82,6 +84,9 @@ class Adapter:
                 problems.append(
                     f"{name} of shape {list(tensors[name].shape)} instead of {list(shape)}"
                 )
+        ends = tuple(f".{target}.weight" for target in self.targets)
+        lacking = [name for name in tensors if name not in self.factors]
+        problems += [f"nothing for {name}" for name in lacking if f".{name}".endswith(ends)]
         if problems:
             raise ValueError(
                 f"An adapter must fit its base model, got {str(self.path)!r} with {len(problems)} "
@@ -114,7 +119,11 @@ def read_adapter(folder: Path) -> Adapter:
         name: Factors(down, up, _scale(config, name, rank=down.shape[0]))
         for name, (down, up) in _pairs(path).items()
     }
-    return Adapter(path, factors)
+    is_partial = config.has("layers_to_transform") or bool(config.value("exclude_modules"))
+    # A text is a pattern of names.
+    named = config.value("target_modules")
+    targets = tuple(named) if isinstance(named, list) and not is_partial else ()
+    return Adapter(path, factors, targets)
 
 
 def merge_adapter(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:

@@ -37,7 +37,7 @@ from dllm_decode.models.loading.quantize import (
     check_quantization,
     quantize_layers,
 )
-from dllm_decode.models.loading.stored_formats import StoredFormat, stored_format
+from dllm_decode.models.loading.stored_formats import AS_TRAINED, StoredFormat, stored_format
 from dllm_decode.models.loading.target import load_target
 from dllm_decode.models.loading.tokenizer import padding_ids, read_tokenizer
 from dllm_decode.models.loading.weights import (
@@ -160,7 +160,7 @@ def load_model(
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     kind = "causal" if family == "causal" else str(config.get("model_type"))
     if kind in _BY_TRANSFORMERS:
-        if stored is not None:
+        if stored is not AS_TRAINED:
             raise ValueError(
                 f"Weights of {name}, which transformers computes, must be stored as they were "
                 f"trained, got {stored.name}. Load the original checkpoint."
@@ -271,7 +271,7 @@ def _read_weights(
     family: Family,
     files: list[Path],
     lora: Adapter | None,
-    stored: StoredFormat | None,
+    stored: StoredFormat,
 ) -> None:
     """Fills an allocated model, merges an adapter, and sets a fingerprint of the files' numbers."""
     digests = fill(model.transformer, family, files, stored)

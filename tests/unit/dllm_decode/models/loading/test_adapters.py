@@ -76,6 +76,14 @@ def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "dream")
     with pytest.raises(ValueError, match=r"must fit its base model, got .* differences"):
         load_model(MODELS / "llada", adapter=tmp_path)
+    path = tmp_path / "adapter_model.safetensors"
+    first = {name: part for name, part in load_file(path).items() if ".layers.0." in name}
+    save_file(first, path)
+    with pytest.raises(ValueError, match=r"nothing for model\.layers\.1\.self_attn\.q_proj"):
+        load_model(MODELS / "dream", adapter=tmp_path)
+    write(tmp_path, "dream", layers_to_transform=[0])
+    save_file(first, path)
+    load_model(MODELS / "dream", adapter=tmp_path)
 
 
 @pytest.mark.parametrize(
