@@ -24,7 +24,6 @@ FLOATS = {
     "F16": torch.float16,
 }
 """Dtypes of tensors that are stored as they were trained, by their names in safetensors."""
-_UNREAD_METHODS = {"awq": "AWQ", "bitsandbytes": "bitsandbytes"}
 # Keys that change what the stored numbers mean, or that add tensors.
 _NOT_IMPLEMENTED = ("kv_cache_scheme", "sparsity_config", "transform_config")
 _ORDERS = (None, False, "weight", "static")
@@ -146,7 +145,7 @@ def stored_format(config: Mapping[str, Any], *, file: str) -> StoredFormat:
     if method == "modelopt" and quantization.get("quant_algo") == "NVFP4":
         return _NVFP4_MODELOPT
     algorithm = f" {quantization['quant_algo']}" if "quant_algo" in quantization else ""
-    raise _refused(_UNREAD_METHODS.get(method, method) + algorithm, file)
+    raise _refused(method + algorithm, file)
 
 
 def _refused(method: str, file: str) -> ValueError:

@@ -164,9 +164,7 @@ def test_shards_are_the_single_file(folder, tmp_path) -> None:
     assert len(files) > 2
     assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
     assert same(load_model(tmp_path / "sharded")[0], single)
-    index = json.loads((tmp_path / "sharded" / "model.safetensors.index.json").read_text())
     on_disk = [load_file(tmp_path / "sharded" / name) for name in files]
-    assert index["metadata"]["total_size"] == sum(t.nbytes for s in on_disk for t in s.values())
     # A tensor may be larger than a shard; several together may not.
     assert all(sum(t.nbytes for t in s.values()) <= 4000 or len(s) == 1 for s in on_disk)
 

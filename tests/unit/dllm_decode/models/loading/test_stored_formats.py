@@ -132,7 +132,7 @@ def test_the_command_says_how_weights_are_stored(
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"quant_method": "awq", "bits": 4}, "quantization_config of AWQ in "),
+        ({"quant_method": "awq", "bits": 4}, "quantization_config of awq in "),
         ({"quant_method": "fp8"}, "quantization_config of fp8 in "),
         ({"bits": 4}, "quantization_config of an unknown method in "),
         ("gptq", "quantization_config of 'gptq' in "),
