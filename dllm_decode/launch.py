@@ -24,17 +24,12 @@ def prepare() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(quota))))
 
 
-def run_main(main: Callable[[], object], *, stopped: str = "Stopped.") -> None:
-    """Runs a program's main function; Ctrl-C ends it with one line instead of a traceback.
-
-    Args:
-        main: Reads the command line itself.
-        stopped: The line that Ctrl-C prints, such as a hint that the same command goes on.
-    """
+def run_main(main: Callable[[], object]) -> None:
+    """Runs a program's main function; Ctrl-C ends it with one line instead of a traceback."""
     try:
         main()
     except KeyboardInterrupt:
-        sys.stderr.write(f"{stopped}\n")
+        sys.stderr.write("Stopped.\n")
         sys.exit(130)
 
 

@@ -4,7 +4,7 @@
 
 Each round draws 8 word problems and 8 answers to each. A right answer has reward 1, less the price
 of its forwards. The advantage of an answer's tokens is its reward relative to the other answers to
-the same problem. Run the same command again to go on from the last test.
+the same problem. The model is tested every 40 rounds and written at the end.
 
 Source: Shao et al. 2024, "DeepSeekMath", https://arxiv.org/abs/2402.03300, GRPO. Differs: no KL
 term; one update a round, so that no ratio needs to be clipped.
@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dllm_decode import Answer, Rollout, generate, load_model, replace_weights, roll_out, score
+from dllm_decode import Answer, Rollout, generate, load_model, roll_out, score
+from dllm_decode.models import save_model
 from eval.metrics.statistics import paired_score_interval
 from eval.tasks import WordProblems
 from eval.tasks.base import Example
@@ -48,35 +49,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def learn(options: argparse.Namespace) -> None:
-    """Learns until the time is over; tests and saves every few rounds."""
+    """Learns until the time is over; tests every few rounds, and writes the model."""
     loaded: Any = load_model("mini", dtype="float32")
     (model, tokenizer), folder = loaded, options.folder
     optimiser = torch.optim.AdamW(model.requires_grad_().parameters(), 1e-4)
     rng, number, seconds, first = random.Random(options.seed), 0, 0.0, []
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint = folder / "checkpoint.pt"
-    if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=False)
-        replace_weights(model, saved["model"])
-        optimiser.load_state_dict(saved["optimiser"])
-        rng.setstate(saved["rng"])
-        number, seconds, first = saved["number"], saved["seconds"], saved["first"]
     rewards: list[float] = []
     while True:
         is_over = seconds >= 60.0 * options.minutes
-        if is_over or not first or (rewards and number % 40 == 0):
+        if is_over or number % 40 == 0:
             test = tested(model, tokenizer, options.num_examples)
             first = first or test
             line = {"round": number, "seconds": round(seconds, 1)} | figures(first, test, rewards)
             print(line, flush=True)
             with (folder / "log.jsonl").open("a") as log:
                 print(json.dumps(line), file=log)
-            state = {"number": number, "seconds": seconds, "first": first, "rng": rng.getstate()}
-            parts = {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
-            torch.save(state | parts, folder / "new.pt")
-            (folder / "new.pt").replace(checkpoint)
             rewards = []
         if is_over:
+            save_model(model, folder / "model")
             return
         started = time.process_time()
         examples = [TASK.draw(rng) for _ in range(8)]
@@ -125,4 +116,4 @@ def figures(first: Any, test: Any, rewards: Sequence[float]) -> dict[str, float]
 
 
 if __name__ == "__main__":
-    run_main(main, stopped="Stopped; the same command goes on.")
+    run_main(main)

@@ -16,6 +16,7 @@ from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.loading.find import Hub, find_config
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.needs import ModelNeeds, free_bytes, needs_of
+from dllm_decode.models.loading.stored_formats import AS_TRAINED
 from dllm_decode.settings.addresses import parse_model
 
 _PUBLISHED = Path(__file__).parent / "help/published.toml"
@@ -53,7 +54,7 @@ def _facts(model: str, needs: ModelNeeds, key: str, folder: Path) -> Iterator[st
     yield model
     yield f"  family         {family.name}{f' ({key})' if key else ''}"
     yield f"  parameters     {needs.num_parameters:,}"
-    if needs.stored is not None:
+    if needs.stored is not AS_TRAINED:
         yield f"  stored         by {needs.stored.name}; loaded in bfloat16, see the memory below"
     yield f"  attention      {sees}"
     yield f"  [MASK]         {facts.mask_id}"

@@ -3,7 +3,7 @@
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Unpack, get_args
+from typing import NamedTuple, Unpack
 
 from torch import nn
 
@@ -17,7 +17,7 @@ from dllm_decode.engine.compatibility import default_sampler, require_model
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.loop import new_decoder, raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
-from dllm_decode.models.loading.new_weights import NewWeights, version_of
+from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
 from dllm_decode.text.constraints import Constraint
@@ -57,7 +57,6 @@ def roll_out(
     constraint: Constraint | Sequence[Constraint | None] | None = None,
     stop_strings: Sequence[str] = (),
     num_rows: int = 8,
-    new_weights: NewWeights = "begin again",
     config: DecodeConfig = DecodeConfig(),
     **options: Unpack[DecodeOptions],
 ) -> Iterator[RolloutGroup]:
@@ -71,7 +70,8 @@ def roll_out(
             loss = policy_loss(score(model, group.rollouts), rewards)
 
     The weights may change whenever a group has been yielded, by an optimiser's step or by
-    `replace_weights`; each rollout holds the version of the weights that made it.
+    `replace_weights`: running rows then begin again with new caches. Each rollout holds the version
+    of the weights that made it.
 
     Args:
         model: The mask predictor.
@@ -90,9 +90,6 @@ def roll_out(
             remain possible; `score` computes the model's law of each token, not this joint law.
         stop_strings: Texts that end an answer.
         num_rows: Largest number of rows in a forward.
-        new_weights: "begin again": if the weights change, running rows begin again with new caches.
-            "finish": a group is yielded only when no row runs, so that no row is lost; meanwhile no
-            waiting answer begins.
         config: The options of the decode.
         **options: Fields of `DecodeConfig`, which override `config`. At temperature 0
             tokens are not drawn, so that their log-probabilities are not of a law of draws.
@@ -106,10 +103,6 @@ def roll_out(
     require_model(model)
     require_integer("num_return_sequences", num_return_sequences, least=1)
     require_integer("num_rows", num_rows, least=1)
-    if new_weights not in get_args(NewWeights):
-        raise ValueError(
-            f'new_weights must be "begin again" or "finish", got {shown(new_weights)}.'
-        )
     blanks, config = with_blanks(tokenizer, model, templates, config, options)
     decoder = new_decoder(
         model, default_sampler(model) if sampler is None else sampler, cache=cache,
@@ -129,7 +122,7 @@ def roll_out(
         decoder, tokenizer, prompt_ids(tokenizer, prompts, chat=chat), blanks,
         constraint=constraint, stop_strings=strings, copies=num_return_sequences,
     )  # fmt: skip
-    finished = rollouts_of(decoder, requests, num_rows, new_weights)
+    finished = rollouts_of(decoder, requests, num_rows)
     return _grouped(finished, tokenizer, strings, num_return_sequences)
 
 
@@ -156,10 +149,7 @@ class RolledOut(NamedTuple):
 
 
 def rollouts_of(
-    decoder: Decoder,
-    requests: Sequence[Request],
-    num_rows: int,
-    new_weights: NewWeights = "begin again",
+    decoder: Decoder, requests: Sequence[Request], num_rows: int
 ) -> Iterator[RolledOut]:
     """Answers requests, and yields each with its rollout as soon as it has ended.
 
@@ -167,37 +157,34 @@ def rollouts_of(
     """
     waiting = deque(requests)
     while waiting:
-        yield from _on_one_version(decoder, waiting, num_rows, new_weights)
+        yield from _on_one_version(decoder, waiting, num_rows)
 
 
 def _on_one_version(
-    decoder: Decoder, waiting: deque[Request], num_rows: int, new_weights: NewWeights
+    decoder: Decoder, waiting: deque[Request], num_rows: int
 ) -> Iterator[RolledOut]:
     """Answers waiting requests until the weights change; the running ones then wait again."""
     recorder, version = RolloutRecorder(), version_of(decoder.model)
     running: dict[int, Request] = {}
-    held: list[RolledOut] = []
-    finishes = new_weights == "finish"
 
     def taken() -> Iterator[Request]:
-        while waiting and not (finishes and held):
+        while waiting:
             request = waiting.popleft()
             running[request.index] = request
             yield request
 
     for answers in rounds(decoder, RequestQueue(taken()), num_rows, [recorder]):
+        finished = []
         for ended in raise_errors(iter(answers)):
             request = running.pop(ended.request)
             rollout = recorder.rollout(decoder, request, ended.output, version)
-            held.append(RolledOut(request, rollout, ended.output))
-        if held and not finishes:
+            finished.append(RolledOut(request, rollout, ended.output))
+        if finished:
             before = _num_changes(decoder.model)
-            yield from held
-            held.clear()
+            yield from finished
             if _num_changes(decoder.model) != before:
                 waiting.extendleft(reversed(running.values()))
                 return
-    yield from held
 
 
 def _num_changes(model: MaskPredictor) -> tuple[str, int]:

@@ -15,9 +15,9 @@ from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import rounds
-from dllm_decode.models.loading.new_weights import NewWeights, replace_weights, version_of
+from dllm_decode.models.loading.new_weights import replace_weights, version_of
 from dllm_decode.models.masked_transformer import own_network
-from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEvent
+from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEvent, NewWeights
 from dllm_decode.serve.limits import Limits
 from dllm_decode.text.streaming import still_forced
 
@@ -49,7 +49,7 @@ class WeightsChange(NamedTuple):
 
     Attributes:
         folder: The weights.
-        new_weights: How rows that run are treated, see `roll_out`.
+        new_weights: See `NewWeights`.
         version: Gets the version of the new weights, or the reason why nothing was changed.
     """
 

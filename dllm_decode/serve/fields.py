@@ -11,9 +11,8 @@ from pydantic import (
     model_validator,
 )
 
-from dllm_decode.models.loading.new_weights import NewWeights
 from dllm_decode.serve.errors import RefusedError
-from dllm_decode.serve.jobs import Shown
+from dllm_decode.serve.jobs import NewWeights, Shown
 from dllm_decode.serve.parts import (
     Function,
     ResponseFormat,

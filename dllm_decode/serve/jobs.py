@@ -13,6 +13,9 @@ from dllm_decode.core.rows import Request
 Shown: TypeAlias = Literal["nothing", "prefix", "canvas"]
 """The tokens that a job's owner is told in each round: none, those that are final, or all."""
 
+NewWeights: TypeAlias = Literal["begin again", "finish"]
+"""How rows that run are treated when the weights of their model are replaced."""
+
 # JSON has no -inf.
 LEAST_LOGPROB = -9999.0
 

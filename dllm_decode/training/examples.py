@@ -2,16 +2,14 @@
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from samplers.checks import require_count
 
@@ -72,8 +70,7 @@ class Kind:
         draw: Draws one example; a function of the generator's state.
         prompt_length: Columns of the prompt, left-padded with EOS.
         gen_lengths: Answer lengths in tokens, EOS padding included; each step draws one of them.
-        num_rows: Rows in a step that has such examples.
-        period: Steps from one step with such examples to the next.
+        num_rows: Rows of a step.
     """
 
     name: str
@@ -81,10 +78,9 @@ class Kind:
     prompt_length: int
     gen_lengths: tuple[int, ...]
     num_rows: int
-    period: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("prompt_length", "num_rows", "period"):
+        for name in ("prompt_length", "num_rows"):
             require_count(name, vars(self)[name], 1)
         if not self.gen_lengths or min(self.gen_lengths) < 1:
             raise ValueError(f"gen_lengths are one or more lengths, got {self.gen_lengths}.")
@@ -184,57 +180,35 @@ def lay_out(pairs: Sequence[Pair], gen_length: int, eos_id: int, *, start: int =
     return Batch(torch.from_numpy(tokens), pads, gen_length)
 
 
-@dataclass(kw_only=True)
-class KindRows(Source[Batch], Dataset[list[Batch]]):
-    """Draws every row anew, in this process or in others; `Kind` describes the rows of a step.
+@dataclass(frozen=True)
+class KindRows(Source[Batch]):
+    """Draws every row anew; `Kind` describes the rows of a step.
 
     The losses of the kinds are weighted by their share of the rows. Rows depend on the seed and on
-    the number of the step alone, however many workers draw them.
+    the number of the step alone.
 
     Attributes:
-        kinds: Kinds of examples to draw.
+        kinds: Kinds of examples to draw; each step has all of them.
         eos_id: Token that pads prompts and answers.
         device: Device of the batches.
         seed: Seed of the examples.
-        num_workers: Processes that draw ahead; 0: none.
     """
 
-    kinds: Sequence[Kind] = field(kw_only=False)
+    kinds: Sequence[Kind]
     eos_id: int
     device: torch.device | str = "cpu"
     seed: int = 0
-    num_workers: int = 0
-
-    def __post_init__(self) -> None:
-        self._drawn: Iterator[list[Batch]] | None = None
 
     def parts(self, step: int, rank: int, world_size: int) -> list[Part[Batch]]:
-        """Returns a batch of each kind that the step has; steps are asked for in order."""
+        """Returns a batch of each kind."""
         number = step * world_size + rank
-        if self._drawn is None:
-            ahead = ((later_step, later_step * world_size + rank) for later_step in count(step))
-            self._drawn = iter(DataLoader(
-                self, batch_size=None, sampler=ahead, num_workers=self.num_workers
-            ))  # fmt: skip
-        share = sum(kind.num_rows / kind.period for kind in self.kinds)
-        return [
-            Part(
-                batch.to(self.device), f"masks;{kind.name};{number}",
-                kind.num_rows / share, kind.num_rows,
-            )
-            for kind, batch in zip(self._due(step), next(self._drawn), strict=True)
-        ]  # fmt: skip
-
-    def __getitem__(self, place: tuple[int, int]) -> list[Batch]:
-        step, number = place
-        batches = []
-        for kind in self._due(step):
+        num_rows, parts = sum(kind.num_rows for kind in self.kinds), []
+        for kind in self.kinds:
             pairs = kind.pairs(f"{self.seed};{kind.name};{number}", self.eos_id)
             rng = random.Random(f"{self.seed};{kind.name};{step};length")
             # On a GPU new shapes are slow.
             start = kind.prompt_length if torch.device(self.device).type == "cuda" else 0
-            batches.append(lay_out(pairs, rng.choice(kind.gen_lengths), self.eos_id, start=start))
-        return batches
-
-    def _due(self, step: int) -> list[Kind]:
-        return [kind for kind in self.kinds if step % kind.period == 0]
+            batch = lay_out(pairs, rng.choice(kind.gen_lengths), self.eos_id, start=start)
+            key, share = f"masks;{kind.name};{number}", kind.num_rows / num_rows
+            parts.append(Part(batch.to(self.device), key, share, kind.num_rows))
+        return parts

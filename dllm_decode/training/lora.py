@@ -11,7 +11,7 @@ from torch import nn
 
 from dllm_decode.core.files import new_files
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.families import Family
+from dllm_decode.models.families import LLADA, Family
 from dllm_decode.models.loading.weights import write_weights
 from dllm_decode.models.network.transformer import Transformer
 
@@ -32,8 +32,7 @@ class LoRA:
     https://arxiv.org/abs/2106.09685, by the package peft.
 
     Args:
-        model: Gets the additions, in float32 at least.
-        family: Family of the model, for the official names of the matrices.
+        model: Gets the additions, in float32 at least. A new model has LLaDA's names of matrices.
         rank: Between 1 and the hidden size of the model.
         alpha: At least 1.
         seed: Seed of torch's global generator, which draws the first values of A, so that a
@@ -44,13 +43,7 @@ class LoRA:
     """
 
     def __init__(
-        self,
-        model: MaskedTransformer,
-        family: Family,
-        *,
-        rank: int = 128,
-        alpha: int = 128,
-        seed: int = 0,
+        self, model: MaskedTransformer, *, rank: int = 128, alpha: int = 128, seed: int = 0
     ) -> None:
         require_lora(model, rank=rank, alpha=alpha)
         from peft import LoraConfig, inject_adapter_in_model
@@ -58,7 +51,7 @@ class LoRA:
 
         transformer = model.transformer
         self._transformer = transformer
-        self._official = list(_official(transformer, family))
+        self._official = list(_official(transformer, model.family or LLADA))
         self._config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=_LINEAR_MAPS)
         torch.manual_seed(seed)
         inject_adapter_in_model(self._config, transformer, adapter_name=_ADAPTER)

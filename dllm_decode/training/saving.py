@@ -11,18 +11,11 @@ from transformers import PreTrainedTokenizerBase
 
 from dllm_decode.core.files import new_files
 from dllm_decode.models import MaskedTransformer, load_model
-from dllm_decode.models.families import FAMILIES, Family, family_of
+from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.loading.export import files_of_model
 from dllm_decode.models.loading.json_files import read_json, write_json
 from dllm_decode.models.loading.weights import write_weights
 from dllm_decode.models.masked_transformer import own_network
-
-
-def read_family(folder: Path, family: str | None = None) -> Family:
-    """Returns the family of a checkpoint's folder; ValueError if the checkpoint is of no family."""
-    path = folder / "config.json"
-    return family_of(read_json(path), family, file=repr(str(path)))
-
 
 _BIASED = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 _WRITES = ("self_attn.o_proj.weight", "mlp.down_proj.weight")

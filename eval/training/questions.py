@@ -116,15 +116,20 @@ def read_questions(
     """
     selection = _with_split(parse_task(address), "train")
     examples = selection.examples()
-    _require_enough(selection.address, len(examples), least, splits=not held_out)
     if held_out:
         held_out_selection = parse_task(held_out)
         judged = held_out_selection.examples()
-        _require_enough(held_out_selection.address, len(judged), 1, splits=False)
     else:
         held_out_selection = selection
         judged = examples[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
         examples = [e for i, e in enumerate(examples, start=1) if i % HELD_OUT_EVERY]
+    if len(examples) < least or not judged:
+        why = "" if held_out else f" Every {HELD_OUT_EVERY}th prompt is held out."
+        raise ValueError(
+            f"There must be at least {least} prompts to train on and 1 to judge by, got "
+            f"{len(examples)} of {selection.address} and {len(judged)} of "
+            f"{held_out_selection.address}.{why} Raise limit=, or name a task that has more."
+        )
     training_keys = {_key(example) for example in examples}
     shared = sum(_key(example) in training_keys for example in judged)
     if shared:
@@ -137,19 +142,6 @@ def read_questions(
         Questions(selection, examples, prompts or selection.task.prompts),
         Questions(held_out_selection, judged, prompts or held_out_selection.task.prompts),
     )
-
-
-def _require_enough(address: str, num_found: int, least: int, *, splits: bool) -> None:
-    needed, why = least, ""
-    if splits:
-        # A fifth of the prompts is held out, and at least one prompt must be.
-        needed = max(HELD_OUT_EVERY, least + (least - 1) // (HELD_OUT_EVERY - 1))
-        why = f", of which every {HELD_OUT_EVERY}th is held out"
-    if num_found < needed:
-        raise ValueError(
-            f"There must be at least {needed} prompts{why}, got {num_found} of {address}. Raise "
-            "limit=, or name a task that has more."
-        )
 
 
 def _with_split(selection: Selection, split: str) -> Selection:

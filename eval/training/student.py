@@ -20,7 +20,6 @@ from dllm_decode.training.certainty import (
     TrajectoryForcing,
 )
 from dllm_decode.training.lora import LoRA, require_lora
-from dllm_decode.training.saving import read_family
 from eval.training.questions import Questions, config_of
 
 
@@ -57,7 +56,6 @@ class Student:
         self.objective = self._objective()
         self.written = "adapter" if rank else "model"
         self._source = self.loaded.files[0].parent
-        self._family = read_family(self._source, self._address.family)
         self._sizes = {"rank": rank, "alpha": options.lora_alpha or rank}
         self._lora: LoRA | None = None
         if rank:
@@ -67,7 +65,7 @@ class Student:
         """Makes the weights trainable, or LoRA's additions to them, and returns the optimisers."""
         options, model = self._options, self.model
         if options.lora_rank:
-            self._lora = LoRA(model, self._family, seed=options.seed, **self._sizes)
+            self._lora = LoRA(model, seed=options.seed, **self._sizes)
         else:
             model.requires_grad_(True)
         if options.muon is not None:
@@ -80,8 +78,9 @@ class Student:
         if self._lora is not None:
             self._lora.save(folder / self.written, base=self._address.source)
             return
+        assert self.model.family is not None
         files = weight_files(self._source)
-        stored = check_weights(self.model.transformer, self._family, files)
+        stored = check_weights(self.model.transformer, self.model.family, files)
         save_model(self.model, folder / self.written, dtype=stored)
 
     def _objective(self) -> Objective[Batch]:

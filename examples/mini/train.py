@@ -59,7 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--evaluate-on", type=int, help="questions of each kind, instead of the recipe's")
     add("--resume", action="store_true", help="continue from the checkpoints")
     add("--compile", action="store_true", help="compile the layers; needs a C++ compiler")
-    add("--workers", type=int, default=0, help="processes that draw examples ahead")
     options = parser.parse_args(arguments)
     disable_progress_bar()
     runs = runs_of(options.name)
@@ -102,7 +101,7 @@ def train_one(options: Namespace, run: Namespace, name: str) -> None:
     )  # fmt: skip
     source = training.KindRows(
         kinds_of(tokenizer, run.rows, tuple(run.gen_lengths)), eos_id=int(tokenizer.eos_token_id),
-        device=run.device, seed=run.seed, num_workers=options.workers,
+        device=run.device, seed=run.seed,
     )  # fmt: skip
     with ProgressBar(Console(), name) as bar:
 

@@ -4,7 +4,7 @@ A new family is an entry of `DENSE` or `MIXTURES`. A family of a user's own is p
 `load_model`, or named with its module; docs/extending.md has a recipe.
 """
 
-import importlib
+from pkgutil import resolve_name
 
 from dllm_decode.models.families.base import CheckpointFacts, Family, Refusal
 from dllm_decode.models.families.dense import DENSE
@@ -66,45 +66,38 @@ def family_of(
 def _named(name: str) -> Family:
     if name in FAMILIES:
         return FAMILIES[name]
-    module, colon, variable = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise ValueError(
             f"family must be one of {', '.join(FAMILIES)}, or one of your own with its module, "
             f"such as 'my_module:MY_FAMILY', got {name!r}."
         )
     try:
-        loaded = vars(importlib.import_module(module)).get(variable)
-    except (ImportError, ValueError) as error:
+        loaded = resolve_name(name)
+    except (AttributeError, ImportError, ValueError) as error:
         raise ValueError(
-            f"The module of the family {name!r} must be importable, got {error}. Install its "
-            "package, or run in the folder that holds it."
+            f"The family {name!r} must be importable, got {error}. Install its package, or run in "
+            "the folder that holds it."
         ) from error
     if not isinstance(loaded, Family):
-        got = "nothing of this name" if loaded is None else f"a {type(loaded).__name__}"
-        raise ValueError(f"{name!r} must be a Family, got {got}.")
+        raise ValueError(f"{name!r} must be a Family, got a {type(loaded).__name__}.")
     return loaded
 
 
 def _recognised(architecture: object, file: str) -> Family:
     supported = []
-    for family in FAMILIES.values():
-        if family.is_named_by_caller:
-            continue
-        if family.architecture == architecture:
-            return family
-        supported.append(f"{family.architecture} ({family.name})")
-    remedy = (
+    remedy = _NOT_IMPLEMENTED.get(
+        str(architecture),
         "Choose a checkpoint of one of these families, name its family, or pass a family of your "
-        "own (docs/extending.md)."
+        "own (docs/extending.md).",
     )
-    matching = [
-        key for key, candidate in FAMILIES.items() if candidate.architecture == architecture
-    ]
-    if matching:
-        names = " or ".join(map(repr, matching))
-        remedy = f"If it is a diffusion model all the same, name its family: family={names}."
-    if isinstance(architecture, str) and architecture in _NOT_IMPLEMENTED:
-        remedy = _NOT_IMPLEMENTED[architecture]
+    for key, family in FAMILIES.items():
+        is_of_family = family.architecture == architecture
+        if family.is_named_by_caller and is_of_family:
+            remedy = f"If it is a diffusion model all the same, name its family: family={key!r}."
+        elif is_of_family:
+            return family
+        elif not family.is_named_by_caller:
+            supported.append(f"{family.architecture} ({family.name})")
     raise ValueError(
         f"{file} must name a supported architecture ({', '.join(supported)}) in 'architectures', "
         f"got {architecture!r}. {remedy}"

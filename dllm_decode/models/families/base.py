@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dllm_decode.models.families.reader import MOST_LENGTH, Config, ConfigReader, is_integer, shown
 from dllm_decode.models.network.config import NetworkConfig
+from dllm_decode.models.network.parts import pattern_of
 from dllm_decode.models.network.transformer import Transformer
 
 
@@ -42,13 +43,20 @@ class Refusal(NamedTuple):
 
     Attributes:
         key: The key in config.json; a key inside an object is written "net.activation".
-        allowed: Values that are understood, `None` for null; an absent key is understood too.
-        required: The rest of the sentence "key ...".
+        allowed: Values that are understood, `None` for null; an absent key is understood too. The
+            message names the first one.
     """
 
     key: str
     allowed: tuple[object, ...]
-    required: str
+
+    @property
+    def required(self) -> str:
+        """The value that is asked for, as JSON has it."""
+        first = self.allowed[0]
+        if first is None:
+            return "absent or null"
+        return str(first).lower() if isinstance(first, bool) else repr(first)
 
 
 @dataclass(frozen=True)
@@ -61,8 +69,8 @@ class Family:
             apart: LLaDA and LLaDA-MoE both say "llada".
         names: Our names of tensors (docs/extending/family.md) to the official ones; `{n}` is
             the layer, `{e}` the expert. Names without a tensor in a network are ignored.
-            Where a checkpoint has gate and up in one tensor, gate's rows first, name
-            `gate_up.weight` instead of the two.
+            Where a checkpoint has one tensor for gate and up, or for queries, keys and values, with
+            their rows in this order, name `gate_up.weight` or `qkv.weight` instead.
         read_shape: Sizes and switches from config.json.
         refusals: Switches this package does not implement.
         mask_id: [MASK] if neither the configuration nor the tokenizer has it; `None`: only the
@@ -79,8 +87,6 @@ class Family:
         fast_tokenizer: tokenizer.json says how texts are split. Else the rules are those of
             Qwen2Tokenizer, which also reads vocab.json and merges.txt, unless
             tokenizer_config.json names a class without rules (PreTrainedTokenizerFast).
-        split_qkv: Queries, keys and values are three tensors of a checkpoint, else one, and `names`
-            has `qkv.weight` instead of the three.
         is_causal_too: Under a causal mask the logits at a column predict the next token, whatever
             `logit_shift` is for the other mode.
         is_named_by_caller: config.json is that of an ordinary autoregressive model, so that the
@@ -102,7 +108,6 @@ class Family:
     block_keys: tuple[str, ...] = ()
     may_be_block_causal: bool = False
     fast_tokenizer: bool = False
-    split_qkv: bool = True
     is_causal_too: bool = False
     is_named_by_caller: bool = False
 
@@ -114,8 +119,8 @@ class Family:
         """
         views: dict[str, Tensor] = {}
         missing: dict[str, None] = {}
-        for name, part in self._joined(transformer.parts(split_qkv=self.split_qkv)).items():
-            pattern, numbers = _pattern(name)
+        for name, part in transformer.parts(self.names).items():
+            pattern, numbers = pattern_of(name)
             if pattern not in self.names:
                 missing[pattern] = None
                 continue
@@ -132,19 +137,6 @@ class Family:
                 f"none for {', '.join(missing)}."
             )
         return views
-
-    def _joined(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Joins gate and up into one tensor if the checkpoint has one."""
-        joined: dict[str, Tensor] = {}
-        for name, part in parts.items():
-            prefix, _, kind = name.rpartition(".gate.")
-            fused = f"{prefix}.gate_up.{kind}"
-            if prefix and _pattern(fused)[0] in self.names:
-                # The network also has one tensor, in which the rows of up follow the rows of gate.
-                joined[fused] = part.as_strided((2 * len(part), *part.shape[1:]), part.stride())
-            elif name.replace(".up.", ".gate_up.") not in joined:
-                joined[name] = part
-        return joined
 
     def read(
         self,
@@ -186,12 +178,12 @@ class Family:
         )
 
     def _require_allowed(self, config: ConfigReader) -> None:
-        for key, allowed, required in self.refusals:
-            if not config.is_one_of(key, allowed):
+        for refusal in self.refusals:
+            if not config.is_one_of(refusal.key, refusal.allowed):
                 raise ValueError(
-                    f"{config.file}: {self.name} checkpoints need {key!r} {required}, got "
-                    f"{shown(config.value(key))}. This variant is not implemented; choose another "
-                    "checkpoint."
+                    f"{config.file}: {self.name} checkpoints need {refusal.key!r} to be "
+                    f"{refusal.required}, got {shown(config.value(refusal.key))}. This variant is "
+                    "not implemented; choose another checkpoint."
                 )
 
     def _shape(self, config: ConfigReader) -> NetworkConfig:
@@ -275,15 +267,3 @@ class Family:
             if config.has(key):
                 return config.positive_int(key, most=MOST_LENGTH)
         return self.block_length
-
-
-def _pattern(name: str) -> tuple[str, dict[str, str]]:
-    """Splits "layers.3.up.weight" into "layers.{n}.up.weight" and {"n": "3"}."""
-    words = name.split(".")
-    numbers = {}
-    for i, word in enumerate(words):
-        if word.isdigit():
-            letter = "n" if i == 1 else "e"
-            numbers[letter] = word
-            words[i] = f"{{{letter}}}"
-    return ".".join(words), numbers

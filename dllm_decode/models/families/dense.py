@@ -125,7 +125,7 @@ DENSE = {
         },
         refusals=(
             SILU,
-            Refusal("dlm_paradigm", ("bidirectional", "block_diff"), "to be 'bidirectional'"),
+            Refusal("dlm_paradigm", ("bidirectional", "block_diff")),
             NO_BIAS,
             NO_MLP_BIAS,
             NO_WINDOW,

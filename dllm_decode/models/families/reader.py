@@ -95,13 +95,6 @@ class ConfigReader:
             raise self.error(key, "a string", value)
         return value
 
-    def texts(self, key: str) -> str | list[str]:
-        """Reads a string, or a list of them."""
-        value: str | list[str] = self._value(key, None)
-        if any(type(item) is not str for item in (value if type(value) is list else [value])):
-            raise self.error(key, "a string or a list of them", value)
-        return value
-
     def mapping(self, key: str) -> "ConfigReader":
         """Returns a reader of the keys of an object."""
         value = self._value(key, None)

@@ -49,17 +49,17 @@ MOE_NAMES = NAMES | {
 }
 """Qwen3-MoE's names, one tensor for each matrix of each expert."""
 
-SILU = Refusal("hidden_act", ("silu",), "to be 'silu'")
+SILU = Refusal("hidden_act", ("silu",))
 REFUSALS = (
     SILU,
-    Refusal("use_sliding_window", (False,), "to be false"),
-    Refusal("use_mrope", (False,), "to be false"),
+    Refusal("use_sliding_window", (False,)),
+    Refusal("use_mrope", (False,)),
 )
 """Switches of Qwen2 and its descendants."""
 
-NO_BIAS = Refusal("attention_bias", (False,), "to be false")
-NO_MLP_BIAS = Refusal("mlp_bias", (False,), "to be false")
-NO_WINDOW = Refusal("sliding_window", (None, False), "to be absent or null")
+NO_BIAS = Refusal("attention_bias", (False,))
+NO_MLP_BIAS = Refusal("mlp_bias", (False,))
+NO_WINDOW = Refusal("sliding_window", (None, False))
 
 
 def read_shape(

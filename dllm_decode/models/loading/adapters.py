@@ -4,12 +4,11 @@ Source: Hu et al. 2021, "LoRA", https://arxiv.org/abs/2106.09685; the scale of `
 Kalajdzievski 2023, https://arxiv.org/abs/2312.03732.
 """
 
-import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -21,7 +20,6 @@ from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.weights import check_finite, check_float_storage, open_weights
 
 _CONFIG = "adapter_config.json"
-Value = TypeVar("Value")
 _PREFIX = "base_model.model."
 # Far above any alpha in use; a larger one gives infinite weights, whose error lacks its name.
 _MOST_ALPHA = 1e6
@@ -65,14 +63,12 @@ class Adapter:
     Attributes:
         path: File of the adapter's weights.
         factors: Factors by the official name of the matrix that their product is added to.
-        targets: Names of modules that were trained; () if the adapter names them by a pattern.
-        is_partial: The adapter was trained for some layers or modules only.
+        targets: Modules that must all have factors; () if some were left out of the training.
     """
 
     path: Path
     factors: Mapping[str, Factors]
     targets: tuple[str, ...]
-    is_partial: bool
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -88,16 +84,9 @@ class Adapter:
                 problems.append(
                     f"{name} of shape {list(tensors[name].shape)} instead of {list(shape)}"
                 )
-        for target in self.targets:
-            matching = [name for name in tensors if _is_of(name, target)]
-            if not matching:
-                # Recipes name the modules of several layouts; PEFT trains the modules that exist.
-                logging.getLogger("dllm_decode").warning(
-                    "%r: target_modules names %r, which the model lacks; it added nothing.",
-                    str(self.path.with_name(_CONFIG)), target,
-                )  # fmt: skip
-            elif not self.is_partial:
-                problems += [f"nothing for {name}" for name in matching if name not in self.factors]
+        ends = tuple(f".{target}.weight" for target in self.targets)
+        lacking = [name for name in tensors if name not in self.factors]
+        problems += [f"nothing for {name}" for name in lacking if f".{name}".endswith(ends)]
         if problems:
             raise ValueError(
                 f"An adapter must fit its base model, got {str(self.path)!r} with {len(problems)} "
@@ -130,14 +119,11 @@ def read_adapter(folder: Path) -> Adapter:
         name: Factors(down, up, _scale(config, name, rank=down.shape[0]))
         for name, (down, up) in _pairs(path).items()
     }
-    targets = _or_none(config, "target_modules", config.texts)
-    layers = _or_none(config, "layers_to_transform", config.integers)
-    is_partial = layers is not None or bool(_or_none(config, "exclude_modules", config.texts))
-    return Adapter(path, factors, tuple(targets) if isinstance(targets, list) else (), is_partial)
-
-
-def _or_none(config: ConfigReader, key: str, read: Callable[[str], Value]) -> Value | None:
-    return None if config.value(key) is None else read(key)
+    is_partial = config.has("layers_to_transform") or bool(config.value("exclude_modules"))
+    # A text is a pattern of names.
+    named = config.value("target_modules")
+    targets = tuple(named) if isinstance(named, list) and not is_partial else ()
+    return Adapter(path, factors, targets)
 
 
 def merge_adapter(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
@@ -193,8 +179,3 @@ def _scale(config: ConfigReader, name: str, *, rank: int) -> float:
         )
     alpha = config.positive_number("lora_alpha", most=_MOST_ALPHA)
     return alpha / (rank**0.5 if config.boolean("use_rslora", False) else rank)
-
-
-def _is_of(name: str, target: str) -> bool:
-    module = name.removesuffix(".weight")
-    return name.endswith(".weight") and (module == target or module.endswith(f".{target}"))

@@ -171,7 +171,7 @@ def files_of_model(folder: Path) -> set[str]:
             f"A model must go to a folder whose files do not become part of it, or that holds an "
             f"earlier model, got {str(folder)!r} with {got}. Choose another folder."
         )
-    return names | {*(shards_of(folder / INDEX) if INDEX in names else ())}
+    return names | (shards_of(folder / INDEX) if INDEX in names else set())
 
 
 def _changed_config(
@@ -257,7 +257,7 @@ def _new_config(model: MaskedTransformer) -> dict[str, object]:
 def _config(model: MaskedTransformer) -> dict[str, object]:
     shape = model.transformer.config
     # The switches of LLaDA that have one value here.
-    fixed = {key: allowed[0] for key, allowed, _ in LLADA.refusals if allowed[0] is not None}
+    fixed = {key: allowed[0] for key, allowed in LLADA.refusals if allowed[0] is not None}
     return fixed | {
         "architectures": [LLADA.architecture],
         "attention_dropout": 0.0,

@@ -10,6 +10,7 @@ import torch
 from dllm_decode.models.families import CheckpointFacts, Family, family_of
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
+from dllm_decode.models.loading.by_transformers import load_diffusion_gemma, load_xlnet
 from dllm_decode.models.loading.find import Hub, find_model
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.needs import (
@@ -36,7 +37,8 @@ from dllm_decode.models.loading.quantize import (
     check_quantization,
     quantize_layers,
 )
-from dllm_decode.models.loading.stored_formats import StoredFormat, stored_format
+from dllm_decode.models.loading.stored_formats import AS_TRAINED, StoredFormat, stored_format
+from dllm_decode.models.loading.target import load_target
 from dllm_decode.models.loading.tokenizer import padding_ids, read_tokenizer
 from dllm_decode.models.loading.weights import (
     check_weights,
@@ -46,13 +48,13 @@ from dllm_decode.models.loading.weights import (
     weight_files,
 )
 from dllm_decode.models.masked_transformer import MaskedTransformer, require_one_way
+from dllm_decode.models.targets.causal_only import CausalOnly
 from samplers.checks import shown
 
 if TYPE_CHECKING:
     import transformers
 
     from dllm_decode.models.diffusion_gemma import DiffusionGemma
-    from dllm_decode.models.targets.causal_only import CausalOnly
     from dllm_decode.models.xlnet import XLNet
 
 LoadedModel: TypeAlias = "MaskedTransformer | DiffusionGemma | XLNet | CausalOnly"
@@ -158,7 +160,7 @@ def load_model(
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     kind = "causal" if family == "causal" else str(config.get("model_type"))
     if kind in _BY_TRANSFORMERS:
-        if stored is not None:
+        if stored is not AS_TRAINED:
             raise ValueError(
                 f"Weights of {name}, which transformers computes, must be stored as they were "
                 f"trained, got {stored.name}. Load the original checkpoint."
@@ -243,10 +245,7 @@ def _by_transformers(
     tokenizer: Literal["required", "optional"],
     max_memory: Mapping[int | str, int | str] | None,
 ) -> tuple[LoadedModel, Optional["transformers.PreTrainedTokenizerBase"]]:
-    """Loads a model of `_BY_TRANSFORMERS`; imports its module only then.
-
-    `options` are of networks of this package.
-    """
+    """Loads a model of `_BY_TRANSFORMERS`; `options` are those of networks of this package."""
     supported = _BY_TRANSFORMERS[kind]
     require_left_out({key: value for key, value in options.items() if key not in supported}, name)
     is_causal = kind == "causal"
@@ -254,22 +253,13 @@ def _by_transformers(
         folder, kind, "required" if is_causal else tokenizer, fast=not is_causal
     )
     if kind == "diffusion_gemma":
-        from dllm_decode.models.loading.by_transformers import load_diffusion_gemma
-
-        return (
-            load_diffusion_gemma(folder, name, device, dtype, max_memory=max_memory),
-            loaded_tokenizer,
-        )
+        gemma = load_diffusion_gemma(folder, name, device, dtype, max_memory=max_memory)
+        return gemma, loaded_tokenizer
     device = "cuda" if device == "auto" else device
     if kind == "xlnet":
-        from dllm_decode.models.loading.by_transformers import load_xlnet
-
-        return load_xlnet(
-            folder, loaded_tokenizer, name, device, dtype, mask_id=options["mask_id"]
-        ), loaded_tokenizer
-    from dllm_decode.models.loading.target import load_target
-    from dllm_decode.models.targets.causal_only import CausalOnly
-
+        mask_id = options["mask_id"]
+        xlnet = load_xlnet(folder, loaded_tokenizer, name, device, dtype, mask_id=mask_id)
+        return xlnet, loaded_tokenizer
     assert loaded_tokenizer is not None
     target = load_target(folder, loaded_tokenizer, device=device, dtype=dtype)
     target.name = name
@@ -281,7 +271,7 @@ def _read_weights(
     family: Family,
     files: list[Path],
     lora: Adapter | None,
-    stored: StoredFormat | None,
+    stored: StoredFormat,
 ) -> None:
     """Fills an allocated model, merges an adapter, and sets a fingerprint of the files' numbers."""
     digests = fill(model.transformer, family, files, stored)

@@ -10,7 +10,7 @@ from dllm_decode.models.families import CheckpointFacts, Family, family_of
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.placement import new_on_meta
-from dllm_decode.models.loading.stored_formats import StoredFormat, stored_format
+from dllm_decode.models.loading.stored_formats import AS_TRAINED, StoredFormat, stored_format
 from dllm_decode.models.network.packed import has_bfloat16
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -28,14 +28,14 @@ class ModelNeeds:
         facts: What its configuration says.
         num_parameters: Numbers that its weights hold.
         max_length: Columns that it was trained for; `None`: not stated.
-        stored: How its weights were quantised before they were stored; `None`: they were not.
+        stored: How its weights were quantised before they were stored.
     """
 
     family: Family
     facts: CheckpointFacts
     num_parameters: int
     max_length: int | None
-    stored: StoredFormat | None = None
+    stored: StoredFormat = AS_TRAINED
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Returns the memory of the weights."""
@@ -78,11 +78,8 @@ def needs_of(
     )  # fmt: skip
     parameters = new_on_meta(facts.shape).parameters()
     num_parameters = sum(parameter.numel() for parameter in parameters)
-    max_length, stored = (
-        max_length_of(ConfigReader(config, file=file)),
-        stored_format(config, file=file),
-    )
-    return ModelNeeds(known, facts, num_parameters, max_length, stored)
+    max_length = max_length_of(ConfigReader(config, file=file))
+    return ModelNeeds(known, facts, num_parameters, max_length, stored_format(config, file=file))
 
 
 def max_length_of(config: ConfigReader) -> int | None:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -13,9 +12,6 @@ from dllm_decode.core.model import MaskPredictor, fingerprint_of
 from dllm_decode.models.loading.load import load_model
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from samplers.checks import shown
-
-NewWeights: TypeAlias = Literal["begin again", "finish"]
-"""How rows that run are treated when the weights of their model are replaced."""
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -4,7 +4,7 @@ A matrix of O rows and I columns is stored as several tensors. Activations are n
 that answers differ from those of servers which multiply in 4 or 8 bits.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +17,13 @@ from dllm_decode.models.families.reader import ConfigReader, shown
 Parts: TypeAlias = Mapping[str, Shaped[Tensor, "..."]]
 Shapes: TypeAlias = Mapping[str, list[int]]
 
-_UNREAD_METHODS = {"awq": "AWQ", "bitsandbytes": "bitsandbytes"}
+FLOATS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+}
+"""Dtypes of tensors that are stored as they were trained, by their names in safetensors."""
 # Keys that change what the stored numbers mean, or that add tensors.
 _NOT_IMPLEMENTED = ("kv_cache_scheme", "sparsity_config", "transform_config")
 _ORDERS = (None, False, "weight", "static")
@@ -54,18 +60,19 @@ class StoredFormat:
     group_size: int | None = None
     transposed: bool = False
 
-    def holds(self, name: str, dtype: str, floats: Collection[str]) -> bool:
+    def holds(self, key: str, dtype: str) -> bool:
         """Says whether a stored tensor is a part of a matrix in this format."""
-        suffix = name.rpartition(".")[2]
-        is_plain = suffix == "weight" and dtype in floats
+        suffix = key.rpartition(".")[2]
+        is_plain = suffix == "weight" and dtype in FLOATS
         return not is_plain and suffix in (*self.parts, *self.unread)
 
-    def unpacked(self, headers: Mapping[str, Header], floats: Collection[str]) -> dict[str, Header]:
-        """Returns the headers that a file without quantised tensors would have.
+    def name_of(self, key: str) -> str:
+        """Returns the name of the matrix that a stored tensor begins; else that of the tensor."""
+        base, _, suffix = key.rpartition(".")
+        return f"{base}.weight" if suffix in self.parts[:1] else key
 
-        Args:
-            headers: Those of all stored tensors.
-            floats: Dtypes of tensors that are stored as they were trained.
+    def unpacked(self, headers: Mapping[str, Header]) -> dict[str, Header]:
+        """Returns the headers that files without quantised tensors would have.
 
         Raises:
             ValueError: If a matrix lacks a part, or its groups do not fit.
@@ -73,7 +80,7 @@ class StoredFormat:
         plain: dict[str, Header] = {}
         matrices: dict[str, dict[str, list[int]]] = {}
         for name, header in headers.items():
-            if self.holds(name, header.dtype, floats):
+            if self.holds(name, header.dtype):
                 base, _, suffix = name.rpartition(".")
                 matrices.setdefault(base, {})[suffix] = header.shape
             else:
@@ -115,15 +122,15 @@ class StoredFormat:
         return size
 
 
-def stored_format(config: Mapping[str, Any], *, file: str) -> StoredFormat | None:
-    """Returns how the weights of a checkpoint were quantised; `None`: they were not.
+def stored_format(config: Mapping[str, Any], *, file: str) -> StoredFormat:
+    """Returns how the weights of a checkpoint were stored.
 
     Raises:
         ValueError: If they were quantised in a way that cannot be read.
     """
     quantization = config.get("quantization_config")
     if not quantization:
-        return None
+        return AS_TRAINED
     if not isinstance(quantization, Mapping):
         raise _refused(shown(quantization), file)
     reader = ConfigReader(quantization, file=file, prefix="quantization_config.")
@@ -138,7 +145,7 @@ def stored_format(config: Mapping[str, Any], *, file: str) -> StoredFormat | Non
     if method == "modelopt" and quantization.get("quant_algo") == "NVFP4":
         return _NVFP4_MODELOPT
     algorithm = f" {quantization['quant_algo']}" if "quant_algo" in quantization else ""
-    raise _refused(_UNREAD_METHODS.get(method, method) + algorithm, file)
+    raise _refused(method + algorithm, file)
 
 
 def _refused(method: str, file: str) -> ValueError:
@@ -245,6 +252,10 @@ def _unpack_modelopt(parts: Parts, bits: int) -> Float[Tensor, "O I"]:
     return _unpack_float4(parts["weight"], parts["weight_scale"].float() * parts["weight_scale_2"])
 
 
+AS_TRAINED = StoredFormat(
+    "no method", (), (), lambda shapes, bits: [], lambda parts, bits: torch.empty(0, 0)
+)
+"""Weights that were not quantised: no matrix has parts."""
 _GPTQ = StoredFormat(
     "GPTQ", ("qweight", "scales", "qzeros", "g_idx"), (),
     lambda shapes, bits: [shapes["scales"][1], shapes["qweight"][0] * 32 // bits], _unpack_gptq,

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,9 @@ from torch import Tensor
 
 from dllm_decode.models.families import Family
 from dllm_decode.models.loading.json_files import read_json, refuse_pointer
-from dllm_decode.models.loading.stored_formats import Header, StoredFormat
+from dllm_decode.models.loading.stored_formats import AS_TRAINED, FLOATS, Header, StoredFormat
 from dllm_decode.models.network.transformer import Transformer
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-}
 INDEX = "model.safetensors.index.json"
 _BESIDE_WEIGHTS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -38,22 +32,20 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If a file is damaged, or lacks a tensor that the index names for it.
+        ValueError: If the index is damaged.
     """
     index, single = folder / INDEX, "model.safetensors"
-    shards = shards_of(index) if index.is_file() else {single: []}
+    shards = shards_of(index) if index.is_file() else {single}
     if single not in shards and (folder / single).is_file():
         # As transformers does.
         logging.getLogger("dllm_decode").warning(
             "%r holds weights twice: %s is read, and not the files that %s names. Remove those "
             "that are stale.", str(folder), single, index.name,
         )  # fmt: skip
-        shards = {single: []}
+        shards = {single}
     files = [folder / name for name in sorted(shards)]
     absent = [path.name for path in files if not path.is_file()]
     if not absent:
-        for path in files:
-            _check_shard(path, shards[path.name])
         return files
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     if pickled and not index.is_file():
@@ -74,8 +66,8 @@ def model_files(folder: Path) -> tuple[Path, ...]:
     return (*(path for path in others if path.is_file()), *weight_files(folder))
 
 
-def shards_of(index: Path) -> dict[str, list[str]]:
-    """Returns the tensors that an index names for each file; ValueError if it is damaged."""
+def shards_of(index: Path) -> set[str]:
+    """Returns the names of the files that an index has; ValueError if it is damaged."""
     weight_map = read_json(index).get("weight_map")
     places = weight_map if isinstance(weight_map, dict) else {}
     if not places or any(not _is_file_name(place) for place in places.values()):
@@ -83,24 +75,11 @@ def shards_of(index: Path) -> dict[str, list[str]]:
             f"{str(index)!r}: 'weight_map' must say in which file of this folder each tensor is, "
             f"got {str(weight_map)[:80]}. Download it again."
         )
-    shards: dict[str, list[str]] = {}
-    for name, place in places.items():
-        shards.setdefault(place, []).append(name)
-    return shards
+    return set(places.values())
 
 
 def _is_file_name(place: object) -> bool:
     return isinstance(place, str) and place != "" and Path(place).name == place
-
-
-def _check_shard(path: Path, names: list[str]) -> None:
-    with open_weights(path) as opened:
-        lacking = sorted(set(names).difference(opened.keys()))
-    if lacking:
-        raise ValueError(
-            f"{str(path)!r} must hold the tensors that model.safetensors.index.json names for it, "
-            f"got a file without {', '.join(lacking[:8])}. Download both files again."
-        )
 
 
 def open_weights(path: Path) -> Any:
@@ -123,7 +102,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
 
 def check_weights(
-    transformer: Transformer, family: Family, files: list[Path], stored: StoredFormat | None = None
+    transformer: Transformer, family: Family, files: list[Path], stored: StoredFormat = AS_TRAINED
 ) -> torch.dtype:
     """Returns the embedding's dtype, ValueError if the files' headers differ from the network.
 
@@ -148,9 +127,9 @@ def check_weights(
             f"{len(problems)} differences: {listed}{more}. "
             f"Check that the files in {str(files[0].parent)!r} are of one model, and complete."
         )
-    if stored is not None:
+    if stored is not AS_TRAINED:
         return torch.bfloat16
-    return _DTYPES[headers[family.names["embedding.weight"]].dtype]
+    return FLOATS[headers[family.names["embedding.weight"]].dtype]
 
 
 def _take_tied_head(family: Family, files: list[Path], headers: dict[str, Header]) -> None:
@@ -175,7 +154,7 @@ def _read(name: str, files: list[Path]) -> Tensor:
     raise KeyError(name)
 
 
-def _headers(files: list[Path], stored: StoredFormat | None) -> dict[str, Header]:
+def _headers(files: list[Path], stored: StoredFormat) -> dict[str, Header]:
     headers: dict[str, Header] = {}
     for path in files:
         with open_weights(path) as opened:
@@ -187,22 +166,22 @@ def _headers(files: list[Path], stored: StoredFormat | None) -> dict[str, Header
                     )
                 part = opened.get_slice(name)
                 headers[name] = Header(part.get_shape(), part.get_dtype())
-                if stored is None or not stored.holds(name, part.get_dtype(), _DTYPES):
+                if not stored.holds(name, part.get_dtype()):
                     check_float_storage(part.get_dtype(), name, path)
-    return headers if stored is None else stored.unpacked(headers, _DTYPES)
+    return stored.unpacked(headers)
 
 
 def check_float_storage(dtype: str, name: str, path: Path) -> None:
     """Raises ValueError if a tensor is not stored as floating-point numbers of 16 to 64 bits."""
-    if dtype not in _DTYPES:
+    if dtype not in FLOATS:
         raise ValueError(
-            f"Weights must be stored as {', '.join(_DTYPES)}, got {dtype} for {name} in "
+            f"Weights must be stored as {', '.join(FLOATS)}, got {dtype} for {name} in "
             f"{str(path)!r}. Choose a checkpoint that is not quantised."
         )
 
 
 def fill(
-    transformer: Transformer, family: Family, files: list[Path], stored: StoredFormat | None = None
+    transformer: Transformer, family: Family, files: list[Path], stored: StoredFormat
 ) -> dict[str, str]:
     """Copies all stored tensors into the network, one at a time; returns a digest of each."""
     parts = family.tensors(transformer)
@@ -210,8 +189,11 @@ def fill(
     for path in files:
         with open_weights(path) as opened:
             # The network has no tensor for a stored head that is tied to the embedding.
-            for name, key in _names(opened, parts.keys(), stored).items():
-                tensor = _tensor(opened, name, key, files, stored)
+            for key in opened.keys():  # noqa: SIM118 - it is no dict
+                name = stored.name_of(key)
+                if name not in parts:
+                    continue
+                tensor = _tensor(opened, key, files, stored)
                 digests[name] = digest_of_tensor(tensor)
                 parts[name].copy_(tensor)
                 # Frees this tensor before the next one is read.
@@ -220,26 +202,12 @@ def fill(
     return digests
 
 
-def _names(opened: Any, wanted: Collection[str], stored: StoredFormat | None) -> dict[str, str]:
-    """Returns the wanted tensors of a file, each with the stored tensor that it begins with."""
-    names = {}
-    for key in opened.keys():  # noqa: SIM118 - it is no dict
-        base, _, suffix = key.rpartition(".")
-        is_first = stored is not None and suffix == stored.parts[0]
-        name = f"{base}.weight" if is_first else key
-        if name in wanted:
-            names[name] = key
-    return names
-
-
-def _tensor(
-    opened: Any, name: str, key: str, files: list[Path], stored: StoredFormat | None
-) -> Tensor:
+def _tensor(opened: Any, key: str, files: list[Path], stored: StoredFormat) -> Tensor:
     """Reads a tensor of an open file, or forms it from parts, which may be in other files."""
-    if stored is None or not stored.holds(key, opened.get_slice(key).get_dtype(), _DTYPES):
+    if not stored.holds(key, opened.get_slice(key).get_dtype()):
         tensor: Tensor = opened.get_tensor(key)
         return tensor
-    base = name.removesuffix(".weight")
+    base = key.rpartition(".")[0]
     return stored.read(base, {part: _read(f"{base}.{part}", files) for part in stored.parts})
 
 

@@ -1,6 +1,6 @@
 """One transformer for every family: the differences are fields of `NetworkConfig`, not code."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -159,13 +159,14 @@ class Transformer(nn.Module):
         """Where tokens are expected."""
         return self.embedding.weight.device if self.route is None else self.route["embedding"]
 
-    def parts(self, *, split_qkv: bool = True) -> dict[str, Tensor]:
+    def parts(self, joined: Collection[str] = ()) -> dict[str, Tensor]:
         """Returns every tensor of a checkpoint by name, as views: writing to a view sets the model.
 
         Names are those of `parts_of`, as in `layers.0.gate.weight`. A tied head has no entry.
 
         Args:
-            split_qkv: Queries, keys and values are parts; else `layers.0.qkv.weight` is one.
+            joined: Names of tensors, with {n} and {e} for numbers. If `layers.{n}.qkv.weight` or
+                `layers.{n}.gate_up.weight` is one of them, this tensor is one part.
         """
         self.unpack()
         named = {
@@ -176,8 +177,8 @@ class Transformer(nn.Module):
             assert isinstance(self.lm_head, Linear)
             named["head.weight"] = self.lm_head.weight.data
         for i, layer in enumerate(self.layers):
-            parts = parts_of(layer, self.config.qkv_rows if split_qkv else ())
-            named |= {f"layers.{i}.{name}": part for name, part in parts.items()}
+            rows = self.config.qkv_rows
+            named |= parts_of(layer, f"layers.{i}.", qkv_rows=rows, joined=joined)
         return named
 
     def head(self, hidden: Float[Tensor, "... H"]) -> Float[Tensor, "... V"]:

@@ -35,7 +35,6 @@ def as_causal_target(model: MaskedTransformer | CausalOnly) -> CausalTarget:
         model: A model on one device. A `CausalOnly` already has a target, which is returned.
 
     Raises:
-        FileNotFoundError: If there is no such adapter.
         ValueError: If the causal forward of the model means nothing, or it is spread over devices.
     """
     if isinstance(model, CausalOnly):

@@ -118,7 +118,7 @@ def test_an_interrupt_ends_a_program_with_one_line(capsys: pytest.CaptureFixture
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit) as ended:
-        run_main(interrupted, stopped="Stopped; records are kept.")
+        run_main(interrupted)
     assert ended.value.code == 130
-    assert capsys.readouterr().err == "Stopped; records are kept.\n"
+    assert capsys.readouterr().err == "Stopped.\n"
     run_main(lambda: 0)

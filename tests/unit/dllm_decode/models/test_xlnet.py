@@ -163,20 +163,8 @@ def test_options_of_our_networks_are_refused() -> None:
 
 def test_texts_are_filled_in_between_texts_as_they_are(folder: Path) -> None:
     """XLNet's own tokenizer ends a text with two special tokens."""
-    words = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        "<cls>",
-        "<sep>",
-        "<pad>",
-        "<mask>",
-        "the",
-        "cat",
-        "sat",
-        ".",
-        "on",
-    ]
+    specials = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>"]
+    words = [*specials, "the", "cat", "sat", ".", "on"]
     own = tokenizer_of(
         words, bos_token="<s>", eos_token="</s>", mask_token="<mask>", pad_token="<pad>"
     )

@@ -25,7 +25,6 @@ from dllm_decode.training.certainty import (
 )
 from dllm_decode.training.examples import lay_out
 from dllm_decode.training.lora import LoRA
-from dllm_decode.training.saving import read_family
 from dllm_decode.training.teacher import Demonstration, Lessons
 from samplers import FixedSchedule
 
@@ -181,32 +180,23 @@ def test_what_is_learned_is_what_a_decode_sees(family: str) -> None:
 
 @pytest.mark.exhaustive(5)
 @pytest.mark.parametrize("family", EVERY_FAMILY)
-def test_every_family_is_trained_and_written_in_its_own_format(family: str, tmp_path: Path) -> None:
+def test_every_family_is_trained_and_its_new_weights_are_written(
+    family: str, tmp_path: Path
+) -> None:
     model = load_tiny(family, dtype="float32").train().requires_grad_(True)
     block_length = max(4, model.causal_block_length)
-    prompt = tuple(range(5, 12))
-    pairs = [(prompt, (20, 21, 22, model.eos_ids[-1]))] * 2
+    pairs = [(tuple(range(5, 12)), (20, 21, 22, model.eos_ids[-1]))] * 2
     batch = lay_out(pairs, block_length * 2, model.eos_ids[0])
     objective = CertaintyForcing(model, block_length, loss=CertaintyLoss("dparallel"))
-    loss = objective.loss(batch, torch.Generator().manual_seed(0))
-    loss.backward()
+    objective.loss(batch, torch.Generator().manual_seed(0)).backward()
     layers = model.transformer.layers
     assert all(w.grad is not None for n, w in layers.named_parameters() if "attention." in n)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.grad is not None:
-                weight -= 0.01 * weight.grad
-    named = OPTIONS.get(family, {}).get("family")
-    read = read_family(MODELS / family, named)
-    assert read is FAMILIES[family]
+    AdamW(model.parameters(), lr=0.01).step()
     save_model(model, tmp_path / "written", max_shard_bytes=60_000)
-    assert len(list((tmp_path / "written").glob("*.safetensors"))) > 1
     reloaded, _ = load_model(tmp_path / "written", **OPTIONS.get(family, {}))
-    expected = read.tensors(model.transformer)
-    for name, value in read.tensors(reloaded.transformer).items():
+    expected = model.transformer.parts()
+    for name, value in reloaded.transformer.parts().items():
         assert torch.equal(value, expected[name].to(value.dtype)), name
-    with pytest.raises(ValueError, match="must go to a folder of its own"):
-        save_model(model, MODELS / family)
 
 
 @pytest.mark.exhaustive(2)
@@ -214,9 +204,9 @@ def test_every_family_is_trained_and_written_in_its_own_format(family: str, tmp_
 def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     model, plain = (load_tiny(family, dtype="float32") for _ in range(2))
-    lora = LoRA(model, FAMILIES[family], rank=3, alpha=6)
+    lora = LoRA(model, rank=3, alpha=6)
     torch.rand(1)
-    restarted = LoRA(load_tiny(family, dtype="float32"), FAMILIES[family], rank=3, alpha=6)
+    restarted = LoRA(load_tiny(family, dtype="float32"), rank=3, alpha=6)
     for first, second in zip(lora.weights, restarted.weights, strict=True):
         assert torch.equal(first, second), "a run that is started again begins as before"
     trained, everything = (sum(w.numel() for w in ws) for ws in (lora.weights, plain.parameters()))
@@ -245,7 +235,7 @@ def test_checkpoints_of_lora_hold_what_is_trained_only(tmp_path: Path) -> None:
 
     def student() -> MaskedTransformer:
         model = tiny_model()
-        LoRA(model, FAMILIES["llada"], rank=2, alpha=2)
+        LoRA(model, rank=2, alpha=2)
         return model
 
     uninterrupted, resumed = student(), student()

@@ -24,7 +24,7 @@ from dllm_decode.training.learn2pd import (
     split,
     train_filter,
 )
-from samplers import CreditDecoding, FixedSchedule, Learn2PD, Prophet, parse
+from samplers import CreditDecoding, FixedSchedule, Learn2PD, Prophet
 from samplers.learn2pd import MAX_FILTER_BYTES, load_filter, new_network
 from samplers.view import View
 
@@ -322,9 +322,3 @@ def test_no_prompt_is_in_two_splits() -> None:
     assert len(set.union(*parts)) == 60
     with pytest.raises(ValueError, match="at least 10 prompts, got 9"):
         split(toy_examples(9), seed=0)
-
-
-def test_the_repr_is_the_configuration_and_needs_no_file() -> None:
-    sampler = Learn2PD("some/filter.safetensors", threshold=0.9)
-    assert parse(repr(sampler)) == sampler
-    assert parse("Learn2PD") == Learn2PD("mini")

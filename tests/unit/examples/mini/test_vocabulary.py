@@ -1,11 +1,8 @@
 """The tokenizer of the embedded models covers whatever the generated tasks emit."""
 
-import io
 import random
-from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 from eval.tasks import GeneratedTask, ListTask, WordProblems
 from eval.tasks.lists import OUTPUTS, STYLES
@@ -53,21 +50,3 @@ def test_a_question_ends_with_the_marker_and_a_demonstration_with_end_of_text(to
     for is_prompt in (False, True):
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=is_prompt)
         assert text == "copy : [ leo ] answer : [ leo ] <|endoftext|> copy : [ olga ] answer :"
-
-
-def test_a_saved_tokenizer_loads_without_questions(
-    tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Loading must not ask on standard input whether to trust remote code."""
-    tokenizer.save_pretrained(tmp_path)
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    example = WordProblems().examples("test", 1)[0]
-    assert loaded.get_vocab() == tokenizer.get_vocab()
-    assert loaded.eos_token_id == loaded.pad_token_id == 0
-    assert loaded.mask_token == tokenizer.mask_token == "<|mdm_mask|>"
-    assert len(tokenizer) == tokenizer.vocab_size
-    ids = loaded.encode(example.target)
-    assert ids == tokenizer.encode(example.target)
-    assert loaded.decode([*ids, 0, 0], skip_special_tokens=True) == example.target
-    assert loaded.apply_chat_template(example.turns(), tokenize=False).endswith(" answer :")

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -165,18 +164,9 @@ def test_shards_are_the_single_file(folder, tmp_path) -> None:
     assert len(files) > 2
     assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
     assert same(load_model(tmp_path / "sharded")[0], single)
-    index = json.loads((tmp_path / "sharded" / "model.safetensors.index.json").read_text())
     on_disk = [load_file(tmp_path / "sharded" / name) for name in files]
-    assert index["metadata"]["total_size"] == sum(t.nbytes for s in on_disk for t in s.values())
     # A tensor may be larger than a shard; several together may not.
     assert all(sum(t.nbytes for t in s.values()) <= 4000 or len(s) == 1 for s in on_disk)
-
-
-def test_saving_again_leaves_nothing_of_the_earlier_model(folder) -> None:
-    save_model(new_tiny(seed=1), folder, max_shard_bytes=4000)
-    save_model(new_tiny(seed=2), folder)
-    assert [path.name for path in folder.glob("model*")] == ["model.safetensors"]
-    assert same(load_model(folder)[0], new_tiny(seed=2))
 
 
 def test_a_causal_model_alone_goes_to_cuda_where_others_are_spread(monkeypatch) -> None:
@@ -277,15 +267,6 @@ def without_a_shard(folder: Path) -> None:
     sharded(folder)[-1].unlink()
 
 
-def with_an_index_of_another_file(folder: Path) -> None:
-    """The error named only the tensor, as missing; if another file had it, there was no error."""
-    first, second = sharded(folder)[:2]
-    index = json.loads((folder / INDEX).read_text())
-    name = next(key for key, place in index["weight_map"].items() if place == first.name)
-    index["weight_map"][name] = second.name
-    (folder / INDEX).write_text(json.dumps(index))
-
-
 def with_a_tensor_twice(folder: Path) -> None:
     """The tensor that was read last won."""
     first, second = sharded(folder)[:2]
@@ -301,7 +282,6 @@ DAMAGES: list[tuple[Callable[[Path], object], type[Exception], str]] = [
     (quantised, ValueError, r"as F64, F32, BF16, F16, got I8 for model\.transformer\.blocks\.0\.up_"
      r"proj\.weight in '.*model\.safetensors'"),
     (without_a_shard, FileNotFoundError, r"model-0000\d-of-0000\d\.safetensors are missing"),
-    (with_an_index_of_another_file, ValueError, r"-00002-of-.*' must hold .* got a file without"),
     (with_a_tensor_twice, ValueError, r"one weight file, got .* in .*-00002-of-.*'"),
     (pickled, FileNotFoundError, r"files only, got pytorch_model\.bin"),
     (removed("model.safetensors"), FileNotFoundError, r"model\.safetensors are missing"),
@@ -369,10 +349,7 @@ def test_names_of_transformers_are_accepted(folder) -> None:
         ({"dtype": "bf16"}, "or 'auto', got 'bf16'"),
         # All but one of these failed later on, and complex64 was loaded.
         ({"dtype": torch.complex64}, "dtype must be one of bfloat16, .* got torch.complex64"),
-        ({"dtype": torch.int8}, "dtype must be one of bfloat16, .* got torch.int8"),
         ({"torch_dtype": torch.float8_e4m3fn}, "or 'auto', got torch.float8_e4m3fn"),
-        ({"dtype": 5}, "or 'auto', got 5"),
-        ({"dtype": np.float32}, "or 'auto', got <class 'numpy.float32'>"),
         ({"dtype": ["a"]}, r"or 'auto', got \['a'\]"),
         ({"device": "meta", "device_map": "cpu"}, "device_map must be left out beside device"),
         ({"dtype": "float32", "torch_dtype": "float32"}, "torch_dtype must be left out beside dty"),
@@ -383,7 +360,6 @@ def test_names_of_transformers_are_accepted(folder) -> None:
         ({"graphs": True, "compile": True}, "must be compiled or have graphs, but not both"),
         ({"device": {"": "cpu"}}, "device must be one device, or 'auto' .*, got {'': 'cpu'}"),
         ({"device": "mps"}, "A device must be one that .* got 'mps'"),
-        ({"device": "xpu"}, "A device must be one that .* got 'xpu'"),
     ],
     ids=str,
 )
@@ -508,7 +484,6 @@ def test_no_compiler_is_imported_to_load_and_to_generate() -> None:
     [
         ({"trust_remote_code": True}, "trust_remote_code is no option of load_model: no code of"),
         ({"load_in_4bit": True}, "load_in_4bit is no option of load_model: quantize='int4'"),
-        ({"fused": True}, "fused is no option of load_model: it was removed; graphs=True"),
         ({"dtpye": "float32"}, "an option of load_model, such as dtype, "),
     ],
 )

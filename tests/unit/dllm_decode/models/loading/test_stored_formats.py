@@ -37,9 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def format_of(kind: str) -> StoredFormat:
-    found = stored_format({"quantization_config": CONFIGS[kind]}, file="config.json")
-    assert found is not None
-    return found
+    return stored_format({"quantization_config": CONFIGS[kind]}, file="config.json")
 
 
 def parts_of(kind: str) -> dict[str, Tensor]:
@@ -134,7 +132,7 @@ def test_the_command_says_how_weights_are_stored(
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"quant_method": "awq", "bits": 4}, "quantization_config of AWQ in "),
+        ({"quant_method": "awq", "bits": 4}, "quantization_config of awq in "),
         ({"quant_method": "fp8"}, "quantization_config of fp8 in "),
         ({"bits": 4}, "quantization_config of an unknown method in "),
         ("gptq", "quantization_config of 'gptq' in "),
@@ -212,7 +210,6 @@ def test_eight_bits_are_read_by_the_same_rule() -> None:
     groups = (torch.arange(16) % 2).int()
     config = {"quant_method": "gptq", "bits": 8, "group_size": 8, "desc_act": True}
     found = stored_format({"quantization_config": config}, file="config.json")
-    assert found is not None
     got = found.read("x", {"qweight": packed, "scales": scales, "qzeros": zeros, "g_idx": groups})
     assert torch.equal(got, ((numbers - 128) * scales.float()[groups.long()]).T)
 

@@ -49,7 +49,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     # Errors of the library were passed on, and named no file.
     (config(model_type="other"), "cannot read the model in '{folder}'"),
     (config(hidden_size="64"), "cannot read the model in '{folder}'"),
-    (cut, "is damaged or cut short"),
+    (cut, "cannot read the model in '{folder}'"),
     (no_number, "got NaN or infinity in .*q_proj"),
 ]
 
