@@ -17,7 +17,7 @@ from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.table import bold, commits, further_tables, origin, show_settings
 from eval.runs.folder import Folder
-from eval.runs.records import Record, trace_of
+from eval.runs.records import Record
 from eval.runs.settings import RunSettings
 from eval.runs.sweep import Measured, run, run_sweep
 from eval.studies.card import warn_of_misfits
@@ -48,7 +48,7 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
     if notice := unfinished_notice(rows):
         _say(console, f"{notice}\n", folds=console.is_terminal)
     groups = groups_of(row for row in rows if row["num_records"])
-    titles = titles_of((group.asked for group in groups), contents.summary["machines"])
+    titles = titles_of(group.asked for group in groups)
     has_several = len({group.model for group in groups}) > 1
     for group, group_rows in groups.items():
         title = titles[group.asked] + f", model {group.model}" * has_several
@@ -89,8 +89,6 @@ def trace(options: argparse.Namespace) -> int:
         counted = f"{record['length']} tokens in {record['nfe']} forwards"
         if record["target_nfe"]:
             counted += f" and {record['target_nfe']} of the target"
-        if decided := trace_of(record).get("decided"):
-            counted += ", result decided at step {} of {}".format(*decided)
         _say(console, f"{' + '.join(parts)}: {counted}, {record['scores']}")
         console.print(picture_of(record), end="\n\n")
     return 0

@@ -46,7 +46,7 @@ def page_of(
     for row, pool in zip(summary["rows"], found.pools, strict=True):
         group = RowGroup(row["settings"]["model"], asked_of(row["settings"]))
         groups.setdefault(group, []).append(_Setting(row, pool))
-    titles = titles_of((group.asked for group in groups), summary["machines"])
+    titles = titles_of(group.asked for group in groups)
     tasks = []
     for group, settings in groups.items():
         rows = [setting.row for setting in settings]
@@ -116,8 +116,6 @@ def _numbers(row: Row) -> dict[str, Any]:
         "p50_s": (timing.get("latency_s") or {}).get("p50"),
         "p99_s": (timing.get("latency_s") or {}).get("p99"),
         "tau": (row.get("order") or {}).get("order_correlation"),
-        "decided": row.get("decided"),
-        "decided_at": (row.get("decided") or {}).get("share"),
         "accepted_length": verified.get("accepted_length"),
         "acceptance_rate": verified.get("acceptance_rate"),
         "errors": row["num_errors"],

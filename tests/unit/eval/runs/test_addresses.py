@@ -17,7 +17,7 @@ def test_addresses_name_tasks_splits_and_options() -> None:
     assert ledgers.task == Ledgers(min_steps=6)
     assert (ledgers.split, ledgers.limit, ledgers.examples_seed) == ("val", 7, 0)
     assert len(ledgers.examples()) == 7
-    assert parse_task("lists/shuffle?n=6&style=json").task == ListTask("shuffle", 6, "json")
+    assert parse_task("lists/shuffle?n=6").task == ListTask("shuffle", 6)
     # It became a space, and the file was not found.
     odd = parse_task("gsm8k?path=/data/a+b c%26d%2541")
     assert odd.task == Gsm8k(path="/data/a+b c&d%41")

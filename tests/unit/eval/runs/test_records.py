@@ -127,18 +127,6 @@ def test_a_record_that_is_not_of_its_setting_is_named(name: str, copied: Path, w
         spoilt(whole, copied, record).results()
 
 
-def test_records_of_dropped_settings_are_left_out_until_they_are_asked_for(copied: Path) -> None:
-    folder = execute(RUNS(samplers=(FixedSchedule(2),)), copied, drop_others=True)
-    ((setting, records),) = folder.results().items()
-    assert (setting.sampler, len(records)) == (repr(FixedSchedule(2)), 3)
-    assert [len(records) for records in execute(RUNS(), copied).results().values()] == [3, 3]
-    written = json.loads((copied / "settings.json").read_text())
-    assert written["dropped"] == []
-    (copied / "settings.json").write_text(json.dumps(written | {"dropped": 1}))
-    with pytest.raises(ValueError, match=r"json must have 'dropped' in its official form"):
-        folder.results()
-
-
 @pytest.mark.parametrize("content", ["[", '{"a": {"b": 1}}', "[" * 100_000])
 @pytest.mark.parametrize("name", ["own_files.json", "own_code.json"])
 def test_a_damaged_note_of_origins_is_named(name: str, content: str, copied: Path) -> None:
