@@ -15,7 +15,7 @@ from eval.reports.page import unfinished_notice
 from eval.reports.replay import parts_of, picture_of, replay_page
 from eval.reports.report import write_report
 from eval.reports.summary import measured
-from eval.reports.table import bold, commits, further_tables, origin, show_settings
+from eval.reports.table import bold, further_tables, origin, show_settings
 from eval.runs.folder import Folder
 from eval.runs.records import Record
 from eval.runs.settings import RunSettings
@@ -56,7 +56,6 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
         chosen = cost or usual_cost(group_rows)
         show_settings(console, group_rows, chosen)
         texts = [advice(group_rows, chosen), bold(chosen), origin(group_rows, contents.summary)]
-        texts.append(commits(group_rows))
         if not console.is_terminal:
             texts += further_tables(group_rows, contents.summary)
         for text in texts:
