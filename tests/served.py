@@ -103,6 +103,7 @@ def served(
     limits: Limits = LIMITS,
     api_key: str | None = None,
     tokenizer: Any = None,
+    weights_root: Path | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Yields the address of a server and its service."""
     from dllm_decode.serve.server import make_server, url_of
@@ -113,7 +114,9 @@ def served(
     decoders = decoders or {"default": decoder_of(model, gen_length=limits.max_tokens)}
     service = Service.start("mini", tokenizer or words, decoders, limits)
     bound = bind("127.0.0.1", 0)
-    server = make_server(service, "127.0.0.1", api_key=api_key, log_level="critical")
+    server = make_server(
+        service, "127.0.0.1", api_key=api_key, weights_root=weights_root, log_level="critical"
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     try:

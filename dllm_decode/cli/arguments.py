@@ -89,6 +89,8 @@ class Server:
         allow_sampler: A further sampler that requests may name; each sampler has its own batch.
         tool_call_parser: How the model writes calls; auto: as its chat template does.
         reasoning_parser: How the model marks its reasoning; auto: as its chat template does.
+        weights_root: Clients with the key of --api-key may replace the weights by those of
+            folders below this folder. `None`: nobody may.
         quiet: Log neither requests nor the throughput.
     """
 
@@ -99,4 +101,5 @@ class Server:
     allow_sampler: list[Annotated[str, "NAME=EXPR"]] = field(default_factory=list)
     tool_call_parser: CallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
+    weights_root: Annotated[str, "FOLDER"] | None = None
     quiet: bool = False

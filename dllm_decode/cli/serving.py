@@ -24,9 +24,13 @@ def run(options: Namespace) -> int:
         )
     limits = Limits(**{field.name: getattr(options, field.name) for field in fields(Limits)})
     expressions = _other_samplers(options)
+    root = None if options.weights_root is None else Path(options.weights_root)
+    if root is not None and not root.is_dir():
+        raise ValueError(f"--weights-root must be a folder, got {options.weights_root!r}.")
     with bind(options.host, options.port) as bound:
         # These modules need the extra `serve`, and load torch.
         from dllm_decode.cli.speaker import load_speaker
+        from dllm_decode.serve.api import require_key
         from dllm_decode.serve.calls import Parsers
         from dllm_decode.serve.server import serve
         from dllm_decode.serve.service import Service
@@ -34,6 +38,8 @@ def run(options: Namespace) -> int:
         from dllm_decode.settings.plugins import parse
         from samplers import Sampler
 
+        if root is not None:
+            require_key(options.api_key)
         others = {name: parse(text, Sampler) for name, text in expressions.items()}
         speaker = load_speaker(options, gen_length=limits.max_tokens)
         if others and not speaker.verifier.asks_sampler:
@@ -61,7 +67,9 @@ def run(options: Namespace) -> int:
             )
         logging.basicConfig(format="%(asctime)s %(message)s")
         logging.getLogger("dllm_decode.serve").setLevel("WARNING" if options.quiet else "INFO")
-        serve(service, bound, options.host, api_key=options.api_key, say=_say)
+        serve(
+            service, bound, options.host, api_key=options.api_key, weights_root=root, say=_say
+        )  # fmt: skip
     return 0
 
 

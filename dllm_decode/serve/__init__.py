@@ -13,6 +13,7 @@ read.py      typed reads                 errors.py     refusals in OpenAI's shap
 guard.py     key, host and size of a request
 metrics.py   counters                    limits.py     bounds
 log.py       lines of the log            documentation.py  the page of all paths
+weights.py   new weights
 api.py       the routes                  server.py     the process
 sockets.py   the socket
 """

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -13,11 +14,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dllm_decode.serve import read as reads
+from dllm_decode.serve import weights
 from dllm_decode.serve.answers import Exchange, Json
 from dllm_decode.serve.asks import choices_of, prompts_of
 from dllm_decode.serve.documentation import documentation
 from dllm_decode.serve.errors import RefusedError, add_handlers
-from dllm_decode.serve.fields import Chat, Completion, Read
+from dllm_decode.serve.fields import Chat, Completion, Read, Weights
 from dllm_decode.serve.forms import form_of
 from dllm_decode.serve.guard import Guard
 from dllm_decode.serve.log import Logged, log_throughput
@@ -53,6 +55,7 @@ def create_app(
     *,
     api_key: str | None = None,
     is_local: bool = True,
+    weights_root: Path | None = None,
 ) -> ASGIApp:
     """Returns the server as an ASGI app. The lanes end with the app.
 
@@ -60,6 +63,11 @@ def create_app(
         service: The model.
         api_key: The bearer token that clients must send; `None`: clients need none.
         is_local: True if requests must name this machine as their host.
+        weights_root: Clients with the key may replace the weights by the weights of folders
+            below this one; `None`: nobody may.
+
+    Raises:
+        ValueError: If `weights_root` is given without `api_key`.
     """
 
     @asynccontextmanager
@@ -78,6 +86,9 @@ def create_app(
     add_handlers(app)
     _add_state(app, service)
     _add_answers(app, service)
+    if weights_root is not None:
+        require_key(api_key)
+        _add_weights(app, service, weights_root)
     _add_pages(app)
     # Anyone may see the pages and whether the server is well, also without the key.
     guarded = Guard(
@@ -85,6 +96,15 @@ def create_app(
         open_paths=("/health", "/docs", "/openapi.json", *_PAGE),
     )  # fmt: skip
     return Logged(guarded, service)
+
+
+def require_key(api_key: str | None) -> None:
+    """Raises ValueError without a key, which guards the weights."""
+    if not api_key:
+        raise ValueError(
+            "weights_root (--weights-root) lets clients replace the weights and must come with an "
+            "api_key (--api-key), got none."
+        )
 
 
 def _add_pages(app: FastAPI) -> None:
@@ -168,6 +188,15 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         service.check_model(asked.model)
         channel = service.channel(service.reads, client_of(request))
         return await _whole(channel, service, request, reads.read(service, asked, channel))
+
+
+def _add_weights(app: FastAPI, service: Service, root: Path) -> None:
+    @app.post("/v1/weights")
+    async def change(asked: Weights, request: Request) -> Json:
+        """Replaces all weights of the model, or none."""
+        service.check_model(asked.model)
+        channel = service.channel(service.lane(None), client_of(request))
+        return await weights.replace(service, root, asked, channel)
 
 
 async def _begin(service: Service, asked: Completion | Chat, request: Request) -> Exchange:

@@ -1,12 +1,14 @@
 """Compiles the constraints of requests, in turns that are fair to clients."""
 
 import asyncio
+import time
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import sha256
 from typing import Any
-from weakref import WeakValueDictionary
 
 from dllm_decode.core.language import Automaton
 from dllm_decode.engine.decoder import Decoder
@@ -16,6 +18,7 @@ from dllm_decode.serve.worker import CompilerProcess
 from dllm_decode.text.constraints import read_vocabulary
 
 _NUM_KEPT = 64
+_NUM_CLIENTS = 1_000
 
 
 class Compiler:
@@ -36,8 +39,7 @@ class Compiler:
         self.num_compiled = 0
         self._pool = ThreadPoolExecutor(1, "dllm-decode compiler")
         self._kept: OrderedDict[str, Automaton] = OrderedDict()
-        self._turn = asyncio.Lock()
-        self._own_turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = _Turns()
 
     async def compile(self, form: Form, *, client: str) -> Automaton:
         """Returns the automaton of a constraint that a client asks for.
@@ -52,9 +54,7 @@ class Compiler:
         digest = sha256(source.encode("utf-8", "replace")).hexdigest()
         try:
             if digest not in self._kept:
-                # A client that waits for its own turn first has one place in the line of all.
-                own_turn = self._own_turns.setdefault(client, asyncio.Lock())
-                async with own_turn, self._turn:
+                async with self._turns.turn(client):
                     # Another request may have asked for the same form.
                     if digest not in self._kept:
                         run = asyncio.get_running_loop().run_in_executor
@@ -92,3 +92,47 @@ class Compiler:
         finally:
             self.compiling = None
             self.num_compiled += 1
+
+
+class _Turns:
+    """Gives one turn at a time; of clients that wait, the one that used the least time is next."""
+
+    def __init__(self) -> None:
+        """Begins without clients."""
+        self._is_taken = False
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+        self._used_s: OrderedDict[str, float] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, client: str) -> AsyncIterator[None]:
+        """Waits for a turn of a client, which ends with the block."""
+        if self._is_taken:
+            place = (client, asyncio.get_running_loop().create_future())
+            self._waiting.append(place)
+            try:
+                await place[1]
+            except asyncio.CancelledError:
+                if place in self._waiting:
+                    self._waiting.remove(place)
+                else:
+                    self._pass_on()
+                raise
+        self._is_taken = True
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            # Time that a client used long ago counts less and less.
+            used_s = self._used_s.pop(client, 0.0) / 2 + time.monotonic() - began_s
+            self._used_s[client] = used_s
+            if len(self._used_s) > _NUM_CLIENTS:
+                self._used_s.popitem(last=False)
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Gives the turn to the next client, if one waits."""
+        self._is_taken = bool(self._waiting)
+        if self._waiting:
+            place = min(self._waiting, key=lambda place: self._used_s.get(place[0], 0.0))
+            self._waiting.remove(place)
+            place[1].set_result(None)

@@ -4,15 +4,19 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
 from threading import Condition, Thread
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from dllm_decode.core.observers import StepEvent, final_tokens
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import rounds
+from dllm_decode.models.loading.new_weights import NewWeights, replace_weights, version_of
+from dllm_decode.models.masked_transformer import own_network
 from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEvent
 from dllm_decode.serve.limits import Limits
 from dllm_decode.text.streaming import still_forced
@@ -22,6 +26,11 @@ _LOG = logging.getLogger(__name__)
 _MAX_FAULTS = 3
 _CLOSE_S = 5.0
 _FAULT = "The decode failed. The server's log says why."
+
+_BEGUN_AGAIN = Failed(
+    503, "The weights of the model were replaced after a part of this answer was sent. Ask again.",
+    "weights_replaced",
+)  # fmt: skip
 
 ENDING = "The server is being stopped."
 """The reason of requests that the end of the server ends."""
@@ -33,6 +42,20 @@ Outcome: TypeAlias = Literal["answered", "failed", "nothing"]
 
 class FullError(Exception):
     """Too many requests wait."""
+
+
+class WeightsChange(NamedTuple):
+    """New weights that wait for the engine's thread.
+
+    Attributes:
+        folder: The weights.
+        new_weights: How rows that run are treated, see `roll_out`.
+        version: Gets the version of the new weights, or the reason why nothing was changed.
+    """
+
+    folder: Path
+    new_weights: NewWeights
+    version: "Future[str]"
 
 
 class Lane:
@@ -90,9 +113,13 @@ class Lane:
             else:
                 self._cancelled.append(job)
 
-    def round(self) -> Outcome:
-        """Runs one round; without jobs, frees the memory of the last batch."""
-        self._exchange()
+    def round(self, *, takes_jobs: bool = True) -> Outcome:
+        """Runs one round; without jobs, frees the memory of the last batch.
+
+        Args:
+            takes_jobs: Let waiting jobs join.
+        """
+        self._exchange(takes_jobs)
         if not self._running:
             self._begin()
             return "nothing"
@@ -111,6 +138,21 @@ class Lane:
         if not ended:
             return "nothing"
         return "failed" if all(answer.error for answer in ended) else "answered"
+
+    def begin_again(self) -> None:
+        """Lets the jobs that have a row wait again, before all others, without keys and values.
+
+        Jobs that were told a part of their answer end with an error, because that part may change.
+        """
+        with self._changed:
+            left = [job for job in self._running.values() if job not in self._cancelled]
+            self._told += [(job, _BEGUN_AGAIN) for job in left if job.num_shown]
+            again = [job for job in left if not job.num_shown]
+            for job in again:
+                job.begin_again()
+            self._waiting.extendleft(reversed(again))
+            self._running.clear()
+        self._begin()
 
     def deliver(self) -> None:
         """Sends the jobs the round's events, in one call of `post` for all jobs that share it."""
@@ -165,14 +207,14 @@ class Lane:
         self.num_forwards += num_forwards - job.num_forwards
         job.num_tokens, job.num_forwards = num_tokens, num_forwards
 
-    def _exchange(self) -> None:
+    def _exchange(self, takes_jobs: bool) -> None:
         """Between two rounds: lets cancelled jobs leave and waiting ones join."""
         with self._changed:
             for job in self._cancelled:
                 if self._running.pop(job.request.index, None) is not None:
                     self._queue.cancel(job.request.index)
             self._cancelled.clear()
-            while self._waiting and self._has_room(job := self._next_waiting()):
+            while takes_jobs and self._waiting and self._has_room(job := self._next_waiting()):
                 self._waiting.remove(job)
                 self._running[job.request.index] = job
                 self._queue.put(job.request)
@@ -208,6 +250,7 @@ class Engine:
             name: Lane(decoder, limits, self._changed) for name, decoder in decoders.items()
         }
         self._is_closed = False
+        self._change: WeightsChange | None = None
         self._num_faults = 0
         self._round_began_s: float | None = None
         self._thread = Thread(target=self._work, name="dllm-decode engine", daemon=True)
@@ -233,6 +276,30 @@ class Engine:
         began_s = self._round_began_s
         return 0.0 if began_s is None else time.monotonic() - began_s
 
+    def load_weights(self, folder: Path, new_weights: NewWeights) -> "Future[str]":
+        """Lets the thread replace the model's weights between two rounds.
+
+        Meanwhile no round is run. Keys and values are dropped.
+
+        Args:
+            folder: As in `replace_weights`.
+            new_weights: "finish": rows that run are finished on the old weights, and no waiting job
+                joins before; "begin again": they begin again on the new ones, see
+                `Lane.begin_again`.
+
+        Returns:
+            A future of the new version, see `version_of`; or the exception of `replace_weights`.
+
+        Raises:
+            FullError: If other weights wait, or the engine is closed.
+        """
+        with self._changed:
+            if self._is_closed or self._change is not None:
+                raise FullError
+            self._change = change = WeightsChange(folder, new_weights, Future())
+            self._changed.notify()
+        return change.version
+
     def close(self) -> None:
         """Ends all jobs after the present round, and the thread; waits a few seconds at most."""
         with self._changed:
@@ -242,9 +309,10 @@ class Engine:
 
     def _work(self) -> None:
         while self._has_work():
+            self._replace_weights()
             for lane in self.lanes.values():
                 self._round_began_s = time.monotonic()
-                outcome = lane.round()
+                outcome = lane.round(takes_jobs=self._change is None)
                 # Counted before the jobs are told, because their owners may ask at once.
                 if outcome != "nothing":
                     self._num_faults = self._num_faults + 1 if outcome == "failed" else 0
@@ -252,12 +320,38 @@ class Engine:
             self._round_began_s = None
         for lane in self.lanes.values():
             lane.close()
+        if self._change is not None and self._change.version.set_running_or_notify_cancel():
+            self._change.version.set_exception(FullError())
+
+    def _replace_weights(self) -> None:
+        """Replaces the weights if new ones wait, unless rows that run must be finished first."""
+        change = self._change
+        if change is None or (change.new_weights == "finish" and self.num_running):
+            return
+        if change.version.set_running_or_notify_cancel():
+            try:
+                model = own_network(next(iter(self.lanes.values())).decoder.model)
+                replace_weights(model, change.folder)
+                version = version_of(model)
+            # The server must outlive any fault, such as no memory for a second model.
+            except Exception as error:
+                change.version.set_exception(error)
+            else:
+                for lane in self.lanes.values():
+                    lane.begin_again()
+                change.version.set_result(version)
+        with self._changed:
+            self._change = None
 
     def _has_work(self) -> bool:
         """Waits for a job; returns False once the engine is closed."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_closed or self.num_waiting + self.num_running > 0
+                lambda: (
+                    self._is_closed
+                    or self._change is not None
+                    or self.num_waiting + self.num_running > 0
+                )
             )
             return not self._is_closed
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeGuard
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
+from dllm_decode.models.loading.new_weights import NewWeights
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.jobs import Shown
 from dllm_decode.serve.parts import (
@@ -268,6 +269,14 @@ class Chat(CompletionFields):
     def num_top(self) -> int | None:
         """As in `Completion`."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class Weights(Strict):
+    """A request to /v1/weights."""
+
+    model: Text | None = None
+    folder: Annotated[Text, Field(min_length=1)]
+    new_weights: NewWeights = "finish"
 
 
 class Read(Strict):

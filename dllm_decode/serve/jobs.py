@@ -140,3 +140,8 @@ class Job:
     def num_columns(self) -> int:
         """Tokens of the prompt and the answer."""
         return len(self.request.prompt) + self.request.config.gen_length
+
+    def begin_again(self) -> None:
+        """Resets the counts of the job's progress."""
+        self.num_rounds = self.num_tokens = self.num_forwards = 0
+        self.forced = []

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import ceil
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -35,6 +36,7 @@ def make_server(
     host: str,
     *,
     api_key: str | None = None,
+    weights_root: Path | None = None,
     log_level: str = "warning",
     say: Callable[[str], object] = lambda text: None,
 ) -> uvicorn.Server:
@@ -42,7 +44,7 @@ def make_server(
 
     Requests that run then have `Limits.grace_s` seconds to finish.
     """
-    app = create_app(service, api_key=api_key, is_local=host in LOCAL)
+    app = create_app(service, api_key=api_key, is_local=host in LOCAL, weights_root=weights_root)
     most_s = ceil(service.limits.grace_s) + _LAST_S
     config = uvicorn.Config(
         app, loop="asyncio", http="h11", ws="none", log_level=log_level, access_log=False,
@@ -100,6 +102,7 @@ def serve(
     host: str,
     *,
     api_key: str | None,
+    weights_root: Path | None = None,
     say: Callable[[str], object],
 ) -> None:
     """Serves at a socket of `bind` until the process is told to end.
@@ -112,7 +115,7 @@ def serve(
     bound.listen()
     say(f"Listening at {url}, for clients of OpenAI at {url}/v1. Ctrl-C ends it.")
     with _ended_by_signals():
-        server = make_server(service, host, api_key=api_key, say=say)
+        server = make_server(service, host, api_key=api_key, weights_root=weights_root, say=say)
         server.run(sockets=[bound])
     say("Stopped.")
 

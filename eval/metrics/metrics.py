@@ -1,6 +1,7 @@
 """Speed, quality and order of a decode, each defined once."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import geometric_mean
@@ -146,3 +147,23 @@ def order_correlation(steps: Sequence[int]) -> float | None:
     if untied == 0:
         return None
     return float(signs.sum() / math.sqrt(untied * len(signs)))
+
+
+def leftmost_share(steps: Sequence[int]) -> float | None:
+    """Returns the share of steps that committed the leftmost position still masked.
+
+    The share is 1 for left-to-right decoders. None if there are no steps; `steps` as above.
+    """
+    if not len(steps):
+        return None
+    latest, hits = -math.inf, 0
+    for step in steps:
+        # Everything to the left was committed in earlier steps, so this position was the leftmost.
+        if step > latest:
+            latest, hits = step, hits + 1
+    return hits / len(set(steps))
+
+
+def commits_per_step(steps: Sequence[int]) -> dict[int, int]:
+    """Returns how many steps committed one token, two tokens, and so on; `steps` as above."""
+    return dict(sorted(Counter(Counter(steps).values()).items()))

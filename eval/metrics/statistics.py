@@ -182,6 +182,15 @@ def percentile(values: Sequence[Number], share: float) -> float:
     return float(np.quantile(values, share, method="inverted_cdf"))
 
 
+def detectable_difference(discordant_share: float, num_examples: int) -> float:
+    """Returns the paired accuracy difference found with 80 per cent power at level 5 per cent.
+
+    `discordant_share` is the share of examples on which exactly one of the two methods is right.
+    """
+    # 1.960 + 0.842, the quantiles of level 5 per cent two-sided and of power 80 per cent.
+    return 2.802 * math.sqrt(discordant_share / num_examples)
+
+
 def _require_pairs(first: Sequence[Number], second: Sequence[Number]) -> None:
     if len(first) != len(second) or not len(first):
         raise ValueError(

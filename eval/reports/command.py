@@ -17,7 +17,7 @@ from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.table import bold, further_tables, origin, show_settings
 from eval.runs.folder import Folder
-from eval.runs.records import Record
+from eval.runs.records import Record, trace_of
 from eval.runs.settings import RunSettings
 from eval.runs.sweep import Measured, run, run_sweep
 from eval.studies.card import warn_of_misfits
@@ -88,6 +88,8 @@ def trace(options: argparse.Namespace) -> int:
         counted = f"{record['length']} tokens in {record['nfe']} forwards"
         if record["target_nfe"]:
             counted += f" and {record['target_nfe']} of the target"
+        if decided := trace_of(record).get("decided"):
+            counted += ", result decided at step {} of {}".format(*decided)
         _say(console, f"{' + '.join(parts)}: {counted}, {record['scores']}")
         console.print(picture_of(record), end="\n\n")
     return 0

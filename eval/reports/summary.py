@@ -10,6 +10,8 @@ from msgspec import structs
 from eval.metrics.costs import Row
 from eval.metrics.curves import RowGroup, group_of, mark_fronts, methods, parallel_bench
 from eval.metrics.metrics import (
+    commits_per_step,
+    leftmost_share,
     order_correlation,
     pass_at,
     tokens_per,
@@ -94,6 +96,7 @@ def _row(pool: Pooled) -> Row:
     }
     if finished:
         row |= {"order": _order(finished), "timing": _timing(finished)}
+        row["decided"] = _decided(finished)
         # An answer that its template gives completely takes no forward.
         decoded = [record for record in finished if record["nfe"] or record["target_nfe"]]
         row |= {"speed": _speed(decoded)} if decoded else {}
@@ -210,14 +213,40 @@ def _verified(finished: Sequence[Record]) -> Row:
 
 
 def _order(finished: Sequence[Record]) -> Row:
-    """Correlates positions up to EOS with the steps that committed them; None without traces."""
-    steps = (
+    """Describes the order in which positions up to EOS were committed; None without traces."""
+    steps = [
         (r["example"], [step for step in r["trace"]["steps"][: r["length"]] if step >= 0])
         for r in finished
         if r["trace"] is not None
-    )
-    correlations = ((example, order_correlation(seq)) for example, seq in steps)
-    return {"order_correlation": _mean_over_examples(correlations)}
+    ]
+    widths = sum((Counter(commits_per_step(seq)) for _, seq in steps), Counter[int]())
+    return {
+        "order_correlation": _mean_over_examples((e, order_correlation(seq)) for e, seq in steps),
+        "leftmost_share": _mean_over_examples((e, leftmost_share(seq)) for e, seq in steps),
+        "commits_per_step": dict(sorted(widths.items())),
+    }
+
+
+def _decided(finished: Sequence[Record]) -> Row | None:
+    """Describes when results were decided; None without traces, or with old ones.
+
+    `share` is the mean share of the steps after which a result was decided; `by_half` is the share
+    of examples whose result was decided at half of the steps. `decided` and `ended` count by the
+    number of steps the examples whose result was decided, and whose decode ended.
+    """
+    steps = [
+        (record["example"], *record["trace"]["decided"])
+        for record in finished
+        if record["trace"] is not None and "decided" in record["trace"]
+    ]
+    if not steps:
+        return None
+    return {
+        "share": _mean_over_examples((e, at / max(1, last)) for e, at, last in steps),
+        "by_half": _mean_over_examples((e, float(2 * at <= last)) for e, at, last in steps),
+        "decided": dict(sorted(Counter(at for _, at, _ in steps).items())),
+        "ended": dict(sorted(Counter(last for _, _, last in steps).items())),
+    }
 
 
 def _timed(finished: Sequence[Record]) -> Sequence[Record]:

@@ -12,7 +12,7 @@ from eval.reports.names import names_of
 
 _HEAD = (
     "sampler", "accuracy", "against reference", "p", "tokens/forward", "NFE", "columns",
-    "step speed-up", "tokens/s", "p50 / p99 s", "tau",
+    "step speed-up", "tokens/s", "p50 / p99 s", "tau", "decided at",
 )  # fmt: skip
 _VERIFIED_HEAD = ("accepted length", "accepted/drafted", "target NFE", "tokens/target forward")
 # These fit 80 characters: columns up to the step speed-up, but not p, which the interval shows too.
@@ -53,7 +53,7 @@ def _cells(row: Row) -> list[str]:
         f"{test['p_value']:.2g}" if test else "-",
     ]
     if speed is None:
-        return [*cells, *"-------"]
+        return [*cells, *"--------"]
     timing, latency = row["timing"], row["timing"]["latency_s"]
     return [
         *cells,
@@ -64,6 +64,7 @@ def _cells(row: Row) -> list[str]:
         f"{timing['tokens_per_second']:.0f}",
         f"{latency['p50']:.3g} / {latency['p99']:.3g}",
         _number(row["order"]["order_correlation"], 2),
+        _number((row["decided"] or {}).get("share"), 2),
     ]
 
 

@@ -1,7 +1,12 @@
 """Decodes a batch of examples and scores the answers; nothing else makes scored records."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from dllm_decode import DecodeConfig, DecodeOutput, Gains, Observer, StepEvent, Trace, decode
 from eval.runs.prompts import encode_prompt, templates_of
@@ -23,8 +28,8 @@ def answer(
     """
     chat = (run.prompts or run.selection.task.prompts) == "chat"
     prompts = [encode_prompt(run.tokenizer, example, chat=chat) for example in examples]
-    gains, trace, runners_up = Gains(), Trace(), RunnersUp()
-    traced: Sequence[Observer] = [trace, runners_up] if run.trace else []
+    gains, trace, runners_up, since = Gains(), Trace(), RunnersUp(), LikelySince()
+    traced: Sequence[Observer] = [trace, runners_up, since] if run.trace else []
     output = decode(
         run.model, prompts, run.sampler, cache=run.cache, verifier=run.verifier,
         blocks=run.blocks, config=config, observers=[*observers, gains, *traced],
@@ -45,6 +50,9 @@ def answer(
         if run.trace:
             lead = len(prompts[row]) % (run.model.causal_block_length or 1)
             recorded_trace = recorded(trace, runners_up, row, lead)
+            start = after_marker(tokens, run.marker)
+            decided = since.decided(row, range(start, len(tokens)))
+            recorded_trace["decided"] = decided, trace.rounds[row]
             pieces = {
                 str(t): run.tokenizer.decode([t]) for t in sorted(tokens_of(result, recorded_trace))
             }
@@ -113,6 +121,49 @@ class RunnersUp:
         """Returns the distribution of each position that a step committed, otherwise None."""
         by_position = self.told.get(request, {})
         return [by_position.get(at) if step >= 0 else None for at, step in enumerate(steps)]
+
+
+class LikelySince:
+    """Observes a decode and finds since which step each position's token is the most likely one.
+
+    A committed token counts as the most likely one as long as it stays. Positions that no view has
+    shown yet, such as those of later blocks, count as undecided. Positions are those of `Trace`.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[int, Int[Tensor, " G"]] = {}
+        self._tokens: dict[int, Int[Tensor, " G"]] = {}
+        self._steps: Counter[int] = Counter()
+
+    def __call__(self, event: StepEvent) -> None:
+        view, columns = event.view, event.columns
+        after, masked = (
+            part.gather(1, columns) for part in (event.after.tokens, event.after.masked)
+        )
+        likely = torch.where(masked, view.most_likely, after)
+        is_shown = view.in_answer & (view.masked | ~masked)
+        # Once for all rows, because the CPU waits for each of these.
+        likely, is_shown, positions = likely.cpu(), is_shown.cpu(), view.positions.cpu()
+        for index, row in enumerate(event.rows):
+            request, length = row.request.index, row.config.gen_length
+            self._steps[request] += 1
+            tokens = self._tokens.setdefault(request, torch.full((length,), -1))
+            since = self._since.setdefault(request, torch.zeros(length, dtype=torch.long))
+            where, shown = positions[index, is_shown[index]], likely[index, is_shown[index]]
+            since[where] = torch.where(tokens[where] == shown, since[where], self._steps[request])
+            tokens[where] = shown
+
+    def decided(self, request: int, positions: Iterable[int]) -> int:
+        """Returns the first step, from 1, since which all positions have had their final token."""
+        since = self._since[request].tolist()
+        return max((since[position] for position in positions), default=0)
+
+
+def after_marker(tokens: Sequence[int], marker: Sequence[int]) -> int:
+    """Returns where the result begins in an answer; 0 if the answer has no marker."""
+    length = len(marker)
+    places = range(len(tokens) - length + 1)
+    return next((at + length for at in places if list(tokens[at : at + length]) == list(marker)), 0)
 
 
 def recorded(trace: Trace, runners_up: RunnersUp, row: int, lead: int) -> RecordedTrace:

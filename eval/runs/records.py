@@ -34,6 +34,8 @@ class RecordedTrace(TypedDict):
         lead: Prompt tokens in the first block of a block-causal model.
         revisions: Position, token, step of its commit, confidence and step of its removal.
         runners_up: Other tokens that the last commit could have been.
+        decided: Number of the first step, from 1, since which the result's tokens are the most
+            likely ones, and the number of steps; missing in old records.
     """
 
     steps: list[Whole]
@@ -41,6 +43,7 @@ class RecordedTrace(TypedDict):
     lead: Whole
     revisions: list[tuple[Whole, Whole, Whole, Real | None, Whole]]
     runners_up: list[Told | None]
+    decided: NotRequired[tuple[Count, Count]]
 
 
 class AnswerCost(TypedDict, total=False):

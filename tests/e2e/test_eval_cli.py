@@ -112,7 +112,7 @@ def test_verifiers_are_compared_with_plain_decoding(
     assert "| ARVerify | 1 |" in report
     assert "ARVerify(CausalTarget(" in next(out.glob("replay-*.html")).read_text()
     assert main(["trace", str(out)]) == 0
-    assert " of the target" in capsys.readouterr().out
+    assert "of the target, result decided at step " in capsys.readouterr().out
 
 
 def test_the_oracle_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:

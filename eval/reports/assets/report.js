@@ -42,6 +42,8 @@ const COLUMNS = [
     tip: "Seconds of an example's batch: 99 % of the examples take no longer" },
   { key: "tau", head: "tau", show: fixed(2), tip: "Kendall's tau-b between a token's position and " +
     "the step that committed it: 1 is left to right, 0 no order" },
+  { key: "decided_at", head: "decided at", show: fixed(2), optional: true, tip: "Share of the steps " +
+    "after which the tokens of the result stay the most likely ones, on average" },
   { key: "accepted_length", head: "accepted length", show: fixed(2), optional: true,
     tip: "Tokens that a round of the verifier commits, on average" },
   { key: "acceptance_rate", head: "accepted/drafted", show: fixed(2), optional: true,
@@ -219,14 +221,15 @@ function placeLabels(found, frame) {
 }
 function drawPicture() {
   const drawn = task.rows.filter(isPlaced);
+  const exact = cost.name === "forwards" ? task.exact : [];
   byId("picture-head").textContent = `Accuracy against ${cost.axis}`;
   byId("svg").hidden = !drawn.length;
   if (!drawn.length) { byId("picture").textContent = "No setting has accuracy and speed yet."; return; }
   const width = Math.max(320, Math.min(1100, byId("picture").clientWidth || 900));
   const height = width < 600 ? 340 : 440;
   const frame = { left: 46, right: width - 12, top: 12, bottom: height - 44 };
-  const speeds = drawn.flatMap((r) => r.speeds[cost.name]);
-  const heights = drawn.flatMap((r) => r.accuracy);
+  const speeds = drawn.flatMap((r) => r.speeds[cost.name]).concat(exact.map((p) => p[0]));
+  const heights = drawn.flatMap((r) => r.accuracy).concat(exact.map((p) => p[1]));
   const [x0, x1] = [Math.min(...speeds) / 1.12, Math.max(...speeds) * 1.25];
   const [y0, y1] = [Math.max(-.02, Math.min(...heights) - .04), Math.min(1.02, Math.max(...heights) + .04)];
   const place = (x, y) => [
@@ -235,6 +238,9 @@ function drawPicture() {
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `Accuracy against ${cost.axis}; the table has the numbers` });
   drawAxes(svg, frame, place, [x0, x1, y0, y1]);
+  if (exact.length) svg.append(make("path", { class: "exact", fill: "none",
+    d: "M" + exact.map(([x, y]) => place(x, y).join(" ")).join("L") },
+  make("title", {}, "exact model, random order")));
   drawLines(svg, drawn, place);
   const found = marks(place);
   placeLabels(found, frame);
@@ -242,7 +248,7 @@ function drawPicture() {
   const unfinished = drawn.some((row) => row.missing) ? " \u2013 unfinished" : "";
   byId("picture").replaceChildren(svg, make("p", { class: "soft" },
     `Numbers are those of the table; crosses are 95 % intervals; lines join settings of a method; ` +
-    `hold the pointer on a mark to see its method alone${unfinished}.`));
+    `hold the pointer on a mark to see its method alone${exact.length ? "; dotted: an exact model in random order" : ""}${unfinished}.`));
   const copy = svg.cloneNode(true);
   copy.prepend(make("style", {}, document.querySelector("style").textContent));
   exportTo("svg", "accuracy.svg", "image/svg+xml", new XMLSerializer().serializeToString(copy));
@@ -296,6 +302,47 @@ function drawMark(svg, { x, y, rows, label }) {
   group.append(glyph(row, x, y, rows.length > 1 ? 7 : 5.5));
   if (label) group.append(make("text", { x: label.left + 2, y: label.y + 4 }, label.label));
   svg.append(group);
+}
+
+// When results are decided ---------------------------------------------------------------------
+/** Points of the share of examples that have come so far, by step. */
+function sharesOf(counts) {
+  const steps = Object.keys(counts).map(Number).sort((a, b) => a - b);
+  const total = steps.reduce((sum, step) => sum + counts[step], 0);
+  let sum = 0;
+  return [[0, 0], ...steps.flatMap((step) => [[step, sum / total], [step, (sum += counts[step]) / total]])];
+}
+function drawDecided() {
+  const rows = task.rows.filter((row) => row.decided);
+  byId("decided-section").hidden = !rows.length;
+  if (!rows.length) return;
+  const width = Math.max(320, byId("decided").clientWidth);
+  const [height, frame] = [262, { left: 40, right: width - 12, top: 12, bottom: 236 }];
+  const last = Math.max(...rows.flatMap((row) => Object.keys(row.decided.ended).map(Number)));
+  const place = (x, y) => [frame.left + (frame.right - frame.left) * x / last,
+    frame.bottom - (frame.bottom - frame.top) * y];
+  const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
+    "aria-label": "Share of the results that are decided, by step" });
+  for (const y of [0, .5, 1]) {
+    svg.append(make("line", { class: "grid", x1: frame.left, x2: frame.right, y1: place(0, y)[1],
+      y2: place(0, y)[1] }), make("text", { x: frame.left - 6, y: place(0, y)[1] + 4,
+      "text-anchor": "end", class: "soft" }, y.toFixed(1)));
+  }
+  for (const x of new Set([0, Math.round(last / 2), last])) {
+    svg.append(make("text", { x: place(x, 0)[0], y: frame.bottom + 18, class: "soft",
+      "text-anchor": x === last ? "end" : x ? "middle" : "start" }, `step ${x}`));
+  }
+  for (const row of rows) {
+    for (const [name, dash] of [["decided", null], ["ended", "5 4"]]) {
+      const points = sharesOf(row.decided[name]).map(([x, y]) => place(x, y).join(" "));
+      svg.append(make("path", { fill: "none", stroke: colourOf(row), "stroke-width": 1.8,
+        "stroke-dasharray": dash, d: "M" + points.join("L") },
+      make("title", {}, `${labelOf(row)}: ${name}`)));
+    }
+  }
+  byId("decided").replaceChildren(svg, make("p", { class: "soft" }, ...rows.flatMap((row) =>
+    [dot(row), ` ${labelOf(row)}: ${(100 * row.decided.by_half).toFixed(0)} % decided at half of ` +
+      "its steps. "])));
 }
 
 // The examples --------------------------------------------------------------------------------
@@ -430,6 +477,7 @@ function choose(index) {
   sorted = { column: null, down: false };
   numShown = PAGE_LENGTH;
   chooseCost(task.cost);
+  drawDecided();
   drawExamples();
 }
 byId("cost").append(...Object.values(content.costs).map((one) =>

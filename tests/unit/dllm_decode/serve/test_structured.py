@@ -14,8 +14,7 @@ from served import QUESTIONS, byte_level, chat_of, decoder_of, served, wait_unti
 from transformers import PreTrainedTokenizerFast
 
 from dllm_decode import load_model
-from dllm_decode.serve.compiler import Compiler
-from dllm_decode.serve.forms import Form
+from dllm_decode.serve.compiler import _Turns
 from dllm_decode.serve.limits import Limits
 from samplers import FixedSchedule
 
@@ -261,25 +260,25 @@ def test_extra_keys_are_a_field_of_the_request(client: Any) -> None:
             client.chat.completions.create(**CHAT, extra_body={**asked, "extra_keys": True})
 
 
-def test_clients_take_turns(server: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """All waited in one line, after expressions that explode."""
-    order: list[str] = []
+async def _order_of(clients: list[tuple[str, float]]) -> list[str]:
+    turns, order = _Turns(), []
 
-    class Quick:
-        def compile(self, read: Any) -> None:
-            order.append(read)
+    async def ask(client: str, seconds: float) -> None:
+        async with turns.turn(client):
+            order.append(client)
+            await asyncio.sleep(seconds)
 
-    compiler = Compiler(None, server[1].lane(None).decoder)
-    monkeypatch.setattr(compiler, "_worker", Quick())
+    await asyncio.gather(*(ask(client, seconds) for client, seconds in clients))
+    return order
 
-    async def ask() -> None:
-        clients = ["bomber"] * 4 + ["a", "b", "b"]
-        forms = [Form("x", str(n), client) for n, client in enumerate(clients)]
-        asked = zip(forms, clients, strict=True)
-        await asyncio.gather(*(compiler.compile(form, client=name) for form, name in asked))
 
-    asyncio.run(ask())
-    assert order == ["bomber", "a", "b", "bomber", "b", "bomber", "bomber"]
+def test_a_client_that_used_much_time_waits_longest() -> None:
+    """All waited in one line, behind expressions that explode."""
+    clients = [("bomber", 0.1), *[("bomber", 0.0)] * 4, ("a", 0.01), ("b", 0.0), ("b", 0.0)]
+    order = asyncio.run(_order_of(clients))
+    assert order[0] == "bomber"
+    assert set(order[1:3]) == {"a", "b"}
+    assert order[4:] == ["bomber"] * 4
 
 
 def test_a_denoising_stream_marks_forced_tokens(client: Any) -> None:

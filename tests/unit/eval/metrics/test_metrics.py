@@ -84,6 +84,17 @@ def test_order_correlation_is_tau_b() -> None:
     assert metrics.order_correlation([5]) is None
 
 
+def test_the_leftmost_share_is_what_a_replay_counts() -> None:
+    for steps in itertools.product(range(4), repeat=5):
+        hits = 0
+        for step in set(steps):
+            leftmost = next(i for i, at in enumerate(steps) if at >= step)
+            hits += steps[leftmost] == step
+        assert metrics.leftmost_share(steps) == hits / len(set(steps))
+    assert metrics.leftmost_share([]) is None
+    assert metrics.commits_per_step([0, 0, 1, 4, 4, 4, 7]) == {1: 2, 2: 1, 3: 1}
+
+
 def test_pass_at_k_is_the_share_of_sets_with_a_right_answer() -> None:
     for num_answers in range(1, 9):
         for num_right in range(num_answers + 1):

@@ -72,6 +72,7 @@ def test_percentiles_are_nearest_rank_and_not_pushed_up_by_rounding() -> None:
 
 
 def test_detectable_differences_and_errors_of_few_values() -> None:
+    assert statistics.detectable_difference(0.1, 1319) == pytest.approx(0.024, abs=5e-4)
     with pytest.raises(ValueError, match="at least one"):
         statistics.mean([])
     assert statistics.standard_error([1.0]) == 0.0
