@@ -158,11 +158,6 @@ class ToolChoice(Strict):
     type: Literal["function"]
     function: _Named
 
-    @staticmethod
-    def of(name: str) -> "ToolChoice":
-        """Returns the choice of a function by its name."""
-        return ToolChoice(type="function", function=_Named(name=name))
-
 
 ToolMode: TypeAlias = Literal["none", "auto", "required"]
 """Values of `tool_choice` that name no function."""

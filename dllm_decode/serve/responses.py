@@ -6,25 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dllm_decode.serve.answers import Exchange, Json, event
 from dllm_decode.serve.errors import RefusedError
-from dllm_decode.serve.fields import MAX_TOOLS, AnswerFields, Chat, StreamOptions
-from dllm_decode.serve.parts import (
-    ClientField,
-    Content,
-    Function,
-    JsonFormat,
-    ResponseFormat,
-    Strict,
-    Text,
-    Tool,
-    ToolChoice,
-    ToolMode,
-    Turn,
-    without_nulls,
-)
+from dllm_decode.serve.fields import MAX_TOOLS, AnswerFields, Chat
+from dllm_decode.serve.parts import ClientField, Content, Strict, Text, ToolMode, without_nulls
 
 # The names that fields of a chat have in a request for a response.
 _NAMES = {
@@ -102,8 +89,8 @@ def _typed(value: object) -> object:
     return [{"type": "message", **without_nulls(item)} for item in items]
 
 
-def _turns(items: Iterable[Item]) -> Iterator[Turn]:
-    """Yields items as messages of a chat: what the assistant says and calls is one message."""
+def _turns(items: Iterable[Item]) -> list[Json]:
+    """Returns items as messages of a chat: what the assistant says and calls is one message."""
     turns: list[Json] = []
     for item in items:
         turn, last = item.turn(), turns[-1] if turns else {}
@@ -114,7 +101,14 @@ def _turns(items: Iterable[Item]) -> Iterator[Turn]:
             last.update(turn)
         else:
             turns.append(turn)
-    return map(Turn.model_validate, turns)
+    return turns
+
+
+def _nested(value: BaseModel) -> Json:
+    """Returns an object as chats have it: its fields but for the type, by the type's name."""
+    rest = without_nulls(value.model_dump(by_alias=True))
+    kind = rest.pop("type")
+    return {"type": kind, kind: rest} if rest else {"type": kind}
 
 
 class TextFormat(Strict):
@@ -131,11 +125,6 @@ class TextFormat(Strict):
         if (self.type == "json_schema") != (self.schema_ is not None):
             raise ValueError("must have a 'schema' if its type is 'json_schema', and only then")
         return self
-
-    def as_response_format(self) -> ResponseFormat:
-        """Returns the form as chats have it."""
-        schema = None if self.schema_ is None else JsonFormat(schema=self.schema_)
-        return ResponseFormat(type=self.type, json_schema=schema)
 
 
 class TextOptions(Strict):
@@ -158,11 +147,6 @@ class FunctionTool(Strict):
     model_config = ConfigDict(extra="allow")
     type: Literal["function"]
     name: Text
-
-    def as_tool(self) -> Tool:
-        """Returns the tool as chats have it."""
-        fields = without_nulls(self.model_dump(exclude={"type"}))
-        return Tool(type="function", function=Function.model_validate(fields))
 
 
 class FunctionChoice(Strict):
@@ -194,23 +178,19 @@ class ResponseFields(AnswerFields):
 
     def as_chat(self) -> Chat:
         """Returns the request to /v1/chat/completions that asks for the same answer."""
-        first = [Turn(role="system", content=self.instructions)] if self.instructions else []
-        form = None if self.text is None else self.text.format
-        named = self.tool_choice
-        choice = ToolChoice.of(named.name) if isinstance(named, FunctionChoice) else named
+        first = {"role": "system", "content": self.instructions}
+        form, choice = None if self.text is None else self.text.format, self.tool_choice
         same = (*AnswerFields.model_fields, "parallel_tool_calls", "chat_template_kwargs")
-        return Chat(
-            messages=[*first, *_turns(self.input)],
-            max_tokens=self.max_output_tokens,
-            tools=[tool.as_tool() for tool in self.tools or []] or None,
-            tool_choice=ToolChoice.of(choice.name)
-            if isinstance(choice, FunctionChoice)
-            else choice,
-            response_format=None if form is None else form.as_response_format(),
-            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
-            stream_options=StreamOptions(include_usage=True) if self.stream else None,
-            **{name: getattr(self, name) for name in same},
-        )
+        asked = {
+            "messages": [*([first] if self.instructions else []), *_turns(self.input)],
+            "max_tokens": self.max_output_tokens,
+            "tools": [_nested(tool) for tool in self.tools or []],
+            "tool_choice": _nested(choice) if isinstance(choice, FunctionChoice) else choice,
+            "response_format": None if form is None else _nested(form),
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "stream_options": {"include_usage": True} if self.stream else None,
+        }
+        return Chat.model_validate(asked | {name: getattr(self, name) for name in same})
 
 
 @contextmanager
