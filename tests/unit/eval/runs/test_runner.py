@@ -117,15 +117,26 @@ def test_another_number_of_processes_finishes_the_folder(whole: Path, tmp_path: 
     assert summary_of(tmp_path) == summary_of(whole)
 
 
-def test_a_rank_without_the_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rank", "size", "message"),
+    [
+        ("1", None, "below the number of processes, got rank 1 of 1"),
+        ("2", "2", "below the number of processes, got rank 2 of 2"),
+        (None, "8", "RANK must be set too, got 8 processes without one"),
+        ("-1", "2", "RANK must be a whole number, got '-1'."),
+        ("0", "two", "WORLD_SIZE must be a whole number, got 'two'."),
+        ("", "2", "RANK must be a whole number, got ''."),
+    ],
+)
+def test_a_rank_outside_its_world_is_refused(
+    rank: str | None, size: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half of the examples were decoded, and no report was written."""
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(ValueError, match="below the number of processes, got rank 1 of 1"):
-        Place.of_launch()
-    monkeypatch.delenv("RANK")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    with pytest.raises(ValueError, match="RANK must be set too, got 8 processes without one"):
+    for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
         Place.of_launch()
 
 
