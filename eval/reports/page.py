@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from eval.metrics.costs import COSTS, CostMeasure, Row, is_on_front, speed_of, usual_cost
-from eval.metrics.curves import ExampleSet, RowGroup, asked_of, method_of, titles_of
+from eval.metrics.curves import ExampleSet, RowGroup, group_of, method_of, titles_of
 from eval.metrics.metrics import TradeOff
 from eval.oracle.exact import curve
 from eval.reports.advice import advice
@@ -44,8 +44,7 @@ def page_of(
     summary = found.summary
     groups: dict[RowGroup, list[_Setting]] = {}
     for row, pool in zip(summary["rows"], found.pools, strict=True):
-        group = RowGroup(row["settings"]["model"], asked_of(row["settings"]))
-        groups.setdefault(group, []).append(_Setting(row, pool))
+        groups.setdefault(group_of(row["settings"]), []).append(_Setting(row, pool))
     titles = titles_of(group.asked for group in groups)
     tasks = []
     for group, settings in groups.items():
