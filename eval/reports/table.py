@@ -110,7 +110,8 @@ def origin(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
         for machine in machines
     )
     days = dict.fromkeys(date[:10] for date in summary["dates"])
-    commits = listed(commit[:10] for commit in summary["git"])
+    # A plus sign says that files had been changed.
+    commits = listed(commit[:10] + "+" * commit[10:].endswith("+") for commit in summary["git"])
     versions = [
         f"dllm-decode {listed(machine.get('package') for machine in machines)} {commits}".rstrip(),
         f"torch {listed(machine.get('torch') for machine in machines)}",
