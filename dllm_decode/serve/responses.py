@@ -70,7 +70,7 @@ class Call(Item):
         return {"role": "assistant", "tool_calls": [call]}
 
 
-class Result(Item):
+class CallResult(Item):
     """The result of a call."""
 
     type: Literal["function_call_output"]
@@ -157,7 +157,7 @@ class FunctionChoice(Strict):
 
 
 Items: TypeAlias = Annotated[
-    list[Annotated[Message | Thought | Call | Result, Field(discriminator="type")]],
+    list[Annotated[Message | Thought | Call | CallResult, Field(discriminator="type")]],
     Field(min_length=1),
     BeforeValidator(_typed, json_schema_input_type=str | list[dict[str, Any]]),
 ]
