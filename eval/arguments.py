@@ -29,13 +29,11 @@ class Recording:
         no_trace: Record no steps and confidences: for timings, since looking costs time.
         retry_errors: Decode examples anew that raised an error.
         skip_impossible: Leave out settings whose parts do not fit together; the report says why.
-        drop_others: Report the settings of this command only; records of others stay.
     """
 
     no_trace: bool = False
     retry_errors: bool = False
     skip_impossible: bool = False
-    drop_others: bool = False
 
 
 @dataclass(frozen=True)

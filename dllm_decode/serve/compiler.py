@@ -22,12 +22,7 @@ _NUM_CLIENTS = 1_000
 
 
 class Compiler:
-    """Compiles one constraint at a time, in a process of its own; keeps the last automata.
-
-    Attributes:
-        compiling: The form that is being compiled now.
-        num_compiled: Constraints that were compiled, failures included.
-    """
+    """Compiles one constraint at a time, in a process of its own; keeps the last automata."""
 
     def __init__(self, tokenizer: Any, decoder: Decoder) -> None:
         """Takes a tokenizer that no other thread uses, and a decoder of the model."""
@@ -35,8 +30,6 @@ class Compiler:
         self._worker = CompilerProcess(
             partial(read_vocabulary, tokenizer, model.vocab_size, model.eos_ids, decoder.banned_ids)
         )
-        self.compiling: Form | None = None
-        self.num_compiled = 0
         self._pool = ThreadPoolExecutor(1, "dllm-decode compiler")
         self._kept: OrderedDict[str, Automaton] = OrderedDict()
         self._turns = _Turns()
@@ -57,13 +50,7 @@ class Compiler:
                 async with self._turns.turn(client):
                     # Another request may have asked for the same form.
                     if digest not in self._kept:
-                        run = asyncio.get_running_loop().run_in_executor
-                        self._kept[digest] = await run(self._pool, self._compiled, form)
-        except asyncio.CancelledError:
-            # If this task had the turn, nobody wants the automaton.
-            if self.compiling is form:
-                self._worker.end()
-            raise
+                        self._kept[digest] = await self._compiled(form)
         except ValueError as error:
             raise RefusedError(400, str(error), param=param) from None
         except RecursionError:
@@ -79,19 +66,14 @@ class Compiler:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._worker.end()
 
-    @property
-    def num_compiling(self) -> int:
-        """Constraints that are being compiled now, 0 or 1."""
-        return int(self.compiling is not None)
-
-    def _compiled(self, form: Form) -> Automaton:
-        """Runs in the thread that waits for the process."""
-        self.compiling = form
+    async def _compiled(self, form: Form) -> Automaton:
+        """Waits for the thread that waits for the process, which ends if this is cancelled."""
+        run = asyncio.get_running_loop().run_in_executor
         try:
-            return self._worker.compile(form.read)
-        finally:
-            self.compiling = None
-            self.num_compiled += 1
+            return await run(self._pool, self._worker.compile, form.read)
+        except asyncio.CancelledError:
+            self._worker.end()
+            raise
 
 
 class _Turns:

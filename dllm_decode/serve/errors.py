@@ -13,6 +13,9 @@ from starlette.exceptions import HTTPException
 
 _LOG = logging.getLogger(__name__)
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+# Pydantic lists members of unions, such as "list[str]" and these types of items, as if they were
+# fields.
+_ITEMS = {"message", "reasoning", "function_call", "function_call_output"}
 _MAX_MESSAGE = 500
 _MAX_VALUE = 80
 # The rule that a field breaks, by pydantic's name of the error.
@@ -34,6 +37,7 @@ _RULES = {
     "string_type": "must be a text",
     "too_long": "must have a length of at most {max_length}",
     "too_short": "must have a length of at least {min_length}",
+    "union_tag_invalid": "must be of the type {expected_tags}, got {tag!r}",
     "value_error": "{error}",
 }
 
@@ -113,8 +117,8 @@ def add_handlers(app: FastAPI) -> None:
 def _refusal_of(error: RequestValidationError) -> RefusedError:
     """Returns the refusal that names the first wrong field."""
     first = error.errors()[0]
-    # Pydantic also lists the member of a union, such as "list[str]", which is no field.
-    field = ".".join(str(part) for part in first["loc"][1:] if "[" not in str(part))
+    name, *inside = [str(part) for part in first["loc"][1:]] or [""]
+    field = ".".join([name, *(part for part in inside if "[" not in part and part not in _ITEMS)])
     kind, value = first["type"], first["input"]
     if kind == "json_invalid":
         return RefusedError(400, "The body must be JSON, and cannot be read as such.")

@@ -4,12 +4,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeGuard
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.jobs import NewWeights, Shown
@@ -22,6 +17,7 @@ from dllm_decode.serve.parts import (
     ToolChoice,
     ToolMode,
     Turn,
+    without_nulls,
 )
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -78,12 +74,6 @@ def _parts(value: object) -> object:
     if all(isinstance(part, str) or (_is_whole(part) and part > 0) for part in listed):
         return value
     raise ValueError("must be a list of texts and of numbers of open tokens, 1 or more")
-
-
-def _without_nulls(value: object) -> object:
-    if not isinstance(value, dict):
-        return value
-    return {name: item for name, item in value.items() if item is not None}
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
@@ -153,7 +143,7 @@ class CompletionFields(AnswerFields):
     return_trace: bool | None = None
     stream_mode: Literal["text", "denoise"] | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: Annotated[dict[str, Any], BeforeValidator(_without_nulls)] | None = None
+    structured_outputs: Annotated[dict[str, Any], AfterValidator(without_nulls)] | None = None
 
     @model_validator(mode="after")
     def _with_stream(self) -> "CompletionFields":
@@ -223,7 +213,7 @@ class Chat(CompletionFields):
             message = "'top_logprobs' needs \"logprobs\": true."
             raise RefusedError(400, message, param="top_logprobs")
         if not self.tools and any(turn.role == "tool" for turn in self.messages):
-            message = "A message with the role tool needs 'tools'."
+            message = "The result of a call needs the 'tools' of its request."
             raise RefusedError(400, message, param="messages")
         lengths = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(lengths) > 1:

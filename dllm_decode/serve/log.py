@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from typing import NamedTuple
 from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -56,35 +55,23 @@ class Logged:
         LOG.info("%s %s %s %d%s %.3f s", host, scope["method"], path, status, tokens, seconds)
 
 
-class Throughput(NamedTuple):
-    """The work of all samplers since the server was started.
+def work_of(service: Service) -> tuple[int, int]:
+    """Returns the tokens of answers since the server was started, and the forwards of their rows.
 
-    Attributes:
-        num_tokens: Tokens of answers, also of those that are not finished.
-        num_forwards: Forwards, counted for each row.
+    Tokens of answers that are not finished count too.
     """
-
-    num_tokens: int
-    num_forwards: int
-
-    @staticmethod
-    def of(service: Service) -> "Throughput":
-        """Returns the present numbers."""
-        lanes = [service.engine.lanes[name] for name in service.samplers]
-        return Throughput(
-            sum(lane.num_tokens for lane in lanes), sum(lane.num_forwards for lane in lanes)
-        )
+    lanes = [service.engine.lanes[name] for name in service.samplers]
+    return sum(lane.num_tokens for lane in lanes), sum(lane.num_forwards for lane in lanes)
 
 
 async def log_throughput(service: Service, *, every_s: float = _EVERY_S) -> None:
     """Logs the throughput of each interval in which the server was busy, until it is cancelled."""
-    before = Throughput.of(service)
+    before = work_of(service)
     while True:
         await asyncio.sleep(every_s)
-        now, engine = Throughput.of(service), service.engine
+        now, engine = work_of(service), service.engine
         if now != before or engine.num_running + engine.num_waiting:
-            tokens = now.num_tokens - before.num_tokens
-            forwards = now.num_forwards - before.num_forwards
+            tokens, forwards = (last - first for first, last in zip(before, now, strict=True))
             LOG.info(
                 "%d running, %d waiting, %.1f tokens/s, %.2f tokens per forward",
                 engine.num_running, engine.num_waiting, tokens / every_s,

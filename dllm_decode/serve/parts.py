@@ -1,11 +1,10 @@
 """Parts of the JSON of requests: messages, tools, and forms of answers."""
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-
-from dllm_decode.serve.errors import RefusedError
 
 # Types of parts that are a text, in chats and in responses, and what clients note next to it.
 _TEXTS = ("text", "input_text", "output_text", "reasoning_text")
@@ -33,13 +32,18 @@ def _content(value: object) -> object:
     return "".join(texts)
 
 
+def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an object without its fields that are null, as if they were left out."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
 Text: TypeAlias = Annotated[str, AfterValidator(_encodable)]
 Content: TypeAlias = Annotated[
     Text, BeforeValidator(_content, json_schema_input_type=str | list[dict[str, Any]])
 ]
 
-# Clients add such fields to answers that they join or parse, and send them back.
-_ClientField: TypeAlias = Annotated[Any, Field(exclude=True)]
+ClientField: TypeAlias = Annotated[Any, Field(exclude=True)]
+"""A field that clients add to answers that they join or parse, and send back."""
 
 
 class Strict(BaseModel):
@@ -73,10 +77,7 @@ class ResponseFormat(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
-            message = (
-                "'response_format' must have 'json_schema' if that is its type, and only then."
-            )
-            raise RefusedError(400, message, param="response_format")
+            raise ValueError("must have 'json_schema' if that is its type, and only then")
         return self
 
 
@@ -85,7 +86,7 @@ class CalledFunction(Strict):
 
     name: Text
     arguments: Text
-    parsed_arguments: _ClientField = None
+    parsed_arguments: ClientField = None
 
 
 class ToolCall(Strict):
@@ -94,7 +95,7 @@ class ToolCall(Strict):
     id: Text
     type: Literal["function"]
     function: CalledFunction
-    index: _ClientField = None
+    index: ClientField = None
 
 
 class Turn(Strict):
@@ -105,7 +106,7 @@ class Turn(Strict):
     tool_call_id: Text | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning_content: Content | None = None
-    parsed: _ClientField = None
+    parsed: ClientField = None
 
     @model_validator(mode="before")
     @classmethod
@@ -156,11 +157,6 @@ class ToolChoice(Strict):
 
     type: Literal["function"]
     function: _Named
-
-    @property
-    def flat(self) -> dict[str, str]:
-        """The choice as responses have it."""
-        return {"type": self.type, "name": self.function.name}
 
 
 ToolMode: TypeAlias = Literal["none", "auto", "required"]

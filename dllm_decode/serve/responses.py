@@ -1,73 +1,99 @@
 """OpenAI's responses: chats whose messages, reasoning, calls and results are items of a list."""
 
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dllm_decode.serve.answers import Exchange, Json, event
 from dllm_decode.serve.errors import RefusedError
-from dllm_decode.serve.fields import MAX_TOOLS, AnswerFields, Chat, StreamOptions
-from dllm_decode.serve.parts import ResponseFormat, Strict, Text, Tool, ToolChoice, ToolMode, Turn
+from dllm_decode.serve.fields import MAX_TOOLS, AnswerFields, Chat
+from dllm_decode.serve.parts import ClientField, Content, Strict, Text, ToolMode, without_nulls
 
 # The names that fields of a chat have in a request for a response.
 _NAMES = {
-    "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text",
-    "reasoning_effort": "reasoning",
+    "messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
 }  # fmt: skip
 
 
-def _nested(value: object) -> object:
-    """Returns an object as chats have it: its fields but for the type, by the type's name."""
-    if not isinstance(value, dict) or set(value) == {"type"}:
-        return value
-    rest = {name: field for name, field in value.items() if name != "type" and field is not None}
-    return {"type": value.get("type"), str(value.get("type")): rest}
+class Item(Strict):
+    """An item of a chat."""
+
+    id: ClientField = None
+    status: ClientField = None
+    phase: ClientField = None
+
+    def turn(self) -> Json:
+        """Returns the item as a message of a chat."""
+        raise NotImplementedError
 
 
-_CLIENT_FIELDS = {"type", "id", "status", "phase"}
-_ITEM_FIELDS = {
-    "message": {"role", "content"},
-    "reasoning": {"content", "summary", "encrypted_content"},
-    "function_call": {"call_id", "name", "arguments", "parsed_arguments"},
-    "function_call_output": {"call_id", "output"},
-}
-"""The fields of each type of item; clients send further ones back, which say nothing."""
+class Message(Item):
+    """A text that somebody says."""
+
+    type: Literal["message"]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+    def turn(self) -> Json:
+        return {"role": self.role, "content": self.content}
 
 
-def _turn(item: Json) -> Json:
-    kind = item.get("type", "message")
-    own = _ITEM_FIELDS.get(kind, item.keys()) | _CLIENT_FIELDS
-    unknown = [name for name, value in item.items() if name not in own and value is not None]
-    if unknown:
-        raise ValueError(f"must have no field {unknown[0][:80]!r} in an item of type {kind!r}")
-    match kind:
-        case "message":
-            return {"role": item.get("role"), "content": item.get("content")}
-        case "reasoning":
-            return {"role": "assistant", "reasoning_content": item.get("content") or ""}
-        case "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
-            return {"role": "assistant", "tool_calls": [call]}
-        case "function_call_output":
-            result = {"tool_call_id": item.get("call_id"), "content": item.get("output")}
-            return {"role": "tool", **result}
-    kinds = "message, reasoning, function_call or function_call_output"
-    raise ValueError(f"must have items of the type {kinds}, got {str(item['type'])[:80]!r}")
+class Thought(Item):
+    """The reasoning of the model."""
+
+    type: Literal["reasoning"]
+    content: Content = ""
+    summary: ClientField = None
+    encrypted_content: ClientField = None
+
+    def turn(self) -> Json:
+        return {"role": "assistant", "reasoning_content": self.content}
 
 
-def _turns(value: object) -> object:
-    """Returns items as messages of a chat: what the assistant says and calls is one message."""
+class Call(Item):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: Text
+    name: Text
+    arguments: Text
+    parsed_arguments: ClientField = None
+
+    def turn(self) -> Json:
+        function = {"name": self.name, "arguments": self.arguments}
+        call = {"id": self.call_id, "type": "function", "function": function}
+        return {"role": "assistant", "tool_calls": [call]}
+
+
+class CallResult(Item):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: Content
+
+    def turn(self) -> Json:
+        return {"role": "tool", "tool_call_id": self.call_id, "content": self.output}
+
+
+def _typed(value: object) -> object:
+    """Returns a text as a message, and each item with its type, which messages may leave out."""
     items = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise ValueError("must be a text or a list of items")
+    return [{"type": "message", **without_nulls(item)} for item in items]
+
+
+def _turns(items: Iterable[Item]) -> list[Json]:
+    """Returns items as messages of a chat: what the assistant says and calls is one message."""
     turns: list[Json] = []
     for item in items:
-        turn, last = _turn(item), turns[-1] if turns else {}
+        turn, last = item.turn(), turns[-1] if turns else {}
         is_same = turn["role"] == "assistant" == last.get("role")
         if is_same and "tool_calls" in turn:
             last.setdefault("tool_calls", []).extend(turn["tool_calls"])
@@ -78,10 +104,33 @@ def _turns(value: object) -> object:
     return turns
 
 
-class TextOptions(Strict):
+def _nested(value: BaseModel) -> Json:
+    """Returns an object as chats have it: its fields but for the type, by the type's name."""
+    rest = without_nulls(value.model_dump(by_alias=True))
+    kind = rest.pop("type")
+    return {"type": kind, kind: rest} if rest else {"type": kind}
+
+
+class TextFormat(Strict):
     """The form of an answer."""
 
-    format: Annotated[ResponseFormat, BeforeValidator(_nested)] | None = None
+    type: Literal["text", "json_object", "json_schema"]
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    name: Text | None = None
+    description: Text | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TextFormat":
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("must have a 'schema' if its type is 'json_schema', and only then")
+        return self
+
+
+class TextOptions(Strict):
+    """The form of an answer, and its length, which cannot be chosen."""
+
+    format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
@@ -92,11 +141,26 @@ class Reasoning(Strict):
     summary: None = None
 
 
+class FunctionTool(Strict):
+    """A tool; its further fields are for the chat template."""
+
+    model_config = ConfigDict(extra="allow")
+    type: Literal["function"]
+    name: Text
+
+
+class FunctionChoice(Strict):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: Text
+
+
 Items: TypeAlias = Annotated[
-    list[Turn], Field(min_length=1),
-    BeforeValidator(_turns, json_schema_input_type=str | list[dict[str, Any]]),
-]  # fmt: skip
-Tools: TypeAlias = list[Annotated[Tool, BeforeValidator(_nested)]]
+    list[Annotated[Message | Thought | Call | CallResult, Field(discriminator="type")]],
+    Field(min_length=1),
+    BeforeValidator(_typed, json_schema_input_type=str | list[dict[str, Any]]),
+]
 
 
 class ResponseFields(AnswerFields):
@@ -105,8 +169,8 @@ class ResponseFields(AnswerFields):
     input: Items
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: Annotated[Tools, Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Annotated[ToolMode | ToolChoice | None, BeforeValidator(_nested)] = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolMode | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
@@ -114,16 +178,19 @@ class ResponseFields(AnswerFields):
 
     def as_chat(self) -> Chat:
         """Returns the request to /v1/chat/completions that asks for the same answer."""
-        first = [Turn(role="system", content=self.instructions)] if self.instructions else []
-        same = type(self).model_fields.keys() & Chat.model_fields.keys()
-        return Chat(
-            messages=[*first, *self.input],
-            max_tokens=self.max_output_tokens,
-            response_format=None if self.text is None else self.text.format,
-            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
-            stream_options=StreamOptions(include_usage=True) if self.stream else None,
-            **{name: getattr(self, name) for name in same},
-        )
+        first = {"role": "system", "content": self.instructions}
+        form, choice = None if self.text is None else self.text.format, self.tool_choice
+        same = (*AnswerFields.model_fields, "parallel_tool_calls", "chat_template_kwargs")
+        asked = {
+            "messages": [*([first] if self.instructions else []), *_turns(self.input)],
+            "max_tokens": self.max_output_tokens,
+            "tools": [_nested(tool) for tool in self.tools or []],
+            "tool_choice": _nested(choice) if isinstance(choice, FunctionChoice) else choice,
+            "response_format": None if form is None else _nested(form),
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "stream_options": {"include_usage": True} if self.stream else None,
+        }
+        return Chat.model_validate(asked | {name: getattr(self, name) for name in same})
 
 
 @contextmanager
@@ -270,10 +337,10 @@ class ItemExchange:
             "model": self._exchange.service.name,
             "status": status,
             "output": [item.body for item in self._items],
-            "tools": [
-                {"type": "function", **tool.function.model_dump()} for tool in asked.tools or []
-            ],
-            "tool_choice": choice.flat if isinstance(choice, ToolChoice) else choice or "auto",
+            "tools": [tool.model_dump() for tool in asked.tools or []],
+            "tool_choice": (
+                choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto"
+            ),
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
         }
         if status == "incomplete":

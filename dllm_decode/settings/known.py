@@ -64,7 +64,7 @@ def require_plugin(part: str, text: str) -> None:
         if not Path(text[1:]).is_file():
             raise ValueError(f"--{part} @FILE must name a card that is there, got {text[1:]!r}.")
         return
-    names, called = plugin_names(part), _CALLED.findall(_QUOTED.sub("", text))
+    names, called = plugin_names(part), called_names(text)
     for name in called:
         if name not in names:
             close = get_close_matches(name, names, n=1)
@@ -78,6 +78,11 @@ def require_plugin(part: str, text: str) -> None:
         _, files = exported(_PACKAGES[part])
         known = {name: declared(name, files) for name in called or [_EXAMPLES[part]]}
         parse_expression(text, known | {"CausalTarget": lambda source: source})
+
+
+def called_names(text: str) -> list[str]:
+    """Returns the names that an expression calls, without classes of the user's own."""
+    return _CALLED.findall(_QUOTED.sub("", text))
 
 
 def plugin_names(part: str) -> list[str]:

@@ -19,6 +19,7 @@ import samplers
 from dllm_decode import CachePolicy, CausalTarget, Verifier, blocks, caches, verify
 from dllm_decode.blocks import BlockSchedule
 from dllm_decode.settings.addresses import parse_model
+from dllm_decode.settings.known import called_names
 from samplers import Sampler
 from samplers.checks import shown
 from samplers.expression import expression_of, is_ours, parse_plugin, parts_of
@@ -70,8 +71,11 @@ def parse(
         ValueError: If the text does not describe such a plug-in.
     """
     source = _SOURCES[kind]
-    bases = (kind, *source.arguments)
-    exported = {name: getattr(source.package, name) for name in source.package.__all__}
+    bases, expression = (kind, *source.arguments), _expression(text, source.part)
+    # Getting a sampler imports it, so get all only if a message must list them.
+    all_names, called = source.package.__all__, called_names(expression)
+    names = called if called and {*called} <= {*all_names} else all_names
+    exported = {name: getattr(source.package, name) for name in names}
     known: dict[str, Callable[..., Any]] = {
         name: member
         for name, member in exported.items()
@@ -79,7 +83,7 @@ def parse(
     }
     if kind is Verifier:
         known["CausalTarget"] = target
-    return parse_plugin(_expression(text, source.part), kind, known, parts=source.arguments)
+    return parse_plugin(expression, kind, known, parts=source.arguments)
 
 
 def _expression(text: str, part: str) -> str:

@@ -49,29 +49,17 @@ def groups_of(rows: Iterable[Row]) -> dict[RowGroup, list[Row]]:
     return groups
 
 
-def titles_of(
-    asked: Iterable[ExampleSet], machines: Iterable[Mapping[str, Any]] = ()
-) -> dict[ExampleSet, str]:
-    """Names tasks by their address; also by version or examples if several share an address.
-
-    An address is written as on the command line of one of the machines, if it is found there.
-    """
-    words = [word for machine in machines for word in str(machine.get("command", "")).split()]
-    typed = {_parts_of(word): word for word in words}
+def titles_of(asked: Iterable[ExampleSet]) -> dict[ExampleSet, str]:
+    """Names tasks by their address; also by version or examples if several share an address."""
     example_sets = dict.fromkeys(asked)
     titles = {}
     for example_set in example_sets:
         versions = {other.version for other in example_sets if other.task == example_set.task}
         alike = [other for other in example_sets if other[:2] == example_set[:2]]
-        titles[example_set] = typed.get(_parts_of(example_set.task), example_set.task)
+        titles[example_set] = example_set.task
         titles[example_set] += f", version {example_set.version}" if len(versions) > 1 else ""
         titles[example_set] += f", examples {example_set.examples[:6]}" if len(alike) > 1 else ""
     return titles
-
-
-def _parts_of(address: str) -> tuple[str, frozenset[str]]:
-    name, _, options = address.partition("?")
-    return name, frozenset(options.split("&"))
 
 
 def points_of(rows: Sequence[Row], cost: CostMeasure) -> dict[int, TradeOff]:

@@ -11,7 +11,7 @@ from eval.tasks import Example, ListTask, Task
 from eval.tasks.lists import NUM_SYMBOLS, OUTPUTS, ListQuestion, valid_outputs
 
 # Brackets around the list, and EOS: tokens that are certain from the start.
-_NUM_CERTAIN = {"brackets": 3, "compact": 1}
+_NUM_CERTAIN = 3
 
 # Greatest number of answers times sets of positions: a curve then takes some seconds.
 _MOST_DRAWS = 4_000
@@ -72,13 +72,13 @@ def curve(task: Task, example: Example) -> list[TradeOff]:
     temperature 1, equally many in each step. Empty for tasks without a known, single length, and
     for tasks without a formula whose answers are too many to enumerate.
     """
-    if not isinstance(task, ListTask) or task.style not in _NUM_CERTAIN:
+    if not isinstance(task, ListTask):
         return []
     request: ListQuestion = example.meta["request"]
     if task.n is None and request.keyword not in ("pair_sum", "city"):
         return []
     num_items = len(next(iter(OUTPUTS[request.keyword](request))))
-    length = num_items + _NUM_CERTAIN[task.style]
+    length = num_items + _NUM_CERTAIN
     points = []
     for num_steps in range(1, length + 1):
         shares = _item_sizes(even_sizes(length, num_steps), num_items)

@@ -15,7 +15,7 @@ from eval.reports.page import unfinished_notice
 from eval.reports.replay import parts_of, picture_of, replay_page
 from eval.reports.report import write_report
 from eval.reports.summary import measured
-from eval.reports.table import bold, commits, further_tables, origin, show_settings
+from eval.reports.table import bold, further_tables, origin, show_settings
 from eval.runs.folder import Folder
 from eval.runs.records import Record, trace_of
 from eval.runs.settings import RunSettings
@@ -48,7 +48,7 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
     if notice := unfinished_notice(rows):
         _say(console, f"{notice}\n", folds=console.is_terminal)
     groups = groups_of(row for row in rows if row["num_records"])
-    titles = titles_of((group.asked for group in groups), contents.summary["machines"])
+    titles = titles_of(group.asked for group in groups)
     has_several = len({group.model for group in groups}) > 1
     for group, group_rows in groups.items():
         title = titles[group.asked] + f", model {group.model}" * has_several
@@ -56,7 +56,6 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
         chosen = cost or usual_cost(group_rows)
         show_settings(console, group_rows, chosen)
         texts = [advice(group_rows, chosen), bold(chosen), origin(group_rows, contents.summary)]
-        texts.append(commits(group_rows))
         if not console.is_terminal:
             texts += further_tables(group_rows, contents.summary)
         for text in texts:

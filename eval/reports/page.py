@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from eval.metrics.costs import COSTS, CostMeasure, Row, is_on_front, speed_of, usual_cost
-from eval.metrics.curves import ExampleSet, RowGroup, asked_of, method_of, titles_of
+from eval.metrics.curves import ExampleSet, RowGroup, group_of, method_of, titles_of
 from eval.metrics.metrics import TradeOff
 from eval.oracle.exact import curve
 from eval.reports.advice import advice
 from eval.reports.names import names_of, seeds_of
 from eval.reports.pooling import Pooled, identity
 from eval.reports.summary import MeasuredFolder, measured
-from eval.reports.table import commits_of, further_tables, origin
+from eval.reports.table import further_tables, origin
 from eval.reports.templates import fill
 from eval.runs.folder import Folder
 from eval.runs.names import LISTS, parse_task
@@ -44,9 +44,8 @@ def page_of(
     summary = found.summary
     groups: dict[RowGroup, list[_Setting]] = {}
     for row, pool in zip(summary["rows"], found.pools, strict=True):
-        group = RowGroup(row["settings"]["model"], asked_of(row["settings"]))
-        groups.setdefault(group, []).append(_Setting(row, pool))
-    titles = titles_of((group.asked for group in groups), summary["machines"])
+        groups.setdefault(group_of(row["settings"]), []).append(_Setting(row, pool))
+    titles = titles_of(group.asked for group in groups)
     tasks = []
     for group, settings in groups.items():
         rows = [setting.row for setting in settings]
@@ -92,7 +91,7 @@ def _shown(settings: Sequence[_Setting]) -> list[dict[str, Any]]:
         {
             "name": name, "full": full, "method": method_of(row["settings"]),
             "seeds": seeds_of(row), "settings": row["settings"],
-            **_numbers(row), "commits": commits_of(row, rows) or None,
+            **_numbers(row),
             "keys": [pool.settings.with_seed(seed).key("") for seed in pool.seeds],
         }
         for (row, pool), name, full in names

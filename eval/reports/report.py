@@ -46,7 +46,7 @@ def _replays(contents: MeasuredFolder, num_replays: int) -> dict[tuple[ExampleSe
     """Writes replay pages and returns their file names by set of examples and example id."""
     notice = unfinished_notice(contents.summary["rows"])
     example_sets = {settings: asked_of(settings.written()) for settings in contents.results}
-    titles = titles_of(example_sets.values(), contents.summary["machines"])
+    titles = titles_of(example_sets.values())
     examples = defaultdict(list)
     for settings, records in contents.results.items():
         for record in records:

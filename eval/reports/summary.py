@@ -73,7 +73,7 @@ def measured(folder: Folder) -> MeasuredFolder:
     dates = sorted(record["date"] for record in records if record["date"])
     return MeasuredFolder(folder, results, pooled, {
         "rows": rows, "methods": methods(rows), "parallel_bench": parallel_bench(rows),
-        "git": _commits(records),
+        "git": sorted({record["git"] or "unknown" for record in records}),
         "machines": machines, "dates": [*dates[:1], *dates[-1:]],
         "skipped": [structs.asdict(skipped) for skipped in folder.skipped()],
     })  # fmt: skip
@@ -87,7 +87,6 @@ def _row(pool: Pooled) -> Row:
         "num_records": len(pool.records),
         "num_missing": pool.settings.num_examples * len(pool.seeds) - len(pool.records),
         "num_errors": len(failed),
-        "git": _commits(pool.records),
         "errors": dict(Counter(record["error"] for record in failed).most_common(5)),
         "primary": next((record["primary"] for record in pool.records), None),
         "accuracy": _accuracy(pool),
@@ -296,7 +295,3 @@ def _comparison(reference: Pooled, pool: Pooled) -> Row:
     if seconds_s[0]:
         comparison["timing"] = {"wall_speedup": wall_speedup(*seconds_s)}
     return comparison
-
-
-def _commits(records: Iterable[Record]) -> list[str]:
-    return sorted({record["git"] or "unknown" for record in records})

@@ -110,7 +110,8 @@ def origin(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
         for machine in machines
     )
     days = dict.fromkeys(date[:10] for date in summary["dates"])
-    commits = listed(commit[:10] for commit in summary["git"])
+    # A plus sign says that files had been changed.
+    commits = listed(commit[:10] + "+" * commit[10:].endswith("+") for commit in summary["git"])
     versions = [
         f"dllm-decode {listed(machine.get('package') for machine in machines)} {commits}".rstrip(),
         f"torch {listed(machine.get('torch') for machine in machines)}",
@@ -123,21 +124,6 @@ def origin(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
     parts = [model, device and f"on {device}", " to ".join(days)]
     parts += [*(versions if machines else ()), *options]
     return f"From {', '.join(part for part in parts if part)}."
-
-
-def commits_of(row: Row, rows: Sequence[Row]) -> str:
-    """Names the commits of this package that decoded a row; empty if all rows have the same one."""
-    if len({commit for r in rows for commit in r["git"]}) < 2:
-        return ""
-    return ", ".join(commit[:10] + "+" * commit[10:].endswith("+") for commit in row["git"])
-
-
-def commits(rows: Sequence[Row]) -> str:
-    """Lists the commits of each row; empty if all rows have the same one."""
-    named = zip(names_of(rows), rows, strict=True)
-    lines = [f"- `{name}`: {commits_of(row, rows)}" for name, row in named]
-    head = "Decoded by several commits of this package (+: with changed files), which may differ:"
-    return "\n".join([head, "", *lines]) if commits_of(rows[0], rows) else ""
 
 
 def further_tables(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:

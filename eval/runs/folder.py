@@ -36,13 +36,11 @@ class _SettingsFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         runs: Settings as `RunSettings.written` gives them, the reference first.
         skipped: Settings that the last command asked for and did not run.
-        dropped: Keys of settings that have records and are left out of reports.
     """
 
     format: int = FORMAT
     runs: list[dict[str, Any]]
     skipped: list[Skipped] = []
-    dropped: list[str] = []
 
 
 class Folder:
@@ -56,35 +54,28 @@ class Folder:
         self.path = Path(path)
 
     def claim(
-        self, runs: Iterable[RunSettings], *, skipped: Iterable[Skipped] = (), alone: bool = False
+        self, runs: Iterable[RunSettings], *, skipped: Iterable[Skipped] = ()
     ) -> list[RunSettings]:
         """Adds runs to the folder, the reference first; returns the other runs of the folder.
 
         A run that an earlier command asked for stays if it has records, so that a corrected
         sweep, or one more sampler, needs no new folder. The first run of the folder stays first.
-        `skipped` were asked for and are not run. With `alone` only these runs are shown; records of
-        other runs stay on the disk, for a later command that asks for those runs. Processes that
-        share the folder call this while `writing`, because runs of a process that has just begun
-        have no records yet. Raises ValueError if the path is no folder, or has another format.
+        `skipped` were asked for and are not run. Processes that share the folder call this while
+        `writing`, because runs of a process that has just begun have no records yet. Raises
+        ValueError if the path is no folder, or has another format.
         """
         self.require_usable()
         runs = list(dict.fromkeys(runs))
         self.path.mkdir(parents=True, exist_ok=True)
         file = self.path / SETTINGS_FILE
         earlier: list[RunSettings] = []
-        dropped: set[str] = set()
         if file.exists():
             used = {record["settings"] for record in self.records()}
-            earlier = [] if alone else [run for run in self.settings() if run.key("") in used]
-            dropped = used if alone else set(self._written().dropped)
+            earlier = [run for run in self.settings() if run.key("") in used]
         others = [run for run in earlier if run not in runs]
         # Next to other runs, new runs come last; otherwise these runs have their own order.
         listed = [*earlier, *(r for r in runs if r not in earlier)] if others else runs
-        written = _SettingsFile(
-            runs=[run.written() for run in listed],
-            skipped=list(skipped),
-            dropped=sorted(dropped - {run.key("") for run in listed}),
-        )
+        written = _SettingsFile(runs=[run.written() for run in listed], skipped=list(skipped))
         write_json(file, msgspec.to_builtins(written))
         return others
 
@@ -116,20 +107,19 @@ class Folder:
         return self._written().skipped
 
     def results(self) -> dict[RunSettings, list[Record]]:
-        """Returns the records of each run, the reference first, without dropped runs.
+        """Returns the records of each run, the reference first.
 
         Raises ValueError if the folder is damaged, or a record belongs to no run of the
         folder, or its key does not fit its run and example.
         """
         by_run: dict[RunSettings, list[Record]] = {run: [] for run in self.settings()}
         by_key = {run.key(""): run for run in by_run}
-        dropped = self._written().dropped
         strays = []
         for where, record in read_parts(self.path):
             run = by_key.get(record["settings"])
             if run and record["key"] == run.key(record["example"]):
                 by_run[run].append(record)
-            elif record["settings"] not in dropped:
+            else:
                 strays.append(where)
         if strays:
             others = f" (and {len(strays) - 1} other lines)" if len(strays) > 1 else ""

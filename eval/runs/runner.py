@@ -156,7 +156,6 @@ def execute(
     reporter: Reporter = SILENT,
     retry_errors: bool = False,
     skip_impossible: bool = False,
-    drop_others: bool = False,
     on_plan: Callable[[RunPlan, list[RunSettings]], None] = lambda plan, others: None,
 ) -> Folder:
     """Decodes and scores the examples that a folder lacks; the first run is the reference.
@@ -172,7 +171,6 @@ def execute(
         reporter: Follows the progress.
         retry_errors: Decode examples anew whose record is an error.
         skip_impossible: Leave out runs whose parts do not fit together, and note why.
-        drop_others: Show these runs only, see `Folder.claim`.
         on_plan: Called before the first forward with the plan and the folder's other runs.
 
     Raises:
@@ -184,7 +182,7 @@ def execute(
     settings = [checked.settings for checked in plan.runs]
     results = Folder(folder)
     with open_part(results, plan.runs, place, retry_errors=retry_errors) as part:
-        others = results.claim(settings, skipped=plan.skipped, alone=drop_others)
+        others = results.claim(settings, skipped=plan.skipped)
         on_plan(plan, others)
         workers = [Worker(checked, part, reporter, place) for checked in plan.runs]
         missing = [key for worker in workers for key in worker.keys if key not in part.done]

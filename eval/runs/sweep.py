@@ -173,8 +173,7 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
             sys.stderr.write(f"Skipped {skipped.setting}: {skipped.reason}\n")
         if others:
             sys.stderr.write(
-                f"The folder holds {len(others)} other settings; they stay in the report "
-                "(--drop-others leaves them out).\n"
+                f"The folder holds {len(others)} other settings; they stay in the report.\n"
             )
         warn_of_unknown_words(plan.runs)
         warn(sweep.samplers, settings)
@@ -188,7 +187,6 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
         reporter=Reporter(Console(stderr=True)),
         retry_errors=options.retry_errors,
         skip_impossible=options.skip_impossible,
-        drop_others=options.drop_others,
         on_plan=tell,
     )
     return Measured(folder, settings)

@@ -19,7 +19,6 @@ LONG_LENGTHS = (9, 10)
 NUM_SYMBOLS = 3
 MAX_SUM = 200
 MAX_ENUMERATED = 50_000
-STYLES = ("brackets", "compact", "json")
 FIXED_LENGTH = ("pair_sum", "city")
 
 
@@ -56,20 +55,17 @@ class ListTask(GeneratedTask):
         keyword: The operation.
         n: Length of the given list, copies for `agree`; None draws it from 3 to 8. Must be None
             for `pair_sum` and `city`, which have one length only.
-        style: How lists are written, in prompt and answer: `brackets` is `[ a b ]`, `compact` items
-            only, `json` is `[ " a " , " b " ]`.
     """
 
     keyword: str = "shuffle"
     n: int | None = None
-    style: str = "brackets"
 
     version = 1
     primary = "answer"
+    gen_length = 16
 
     def __post_init__(self) -> None:
         require_choice("keyword", self.keyword, tuple(OUTPUTS))
-        require_choice("style", self.style, STYLES)
         if self.n is not None and self.keyword in FIXED_LENGTH:
             raise ValueError(f"{self.keyword!r} has one length only, got n={self.n}; leave n out.")
         if self.n is not None and not 2 <= self.n <= LONG_LENGTHS[1]:
@@ -78,10 +74,6 @@ class ListTask(GeneratedTask):
     @property
     def name(self) -> str:
         return f"lists/{self.keyword}"
-
-    @property
-    def gen_length(self) -> int:
-        return 48 if self.style == "json" else 16
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -96,25 +88,30 @@ class ListTask(GeneratedTask):
             prompt = self._prompt(request)
             if split == "test_length" or split_of(prompt) == split:
                 answer = draw_output(request, rng)
-                return Example(prompt, render(answer, self.style), {"request": request})
+                return Example(prompt, render(answer), {"request": request})
         raise self.none_found(split, "choose a greater n")
+
+    def seed_of(self, split: str, seed: int) -> str:
+        # The style is part of the text that chose the examples of all published figures.
+        task = f"ListTask(keyword={self.keyword!r}, n={self.n}, style='brackets')"
+        return f"{task};{split};{seed}"
 
     def score(self, example: Example, text: str) -> Mapping[str, float | None]:
         """Scores an answer.
 
         `answer` (primary, lenient): the items after the last `[` and up to the next `]`, quotes
         and commas aside, are a right answer. `answer_strict`: the text is, word for word, a right
-        answer in the style of the prompt.
+        answer as the prompt writes lists.
         """
         request: ListQuestion = example.meta["request"]
         items = parse(text)
         right = is_valid(request, items)
-        strict = right and text.split() == render(items, self.style).split()
+        strict = right and text.split() == render(items).split()
         return {"answer": float(right), "answer_strict": float(strict)}
 
     def _prompt(self, request: ListQuestion) -> str:
         arguments = [str(part) for part in (request.number, request.word) if part]
-        items = [render(request.items, self.style)] if request.items else []
+        items = [render(request.items)] if request.items else []
         return " ".join([self.keyword, *arguments, ":", *items])
 
     def _draw_request(self, rng: random.Random, split: str) -> ListQuestion:
@@ -208,12 +205,8 @@ def draw_output(request: ListQuestion, rng: random.Random) -> Items:
     return rng.choice(tuple(OUTPUTS[request.keyword](request)))
 
 
-def render(items: Items, style: str) -> str:
+def render(items: Items) -> str:
     """Writes a list as words."""
-    if style == "compact":
-        return " ".join(items)
-    if style == "json":
-        items = (" , ".join(f'" {item} "' for item in items),)
     return " ".join(["[", *items, "]"])
 
 

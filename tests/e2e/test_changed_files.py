@@ -77,8 +77,7 @@ def test_a_run_that_names_no_files_goes_on_in_a_folder_that_knows_them(tmp_path:
     (tmp_path / "config.json").write_text("{1}")
     both = execute(eval_runs.runs()[1:], out)
     with pytest.raises(ValueError, match=r"config\.json must be as it was .*another folder\."):
-        execute([replace(plain, files=named.files)], out, drop_others=True)
-    # The refused command dropped no setting.
+        execute([replace(plain, files=named.files)], out)
     assert [len(run_records) for run_records in both.results().values()] == [len(records)] * 2
 
 

@@ -17,8 +17,10 @@ import pytest
 from dllm_decode import CachePolicy, DecodeConfig
 from dllm_decode.blocks import BlockSchedule
 from dllm_decode.cli.main import make_parser as make_command_parser
+from dllm_decode.core.options import HINTS
 from dllm_decode.settings.options import given_of
 from dllm_decode.settings.plugins import check_plugin, parse
+from dllm_decode.text.generate_options import GenerateOptions
 from eval.commands import make_eval_parser as make_parser
 from samplers import Sampler
 
@@ -120,3 +122,15 @@ def test_every_target_that_is_named_has_a_rule() -> None:
     for document in texts:
         named = re.findall(r"(?:`|^)make ([a-z-]+)", document.read_text(encoding="utf-8"), re.M)
         assert set(named) <= rules, document
+
+
+def test_a_name_of_other_libraries_is_an_option_or_its_refusal_says_what_to_use() -> None:
+    page = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8").partition("## Servers")[0]
+    # Arguments of a scheduler, functions, and arguments of `generate` by their own names.
+    others = {"entropy_bound", "t_min", "t_max", "generate", "generate_with_prefix_cache",
+              "generate_with_dual_cache", "attention_mask", "inputs",
+              "num_return_sequences"}  # fmt: skip
+    theirs = "".join(re.findall(r"^\| (.*?) \| ", page, re.MULTILINE))
+    names = set(re.findall(r"`([a-z_]\w*)(?:=[^`]*)?`", theirs)) - others
+    assert len(names) > 30
+    assert names <= {*HINTS, *GenerateOptions.__annotations__}

@@ -326,22 +326,6 @@ def test_answers_of_other_settings_are_found_in_the_files_of_other_ranks(
     assert not [*tmp_path.glob("answers.0*")]
 
 
-@pytest.mark.parametrize(
-    ("rank", "size", "sentence"),
-    [
-        ("2", "2", "rank of a process below the number of processes, got rank 2 of 2"),
-        ("-1", "2", "RANK must be a whole number, got '-1'."),
-        ("0", "two", "WORLD_SIZE must be a whole number, got 'two'."),
-        ("", "2", "RANK must be a whole number, got ''."),
-    ],
-)
-def test_a_rank_outside_its_world_is_refused(
-    rank: str, size: str, sentence: str, divided: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert divided(rank, size) == 2
-    assert sentence in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_rank_that_is_killed_loses_and_doubles_nothing(
     files: list[str], divided: Any, tmp_path: Path

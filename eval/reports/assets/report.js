@@ -53,8 +53,6 @@ const COLUMNS = [
   { key: "errors", head: "errors", show: String, optional: true,
     tip: "Examples that raised an error; they count as wrong" },
   { key: "missing", head: "missing", show: String, optional: true, tip: "Examples still to come" },
-  { key: "commits", head: "commits of the package", show: String, optional: true,
-    tip: "Commits of this package that decoded a row; +: with changed files" },
 ];
 const valueOf = (row, key) => Array.isArray(row[key]) ? row[key][0] : row[key];
 function columns() {

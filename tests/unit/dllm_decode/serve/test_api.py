@@ -338,7 +338,7 @@ def test_the_log_has_a_line_for_each_request_without_its_content(
     server: Any, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "dllm_decode.serve")
-    before = log.Throughput.of(server[1])
+    before = log.work_of(server[1])
     num_tokens = answer_of(client)["usage"]["completion_tokens"]
     events_of(client)
     client.get("/no%0Apath?secret=1")
@@ -353,9 +353,9 @@ def test_the_log_has_a_line_for_each_request_without_its_content(
         head = f"127.0.0.1 POST /v1/chat/completions 200 {num_tokens} tokens "
         assert re.fullmatch(rf"{re.escape(head)}\d+\.\d{{3}} s", line)
     assert re.fullmatch(r"127.0.0.1 GET /no%0Apath 404 \d\.\d{3} s", wrong_line)
-    now = log.Throughput.of(server[1])
-    assert now.num_tokens - before.num_tokens == 2 * num_tokens
-    assert now.num_forwards - before.num_forwards == 2 * int(RIGHT.decoded.nfe[0])
+    now = log.work_of(server[1])
+    assert now[0] - before[0] == 2 * num_tokens
+    assert now[1] - before[1] == 2 * int(RIGHT.decoded.nfe[0])
 
 
 def test_the_throughput_is_logged_while_the_server_is_busy(

@@ -232,11 +232,11 @@ def test_a_compilation_stalls_nobody_and_ends_with_its_client(
         leaving.request(
             "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
         )
-        wait_until(lambda: compiler.num_compiling == 1)
+        wait_until(lambda: compiler._turns._is_taken)
         client.chat.completions.create(**CHAT)
-        assert compiler.num_compiling == 1
+        assert compiler._turns._is_taken
     # The program that builds the automaton would go on for seconds.
-    wait_until(lambda: compiler.num_compiling == 0, 2.0)
+    wait_until(lambda: compiler._worker._process.poll() is not None, 2.0)
     assert text_of(client, structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
 
 
@@ -291,12 +291,18 @@ def test_a_denoising_stream_marks_forced_tokens(client: Any) -> None:
     assert last["tokens"][:2] == ["a", "b"]
 
 
-def test_a_form_is_compiled_once(server: tuple[str, Any], client: Any) -> None:
-    compiler = server[1].compiler
-    for _ in range(3):
-        text_of(client, structured_outputs={"choice": ["once", "only"]})
-    before = compiler.num_compiled
-    text_of(client, structured_outputs={"choice": ["once", "only"]})
-    assert compiler.num_compiled == before
-    text_of(client, structured_outputs={"choice": ["only", "once"]})
-    assert compiler.num_compiled == before + 1
+def test_a_form_is_compiled_once(
+    server: tuple[str, Any], client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, compiled = server[1].compiler._worker, []
+    compile_form = worker.compile
+
+    def noting(read: Any) -> Any:
+        compiled.append(read)
+        return compile_form(read)
+
+    monkeypatch.setattr(worker, "compile", noting)
+    for number, choice in enumerate((["once", "only"], ["only", "once"]), start=1):
+        for _ in range(2):
+            text_of(client, structured_outputs={"choice": choice})
+            assert len(compiled) == number

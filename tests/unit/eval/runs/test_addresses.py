@@ -17,7 +17,7 @@ def test_addresses_name_tasks_splits_and_options() -> None:
     assert ledgers.task == Ledgers(min_steps=6)
     assert (ledgers.split, ledgers.limit, ledgers.examples_seed) == ("val", 7, 0)
     assert len(ledgers.examples()) == 7
-    assert parse_task("lists/shuffle?n=6&style=json").task == ListTask("shuffle", 6, "json")
+    assert parse_task("lists/shuffle?n=6").task == ListTask("shuffle", 6)
     # It became a space, and the file was not found.
     odd = parse_task("gsm8k?path=/data/a+b c%26d%2541")
     assert odd.task == Gsm8k(path="/data/a+b c&d%41")
@@ -40,7 +40,6 @@ def test_addresses_name_tasks_splits_and_options() -> None:
         ("gsm8k?protocol=mine", 'one of "lm_eval", "fast_dllm", .*got .mine'),
         ("gsm8k?split=val", "split must be one of train, test, got 'val'"),
         ("humaneval", "A task must be one of"),
-        ("lists/copy?style=yaml", 'style must be one of "brackets"'),
         ("lists/copy?n=11", "n is a length from 2 to 10, got 11"),
         (f"lists/{FIXED_LENGTH[0]}?n=4", "one length only, got n=4; leave n out"),
         *((f"ledgers?min_steps={least}&max_steps={most}", "min_steps and max_steps must be")

@@ -127,18 +127,6 @@ def test_a_record_that_is_not_of_its_setting_is_named(name: str, copied: Path, w
         spoilt(whole, copied, record).results()
 
 
-def test_records_of_dropped_settings_are_left_out_until_they_are_asked_for(copied: Path) -> None:
-    folder = execute(RUNS(samplers=(FixedSchedule(2),)), copied, drop_others=True)
-    ((setting, records),) = folder.results().items()
-    assert (setting.sampler, len(records)) == (repr(FixedSchedule(2)), 3)
-    assert [len(records) for records in execute(RUNS(), copied).results().values()] == [3, 3]
-    written = json.loads((copied / "settings.json").read_text())
-    assert written["dropped"] == []
-    (copied / "settings.json").write_text(json.dumps(written | {"dropped": 1}))
-    with pytest.raises(ValueError, match=r"json must have 'dropped' in its official form"):
-        folder.results()
-
-
 @pytest.mark.parametrize("content", ["[", '{"a": {"b": 1}}', "[" * 100_000])
 @pytest.mark.parametrize("name", ["own_files.json", "own_code.json"])
 def test_a_damaged_note_of_origins_is_named(name: str, content: str, copied: Path) -> None:
@@ -149,17 +137,13 @@ def test_a_damaged_note_of_origins_is_named(name: str, content: str, copied: Pat
 
 
 def test_a_table_names_its_commits(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Only summary.json said that the records of a row were decoded by different code."""
-    command = ["report", str(copied), "--replays", "0"]
-    assert main(command) == 0
-    row = "- `FixedSchedule(8)`: "
-    assert row not in capsys.readouterr().out
+    """Only summary.json said that records were decoded by different code."""
     lines = (copied / "part-0.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     for record, commit in zip(records, ("a" * 40, "b" * 40 + "+", None), strict=True):
         record["git"] = commit
     (copied / "part-0.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    assert main(command) == 0
-    line_of_row = f"{row}aaaaaaaaaa, bbbbbbbbbb+, unknown"
-    assert line_of_row in capsys.readouterr().out
-    assert '"commits":"aaaaaaaaaa, bbbbbbbbbb+, unknown"' in (copied / "report.html").read_text()
+    assert main(["report", str(copied), "--replays", "0"]) == 0
+    commits = "aaaaaaaaaa and bbbbbbbbbb+ and unknown"
+    assert commits in capsys.readouterr().out
+    assert commits in (copied / "report.html").read_text()
