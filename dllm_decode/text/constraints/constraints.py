@@ -4,6 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, cast
 
@@ -187,16 +188,21 @@ class JsonSchema(Constraint):
         """Returns the white space that may separate parts."""
         if isinstance(self.whitespace, str):
             _require_expression(self.whitespace, owner="whitespace")
-            space = full_match(self.whitespace)
-            if space.has("") and (space - _SPACES).is_empty:
-                return written(space, is_quoted=False)
+            space = _space_of(self.whitespace)
+            if space is not None:
+                return space
         raise ValueError(
             "whitespace must be an expression of spaces, tabs and line ends, as JSON allows, or of "
             f"nothing, such as ' ?' or '[ \\n]*', got {shown(self.whitespace)}."
         )
 
 
-_SPACES = full_match(r"[ \t\n\r]*")
+@lru_cache(maxsize=8)
+def _space_of(expression: str) -> Octets | None:
+    """Returns the texts of an expression; `None` unless all are white space, and one is empty."""
+    space = full_match(expression)
+    is_space = space.has("") and (space - full_match(r"[ \t\n\r]*")).is_empty
+    return written(space, is_quoted=False) if is_space else None
 
 
 def _require_utf8(text: str, *, owner: str) -> None:

@@ -8,7 +8,12 @@ from typing import TypeAlias
 import numpy as np
 
 from dllm_decode.text.constraints.machines.languages import Language
-from dllm_decode.text.constraints.machines.limits import once, require_bytes, require_states
+from dllm_decode.text.constraints.machines.limits import (
+    MAX_BUILT,
+    once,
+    require_bytes,
+    require_states,
+)
 from dllm_decode.text.constraints.machines.tables import (
     Mask,
     Table,
@@ -96,11 +101,12 @@ class Builder:
 
     def reserve(self, count: int = 1) -> int:
         """Adds states, whose rows are written later; returns the first one."""
-        require_states(self._size + count)
         if self._size + count > len(self._table):
-            most = max(2 * len(self._table), self._size + count)
-            require_bytes(most * 1024)
-            self._table = np.vstack([self._table, np.full((most - self._size, 256), -1, np.int32)])
+            # The table doubles, and the bounds are looked at only then.
+            size = max(min(2 * len(self._table), MAX_BUILT), self._size + count)
+            require_states(size)
+            require_bytes(size * 1024)
+            self._table = np.vstack([self._table, np.full((size - self._size, 256), -1, np.int32)])
         self._size += count
         return self._size - count
 
@@ -146,12 +152,12 @@ class Builder:
         key = (id(part), target)
         if key not in self._copies:
             first = self.reserve(len(part))
-            rows = np.where(part.table >= 0, part.table + first, -1)
+            rows = self._table[first : first + len(part)]
+            np.add(part.table, first, out=rows, where=part.table >= 0)
             ends = np.flatnonzero(part.accepting)
             rows[ends] = overlaid(rows[ends], self._table[target])
             if target in self.accepting:
                 self.accepting.update((first + ends).tolist())
-            self._table[first : first + len(part)] = rows
             # The part is kept, so that no other one gets its id.
             self._copies[key] = (part, first)
         return self._copies[key][1]
@@ -307,6 +313,9 @@ def _digits(low: int, high: int, num_more: int) -> Iterator[Ranges]:
 
 def union(parts: Iterable[Octets]) -> Octets:
     """Returns the texts that are in one of the sets."""
+    parts = [part for part in parts if not part.is_empty]
+    if len(parts) == 1:
+        return parts[0]
     builder = Builder()
     end = builder.end()
     return builder.done(builder.either([builder.before(part, end) for part in parts]))

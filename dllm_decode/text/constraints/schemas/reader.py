@@ -28,8 +28,9 @@ from dllm_decode.text.constraints.schemas.values import (
 )
 from samplers.checks import shown
 
-# A longer text is left out; an answer has fewer characters in any case.
-_MAX_LENGTH = 1_000
+
+MAX_LENGTH = 1_000
+"""Characters of a text, at most; an answer has fewer in any case."""
 
 # Most nodes that are read one within the other to find out whether there is a value.
 _MAX_NESTED = 40
@@ -217,7 +218,7 @@ class Reader:
     def _read_strings(self, part: dict[str, Any], facts: _Facts) -> None:
         least, most = int(part.get("minLength", 0)), part.get("maxLength")
         if least or most is not None:
-            kept = None if most is None else min(int(most), max(least, _MAX_LENGTH))
+            kept = None if most is None else min(int(most), max(least, MAX_LENGTH))
             texts = lengths(least, kept)
             facts.sets.append(replace(EVERYTHING, strings=texts, is_narrowed=kept != most))
         name = part.get("format")

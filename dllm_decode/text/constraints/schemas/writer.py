@@ -13,18 +13,11 @@ from dllm_decode.text.constraints.machines.limits import (
     once,
     require_states,
 )
-from dllm_decode.text.constraints.machines.octets import (
-    NO_TEXT,
-    Octets,
-    in_order,
-    literal,
-    union,
-    written,
-)
+from dllm_decode.text.constraints.machines.octets import NO_TEXT, Builder, Octets, union, written
 from dllm_decode.text.constraints.schemas import containers
 from dllm_decode.text.constraints.schemas.loops import Loops, find_loops
 from dllm_decode.text.constraints.schemas.numbers import written_numbers
-from dllm_decode.text.constraints.schemas.reader import Reader
+from dllm_decode.text.constraints.schemas.reader import MAX_LENGTH, Reader
 from dllm_decode.text.constraints.schemas.references import Document, SchemaError
 from dllm_decode.text.constraints.schemas.values import (
     ANY,
@@ -39,6 +32,8 @@ from dllm_decode.text.constraints.schemas.values import (
 
 # Most states of a place that can vary, from the widest to the narrowest; see `_Writer`.
 _LIMITS = (10_000, 5_000, 2_500, 1_200, 600, 300, 150, 60)
+# Estimated states of an automaton that is written; most have fewer.
+_MAX_ESTIMATE = 26_000
 # Levels of nesting of a part that leads back to itself, at most.
 _MAX_LEVELS = 8
 _MAX_COUNTED = 50
@@ -65,7 +60,7 @@ def compile_schema(document: Document, *, depth: int, space: Octets, extra_keys:
             reader, loops, space=space, depth=depth, extra_keys=extra_keys, limit=limit
         )
         size = writer.size(root, None)
-        if size > (MAX_STATES if limit > _LIMITS[-1] else MAX_BUILT):
+        if size > (_MAX_ESTIMATE if limit > _LIMITS[-1] else MAX_BUILT):
             continue
         try:
             octets = writer.write(root, None).smallest()
@@ -157,8 +152,8 @@ class _Writer:
         """Returns the strings that are written: all, or the shorter ones."""
         if _text_size(strings) <= self._limit:
             return strings
-        most = max(1, self._limit * len(strings) // _text_size(strings))
-        shorter = strings & lengths(0, most)
+        most = self._limit * len(strings) // _text_size(strings)
+        shorter = strings & lengths(0, min(max(1, most), MAX_LENGTH))
         return strings if shorter.is_empty else shorter
 
     def _most_items(self, array: Arrays, inner: int | None) -> int | None:
@@ -247,12 +242,13 @@ class _Writer:
 def _scalars(
     literals: frozenset[str], numbers: Language, strings: Language, is_exact: bool
 ) -> Octets:
-    quote, characters = literal('"'), written(strings, is_quoted=True)
-    return union([
-        *map(literal, sorted(literals)),
-        written(written_numbers(numbers, is_exact=is_exact), is_quoted=False),
-        NO_TEXT if characters.is_empty else in_order(quote, characters, quote),
-    ])  # fmt: skip
+    builder = Builder()
+    end = builder.end()
+    decimals = written(written_numbers(numbers, is_exact=is_exact), is_quoted=False)
+    characters = builder.before(written(strings, is_quoted=True), builder.text(b'"', end))
+    starts = [builder.text(name.encode(), end) for name in sorted(literals)]
+    starts += [builder.before(decimals, end), builder.text(b'"', characters)]
+    return builder.done(builder.either(starts))
 
 
 @once
