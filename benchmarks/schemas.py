@@ -85,9 +85,7 @@ class _Walk:
 
     def _starts(self, state: int, comma: str, members: dict[str, Any]) -> dict[str, int]:
         """Returns the state in which the value of each member begins that may be next."""
-        starts = {
-            name: _read(self._octets, state, f"{comma}{_compact(name)}:") for name in members
-        }
+        starts = {name: _read(self._octets, state, f"{comma}{_compact(name)}:") for name in members}
         return {name: start for name, start in starts.items() if start >= 0}
 
 

@@ -80,8 +80,9 @@ class Network:
         cuts = sorted({0} | bounds - {NUM_CHARACTERS})
         columns: dict[Label, list[int]] = {}
         for ranges in labels:
-            parts = (range(bisect_left(cuts, low), bisect_right(cuts, high)) for low, high in ranges)
-            columns[ranges] = [column for part in parts for column in part]
+            columns[ranges] = []
+            for low, high in ranges:
+                columns[ranges] += range(bisect_left(cuts, low), bisect_right(cuts, high))
         return columns, cuts
 
     def _closure(self, node: int, labels: Sequence[Label]) -> int:

@@ -7,19 +7,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dllm_decode.text.constraints.machines.languages import Language
-from dllm_decode.text.constraints.machines.limits import (
-    MAX_BUILT,
-    once,
-    require_bytes,
-    require_states,
-)
-from dllm_decode.text.constraints.machines.tables import (
-    Mask,
-    Table,
-    distances,
-    smallest,
-)
+from dllm_decode.text.constraints.machines import limits
+from dllm_decode.text.constraints.machines.languages import NUM_CHARACTERS, Language
+from dllm_decode.text.constraints.machines.tables import Mask, Table, distances, smallest
 
 Row = Table
 """The next state for each byte; -1 if no text continues in this way."""
@@ -52,7 +42,7 @@ class Octets:
     def __init__(self, table: Table, accepting: Mask) -> None:
         """Counts the bytes of the table."""
         self.table, self.accepting = table, accepting
-        require_bytes(table.nbytes)
+        limits.require_bytes(table.nbytes)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -103,9 +93,9 @@ class Builder:
         """Adds states, whose rows are written later; returns the first one."""
         if self._size + count > len(self._table):
             # The table doubles, and the bounds are looked at only then.
-            size = max(min(2 * len(self._table), MAX_BUILT), self._size + count)
-            require_states(size)
-            require_bytes(size * 1024)
+            size = max(min(2 * len(self._table), limits.MAX_BUILT), self._size + count)
+            limits.require_states(size)
+            limits.require_bytes(size * 1024)
             self._table = np.vstack([self._table, np.full((size - self._size, 256), -1, np.int32)])
         self._size += count
         return self._size - count
@@ -258,18 +248,18 @@ def written(language: Language, *, is_quoted: bool) -> Octets:
     return write(language, is_quoted)
 
 
-@once
+@limits.once
 def _write(language: Language, is_quoted: bool) -> Octets:
     builder = Builder()
     builder.reserve(len(language))
     builder.accepting.update(np.flatnonzero(language.accepting).tolist())
-    lows, highs = language.cuts.tolist(), language.ends.tolist()
+    cuts = [*language.cuts.tolist(), NUM_CHARACTERS]
     for state, targets in enumerate(language.table.tolist()):
         after: dict[tuple[int, int], list[int]] = {}
         # Neighbours with one target are written together.
         for target, group in groupby(range(len(targets)), targets.__getitem__):
             columns = list(group)
-            low, high = lows[columns[0]], highs[columns[-1]]
+            low, high = cuts[columns[0]], cuts[columns[-1] + 1] - 1
             for byte, *more in _bytes_of(low, high, is_quoted) if target >= 0 else ():
                 after.setdefault(byte, []).append(builder.ranges(more, target))
         row = row_of({})

@@ -28,7 +28,6 @@ from dllm_decode.text.constraints.schemas.values import (
 )
 from samplers.checks import shown
 
-
 MAX_LENGTH = 1_000
 """Characters of a text, at most; an answer has fewer in any case."""
 
