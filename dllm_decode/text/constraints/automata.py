@@ -24,8 +24,6 @@ _MAX_EDGES = 4_000_000
 # Most entries of a table of states by classes: 400 MB.
 _MAX_ENTRIES = 100_000_000
 
-_FAR = 2**31 - 1
-
 
 @lru_cache(maxsize=64)
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Automaton:
@@ -69,34 +67,9 @@ def _built(constraint: Constraint, vocabulary: Vocabulary) -> Automaton:
     later = _fold(octets, vocabulary.later, np.arange(len(octets) + 1))
     first = _fold(octets, vocabulary.first, np.array([0]))
     automaton = _automaton(octets.accepting, later, first, vocabulary.eos_ids)
-    if automaton.distances[0] == _FAR:
+    if automaton.distances[0] < 0:
         _require_written(constraint, [octets.shortest_text().decode()], vocabulary)
     return automaton
-
-
-def require_length(
-    constraint: Constraint,
-    automaton: Automaton,
-    gen_length: int,
-    *,
-    template: Sequence[int] = (),
-    mask_id: int | None = None,
-) -> None:
-    """Raises ValueError unless an answer of `gen_length` tokens can be a text of the constraint.
-
-    `template` has the first tokens of the answer, `mask_id` where a token is open.
-    """
-    least = automaton.least_length(template, mask_id)
-    if least is None:
-        raise ValueError(
-            f"{constraint.label} must have a text that agrees with the given tokens, got none that "
-            f"does: {constraint!r}."
-        )
-    if least > gen_length:
-        raise ValueError(
-            f"gen_length must be at least {least}, the tokens of the shortest answer that "
-            f"{constraint.label} allows, got {gen_length}."
-        )
 
 
 class _Folded(NamedTuple):
@@ -164,9 +137,8 @@ def _automaton(
     table = np.where(table == start, -1, table)
     accepting = np.append(accepting, accepting[0])
     steps = distances(table, accepting)
-    steps = np.where(steps < 0, _FAR, steps)
     useful = np.sort(reached(table, start))
-    useful = useful[steps[useful] < _FAR]
+    useful = useful[steps[useful] >= 0]
     order = np.concatenate([[start], useful[useful != start]])
     number = np.full(start + 2, -1)
     number[order] = np.arange(len(order))

@@ -98,9 +98,5 @@ class Network:
 
 
 def _bits(mask: int) -> list[int]:
-    numbers = []
-    while mask:
-        low = mask & -mask
-        numbers.append(low.bit_length() - 1)
-        mask ^= low
-    return numbers
+    """Returns the places of the bits that are 1."""
+    return [place for place, bit in enumerate(reversed(f"{mask:b}")) if bit == "1"]

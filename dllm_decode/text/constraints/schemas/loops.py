@@ -30,9 +30,8 @@ def find_loops(reader: Reader, root: Node) -> Loops:
             continue
         require_states(len(below), _MAX_NODES)
         values = reader.values(node)
-        inside = [*(array.nodes() for array in values.arrays)]
-        inside += [shape.nodes() for shape in values.objects]
-        below[node] = {inner for nodes in inside for inner in nodes} - {ANY, NONE}
+        shapes = (*values.arrays, *values.objects)
+        below[node] = {inner for shape in shapes for inner in shape.nodes()} - {ANY, NONE}
         queue.extend(sorted(below[node], key=repr))
     above: dict[Node, set[Node]] = {node: set() for node in below}
     for node, inner_nodes in below.items():
