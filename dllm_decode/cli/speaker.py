@@ -24,7 +24,7 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_of
 from dllm_decode.settings.plugins import KINDS, build_plugins, check_plugin
-from dllm_decode.text.constraints import Constraint
+from dllm_decode.text import constraints
 from dllm_decode.text.texts import UseTemplate
 from samplers import Sampler
 
@@ -52,7 +52,7 @@ class Speaker(NamedTuple):
         live: bool,
         chat: UseTemplate = "auto",
         template: str = "",
-        constraint: Constraint | None = None,
+        constraint: "constraints.Constraint | None" = None,
         observers: Sequence[Observer] = (),
     ) -> GenerateOutput:
         """Answers a text or a chat as `generate` does; None fills `template` without a question.

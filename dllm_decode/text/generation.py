@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar, Unpack
@@ -32,10 +32,9 @@ from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import gathered, new_decoder, raise_errors, require_observers, run
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import requests_of, require_constraints, require_seeds
-from dllm_decode.text.answer_progress import AnswerProgress
+from dllm_decode.text import constraints
 from dllm_decode.text.answers import GenerateOutput, answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
-from dllm_decode.text.constraints import Constraint, compile_constraint, read_vocabulary
 from dllm_decode.text.generate_options import GenerateOptions, by_our_names
 from dllm_decode.text.streaming import DraftStreamer, PrefixStreamer, answer_stream
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
@@ -60,7 +59,7 @@ def generate(
     blocks: BlockSchedule = Sequential(),
     observers: Sequence[Observer] = (),
     streamer: PrefixStreamer | DraftStreamer | None = None,
-    constraint: Constraint | Sequence[Constraint | None] | None = None,
+    constraint: "constraints.Constraint | Sequence[constraints.Constraint | None] | None" = None,
     stop_strings: str | Sequence[str] = (),
     num_return_sequences: int = 1,
     seeds: Iterable[int] = (),
@@ -157,7 +156,7 @@ def generate(
         seeds=list(islice(seeds, len(prompts) * num_return_sequences + 1)),
     )  # fmt: skip
     stream = None if streamer is None else answer_stream(streamer, requests)
-    with AnswerProgress(len(requests)) if progress else nullcontext() as bar:
+    with _progress(len(requests)) if progress else nullcontext() as bar:
         watching = [observer for observer in (*observers, stream, bar) if observer is not None]
         ended = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
         decoded = gathered(_of_one_length(ended, config.gen_length))
@@ -171,6 +170,13 @@ def generate(
     return GenerateOutput(answers, decoded)
 
 
+def _progress(num_answers: int) -> AbstractContextManager[Observer]:
+    """Returns a progress bar; its library is imported only here, because this takes a moment."""
+    from dllm_decode.text.answer_progress import AnswerProgress
+
+    return AnswerProgress(num_answers)
+
+
 def compiled(decoder: Decoder, tokenizer: Any, constraint: object) -> Automaton | None:
     """Returns a constraint as the tokens of a decoder's model spell it; `None` stays `None`.
 
@@ -179,14 +185,16 @@ def compiled(decoder: Decoder, tokenizer: Any, constraint: object) -> Automaton 
     """
     if constraint is None:
         return None
-    if not isinstance(constraint, Constraint):
+    if not isinstance(constraint, constraints.Constraint):
         raise ValueError(
             'constraint must be Regex("..."), JsonSchema({...}) or OneOf(["yes", "no"]), got '
             f"{shown(constraint)}."
         )
     model = decoder.model
-    vocabulary = read_vocabulary(tokenizer, model.vocab_size, model.eos_ids, decoder.banned_ids)
-    return compile_constraint(constraint, vocabulary)
+    vocabulary = constraints.read_vocabulary(
+        tokenizer, model.vocab_size, model.eos_ids, decoder.banned_ids
+    )
+    return constraints.compile_constraint(constraint, vocabulary)
 
 
 def requests_of_texts(

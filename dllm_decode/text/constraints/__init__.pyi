@@ -1,7 +1,6 @@
 from .automata import (
     build_automaton,
     compile_constraint,
-    require_length,
 )
 from .constraints import (
     Constraint,
@@ -22,5 +21,4 @@ __all__ = [
     "compile_constraint",
     "constraint_of",
     "read_vocabulary",
-    "require_length",
 ]

@@ -10,12 +10,7 @@ from numpy.typing import NDArray
 
 from dllm_decode.core.language import DEAD_CLASS, EOS_CLASS, Automaton
 from dllm_decode.text.constraints.constraints import Constraint
-from dllm_decode.text.constraints.machines.limits import (
-    MAX_STATES,
-    TooLargeError,
-    processor_limit,
-    require_states,
-)
+from dllm_decode.text.constraints.machines import limits
 from dllm_decode.text.constraints.machines.octets import Octets
 from dllm_decode.text.constraints.machines.tables import Mask, Numbers, distances, kinds_of, reached
 from dllm_decode.text.constraints.vocabulary import Vocabulary
@@ -28,8 +23,6 @@ _MAX_EDGES = 4_000_000
 
 # Most entries of a table of states by classes: 400 MB.
 _MAX_ENTRIES = 100_000_000
-
-_FAR = 2**31 - 1
 
 
 @lru_cache(maxsize=64)
@@ -52,11 +45,11 @@ def build_automaton(
         ValueError: If the constraint is not regular, too large, or not writable by the tokenizer.
     """
     try:
-        with processor_limit(limit_s):
+        with limits.processor_limit(limit_s):
             return _built(constraint, vocabulary)
-    except TooLargeError as error:
+    except limits.TooLargeError as error:
         raise ValueError(
-            f"{constraint.label} must have at most {MAX_STATES} states, and take at most "
+            f"{constraint.label} must have at most {limits.MAX_STATES} states, and take at most "
             f"{limit_s:g} processor seconds, got {error}. Write shorter repetitions, or fewer "
             "alternatives."
         ) from None
@@ -68,40 +61,15 @@ def _built(constraint: Constraint, vocabulary: Vocabulary) -> Automaton:
     octets = constraint.octets()
     if octets.is_empty:
         raise ValueError(f"{constraint.label} must match a text, got one that matches none.")
-    require_states(len(octets), MAX_STATES)
+    limits.require_states(len(octets), limits.MAX_STATES)
     if constraint.texts is not None:
         _require_written(constraint, constraint.texts, vocabulary)
     later = _fold(octets, vocabulary.later, np.arange(len(octets) + 1))
     first = _fold(octets, vocabulary.first, np.array([0]))
     automaton = _automaton(octets.accepting, later, first, vocabulary.eos_ids)
-    if automaton.distances[0] == _FAR:
+    if automaton.distances[0] < 0:
         _require_written(constraint, [octets.shortest_text().decode()], vocabulary)
     return automaton
-
-
-def require_length(
-    constraint: Constraint,
-    automaton: Automaton,
-    gen_length: int,
-    *,
-    template: Sequence[int] = (),
-    mask_id: int | None = None,
-) -> None:
-    """Raises ValueError unless an answer of `gen_length` tokens can be a text of the constraint.
-
-    `template` has the first tokens of the answer, `mask_id` where a token is open.
-    """
-    least = automaton.least_length(template, mask_id)
-    if least is None:
-        raise ValueError(
-            f"{constraint.label} must have a text that agrees with the given tokens, got none that "
-            f"does: {constraint!r}."
-        )
-    if least > gen_length:
-        raise ValueError(
-            f"gen_length must be at least {least}, the tokens of the shortest answer that "
-            f"{constraint.label} allows, got {gen_length}."
-        )
 
 
 class _Folded(NamedTuple):
@@ -149,8 +117,8 @@ def _fold(octets: Octets, texts: tuple[bytes | None, ...], states: Numbers) -> _
                 rows.append(row)
             next_functions.append(number)
         if len(rows) * len(states) > _MAX_ENTRIES:
-            raise TooLargeError(f"{len(states)} states and {len(rows)} classes of tokens")
-        require_states(0)
+            raise limits.TooLargeError(f"{len(states)} states and {len(rows)} classes of tokens")
+        limits.require_states(0)
         functions[token_ids] = np.array(next_functions, dtype=np.int64)[inverse]
     return _Folded(functions, np.stack(rows))
 
@@ -169,15 +137,16 @@ def _automaton(
     table = np.where(table == start, -1, table)
     accepting = np.append(accepting, accepting[0])
     steps = distances(table, accepting)
-    steps = np.where(steps < 0, _FAR, steps)
     useful = np.sort(reached(table, start))
-    useful = useful[steps[useful] < _FAR]
+    useful = useful[steps[useful] >= 0]
     order = np.concatenate([[start], useful[useful != start]])
     number = np.full(start + 2, -1)
     number[order] = np.arange(len(order))
     table = np.where(table[order] < 0, -1, number[table[order]])
+    # The first column is that of tokens that fit nowhere.
+    table = np.insert(table, DEAD_CLASS, -1, axis=1)
     columns, merged = np.unique(table, axis=1, return_inverse=True)
-    return _with_edges(columns, merged.ravel()[classes], steps[order], eos_ids)
+    return _with_edges(columns, merged.ravel()[1:][classes], steps[order], eos_ids)
 
 
 def _with_edges(
@@ -188,18 +157,14 @@ def _with_edges(
     `columns` has the next state for each state and class, -1 for none; `classes` is per token.
     """
     end = len(columns)
-    is_live = np.asarray((columns >= 0).any(axis=0))
-    number = np.full(is_live.size, DEAD_CLASS)
-    number[is_live] = np.arange(int(is_live.sum())) + EOS_CLASS + 1
-    classes = number[classes]
+    classes = np.where(classes < EOS_CLASS, classes, classes + 1)
     classes[list(eos_ids)] = EOS_CLASS
-    full = np.full((end + 1, int(is_live.sum()) + 2), -1)
-    full[:end, 2:] = columns[:, is_live]
-    full[:end, EOS_CLASS] = np.where(steps == 0, end, -1)
+    full = np.insert(columns, EOS_CLASS, np.where(steps == 0, end, -1), axis=1)
+    full = np.vstack([full, np.full(full.shape[1], -1)])
     full[end, EOS_CLASS] = end
     sources, labels = np.nonzero(full >= 0)
     if len(sources) > _MAX_EDGES:
-        raise TooLargeError(f"more than {_MAX_EDGES} edges between states")
+        raise limits.TooLargeError(f"more than {_MAX_EDGES} edges between states")
     examples = np.zeros(full.shape[1], dtype=np.int64)
     used_classes, first_tokens = np.unique(classes, return_index=True)
     examples[used_classes] = first_tokens

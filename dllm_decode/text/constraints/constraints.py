@@ -4,6 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, cast
 
@@ -72,8 +73,6 @@ class Regex(Constraint):
     expression: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.expression, str):
-            raise ValueError(f"Regex must be given a text, got {shown(self.expression)}.")
         _require_expression(self.expression, owner="Regex")
 
     def octets(self) -> Octets:
@@ -185,25 +184,27 @@ class JsonSchema(Constraint):
 
     def _space(self) -> Octets:
         """Returns the white space that may separate parts."""
-        if isinstance(self.whitespace, str):
-            _require_expression(self.whitespace, owner="whitespace")
-            space = full_match(self.whitespace)
-            if space.has("") and (space - _SPACES).is_empty:
-                return written(space, is_quoted=False)
-        raise ValueError(
-            "whitespace must be an expression of spaces, tabs and line ends, as JSON allows, or of "
-            f"nothing, such as ' ?' or '[ \\n]*', got {shown(self.whitespace)}."
-        )
+        _require_expression(self.whitespace, owner="whitespace")
+        return _space_of(self.whitespace)
 
 
-_SPACES = full_match(r"[ \t\n\r]*")
+@lru_cache(maxsize=8)
+def _space_of(expression: str) -> Octets:
+    """Returns the texts of an expression; raises ValueError unless they may separate JSON parts."""
+    space = full_match(expression)
+    if space.has("") and (space - full_match(r"[ \t\n\r]*")).is_empty:
+        return written(space, is_quoted=False)
+    raise ValueError(
+        "whitespace must be an expression of spaces, tabs and line ends, as JSON allows, or of "
+        f"nothing, such as ' ?' or '[ \\n]*', got {shown(expression)}."
+    )
 
 
 def _require_utf8(text: str, *, owner: str) -> None:
-    """Raises ValueError unless a text has bytes, which a lone surrogate has not."""
+    """Raises ValueError unless a value is a text with bytes, which a lone surrogate has not."""
     try:
         text.encode()
-    except UnicodeEncodeError:
+    except (AttributeError, UnicodeEncodeError):
         raise ValueError(f"{owner} must be text in UTF-8, got {shown(text)}.") from None
 
 

@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -14,7 +14,7 @@ _BYTES = {chr(byte): byte for byte in _SHOWN}
 _BYTES |= {chr(256 + number): byte for number, byte in enumerate(_OTHERS)}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Vocabulary:
     """The texts of tokens. An answer's text is that of its first token, then those of the others.
 
@@ -25,16 +25,10 @@ class Vocabulary:
         digest: SHA-256 of the other fields.
     """
 
-    first: tuple[bytes | None, ...]
-    later: tuple[bytes | None, ...]
-    eos_ids: tuple[int, ...]
+    first: tuple[bytes | None, ...] = field(compare=False)
+    later: tuple[bytes | None, ...] = field(compare=False)
+    eos_ids: tuple[int, ...] = field(compare=False)
     digest: str
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and self.digest == other.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
 
     @staticmethod
     def of(

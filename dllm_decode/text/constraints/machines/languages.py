@@ -7,12 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dllm_decode.text.constraints.machines.limits import (
-    TooLargeError,
-    once,
-    require_bytes,
-    require_states,
-)
+from dllm_decode.text.constraints.machines import limits
 from dllm_decode.text.constraints.machines.tables import Mask, smallest
 
 NUM_CHARACTERS = 0x110000
@@ -41,7 +36,7 @@ class Language:
         self.cuts = cuts[is_kept].astype(np.int64)
         self.table = np.ascontiguousarray(small[:, is_kept])
         self.accepting = accepting
-        require_bytes(self.table.nbytes)
+        limits.require_bytes(self.table.nbytes)
         parts = (self.cuts, self.table, self.accepting)
         self._digest = blake2b(b"/".join(part.tobytes() for part in parts), digest_size=16).digest()
 
@@ -58,11 +53,6 @@ class Language:
     def is_empty(self) -> bool:
         """True if there is no text in the set."""
         return not self.accepting.any()
-
-    @property
-    def ends(self) -> NDArray[np.integer]:
-        """The last character of each range."""
-        return np.append(self.cuts[1:], NUM_CHARACTERS) - 1
 
     def has(self, text: str) -> bool:
         """Returns whether a text is in the set."""
@@ -106,13 +96,13 @@ NOTHING = _one_state(-1)
 """No text."""
 
 
-@once
+@limits.once
 def _product(first: Language, second: Language, operator: Literal["and", "or", "not"]) -> Language:
     """Reads both automata side by side; a state is a pair of states, the last of which is dead."""
     cuts = np.union1d(first.cuts, second.cuts)
     base = len(second) + 1
     if len(first) * len(second) > _MAX_PAIRS:
-        raise TooLargeError(f"more than {_MAX_PAIRS} pairs of states")
+        raise limits.TooLargeError(f"more than {_MAX_PAIRS} pairs of states")
     left, right = _with_dead(first, cuts), _with_dead(second, cuts)
     number = np.full((len(first) + 1) * base, -1, np.int64)
     number[0] = 0
@@ -130,7 +120,7 @@ def _product(first: Language, second: Language, operator: Literal["and", "or", "
         found = found[number[found] < 0]
         number[found] = np.arange(count, count + len(found))
         count += len(found)
-        require_states(count)
+        limits.require_states(count)
         fronts.append(found)
     pairs, table = np.concatenate(fronts), np.vstack(rows)
     ends_first = np.append(first.accepting, False)[pairs // base]
@@ -153,7 +143,7 @@ def lengths(least: int, most: int | None) -> Language:
     """Returns the texts of so many characters; `None` for no upper bound."""
     num_states = (least if most is None else most) + 1
     if num_states > _MAX_LENGTH:
-        raise TooLargeError(f"a length of more than {_MAX_LENGTH - 1} characters")
+        raise limits.TooLargeError(f"a length of more than {_MAX_LENGTH - 1} characters")
     table = np.arange(1, num_states + 1)[:, None]
     table[-1] = least if most is None else -1
     return Language(np.array([0]), table, np.arange(num_states) >= least)
@@ -173,7 +163,7 @@ def words(texts: Iterable[str]) -> Language:
         ends.add(state)
     codes = {code for row in rows for code in row}
     cuts = np.array(sorted({0} | codes | {code + 1 for code in codes if code + 1 < NUM_CHARACTERS}))
-    require_bytes(4 * len(rows) * len(cuts))
+    limits.require_bytes(4 * len(rows) * len(cuts))
     column = {int(code): number for number, code in enumerate(cuts)}
     table = np.full((len(rows), len(cuts)), -1, np.int32)
     for state, row in enumerate(rows):

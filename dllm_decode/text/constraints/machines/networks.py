@@ -1,5 +1,6 @@
 """Nondeterministic automata over characters, and their deterministic form."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -77,16 +78,11 @@ class Network:
         labels = {label for row in self._edges for label, _ in row if not isinstance(label, str)}
         bounds = {bound for ranges in labels for low, high in ranges for bound in (low, high + 1)}
         cuts = sorted({0} | bounds - {NUM_CHARACTERS})
-        places = np.array(cuts)
         columns: dict[Label, list[int]] = {}
         for ranges in labels:
-            columns[ranges] = [
-                column
-                for low, high in ranges
-                for column in range(
-                    int(np.searchsorted(places, low)), int(np.searchsorted(places, high, "right"))
-                )
-            ]
+            columns[ranges] = []
+            for low, high in ranges:
+                columns[ranges] += range(bisect_left(cuts, low), bisect_right(cuts, high))
         return columns, cuts
 
     def _closure(self, node: int, labels: Sequence[Label]) -> int:
@@ -102,9 +98,5 @@ class Network:
 
 
 def _bits(mask: int) -> list[int]:
-    numbers = []
-    while mask:
-        low = mask & -mask
-        numbers.append(low.bit_length() - 1)
-        mask ^= low
-    return numbers
+    """Returns the places of the bits that are 1."""
+    return [place for place, bit in enumerate(reversed(f"{mask:b}")) if bit == "1"]

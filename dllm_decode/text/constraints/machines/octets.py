@@ -7,14 +7,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dllm_decode.text.constraints.machines.languages import Language
-from dllm_decode.text.constraints.machines.limits import once, require_bytes, require_states
-from dllm_decode.text.constraints.machines.tables import (
-    Mask,
-    Table,
-    distances,
-    smallest,
-)
+from dllm_decode.text.constraints.machines import limits
+from dllm_decode.text.constraints.machines.languages import NUM_CHARACTERS, Language
+from dllm_decode.text.constraints.machines.tables import Mask, Table, distances, smallest
 
 Row = Table
 """The next state for each byte; -1 if no text continues in this way."""
@@ -47,7 +42,7 @@ class Octets:
     def __init__(self, table: Table, accepting: Mask) -> None:
         """Counts the bytes of the table."""
         self.table, self.accepting = table, accepting
-        require_bytes(table.nbytes)
+        limits.require_bytes(table.nbytes)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -96,11 +91,12 @@ class Builder:
 
     def reserve(self, count: int = 1) -> int:
         """Adds states, whose rows are written later; returns the first one."""
-        require_states(self._size + count)
         if self._size + count > len(self._table):
-            most = max(2 * len(self._table), self._size + count)
-            require_bytes(most * 1024)
-            self._table = np.vstack([self._table, np.full((most - self._size, 256), -1, np.int32)])
+            # The table doubles, and the bounds are looked at only then.
+            size = max(min(2 * len(self._table), limits.MAX_BUILT), self._size + count)
+            limits.require_states(size)
+            limits.require_bytes(size * 1024)
+            self._table = np.vstack([self._table, np.full((size - self._size, 256), -1, np.int32)])
         self._size += count
         return self._size - count
 
@@ -146,12 +142,12 @@ class Builder:
         key = (id(part), target)
         if key not in self._copies:
             first = self.reserve(len(part))
-            rows = np.where(part.table >= 0, part.table + first, -1)
+            rows = self._table[first : first + len(part)]
+            np.add(part.table, first, out=rows, where=part.table >= 0)
             ends = np.flatnonzero(part.accepting)
             rows[ends] = overlaid(rows[ends], self._table[target])
             if target in self.accepting:
                 self.accepting.update((first + ends).tolist())
-            self._table[first : first + len(part)] = rows
             # The part is kept, so that no other one gets its id.
             self._copies[key] = (part, first)
         return self._copies[key][1]
@@ -252,18 +248,18 @@ def written(language: Language, *, is_quoted: bool) -> Octets:
     return write(language, is_quoted)
 
 
-@once
+@limits.once
 def _write(language: Language, is_quoted: bool) -> Octets:
     builder = Builder()
     builder.reserve(len(language))
     builder.accepting.update(np.flatnonzero(language.accepting).tolist())
-    lows, highs = language.cuts.tolist(), language.ends.tolist()
+    cuts = [*language.cuts.tolist(), NUM_CHARACTERS]
     for state, targets in enumerate(language.table.tolist()):
         after: dict[tuple[int, int], list[int]] = {}
         # Neighbours with one target are written together.
         for target, group in groupby(range(len(targets)), targets.__getitem__):
             columns = list(group)
-            low, high = lows[columns[0]], highs[columns[-1]]
+            low, high = cuts[columns[0]], cuts[columns[-1] + 1] - 1
             for byte, *more in _bytes_of(low, high, is_quoted) if target >= 0 else ():
                 after.setdefault(byte, []).append(builder.ranges(more, target))
         row = row_of({})
@@ -307,6 +303,9 @@ def _digits(low: int, high: int, num_more: int) -> Iterator[Ranges]:
 
 def union(parts: Iterable[Octets]) -> Octets:
     """Returns the texts that are in one of the sets."""
+    parts = [part for part in parts if not part.is_empty]
+    if len(parts) == 1:
+        return parts[0]
     builder = Builder()
     end = builder.end()
     return builder.done(builder.either([builder.before(part, end) for part in parts]))

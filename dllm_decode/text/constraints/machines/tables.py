@@ -134,11 +134,9 @@ def _merged(table: NDArray[np.integer], keys: NDArray[np.uint64]) -> Numbers:
     of next states are compared by sums of random factors. A state that equals no other is done.
     """
     factors = _RANDOM[: table.shape[1]]
-    groups, num_rounds = np.unique(keys, return_inverse=True)[1].ravel(), 0
+    groups = np.unique(keys, return_inverse=True)[1].ravel()
     while True:
-        num_rounds += 1
-        if num_rounds % 16 == 0:
-            require_states(0)
+        require_states(0)
         count = int(groups.max()) + 1
         states = np.flatnonzero(np.bincount(groups)[groups] > 1)
         targets = table[states]

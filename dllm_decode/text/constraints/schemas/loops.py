@@ -2,11 +2,9 @@
 
 from typing import NamedTuple
 
-from dllm_decode.text.constraints.machines.limits import require_states
+from dllm_decode.text.constraints.machines.limits import MAX_STATES, require_states
 from dllm_decode.text.constraints.schemas.reader import Reader
-from dllm_decode.text.constraints.schemas.values import ANY, NONE, Node
-
-_MAX_NODES = 20_000
+from dllm_decode.text.constraints.schemas.values import ANY, NONE, Arrays, Node, Objects
 
 
 class Loops(NamedTuple):
@@ -28,11 +26,10 @@ def find_loops(reader: Reader, root: Node) -> Loops:
     for node in queue:
         if node in below:
             continue
-        require_states(len(below), _MAX_NODES)
+        require_states(len(below), MAX_STATES)
         values = reader.values(node)
-        inside = [*(array.nodes() for array in values.arrays)]
-        inside += [shape.nodes() for shape in values.objects]
-        below[node] = {inner for nodes in inside for inner in nodes} - {ANY, NONE}
+        shapes: list[Arrays | Objects] = [*values.arrays, *values.objects]
+        below[node] = {inner for shape in shapes for inner in shape.nodes()} - {ANY, NONE}
         queue.extend(sorted(below[node], key=repr))
     above: dict[Node, set[Node]] = {node: set() for node in below}
     for node, inner_nodes in below.items():

@@ -28,8 +28,8 @@ from dllm_decode.text.constraints.schemas.values import (
 )
 from samplers.checks import shown
 
-# A longer text is left out; an answer has fewer characters in any case.
-_MAX_LENGTH = 1_000
+MAX_LENGTH = 1_000
+"""Characters of a text, at most; an answer has fewer in any case."""
 
 # Most nodes that are read one within the other to find out whether there is a value.
 _MAX_NESTED = 40
@@ -110,7 +110,7 @@ class Reader:
                 result = result.join(self.values(part))
             return result
         if node[0] == "value":
-            values = self._value(json.loads(node[1]))
+            values = self._listed([json.loads(node[1])])
             return values.outside() if node[2] else values
         return self._of_part(self._parts[node[1]], is_negated=node[2])
 
@@ -155,15 +155,13 @@ class Reader:
             return False
 
     def _value(self, value: Any) -> Values:
-        """Returns the set of one value."""
+        """Returns the set of one value that is no text."""
         if value is None or isinstance(value, bool):
             return Values(frozenset([json.dumps(value)]))
         if isinstance(value, int | float):
             if not is_bound(value):
                 raise SchemaError(f"A value of enum must be a short number, got {shown(value)}.")
             return Values(numbers=equal_to(Decimal(repr(value))))
-        if isinstance(value, str):
-            return Values(strings=words([value]))
         if isinstance(value, list):
             first = tuple(("value", json.dumps(item), False) for item in value)
             return Values(arrays=(Arrays(first, NONE, len(value), len(value)),))
@@ -198,7 +196,7 @@ class Reader:
         if "enum" in part:
             facts.sets.append(self._listed(part["enum"]))
         if "const" in part:
-            facts.sets.append(self._value(part["const"]))
+            facts.sets.append(self._listed([part["const"]]))
         for read in (
             self._read_strings, self._read_numbers, self._read_arrays, self._read_objects,
             self._read_logic,
@@ -207,6 +205,7 @@ class Reader:
         return facts
 
     def _listed(self, listed: list[Any]) -> Values:
+        """Returns the set of some values."""
         texts = [value for value in listed if isinstance(value, str)]
         result = Values(strings=words(texts))
         for value in listed:
@@ -217,7 +216,7 @@ class Reader:
     def _read_strings(self, part: dict[str, Any], facts: _Facts) -> None:
         least, most = int(part.get("minLength", 0)), part.get("maxLength")
         if least or most is not None:
-            kept = None if most is None else min(int(most), max(least, _MAX_LENGTH))
+            kept = None if most is None else min(int(most), max(least, MAX_LENGTH))
             texts = lengths(least, kept)
             facts.sets.append(replace(EVERYTHING, strings=texts, is_narrowed=kept != most))
         name = part.get("format")

@@ -140,7 +140,6 @@ class Document:
             except ValueError:
                 return base
             self._named.setdefault(base.removesuffix("#"), part)
-        for keyword in ("$anchor", "$dynamicAnchor"):
-            if isinstance(part.get(keyword), str):
-                self._named.setdefault(f"{urldefrag(base)[0]}#{part[keyword]}", part)
+        if isinstance(part.get("$anchor"), str):
+            self._named.setdefault(f"{urldefrag(base)[0]}#{part['$anchor']}", part)
         return base

@@ -298,15 +298,13 @@ def _not_array(array: Arrays) -> list[Arrays]:
         shapes.append(Arrays(first=first, least=num_first + 1))
     elif array.rest != ANY:
         shapes.append(Arrays(counted=((outside(array.rest), 1, None),)))
-    shapes += [Arrays(rest=outside(node)) for node, least, _ in array.counted if least == 1]
-    bounds = ((node, most) for node, _, most in array.counted if most is not None)
-    return [*shapes, *(Arrays(counted=((node, most + 1, None),)) for node, most in bounds)]
+    return shapes + [Arrays(rest=outside(node)) for node, least, _ in array.counted if least == 1]
 
 
 def _is_partly_negated(array: Arrays) -> bool:
     """Returns whether there are arrays that neither have a shape nor are in its `_not_array`."""
     is_rest_left = bool(array.first) and array.rest not in (ANY, NONE)
-    return is_rest_left or any(least > 1 for _, least, _ in array.counted)
+    return is_rest_left or any((least, most) != (1, None) for _, least, most in array.counted)
 
 
 def _not_object(shape: Objects) -> list[Objects]:

@@ -5,26 +5,15 @@ automaton can hold (values of any shape, long texts, many items, parts that lead
 themselves), a place gets the widest form that has at most some number of states.
 """
 
+from dataclasses import dataclass, field
+
+from dllm_decode.text.constraints.machines import limits
 from dllm_decode.text.constraints.machines.languages import Language, lengths, words
-from dllm_decode.text.constraints.machines.limits import (
-    MAX_BUILT,
-    MAX_STATES,
-    TooLargeError,
-    once,
-    require_states,
-)
-from dllm_decode.text.constraints.machines.octets import (
-    NO_TEXT,
-    Octets,
-    in_order,
-    literal,
-    union,
-    written,
-)
+from dllm_decode.text.constraints.machines.octets import NO_TEXT, Builder, Octets, union, written
 from dllm_decode.text.constraints.schemas import containers
 from dllm_decode.text.constraints.schemas.loops import Loops, find_loops
 from dllm_decode.text.constraints.schemas.numbers import written_numbers
-from dllm_decode.text.constraints.schemas.reader import Reader
+from dllm_decode.text.constraints.schemas.reader import MAX_LENGTH, Reader
 from dllm_decode.text.constraints.schemas.references import Document, SchemaError
 from dllm_decode.text.constraints.schemas.values import (
     ANY,
@@ -39,6 +28,8 @@ from dllm_decode.text.constraints.schemas.values import (
 
 # Most states of a place that can vary, from the widest to the narrowest; see `_Writer`.
 _LIMITS = (10_000, 5_000, 2_500, 1_200, 600, 300, 150, 60)
+# Estimated states of an automaton that is written; most have fewer.
+_MAX_ESTIMATE = 26_000
 # Levels of nesting of a part that leads back to itself, at most.
 _MAX_LEVELS = 8
 _MAX_COUNTED = 50
@@ -60,52 +51,52 @@ def compile_schema(document: Document, *, depth: int, space: Octets, extra_keys:
     root = reader.node(document.root)
     loops = find_loops(reader, root)
     for limit in _LIMITS:
-        require_states(0)
-        writer = _Writer(
-            reader, loops, space=space, depth=depth, extra_keys=extra_keys, limit=limit
-        )
+        limits.require_states(0)
+        writer = _Writer(reader, loops, space, depth, extra_keys, limit)
         size = writer.size(root, None)
-        if size > (MAX_STATES if limit > _LIMITS[-1] else MAX_BUILT):
+        if size > (_MAX_ESTIMATE if limit > _LIMITS[-1] else limits.MAX_BUILT):
             continue
         try:
             octets = writer.write(root, None).smallest()
-        except TooLargeError:
+        except limits.TooLargeError:
             continue
         if octets.is_empty:
             raise SchemaError("# of a JSON schema must allow a value, got one that allows none.")
-        if len(octets) <= MAX_STATES:
+        if len(octets) <= limits.MAX_STATES:
             return octets
-    raise TooLargeError(f"about {size} states")
+    raise limits.TooLargeError(f"about {size} states")
 
 
+@dataclass(frozen=True)
 class _Writer:
     """Writes the nodes of one schema; a node is written once for each number of levels.
 
     Levels tell how much nesting is left. They are `None` where no part leads back to itself, and 0
     or more in such a part. In a value of any shape they are negative, and -1 allows no nesting.
+
+    Attributes:
+        reader: Reads the schema.
+        loops: The nodes that lead back to themselves.
+        space: As in `compile_schema`, like `depth` and `extra_keys`.
+        depth: Most levels of nesting in a value of any shape.
+        extra_keys: Objects may have keys that the schema does not ask for.
+        limit: Most states of a place that can vary.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        loops: Loops,
-        *,
-        space: Octets,
-        depth: int,
-        extra_keys: bool,
-        limit: int,
-    ) -> None:
-        """Takes the schema and its options; `limit` is the most states of a place that can vary."""
-        self._reader, self._loops, self._space = reader, loops, space
-        self._depth, self._extra_keys, self._limit = depth, extra_keys, limit
-        self._sizes: dict[tuple[Node, int | None], int] = {}
-        self._octets: dict[tuple[Node, int | None], Octets] = {}
+    reader: Reader
+    loops: Loops
+    space: Octets
+    depth: int
+    extra_keys: bool
+    limit: int
+    _sizes: dict[tuple[Node, int | None], int] = field(default_factory=dict)
+    _octets: dict[tuple[Node, int | None], Octets] = field(default_factory=dict)
 
     def size(self, node: Node, levels: int | None) -> int:
         """Returns about how many states a node has, without writing it."""
         inner = self._enter(node, levels)
         if (node, inner) not in self._sizes:
-            values = self._reader.values(node)
+            values = self.reader.values(node)
             size = 20 + len(values.numbers) + _text_size(self._kept(values.strings))
             if inner != -1:
                 size += sum(self._array_size(array, inner) for array in values.arrays)
@@ -124,17 +115,17 @@ class _Writer:
             return NO_TEXT
         inner = self._enter(node, levels)
         if (node, inner) not in self._octets:
-            values = self._reader.values(node)
+            values = self.reader.values(node)
             strings = self._kept(values.strings)
             parts = [_scalars(values.literals, values.numbers, strings, values.is_exact)]
             if inner != -1:
                 parts += [self._array(node, array, inner) for array in values.arrays]
                 parts += [self._object(node, shape, inner) for shape in values.objects]
             octets = union(parts)
-            if len(octets) > MAX_STATES or len(values.arrays) + len(values.objects) > 2:
+            if len(octets) > limits.MAX_STATES or len(values.arrays) + len(values.objects) > 2:
                 octets = octets.smallest()
-            if len(octets) > MAX_STATES:
-                raise TooLargeError(f"more than {MAX_STATES} states")
+            if len(octets) > limits.MAX_STATES:
+                raise limits.TooLargeError(f"more than {limits.MAX_STATES} states")
             self._octets[node, inner] = octets
         return self._octets[node, inner]
 
@@ -142,30 +133,30 @@ class _Writer:
         """Returns the levels that are left for the parts of a node; -1 if it must have none."""
         if node == ANY:
             if levels is None or levels >= 0:
-                most = range(self._depth, 0, -1)
-                fits = (n for n in most if self.size(node, -2 - n) <= self._limit)
+                most = range(self.depth, 0, -1)
+                fits = (n for n in most if self.size(node, -2 - n) <= self.limit)
                 levels = -2 - next(fits, 0)
             return levels + 1
-        if node not in self._loops.inside:
-            return levels if node in self._loops.leading else None
+        if node not in self.loops.inside:
+            return levels if node in self.loops.leading else None
         if levels is None:
-            fits = (n for n in range(_MAX_LEVELS, 1, -1) if self.size(node, n) <= self._limit)
+            fits = (n for n in range(_MAX_LEVELS, 1, -1) if self.size(node, n) <= self.limit)
             levels = next(fits, 1)
         return levels - 1
 
     def _kept(self, strings: Language) -> Language:
         """Returns the strings that are written: all, or the shorter ones."""
-        if _text_size(strings) <= self._limit:
+        if _text_size(strings) <= self.limit:
             return strings
-        most = max(1, self._limit * len(strings) // _text_size(strings))
-        shorter = strings & lengths(0, most)
+        most = self.limit * len(strings) // _text_size(strings)
+        shorter = strings & lengths(0, min(max(1, most), MAX_LENGTH))
         return strings if shorter.is_empty else shorter
 
     def _most_items(self, array: Arrays, inner: int | None) -> int | None:
         """Returns the most items that are written."""
         if array.most is None:
             return None
-        room = self._limit // (self.size(array.rest, inner) + _STATES_OF_ITEM)
+        room = self.limit // (self.size(array.rest, inner) + _STATES_OF_ITEM)
         return max(array.least, len(array.first), min(array.most, room))
 
     def _array_size(self, array: Arrays, inner: int | None) -> int:
@@ -179,7 +170,7 @@ class _Writer:
 
     def _array(self, node: Node, array: Arrays, inner: int | None) -> Octets:
         if len(array.counted) > 1:
-            where = self._reader.where(node)
+            where = self.reader.where(node)
             raise SchemaError(f"{where}/contains must be the only one of an array, got several.")
         counted, least, most = array.counted[0] if array.counted else (NONE, 0, None)
         items = [
@@ -187,7 +178,7 @@ class _Writer:
             for item in (*array.first, array.rest)
         ]
         bounds = array.least, self._most_items(array, inner)
-        return containers.write_array(items, bounds, (least, most), self._space)
+        return containers.write_array(items, bounds, (least, most), self.space)
 
     def _object_size(self, shape: Objects, inner: int | None) -> int:
         size = 5
@@ -214,7 +205,7 @@ class _Writer:
             and (
                 not other.is_unasked
                 or is_needed
-                or (self._extra_keys and self._names_size(shape, other, inner) <= self._limit)
+                or (self.extra_keys and self._names_size(shape, other, inner) <= self.limit)
             )
         ]
 
@@ -232,7 +223,7 @@ class _Writer:
         least, most, num_required = shape.least, shape.most, len(shape.required)
         if free and least > num_required + 1:
             raise SchemaError(
-                f"{self._reader.where(node)}/minProperties must be at most {num_required + 1}, one "
+                f"{self.reader.where(node)}/minProperties must be at most {num_required + 1}, one "
                 f"more than required names, where names are free, got {least}; an automaton cannot "
                 "tell whether a name is there twice."
             )
@@ -240,22 +231,23 @@ class _Writer:
             is_met = most >= len(members) and not free
             most = None if is_met else min(most, max(_MAX_COUNTED, least))
         least = least if least > num_required else min(least, 1)
-        return containers.write_object(members, free, (least, most), self._space)
+        return containers.write_object(members, free, (least, most), self.space)
 
 
-@once
+@limits.once
 def _scalars(
     literals: frozenset[str], numbers: Language, strings: Language, is_exact: bool
 ) -> Octets:
-    quote, characters = literal('"'), written(strings, is_quoted=True)
-    return union([
-        *map(literal, sorted(literals)),
-        written(written_numbers(numbers, is_exact=is_exact), is_quoted=False),
-        NO_TEXT if characters.is_empty else in_order(quote, characters, quote),
-    ])  # fmt: skip
+    builder = Builder()
+    end = builder.end()
+    decimals = written(written_numbers(numbers, is_exact=is_exact), is_quoted=False)
+    characters = builder.before(written(strings, is_quoted=True), builder.text(b'"', end))
+    starts = [builder.text(name.encode(), end) for name in sorted(literals)]
+    starts += [builder.before(decimals, end), builder.text(b'"', characters)]
+    return builder.done(builder.either(starts))
 
 
-@once
+@limits.once
 def _quoted(names: Language, listed: frozenset[str]) -> Octets:
     """Returns the names that are not listed, as characters of JSON strings."""
     return written(names - words(listed), is_quoted=True)
