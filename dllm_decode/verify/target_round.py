@@ -1,5 +1,6 @@
 """One round of a causal target: it reads a draft after the committed text, and predicts."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -10,12 +11,12 @@ from torch.nn.functional import pad
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Request
-from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.forward import forward, on_device, with_finite_check
 from dllm_decode.engine.state import State
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
 from dllm_decode.verify.drafts import Beginning, Draft
-from samplers.base import Decision
+from samplers.base import Decision, Sampler
 
 
 class TargetRound(NamedTuple):
@@ -58,39 +59,61 @@ def require_target(verifier: str, target: object) -> None:
         )
 
 
-def check_target(target: CausalTarget, model: MaskPredictor, *, verifier: str) -> None:
-    """Raises ValueError if an id may mean different tokens to target and mask predictor."""
-    if not target.is_compared and target.vocab_size != model.vocab_size:
-        raise ValueError(
-            f"The target of {verifier} must have the ids of {model.name}, "
-            f"{model.vocab_size} of them, got {target.name} with {target.vocab_size}. "
-            "Load it with load_target, which compares the tokenizers."
-        )
-    if target.num_shared_ids > model.vocab_size:
-        raise ValueError(
-            f"Every token of the target of {verifier} must be known to {model.name}, which knows "
-            f"{model.vocab_size}, got {target.name} with {target.num_shared_ids}. "
-            "Use a target with the same tokenizer."
-        )
+class TargetVerifier(Verifier):
+    """A verifier whose target, a causal model, reads the answer from left to right.
 
+    Attributes:
+        target: The causal model.
+    """
 
-def check_request(
-    target: CausalTarget, model: MaskPredictor, request: Request, *, verifier: str
-) -> None:
-    """Raises ValueError if a target cannot read a request, or answer it from left to right."""
-    first = request.first_open(model.mask_id)
-    if any(token != model.mask_id for token in request.template[first:]):
-        raise ValueError(
-            f"A template must give the beginning of an answer, since {verifier} writes from left "
-            "to right, got one with given tokens after open positions. Use another verifier."
-        )
-    token_ids = [token for token in (*request.prompt, *request.template) if token != model.mask_id]
-    if max(token_ids) >= target.num_shared_ids:
-        raise ValueError(
-            f"Prompts of {verifier} must consist of ids that {target.name} can read, below "
-            f"{target.num_shared_ids}, got {max(token_ids)} in a prompt or template. "
-            "Leave out tokens that only the mask predictor knows."
-        )
+    target: CausalTarget
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_target(type(self).__name__, self.target)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.target.files
+
+    @property
+    def asks_sampler(self) -> bool:
+        return False
+
+    def max_steps(self, sampler: Sampler, num_masks: int) -> int:
+        return num_masks
+
+    def check(self, model: MaskPredictor) -> None:
+        """Raises ValueError if an id may mean different tokens to target and mask predictor."""
+        target, name = self.target, type(self).__name__
+        if not target.is_compared and target.vocab_size != model.vocab_size:
+            raise ValueError(
+                f"The target of {name} must have the ids of {model.name}, "
+                f"{model.vocab_size} of them, got {target.name} with {target.vocab_size}. "
+                "Load it with load_target, which compares the tokenizers."
+            )
+        if target.num_shared_ids > model.vocab_size:
+            raise ValueError(
+                f"Every token of the target of {name} must be known to {model.name}, which knows "
+                f"{model.vocab_size}, got {target.name} with {target.num_shared_ids}. "
+                "Use a target with the same tokenizer."
+            )
+
+    def check_request(self, decoder: Decoder, request: Request) -> None:
+        """Raises ValueError if the target cannot read the request, or answer from left to right."""
+        mask_id, target, name = decoder.model.mask_id, self.target, type(self).__name__
+        if any(token != mask_id for token in request.template[request.first_open(mask_id) :]):
+            raise ValueError(
+                f"A template must give the beginning of an answer, since {name} writes from left "
+                "to right, got one with given tokens after open positions. Use another verifier."
+            )
+        token_ids = [token for token in (*request.prompt, *request.template) if token != mask_id]
+        if max(token_ids) >= target.num_shared_ids:
+            raise ValueError(
+                f"Prompts of {name} must consist of ids that {target.name} can read, below "
+                f"{target.num_shared_ids}, got {max(token_ids)} in a prompt or template. "
+                "Leave out tokens that only the mask predictor knows."
+            )
 
 
 def ask_drafter(

@@ -14,7 +14,6 @@ from dllm_decode.caches import NoCache, PrefixCache
 from dllm_decode.engine.loop import decode, new_decoder, run
 from dllm_decode.verify import (
     ARVerify,
-    Jacobi,
     NoVerifier,
     PathSearch,
     Pool,
@@ -139,7 +138,6 @@ def test_neither_caches_nor_verifiers_nor_joins_change_what_is_recorded(family: 
         PathSearch(num_forwards=2),
         Pool(),
         Recycling(),
-        Jacobi(),
     ],
     ids=repr,
 )
