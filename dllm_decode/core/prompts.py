@@ -1,7 +1,7 @@
 """The forms of prompts and templates, and checks of them."""
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -230,9 +230,10 @@ def require_templates(templates: object) -> None:
         )
 
 
-def require_one_each(name: str, num_given: int, num_answers: int) -> None:
-    """Raises ValueError unless a list is empty, or has one entry for each answer."""
-    if num_given not in (0, num_answers):
-        raise ValueError(
-            f"{name} must hold one for each of {num_answers} answers, got {num_given}."
-        )
+def require_one_each(num_answers: int, **lists: object) -> None:
+    """Raises ValueError unless each list of a length is empty, or has one entry for each answer."""
+    for name, values in lists.items():
+        if isinstance(values, Sized) and len(values) not in (0, num_answers):
+            raise ValueError(
+                f"{name} must hold one for each of {num_answers} answers, got {len(values)}."
+            )

@@ -32,7 +32,6 @@ from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import (
     Constraining,
     requests_of,
-    require_constraints,
     require_seeds,
 )
 from dllm_decode.engine.round import one_round
@@ -103,8 +102,7 @@ def decode(
     prompt_ids = token_lists(prompts, attention_mask)
     if not prompt_ids:
         raise ValueError("decode needs at least one prompt, got none.")
-    require_one_each("templates", len(templates), len(prompt_ids))
-    require_constraints(constraint, len(prompt_ids))
+    require_one_each(len(prompt_ids), templates=templates, constraint=constraint)
     requests = requests_of(decoder, prompt_ids, templates, stop, constraint=constraint)
     return gathered(raise_errors(run(decoder, RequestQueue(requests), len(prompt_ids), observers)))
 
@@ -164,10 +162,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
     elif isinstance(prompts, Sequence):
         prompts = token_lists(prompts)
     if isinstance(prompts, Sized):
-        require_constraints(constraint, len(prompts))
-        for name, values in (("templates", templates), ("seeds", seeds)):
-            if isinstance(values, Sized):
-                require_one_each(name, len(values), len(prompts))
+        require_one_each(len(prompts), templates=templates, seeds=seeds, constraint=constraint)
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
         config=config.updated(**options), return_logprobs=return_logprobs,

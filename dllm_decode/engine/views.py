@@ -11,7 +11,7 @@ from dllm_decode.core.passes import Edit, Pass, Window, keep_inputs
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
 from dllm_decode.core.sizes import round_up
-from dllm_decode.engine.constrained_view import with_paths
+from dllm_decode.engine.constraints.view import with_paths
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.state import Look, State
@@ -116,7 +116,9 @@ def view_of(
         deferred_ids=decoder.config.deferred_ids,
         eos_ids=canvas.eos_ids,
     )
-    return with_paths(decoder, state, view, window)
+    if state.constraints is None:
+        return view
+    return with_paths(decoder, state.constraints, state, view, window)
 
 
 def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:

@@ -22,7 +22,7 @@ from dllm_decode.blocks import (
 )
 from dllm_decode.caches import CachePolicy, DualCache, FreeCache, NoCache, PrefixCache
 from dllm_decode.engine.compatibility import refusal_of
-from dllm_decode.engine.constraints import Constraints
+from dllm_decode.engine.constraints.rows import Constraints
 from dllm_decode.text.constraints import JsonSchema, Regex, compile_constraint
 from dllm_decode.verify import S2D2, NoVerifier, SelfVerify
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
@@ -230,7 +230,7 @@ def test_a_request_is_refused_before_the_first_forward() -> None:
         decode(model, PROMPTS[:1], sampler, templates=[[vocabulary_of(model)[0].index("a")]], **ask)
     with pytest.raises(ValueError, match="must be an Automaton"):
         decode(model, PROMPTS, sampler, **ask | {"constraint": Regex("a")})
-    with pytest.raises(ValueError, match="one for each of 3 prompts, got 2"):
+    with pytest.raises(ValueError, match="one for each of 3 answers, got 2"):
         decode(model, PROMPTS, sampler, **ask | {"constraint": [date, None]})
     with pytest.raises(ValueError, match="compiled for the tokens"):
         decode(new_tiny(), [[1]], sampler, **ask)

@@ -108,12 +108,7 @@ def best_path(
     """
     law = _with_excluded(_largest_of_class(automata, logits))
     plan = _planned(automata, span, columns, _Weights(law, law), _largest)
-    tokens = [
-        _token_of(automata, logits[:, number], plan.labels[:, number])
-        # One column at a time, because a copy of all logits is gigabytes.
-        for number in range(logits.shape[1])
-    ]
-    return _path(span, columns, plan, tokens)
+    return _path(automata, span, columns, plan, lambda number: logits[:, number])
 
 
 def draw_path(
@@ -154,18 +149,24 @@ def draw_path(
     parts = (torch.cat(part, 1) for part in (law, choice))
     weights = _Weights(*(_with_excluded(part, temperature) for part in parts))
     plan = _planned(automata, span, columns, weights, _log_sum)
-    tokens = [
-        _token_of(automata, perturbed(number), plan.labels[:, number])
-        for number in range(logits.shape[1])
-    ]
-    return _path(span, columns, plan, tokens)
+    return _path(automata, span, columns, plan, perturbed)
 
 
 def _path(
-    span: Span, columns: Int[Tensor, "B N"], plan: "_Plan", chosen: list[Int[Tensor, " B"]]
+    automata: Automata,
+    span: Span,
+    columns: Int[Tensor, "B N"],
+    plan: _Plan,
+    values: Callable[[int], Float[Tensor, "B V"]],
 ) -> Path:
-    """Returns the path of the chosen tokens; a settled column keeps its own token."""
-    tokens = torch.stack(chosen, 1) if chosen else torch.zeros_like(columns)
+    """Returns the path of a plan, with the token of the largest value in each column's class.
+
+    A settled column keeps its own token. `values` returns those of one column, because a copy of
+    all of them is gigabytes.
+    """
+    tokens = torch.zeros_like(columns)
+    for number in range(columns.shape[1]):
+        tokens[:, number] = _token_of(automata, values(number), plan.labels[:, number])
     at = columns.clamp(max=span.tokens.shape[1] - 1)
     settled, settled_tokens = span.settled.gather(1, at), span.tokens.gather(1, at)
     return Path(torch.where(settled, settled_tokens, tokens), plan.found)
