@@ -278,7 +278,7 @@ def _verifier(rng: random.Random, align: int) -> verify.Verifier:
     if kind < 0.55:
         return verify.NoVerifier()
     if kind < 0.75:
-        evaluate = rng.choice(("batch", "batch", "tree", "sequential"))
+        evaluate = rng.choice(("batch", "tree"))
         return verify.SelfVerify(rng.randint(1, 5), evaluate, rng.choice(("block", "next")))
     target = tiny_target(VOCAB_SIZE, rng.randint(0, 2), 2.0)
     if kind < 0.8:

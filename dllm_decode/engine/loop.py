@@ -24,7 +24,6 @@ from dllm_decode.core.prompts import (
 )
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule
-from dllm_decode.core.uniform_state_checks import check_commits
 from dllm_decode.engine import compatibility
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.join import Ended, blank, ended_at_once, join, leave, outputs_of
@@ -37,7 +36,7 @@ from dllm_decode.engine.requests import (
 from dllm_decode.engine.round import one_round
 from dllm_decode.engine.state import State
 from samplers.base import Sampler
-from samplers.checks import require_bool, shown
+from samplers.checks import shown
 
 _DECODES = count()
 
@@ -192,11 +191,8 @@ def new_decoder(
     sampler.check(model=model.name, gen_length=config.gen_length, block_length=decoder.block_length)
     verifier.check(model)
     blocks.check(model)
-    compatibility.check_options(model, cache, verifier, config)
-    compatibility.warn_of_settings_without_effect(model, sampler, cache, verifier, config)
-    require_bool("return_logprobs", return_logprobs)
-    if return_logprobs:
-        check_commits(model)
+    compatibility.check_options(decoder)
+    compatibility.warn_of_settings_without_effect(decoder)
     return decoder
 
 

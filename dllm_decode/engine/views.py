@@ -53,17 +53,14 @@ def _narrow(state: State, window: Window) -> Window:
 
 
 def with_window(decoder: Decoder, state: State) -> tuple[State, Window]:
-    """Returns the state that keeps the sampler's window of each row, and this window."""
-    window = state.window or window_of(decoder, state)
-    return state._replace(window=window), window
-
-
-def window_of(decoder: Decoder, state: State) -> Window:
-    """Returns the window that the sampler sees, with its open columns."""
+    """Returns the state that keeps the window that the sampler sees, and this window."""
+    if state.window is not None:
+        return state, state.window
     sees_answer = decoder.sampler.scope == "answer"
     starts = [row.first if sees_answer else row.opening.phase[0] for row in state.rows]
     window = Window.of(starts, decoder.window_length, state.canvas)
-    return window.with_open([row.opening.bounds for row in state.rows], state.device)
+    window = window.with_open([row.opening.bounds for row in state.rows], state.device)
+    return state._replace(window=window), window
 
 
 def view_of(

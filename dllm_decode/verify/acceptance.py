@@ -56,21 +56,11 @@ def accept(beginning: Beginning, draft: Draft, logits: Float[Tensor, "B K1 V"]) 
     written = torch.zeros(logits.shape[:2], dtype=torch.long, device=logits.device)
     for span in _spans(logits.shape[1]):
         written[:, span] = beginning.written(logits[:, span], span.start)
-        verdict = accept_matching(draft, written)
-        if (verdict.accepted < span.stop).all():
+        # The tokens up to the first that the target would not have written.
+        accepted = leading((draft.tokens == written[:, :-1]) & _meant(draft))
+        if (accepted < span.stop).all():
             break
-    return verdict
-
-
-def accept_matching(draft: Draft, written: Int[Tensor, "B K1"]) -> Verdict:
-    """Accepts the tokens of a path up to the first that the target would not have written.
-
-    Args:
-        draft: A path.
-        written: The target's token at each position if all tokens before it are accepted.
-    """
-    agree = (draft.tokens == written[:, :-1]) & _meant(draft)
-    return Verdict(written, leading(agree))
+    return Verdict(written, accepted)
 
 
 def accept_tree(

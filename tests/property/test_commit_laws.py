@@ -88,7 +88,6 @@ EDITING = (JointThreshold(0.2, 0.1), T2M(0.2, tau=0.1), Wino(0.4, 0.3))
         *((sampler, NoVerifier()) for sampler in (FixedSchedule(2), *EDITING)),
         (FixedSchedule(4), SelfVerify(3)),
         (ConfidenceThreshold(0.2), SelfVerify(3, "tree")),
-        (ConfidenceThreshold(0.2), SelfVerify(2, "sequential")),
     ],
     ids=repr,
 )

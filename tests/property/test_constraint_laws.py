@@ -87,7 +87,7 @@ def test_a_block_that_was_filled_before_an_earlier_one_is_part_of_the_path() -> 
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("evaluate", ["batch", "tree", "sequential"])
+@pytest.mark.parametrize("evaluate", ["batch", "tree"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_self_verify_gives_the_tokens_of_plain_decoding(
     family: str, evaluate: str, temperature: float

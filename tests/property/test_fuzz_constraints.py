@@ -56,7 +56,7 @@ def plugins_of(
             Sequential(), SubBlocks(length, rng.choice((1, length))),
             MultiBlock(length, 0.5, 0.5), AdaptiveBlocks((7, 40), 0.2, length),
         ))  # fmt: skip
-        evaluate = rng.choice(("batch", "tree", "sequential"))
+        evaluate = rng.choice(("batch", "tree"))
         verifier = rng.choice((NoVerifier(), SelfVerify(rng.randint(1, 3), evaluate)))
         plugins = {
             "cache": rng.choice((NoCache(), *CACHES)), "blocks": blocks, "verifier": verifier,

@@ -66,22 +66,18 @@ class Path(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """The weight of each class of tokens at each column that has logits, as a logarithm.
+    """Weights of tokens, as logarithms, at the columns that have logits.
 
     Attributes:
-        law: The weight in the sum over all paths, or in their maximum.
+        law: The weight of each class in the sum over all paths, or in their maximum.
         choice: The weight in the choice of a column's class: `law`, or with Gumbel noise.
+        tokens: Returns the values of one column, of which the largest in the chosen class decides
+            the token. One column at a time, because a copy of all logits is gigabytes.
     """
 
     law: Float[Tensor, "B N C"]
     choice: Float[Tensor, "B N C"]
-
-
-class _Plan(NamedTuple):
-    """The class of tokens at each column that has logits; `found` as in `Path`."""
-
-    labels: Int[Tensor, "B N"]
-    found: Bool[Tensor, " B"]
+    tokens: Callable[[int], Float[Tensor, "B V"]]
 
 
 Combine: TypeAlias = Callable[[Tensor, Automata], Tensor]
@@ -107,8 +103,8 @@ def best_path(
             in no path, and its token is arbitrary.
     """
     law = _with_excluded(_largest_of_class(automata, logits))
-    plan = _planned(automata, span, columns, _Weights(law, law), _largest)
-    return _path(automata, span, columns, plan, lambda number: logits[:, number])
+    weights = _Weights(law, law, lambda number: logits[:, number])
+    return _searched(automata, span, columns, weights, _largest)
 
 
 def draw_path(
@@ -146,40 +142,20 @@ def draw_path(
     for number in range(logits.shape[1]):
         law.append(_log_sum_of_class(automata, divided(in_float64(logits[:, number]), temperature)))
         choice.append(_largest_of_class(automata, perturbed(number)[:, None]))
-    parts = (torch.cat(part, 1) for part in (law, choice))
-    weights = _Weights(*(_with_excluded(part, temperature) for part in parts))
-    plan = _planned(automata, span, columns, weights, _log_sum)
-    return _path(automata, span, columns, plan, perturbed)
+    parts = (_with_excluded(torch.cat(part, 1), temperature) for part in (law, choice))
+    return _searched(automata, span, columns, _Weights(*parts, perturbed), _log_sum)
 
 
-def _path(
-    automata: Automata,
-    span: Span,
-    columns: Int[Tensor, "B N"],
-    plan: _Plan,
-    values: Callable[[int], Float[Tensor, "B V"]],
-) -> Path:
-    """Returns the path of a plan, with the token of the largest value in each column's class.
-
-    A settled column keeps its own token. `values` returns those of one column, because a copy of
-    all of them is gigabytes.
-    """
-    tokens = torch.zeros_like(columns)
-    for number in range(columns.shape[1]):
-        tokens[:, number] = _token_of(automata, values(number), plan.labels[:, number])
-    at = columns.clamp(max=span.tokens.shape[1] - 1)
-    settled, settled_tokens = span.settled.gather(1, at), span.tokens.gather(1, at)
-    return Path(torch.where(settled, settled_tokens, tokens), plan.found)
-
-
-def _planned(
+def _searched(
     automata: Automata,
     span: Span,
     columns: Int[Tensor, "B N"],
     weights: _Weights,
     combined: Combine,
-) -> _Plan:
-    """Chooses the class of tokens at each column that has logits.
+) -> Path:
+    """Returns the path whose classes of tokens are chosen from the first column on.
+
+    A settled column keeps its own token.
 
     Args:
         automata: The sets of texts.
@@ -200,12 +176,18 @@ def _planned(
         .scatter_(1, index, part)[:, :T]
         .masked_fill(~is_open[..., None], 0.0)
         .masked_fill_(is_other, -torch.inf)
-        for part in weights
+        for part in (weights.law, weights.choice)
     )
     ahead = _filtered(automata, span, law, is_open, combined)
     labels = _traced(automata, span.states, choice, ahead)
+    at = columns.clamp(max=T - 1)
+    labels, tokens = labels.gather(1, at), span.tokens.gather(1, at)
+    for number in range(columns.shape[1]):
+        chosen = _token_of(automata, weights.tokens(number), labels[:, number])
+        is_settled = span.settled.gather(1, at[:, number : number + 1]).squeeze(1)
+        tokens[:, number] = torch.where(is_settled, tokens[:, number], chosen)
     has_path = ahead[:, 0].gather(1, span.states[:, None]).squeeze(1) > -torch.inf
-    return _Plan(labels.gather(1, columns.clamp(max=T - 1)), has_path)
+    return Path(tokens, has_path)
 
 
 def _filtered(

@@ -9,7 +9,6 @@ from toys import HashModel, answers_of, beginning_of, never, paths_of, tiny_targ
 from dllm_decode import (
     ARVerify,
     CausalTarget,
-    DecodeConfig,
     Draft,
     Drafting,
     DraftLength,
@@ -17,14 +16,11 @@ from dllm_decode import (
     PathSearch,
     Pool,
     Recycling,
-    RequestQueue,
     as_causal_target,
     decode,
     generate,
     load_model,
     load_target,
-    new_decoder,
-    run,
 )
 from dllm_decode.models.targets.causal_only import CausalOnly
 from samplers import FixedSchedule
@@ -96,34 +92,6 @@ def test_a_text_of_unknown_ids_changes_no_answer() -> None:
     )  # fmt: skip
     assert out.tokens.tolist() == answers
     assert (out.accepted >= 2).all()
-
-
-@pytest.mark.parametrize("drafting", UNDRAFTED, ids=repr)
-def test_a_row_has_the_drafts_that_it_has_alone(drafting: Drafting) -> None:
-    """Also a row that joins after another has left."""
-    target = tiny_target(seed=2)
-
-    def costs(num_rows: int, prompts: list[list[int]]) -> list[tuple[int, int, int]]:
-        config = DecodeConfig(gen_length=12, block_length=4)
-        decoder = new_decoder(
-            HashModel(), FixedSchedule(4), verifier=ARVerify(target, drafting=drafting),
-            config=config,
-        )  # fmt: skip
-        requests = [
-            decoder.request(prompt, index, gen_length=6 + 3 * index)
-            for index, prompt in enumerate(prompts)
-        ]
-        outputs = {a.request: a.output for a in run(decoder, RequestQueue(requests), num_rows)}
-        return [
-            (int(out.target_nfe), int(out.drafted), int(out.accepted))
-            for _, out in sorted(outputs.items())
-        ]
-
-    prompts = [[*prompt, *prompt, *prompt] for prompt in PROMPTS]
-    alone = costs(1, prompts)
-    assert costs(2, prompts) == alone
-    assert costs(3, prompts) == alone
-    assert sum(drafted for _, drafted, _ in alone) > 0
 
 
 @pytest.mark.parametrize("drafting", UNDRAFTED, ids=repr)
