@@ -5,19 +5,21 @@ from inspect import isabstract
 import samplers
 from samplers.base import Sampler
 from samplers.expression import parse_plugin
+from samplers.facts import Fact
 
 # The names that the package takes from this module.
 _HERE = ("ALL_SAMPLERS", "parse")
 
 
 def _exported() -> list[type[Sampler]]:
-    """Returns the samplers that the package exports, in the order of their names."""
+    """Returns the samplers that the package exports, by name; those for noise come last."""
     members = [getattr(samplers, name) for name in sorted(samplers.__all__) if name not in _HERE]
-    return [
+    found = [
         member
         for member in members
         if isinstance(member, type) and issubclass(member, Sampler) and not isabstract(member)
     ]
+    return sorted(found, key=lambda sampler: Fact.UNIFORM_STATE in sampler().needs)
 
 
 ALL_SAMPLERS: tuple[type[Sampler], ...] = tuple(_exported())

@@ -204,11 +204,6 @@ class View:
         return self._defer(self._window.entropy, raised=math.log(self.vocab_size))
 
     @cached_property
-    def log_normaliser(self) -> Float[Tensor, "B W"]:
-        """Logarithm of the sum of the exponentials of the logits."""
-        return self._window.largest + self._window.odds_against.log1p()
-
-    @cached_property
     def progress(self) -> Float[Tensor, " B"]:
         """Share of the row's answer that is committed: tokens over `gen_length`, in [0, 1].
 

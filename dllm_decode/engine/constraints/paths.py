@@ -142,8 +142,11 @@ def draw_path(
     for number in range(logits.shape[1]):
         law.append(_log_sum_of_class(automata, divided(in_float64(logits[:, number]), temperature)))
         choice.append(_largest_of_class(automata, perturbed(number)[:, None]))
-    parts = (_with_excluded(torch.cat(part, 1), temperature) for part in (law, choice))
-    return _searched(automata, span, columns, _Weights(*parts, perturbed), _log_sum)
+    law_weights, choice_weights = (
+        _with_excluded(torch.cat(part, 1), temperature) for part in (law, choice)
+    )
+    weights = _Weights(law_weights, choice_weights, perturbed)
+    return _searched(automata, span, columns, weights, _log_sum)
 
 
 def _searched(
