@@ -159,7 +159,8 @@ def ask_target(
     """Lets the target read the drafts in one forward.
 
     The target reads only tokens that it has not read yet: in the first round the whole prompt, in
-    later rounds the token that was committed last. After these tokens it reads the draft.
+    later rounds the token that was committed last. After these tokens it reads the draft. The
+    forward is counted, and banned ids have logits of -inf.
 
     Raises:
         RuntimeError: If a draft is not a tree.
@@ -184,45 +185,15 @@ def ask_target(
     unknown = (tokens == canvas.mask_id) | (places >= counts[:, None])
     unknown |= tokens >= target.num_shared_ids
     tokens = tokens.masked_fill(unknown, target.eos_ids[0])
-    state, reading = read_target(
-        decoder,
-        state,
-        target,
-        past,
-        tokens,
-        counts,
-        num_logits=longest + 1,
-        first_logits=unread - 1,
-        parents=draft.shortened(longest).parents,
-    )
-    return state, TargetRound(reading.logits, reading, unread)
-
-
-def read_target(
-    decoder: Decoder,
-    state: State,
-    target: CausalTarget,
-    past: Past,
-    tokens: Int[Tensor, "B Q"],
-    counts: Int[Tensor, " B"],
-    *,
-    num_logits: int,
-    first_logits: Int[Tensor, " B"],
-    parents: Int[Tensor, "B N"] | None,
-) -> tuple[State, Reading]:
-    """Runs one forward of a target, see `CausalTarget.read`, and counts it.
-
-    Returns:
-        The state, and the reading with the logits of ids that both models know; banned ids have
-        -inf.
-    """
     reading = target.read(
-        past, tokens, counts, num_logits=num_logits, first_logits=first_logits, parents=parents
-    )
+        past, tokens, counts, num_logits=longest + 1, first_logits=unread - 1,
+        parents=draft.shortened(longest).parents,
+    )  # fmt: skip
+    # Logits of ids that both models know.
     logits = reading.logits[..., : target.num_shared_ids]
     state = with_finite_check(state, logits, target.name)
     banned_ids = tuple(token for token in decoder.banned_ids if token < logits.shape[-1])
     logits = logits.index_fill_(-1, on_device(banned_ids, logits.device), -torch.inf)
     cost = state.cost._replace(target_forwards=state.cost.target_forwards + 1)
     rows = tuple(row._replace(target_nfe=row.target_nfe + 1) for row in state.rows)
-    return state._replace(cost=cost, rows=rows), reading._replace(logits=logits)
+    return state._replace(cost=cost, rows=rows), TargetRound(logits, reading, unread)

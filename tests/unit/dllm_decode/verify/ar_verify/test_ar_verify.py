@@ -40,10 +40,10 @@ from dllm_decode import (
 from dllm_decode.core.rows import Request, Row
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import State
-from dllm_decode.verify import target_round
 from dllm_decode.verify.acceptance import accept
+from dllm_decode.verify.ar_verify import ar_verify
 from dllm_decode.verify.drafts import Beginning
-from dllm_decode.verify.target_round import read_target
+from dllm_decode.verify.target_round import ask_target
 from samplers import ConfidenceThreshold, FixedSchedule
 from samplers.logits.noise import row_keys
 
@@ -267,17 +267,16 @@ def test_a_draft_is_what_the_sampler_commits_in_so_many_forwards(
     drafting = PathSearch(width=1, weight=1.0, num_forwards=3)
     drafts: list[tuple[int, list[int], list[int]]] = []
 
-    def spied(decoder: Decoder, state: State, *arguments: Any, **options: Any) -> Any:
-        _, past, tokens, counts = arguments
-        for place, (row, end) in enumerate((row.request.index, row.end) for row in state.rows):
-            row_tokens = state.canvas.tokens[place, :end].tolist()
-            answer = [token for token in row_tokens[len(PROMPTS[row]) :] if token != 23]
-            read = tokens[place, : counts[place]].tolist()
-            unread = len(PROMPTS[row]) + len(answer) - int(past.lengths[place])
-            drafts.append((row, answer, read[unread:]))
-        return read_target(decoder, state, *arguments, **options)
+    def spied(decoder: Decoder, state: State, *arguments: Any) -> Any:
+        _, beginning, draft, _ = arguments
+        for place, row in enumerate(state.rows):
+            first = int(beginning.first[place])
+            answer = state.canvas.tokens[place, row.prompt_length : first].tolist()
+            tokens = draft.tokens[place, : draft.counts[place]].tolist()
+            drafts.append((row.request.index, answer, tokens))
+        return ask_target(decoder, state, *arguments)
 
-    monkeypatch.setattr(target_round, "read_target", spied)
+    monkeypatch.setattr(ar_verify, "ask_target", spied)
     out = decode(
         model, PROMPTS, ConfidenceThreshold(threshold), gen_length=12, block_length=4,
         verifier=ARVerify(target, DraftLength(6, 6), drafting),
