@@ -46,8 +46,6 @@ def test_models_that_do_not_read_any_subset_are_refused_by_name() -> None:
             "needs a verifier that runs a forward before every step, got Any",
         ),
         ({"top_p": 0.9, "temperature": 1.0}, "top_p, top_k, cfg_scale.* must be left out with"),
-        ({"cfg_scale": 1.0}, "top_p, top_k, cfg_scale.* must be left out with"),
-        ({"deferred_ids": (2,)}, "deferred_ids must be left out with"),
     ],
     ids=str,
 )
