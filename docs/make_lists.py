@@ -1,4 +1,4 @@
-"""Writes the lists of plug-ins: exports, registries, pages of the reference, the table of facts.
+"""Writes the lists of plug-ins: exports, pages of the reference, the table of facts.
 
     make lists        # PYTHONPATH=. python docs/make_lists.py
 
@@ -34,7 +34,7 @@ class Kind(NamedTuple):
     Attributes:
         base: Base class of the plug-ins.
         package: Package in which every module is searched for plug-ins.
-        lists: Python files that import all plug-ins, and list them as `__all__` or `ALL_...`.
+        lists: Python files that import all plug-ins, and list them as `__all__`.
         page: Page of the reference, with the plug-ins under "What there is".
         exporter: Package from which users import them.
     """
@@ -47,19 +47,14 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind(
-        Sampler, "samplers", ("samplers/__init__.pyi", "samplers/registry.py"), "samplers",
-        exporter="samplers",
-    ),
+    Kind(Sampler, "samplers", ("samplers/__init__.pyi",), "samplers", exporter="samplers"),
     Kind(
         CachePolicy, "dllm_decode.caches",
         ("dllm_decode/caches/__init__.py", "dllm_decode/__init__.pyi"), "caches",
     ),
     Kind(
         BlockSchedule, "dllm_decode.blocks",
-        ("dllm_decode/blocks/__init__.py", "dllm_decode/blocks/registry.py",
-         "dllm_decode/__init__.pyi"),
-        "blocks",
+        ("dllm_decode/blocks/__init__.py", "dllm_decode/__init__.pyi"), "blocks",
     ),
     Kind(
         Verifier, "dllm_decode.verify",
@@ -112,18 +107,15 @@ def is_for_noise(plugin: type) -> bool:
 
 def listed(text: str, path: Path, kind: Kind) -> str:
     """Returns the text of a Python file with all plug-ins of a kind imported and listed."""
-    found = plugins(kind)
     nodes = [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom)]
     known = {alias.name for node in nodes for alias in node.names}
-    new = [one for one in found if one.__name__ not in known]
+    new = [one for one in plugins(kind) if one.__name__ not in known]
     at = nodes[0].lineno - 1
     lines = text.splitlines()
     lines[at:at] = [f"from {imported_from(one, path, kind)} import {one.__name__}" for one in new]
     text = "\n".join(lines) + "\n"
     exports = "".join(f'    "{one.__name__}",\n' for one in new)
     text = re.sub(r"(?<=^__all__ = \[\n)", exports, text, flags=re.MULTILINE)
-    names = "".join(f"    {one.__name__},\n" for one in found)
-    text = re.sub(r"^(ALL_\w+: .* = \(\n)(    .*\n)+", rf"\1{names}", text, flags=re.MULTILINE)
     return tidied(text, path)
 
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal
+from typing import Generic, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -112,10 +112,6 @@ class Sampler(PlugIn, ABC, Generic[State]):
 
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         """Raises ValueError if the rule cannot serve such a decode; by default it always can."""
-
-    def with_marker(self, marker: tuple[int, ...]) -> "Sampler[Any]":
-        """Returns the rule for a task whose result follows these token ids; by default itself."""
-        return self
 
     def max_steps(self, num_masks: int) -> int:
         """Returns the number of steps within which a block of `num_masks` masks is finished."""

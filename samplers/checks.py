@@ -51,16 +51,15 @@ def require_number(name: str, value: object) -> float:
     return float(value)
 
 
-def require_probability(name: str, value: object) -> None:
-    """Raises ValueError unless a value is a number in [0, 1]."""
+def require_probability(name: str, value: object, *, noun: str = "probability") -> None:
+    """Raises ValueError unless a value is a number in [0, 1]; the message says the noun."""
     if not _is_number(value) or not 0.0 <= require_number(name, value) <= 1.0:
-        raise ValueError(f"{name} must be a probability in [0, 1], got {shown(value)}.")
+        raise ValueError(f"{name} must be a {noun} in [0, 1], got {shown(value)}.")
 
 
 def require_share(name: str, value: object) -> None:
     """Raises ValueError unless a value is a number in [0, 1]; the message says "share"."""
-    if not _is_number(value) or not 0.0 <= require_number(name, value) <= 1.0:
-        raise ValueError(f"{name} must be a share in [0, 1], got {shown(value)}.")
+    require_probability(name, value, noun="share")
 
 
 def require_non_negative(name: str, value: object, *, unit: str = "a number") -> None:
@@ -127,11 +126,12 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {listed}, got {shown(value)}.")
 
 
-def require_plugin(name: str, value: object, kind: type, example: str) -> None:
-    """Raises ValueError, with an example, unless a value is an instance of a class."""
+def require_plugin(name: str, value: object, kind: type, example: str, *, hint: str = "") -> None:
+    """Raises ValueError, with an example and a hint, unless a value is an instance of a class."""
     if not isinstance(value, kind):
         got = f"the class {value.__name__}" if isinstance(value, type) else shown(value)
-        raise ValueError(f"{name} must be a {kind.__name__} such as {example}, got {got}.")
+        sentence = f"{name} must be a {kind.__name__} such as {example}, got {got}."
+        raise ValueError(f"{sentence} {hint}".rstrip())
 
 
 def require_tuple(name: str, value: object) -> None:

@@ -152,12 +152,10 @@ def parse_expression(text: str, constructors: Constructors) -> Any:
 
 def _built(text: str, constructors: Constructors) -> Any:
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree: ast.expr | None = ast.parse(text.strip(), mode="eval").body
     # Text that is nested too deeply or holds a NUL raises one of the last two in some versions.
     except (SyntaxError, ValueError, MemoryError):
-        raise ValueError(
-            f"Expected an expression such as {_example(constructors)}, got {shown(text)}."
-        ) from None
+        tree = None
     if isinstance(tree, ast.Name | ast.Attribute):
         tree = ast.Call(func=tree, args=[], keywords=[])
     if not isinstance(tree, ast.Call):

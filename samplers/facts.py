@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from samplers.checks import CheckedFields
 
@@ -166,3 +166,14 @@ class PlugIn(CheckedFields):
     def gives(self) -> frozenset[Fact]:
         """Facts that hold of this plug-in; none unless overridden."""
         return frozenset()
+
+    def with_tokenizer(self, tokenizer: Any, marker: str = "") -> Self:
+        """Returns the plug-in with token ids in place of texts; by default it has no texts.
+
+        `generate`, `stream` and the commands call it for samplers and block schedules.
+
+        Args:
+            tokenizer: A tokenizer as transformers has them.
+            marker: Text after which the result of an answer comes; empty if the task has none.
+        """
+        return self

@@ -77,9 +77,7 @@ class FixedSchedule(Sampler[ScheduleState]):
     def step(self, view: View, state: ScheduleState) -> tuple[Decision, ScheduleState]:
         masks, steps = state
         if self.schedule == "even":
-            quota = even_quota(masks, self.steps_per_block, steps)
-            is_last = steps >= self.steps_per_block - 1
-            quota = torch.where(is_last, view.eligible.sum(-1), quota)
+            quota = quota_to_the_end(view, state, self.steps_per_block)
         else:
             quota, steps = self._dream_quota(view.eligible.sum(-1), steps)
         # A verifier may have committed more than planned: commit at least one while masks remain.
@@ -100,6 +98,13 @@ class FixedSchedule(Sampler[ScheduleState]):
         ahead = torch.arange(self.steps_per_block, device=masks.device) >= steps[:, None]
         step = ((quotas > 0) & ahead).long().argmax(-1)
         return quotas.gather(-1, step[:, None]).squeeze(-1), step
+
+
+def quota_to_the_end(view: View, state: ScheduleState, steps_per_block: int) -> Int[Tensor, " B"]:
+    """Returns the even quota of a step; the last step of a block commits all masks left."""
+    is_last = state.steps >= steps_per_block - 1
+    quota = even_quota(state.masks, steps_per_block, state.steps)
+    return torch.where(is_last, view.eligible.sum(-1), quota)
 
 
 def steps_before(view: View, num_steps: int) -> Int[Tensor, " B"] | int:

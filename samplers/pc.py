@@ -12,7 +12,7 @@ from torch import Tensor
 
 from samplers.base import Decision, Sampler
 from samplers.checks import NonNegative, count_from
-from samplers.fixed_schedule import ScheduleState, even_quota
+from samplers.fixed_schedule import ScheduleState, quota_to_the_end
 from samplers.logits.statistics import highest
 from samplers.view import View
 
@@ -96,9 +96,7 @@ class PC(Sampler[ScheduleState]):
 
     def step(self, view: View, state: ScheduleState) -> tuple[Decision, ScheduleState]:
         masks, steps = state
-        quota = even_quota(masks, self.steps_per_block, steps)
-        is_last = steps >= self.steps_per_block - 1
-        quota = torch.where(is_last, view.eligible.sum(-1), quota).clamp(min=1)
+        quota = quota_to_the_end(view, state, self.steps_per_block).clamp(min=1)
         commit = highest(self.scores(view), view.eligible, quota)
         return Decision(commit), ScheduleState(masks, steps + 1)
 

@@ -1,14 +1,14 @@
 """Early commit of the whole answer (Prophet), around any sampler."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from samplers.base import Decision, Sampler
+from samplers.base import Decision
 from samplers.checks import (
     count_from,
     require_count,
@@ -117,11 +117,11 @@ class Prophet(Wrapper[ProphetState]):
                 "answer_start or answer_length, or generate more."
             )
 
-    def with_marker(self, marker: tuple[int, ...]) -> Sampler[Any]:
-        base = self.base.with_marker(marker)
-        if self.marker or self.answer_start is not None:
-            return replace(self, base=base)
-        return replace(self, base=base, marker=marker)
+    def with_tokenizer(self, tokenizer: Any, marker: str = "") -> Self:
+        wrapper = super().with_tokenizer(tokenizer, marker)
+        if not marker or self.marker or self.answer_start is not None:
+            return wrapper
+        return replace(wrapper, marker=tuple(tokenizer.encode(marker, add_special_tokens=False)))
 
     def init(self, view: View) -> ProphetState:
         return ProphetState(torch.zeros_like(view.tokens[:, 0]), self.base_init(view))

@@ -18,8 +18,8 @@ else:
     State = TypeVar("State")
 
 _ALLOWED = (
-    "None, a tensor, or a NamedTuple of such; the first axis of each tensor must be the batch, so "
-    "that rows can be taken"
+    "None, a tensor, or a tuple of such; the first axis of each tensor must be the batch, so that "
+    "rows can be taken"
 )
 
 
@@ -67,9 +67,9 @@ def check_state(state: object, num_rows: int, *, owner: object) -> None:
     """Raises RuntimeError unless rows of a state can be taken, so that rows can leave and join.
 
     Args:
-        state: The state that `Sampler.init` or `Sampler.step` returned.
-        num_rows: Rows of the view, B.
-        owner: The sampler, for the message.
+        state: The state that a plug-in returned.
+        num_rows: Rows of the view or of the decode, B.
+        owner: The plug-in, for the message.
     """
     wrong = _wrong_part(state, num_rows)
     if wrong:
@@ -81,9 +81,8 @@ def same_structure(one: object, other: object) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
     if isinstance(one, tuple) and isinstance(other, tuple):
-        return type(one) is type(other) and all(
-            same_structure(*pair) for pair in zip(one, other, strict=True)
-        )
+        is_alike = type(one) is type(other) and len(one) == len(other)
+        return is_alike and all(map(same_structure, one, other))
     return one is None and other is None
 
 
@@ -94,10 +93,10 @@ def _wrong_part(state: object, num_rows: int) -> str:
         return "" if fits else f"a tensor of shape {tuple(state.shape)} for {num_rows} rows"
     if state is None:
         return ""
-    fields: tuple[str, ...] | None = getattr(type(state), "_fields", None)
-    if not isinstance(state, tuple) or fields is None:
+    if not isinstance(state, tuple):
         return f"a {type(state).__name__}"
-    for name, part in zip(fields, state, strict=True):
+    names = getattr(type(state), "_fields", range(len(state)))
+    for name, part in zip(names, state, strict=True):
         wrong = _wrong_part(part, num_rows)
         if wrong:
             return f"{wrong} in its field {name!r}"

@@ -6,7 +6,7 @@ wrappers use those that follow. It is one class, and long, because its names are
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from operator import or_
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -204,11 +204,6 @@ class View:
         return self._defer(self._window.entropy, raised=math.log(self.vocab_size))
 
     @cached_property
-    def log_normaliser(self) -> Float[Tensor, "B W"]:
-        """Logarithm of the sum of the exponentials of the logits."""
-        return self._window.largest + self._window.odds_against.log1p()
-
-    @cached_property
     def progress(self) -> Float[Tensor, " B"]:
         """Share of the row's answer that is committed: tokens over `gen_length`, in [0, 1].
 
@@ -356,22 +351,8 @@ class View:
 
     def take(self, rows: Int[Tensor, " N"]) -> "View":
         """Returns the view of some rows."""
-        return replace(
-            self,
-            tokens=self.tokens[rows],
-            computed=self.computed.take(rows),
-            masked=self.masked[rows],
-            eligible=self.eligible[rows],
-            start=_taken(self.start, rows),
-            gen_length=_taken(self.gen_length, rows),
-            committed=_taken(self.committed, rows),
-            temperature=_taken(self.temperature, rows),
-            noise_keys=_taken(self.noise_keys, rows),
-            block_start=_taken(self.block_start, rows),
-            leave_one_out=_taken(self.leave_one_out, rows),
-            logit_bias=None if self.logit_bias is None else self.logit_bias.at(rows),
-            proposed=_taken(self.proposed, rows),
-        )
+        parts = {field.name: _taken(getattr(self, field.name), rows) for field in fields(self)}
+        return View(**parts)
 
     def _columns(self, scope: Scope) -> slice | Int[Tensor, "B n"]:
         """Returns the columns that a scope asks for; a tensor where they differ by row."""
@@ -438,5 +419,9 @@ def is_one_of(tokens: Int[Tensor, "*shape"], wanted: Sequence[int]) -> Bool[Tens
 
 
 def _taken(part: Any, rows: Int[Tensor, " N"]) -> Any:
-    """Returns some rows of a tensor, and a value that all rows share as it is."""
+    """Returns some rows of a part of a view, and a value that all rows share as it is."""
+    if isinstance(part, Summary):
+        return part.take(rows)
+    if isinstance(part, LogitBias):
+        return part.at(rows)
     return part[rows] if isinstance(part, Tensor) else part

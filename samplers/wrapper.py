@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -63,8 +63,8 @@ class Wrapper(Sampler[State]):
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         self.base.check(model=model, gen_length=gen_length, block_length=block_length)
 
-    def with_marker(self, marker: tuple[int, ...]) -> Sampler[Any]:
-        return replace(self, base=self.base.with_marker(marker))
+    def with_tokenizer(self, tokenizer: Any, marker: str = "") -> Self:
+        return replace(self, base=self.base.with_tokenizer(tokenizer, marker))
 
     def max_steps(self, num_masks: int) -> int:
         return self.base.max_steps(num_masks)

@@ -278,7 +278,7 @@ def _verifier(rng: random.Random, align: int) -> verify.Verifier:
     if kind < 0.55:
         return verify.NoVerifier()
     if kind < 0.75:
-        evaluate = rng.choice(("batch", "batch", "tree", "sequential"))
+        evaluate = rng.choice(("batch", "tree"))
         return verify.SelfVerify(rng.randint(1, 5), evaluate, rng.choice(("block", "next")))
     target = tiny_target(VOCAB_SIZE, rng.randint(0, 2), 2.0)
     if kind < 0.8:
@@ -287,9 +287,9 @@ def _verifier(rng: random.Random, align: int) -> verify.Verifier:
     drafting = rng.choice(
         (verify.PathSearch(), verify.PathSearch(num_forwards=2),
          verify.PathSearch(4, 0.95, 6, 0.4, proxy, "always"), verify.Tree(8),
-         verify.Tree(6, num_forwards=2), verify.Tree(12, proxy=proxy, column_cost=0.02),
+         verify.Tree(6, num_forwards=2), verify.Tree(12, column_cost=0.02),
          verify.Sampled(), verify.Sampled(num_forwards=2), verify.Pool(3, 2, 4),
-         verify.Jacobi(4), verify.Recycling(3))
+         verify.Recycling(3))
     )  # fmt: skip
     return verify.ARVerify(target, verify.DraftLength(2, 6, growth=2), drafting)
 

@@ -5,7 +5,7 @@ the text of an instance in `_SETTINGS`, or an instance in `_CACHES`.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,11 @@ def one_of_each_kind(plugins: Iterable[Any]) -> list[Any]:
 def plugin(base: type, **members: Any) -> Any:
     """Returns an instance of a new class `Own`, which has these members."""
     return dataclass(frozen=True)(type("Own", (base,), members))()
+
+
+def rule(decide: Callable[[View], Any], **members: Any) -> Any:
+    """Returns a sampler without a state."""
+    return plugin(Sampler, step=lambda self, view, state: (decide(view), state), **members)
 
 
 # For laws that decode many times: one sampler plans ahead, the other follows confidence.

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from dllm_decode import CausalTarget
+from dllm_decode import Canvas, CausalTarget, DecodeConfig, Draft
 from dllm_decode.core.model import ForwardInputs, KVCache
+from dllm_decode.core.rows import Request, Row
+from dllm_decode.verify.drafts import Beginning
 from samplers.logits.noise import mix, position_keys, uniform
 from samplers.logits.statistics import draw
 
@@ -140,6 +142,32 @@ def tiny_target(vocab_size: int = 24, seed: int = 0, scale: float = 4.0) -> Caus
 def logits_of(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     """Returns logits of the token after each of the given tokens, computed without a cache."""
     return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def beginning_of(
+    texts: list[list[int]],
+    *,
+    gen_length: int = 9,
+    eos_ids: tuple[int, ...] = (98,),
+    memory: Tensor | None = None,
+) -> Beginning:
+    """Returns where drafts begin after some texts, at temperature 0; [MASK] is 99."""
+    config = DecodeConfig(gen_length=gen_length)
+    rows = [Row.of(Request(0, text, config), 1, mask_id=99) for text in texts]
+    width = max(map(len, texts)) + gen_length
+    canvas = Canvas.blank(rows, width=width, mask_id=99, eos_ids=eos_ids)
+    first = torch.tensor([len(text) for text in texts])
+    return Beginning(canvas, first, first, 0.0, memory=memory)
+
+
+def paths_of(draft: Draft, row: int = 0) -> list[list[int]]:
+    """Returns the tokens on the path to each node of a tree."""
+    assert draft.parents is not None
+    paths: list[list[int]] = []
+    nodes = zip(draft.tokens[row].tolist(), draft.parents[row].tolist(), strict=True)
+    for token, parent in list(nodes)[: int(draft.counts[row])]:
+        paths.append([*(paths[parent] if parent >= 0 else ()), token])
+    return paths
 
 
 def written_alone(

@@ -3,14 +3,12 @@
 from dllm_decode.blocks.adaptive import AdaptiveBlocks
 from dllm_decode.blocks.base import BlockSchedule, block_of
 from dllm_decode.blocks.multi_block import MultiBlock
-from dllm_decode.blocks.registry import ALL_SCHEDULES
 from dllm_decode.blocks.sequential import Sequential
 from dllm_decode.blocks.sliding_window import SlidingWindow
 from dllm_decode.blocks.sub_blocks import SubBlocks
 from dllm_decode.core.rows import CLOSED, Opening, Row
 
 __all__ = [
-    "ALL_SCHEDULES",
     "CLOSED",
     "AdaptiveBlocks",
     "BlockSchedule",

@@ -40,14 +40,6 @@ class BlockSchedule(PlugIn, ABC):
             return frozenset()
         return frozenset({Fact.ONE_STEP_A_FORWARD, Fact.SEES_BOTH_WAYS})
 
-    def with_tokenizer(self, tokenizer: Any) -> "BlockSchedule":
-        """Returns the schedule with tokens in place of its texts; by default it has no texts.
-
-        Args:
-            tokenizer: A tokenizer as transformers has them.
-        """
-        return self
-
     def check(self, model: MaskPredictor) -> None:
         """Raises ValueError if the schedule cannot serve this model; by default it always can."""
 

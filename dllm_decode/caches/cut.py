@@ -1,13 +1,13 @@
 """Columns after an EOS left out (Learn2PD's end of text), around any cache policy."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery
-from dllm_decode.caches.prefix import PrefixCache
+from dllm_decode.caches.base import CacheQuery
+from dllm_decode.caches.hiding import Hiding
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns, without
 from dllm_decode.core.history import History
@@ -15,7 +15,7 @@ from samplers.facts import Fact
 
 
 @dataclass(frozen=True)
-class CutAtEos(CachePolicy):
+class CutAtEos(Hiding):
     """Leaves the columns after an EOS out of the forward, once nothing after them is open.
 
     The columns are neither computed nor attended to. The columns of the open block stay. If
@@ -32,19 +32,6 @@ class CutAtEos(CachePolicy):
     Raises:
         ValueError: If `inner` is not a cache policy, or hides columns itself.
     """
-
-    inner: CachePolicy = field(default_factory=PrefixCache)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if type(self.inner).hidden is not CachePolicy.hidden:
-            raise ValueError(
-                f"inner must be a cache policy that hides no columns itself, got {self.inner!r}."
-            )
-
-    @property
-    def needs(self) -> frozenset[Fact]:
-        return self.inner.needs
 
     @property
     def gives(self) -> frozenset[Fact]:

@@ -1,22 +1,22 @@
 """A window of the columns after the open block (Streaming-dLLM), around any cache policy."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from jaxtyping import Int
 from torch import Tensor
 
-from dllm_decode.caches.base import CachePolicy, CacheQuery
-from dllm_decode.caches.prefix import PrefixCache
+from dllm_decode.caches.base import CacheQuery
+from dllm_decode.caches.hiding import Hiding
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.columns import Columns, columns, without
+from dllm_decode.core.columns import Columns, columns
 from dllm_decode.core.history import History
 from samplers.checks import count_from
 from samplers.facts import Fact
 
 
 @dataclass(frozen=True)
-class SuffixWindow(CachePolicy):
+class SuffixWindow(Hiding):
     """Leaves the columns far after the open block out of the forward.
 
     The next `width` columns and the last `tail` columns stay, at their true positions. The other
@@ -43,20 +43,8 @@ class SuffixWindow(CachePolicy):
             is negative.
     """
 
-    inner: CachePolicy = field(default_factory=PrefixCache)
     width: Annotated[int, count_from(0, "columns")] = 96
     tail: Annotated[int, count_from(0, "columns")] = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if type(self.inner).hidden is not CachePolicy.hidden:
-            raise ValueError(
-                f"inner must be a cache policy that hides no columns itself, got {self.inner!r}."
-            )
-
-    @property
-    def needs(self) -> frozenset[Fact]:
-        return self.inner.needs
 
     @property
     def gives(self) -> frozenset[Fact]:
@@ -74,6 +62,3 @@ class SuffixWindow(CachePolicy):
 
     def hidden(self, query: CacheQuery) -> Columns:
         return columns((query.block[1] + self.width, query.end - self.tail))
-
-    def recompute(self, query: CacheQuery) -> Columns:
-        return without(self.inner.recompute(query), self.hidden(query))

@@ -4,6 +4,7 @@ import argparse
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 from dllm_decode import CachePolicy, Verifier, blocks, caches, verify
 from dllm_decode.models.families import FAMILIES
@@ -13,6 +14,12 @@ from samplers import ALL_SAMPLERS
 
 SAID = tomllib.loads((Path(__file__).parent / "help/lists.toml").read_text(encoding="utf-8"))
 """What commands say about the embedded models, and the last lines of lists."""
+
+_PACKAGES: Mapping[str, tuple[ModuleType, type]] = {
+    "schedules": (blocks, blocks.BlockSchedule),
+    "caches": (caches, CachePolicy),
+    "verifiers": (verify, Verifier),
+}
 
 
 def show(options: argparse.Namespace) -> int:
@@ -26,12 +33,9 @@ def entries(kind: str) -> Mapping[str, str]:
     if kind == "models":
         families = {n: f"Family {fam.name}: {fam.architecture}." for n, fam in FAMILIES.items()}
         return {**SAID["embedded"], **families}
-    classes = {
-        "samplers": ALL_SAMPLERS,
-        "schedules": blocks.ALL_SCHEDULES,
-        "caches": [vars(caches)[name] for name in caches.__all__],
-        "verifiers": [vars(verify)[name] for name in verify.__all__],
-    }[kind]
-    bases = {"caches": CachePolicy, "verifiers": Verifier}
-    base = bases.get(kind, object)
-    return {cls.__name__: line_of(cls) for cls in classes if issubclass(cls, base) and cls != base}
+    if kind == "samplers":
+        return {cls.__name__: line_of(cls) for cls in ALL_SAMPLERS}
+    package, base = _PACKAGES[kind]
+    members = [vars(package)[name] for name in package.__all__]
+    classes = [cls for cls in members if isinstance(cls, type) and issubclass(cls, base)]
+    return {cls.__name__: line_of(cls) for cls in classes if cls != base}

@@ -104,22 +104,22 @@ class Revision(NamedTuple):
     removed: int
 
 
-class _OneDecode:
-    """Checks that all events belong to one decode."""
+class _OfOneDecode:
+    """An observer that serves one call of `decode` or `decode_many`."""
 
     def __init__(self) -> None:
-        self._decodes: set[int] = set()
+        self._decode: int | None = None
 
-    def check(self, observer: str, event: StepEvent) -> None:
+    def _check(self, event: StepEvent) -> None:
         """Raises RuntimeError if an event belongs to another decode than the first event."""
-        self._decodes.add(event.decode)
-        if len(self._decodes) > 1:
+        if self._decode not in (None, event.decode):
             raise RuntimeError(
-                f"{observer} must serve one decode only, got a second. Make a new one."
+                f"{type(self).__name__} must serve one decode only, got a second. Make a new one."
             )
+        self._decode = event.decode
 
 
-class Trace:
+class Trace(_OfOneDecode):
     """Records at which round each answer position was committed, and how confidently.
 
     Pass it in `observers`; one trace serves one call of `decode` or `decode_many`. Positions are
@@ -138,10 +138,10 @@ class Trace:
         self.confidences: dict[int, Float[Tensor, " G"]] = {}
         self.revisions: dict[int, list[Revision]] = {}
         self.rounds: dict[int, int] = {}
-        self._one_decode = _OneDecode()
+        super().__init__()
 
     def __call__(self, event: StepEvent) -> None:
-        self._one_decode.check("A Trace", event)
+        self._check(event)
         view, columns = event.view, event.columns
         before, after = (part.tokens.gather(1, columns) for part in (event.before, event.after))
         masked, masks_left = (
@@ -184,7 +184,7 @@ class Gain(NamedTuple):
     committed: int
 
 
-class Gains:
+class Gains(_OfOneDecode):
     """Records how many tokens each forward gave each row.
 
     The steps that a verifier takes on one forward count together. An EOS that the engine writes
@@ -194,10 +194,10 @@ class Gains:
 
     def __init__(self) -> None:
         self._steps: list[tuple[list[tuple[int, int]], Int[Tensor, "2 B"]]] = []
-        self._one_decode = _OneDecode()
+        super().__init__()
 
     def __call__(self, event: StepEvent) -> None:
-        self._one_decode.check("Gains", event)
+        self._check(event)
         # Every column of an open canvas of a uniform-state model holds a token.
         is_noise = event.before.mask_id >= event.view.vocab_size
         before, after = (

@@ -1,8 +1,9 @@
 """The result of a decode."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -82,17 +83,11 @@ def join_outputs(
         target_forwards: Calls of a verifier's target for all of them.
         wall_s: Seconds for all of them.
     """
-    return DecodeOutput(
-        tokens=torch.cat([output.tokens for output in outputs]),
-        unsettled=torch.cat([output.unsettled for output in outputs]),
-        nfe=torch.cat([output.nfe for output in outputs]),
-        query_positions=torch.cat([output.query_positions for output in outputs]),
-        forwards=forwards,
-        target_nfe=torch.cat([output.target_nfe for output in outputs]),
-        target_forwards=target_forwards,
-        drafted=torch.cat([output.drafted for output in outputs]),
-        accepted=torch.cat([output.accepted for output in outputs]),
-        wall_s=wall_s,
-        eos_ids=outputs[0].eos_ids,
-        commits=Commits.of([output.commits for output in outputs]),
-    )
+    of_rows: dict[str, Any] = {
+        name: torch.cat([getattr(output, name) for output in outputs])
+        for name, value in vars(outputs[0]).items()
+        if isinstance(value, Tensor)
+    }
+    commits = Commits.of([output.commits for output in outputs])
+    costs: Any = {"forwards": forwards, "target_forwards": target_forwards, "wall_s": wall_s}
+    return replace(outputs[0], **of_rows, **costs, commits=commits)

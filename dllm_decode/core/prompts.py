@@ -1,7 +1,7 @@
 """The forms of prompts and templates, and checks of them."""
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -47,20 +47,16 @@ def token_lists(
                 "attention_mask must be given once, got one in prompts and another as an argument."
             )
         mask = attention_mask if mask is None else mask
-        return token_lists(*_as_batch(prompts["input_ids"], mask))
+        return token_lists(_with_rows(prompts["input_ids"]), _with_rows(mask))
     if isinstance(prompts, Array):
-        return _rows_of(*_as_batch(prompts, attention_mask))
+        return _rows_of(_with_rows(prompts), _with_rows(attention_mask))
     _require_rows(prompts)
     rows = [prompt.tolist() if isinstance(prompt, np.ndarray) else prompt for prompt in prompts]
     return rows if attention_mask is None else _without_padding(rows, attention_mask)
 
 
-def _as_batch(prompts: Any, attention_mask: Any) -> tuple[Any, Any]:
-    """Returns prompts and mask, as a batch of one if they are of a single prompt."""
-    return _with_rows(prompts), _with_rows(attention_mask)
-
-
 def _with_rows(values: Any) -> Any:
+    """Returns prompts, or a mask, as a batch of one if they are of a single prompt."""
     if isinstance(values, Array):
         return values[None] if values.ndim == 1 else values
     is_listed = isinstance(values, Sequence) and len(values) > 0
@@ -90,7 +86,11 @@ def _without_padding(
     """Returns the tokens of each row where its mask is 1."""
     if isinstance(attention_mask, Array):
         attention_mask = attention_mask.tolist()
-    _require_mask(attention_mask)
+    is_listed = isinstance(attention_mask, Sequence)
+    if not is_listed or not all(isinstance(row, Sequence | Array) for row in attention_mask):
+        raise ValueError(
+            f"attention_mask must be lists of 0 and 1, one per prompt, got {shown(attention_mask)}."
+        )
     if len(prompts) != len(attention_mask):
         raise ValueError(
             f"attention_mask must have one row per prompt, {len(prompts)}, "
@@ -111,15 +111,6 @@ def _without_padding(
             )
         unpadded.append([token for token, is_read in zip(prompt, mask, strict=True) if is_read])
     return unpadded
-
-
-def _require_mask(attention_mask: Any) -> None:
-    """Raises ValueError unless a mask is a list of rows."""
-    is_listed = isinstance(attention_mask, Sequence)
-    if not is_listed or not all(isinstance(row, Sequence | Array) for row in attention_mask):
-        raise ValueError(
-            f"attention_mask must be lists of 0 and 1, one per prompt, got {shown(attention_mask)}."
-        )
 
 
 def _rows_of(
@@ -230,9 +221,10 @@ def require_templates(templates: object) -> None:
         )
 
 
-def require_one_each(name: str, num_given: int, num_answers: int) -> None:
-    """Raises ValueError unless a list is empty, or has one entry for each answer."""
-    if num_given not in (0, num_answers):
-        raise ValueError(
-            f"{name} must hold one for each of {num_answers} answers, got {num_given}."
-        )
+def require_one_each(num_answers: int, **lists: object) -> None:
+    """Raises ValueError unless each list of a length is empty, or has one entry for each answer."""
+    for name, values in lists.items():
+        if isinstance(values, Sized) and len(values) not in (0, num_answers):
+            raise ValueError(
+                f"{name} must hold one for each of {num_answers} answers, got {len(values)}."
+            )

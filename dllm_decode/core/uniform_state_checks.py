@@ -27,17 +27,12 @@ def canvas_length_of(model: MaskPredictor, asked: int | None, gen_length: int) -
     return length
 
 
-def check_commits(model: MaskPredictor) -> None:
-    """Raises ValueError if the law of a model's tokens cannot be recorded."""
-    if isinstance(model, UniformState):
-        raise ValueError(
-            f"return_logprobs must be False with {model.name}, a uniform-state model. Each step "
-            "draws all tokens of a canvas anew, so that no single step commits a token."
-        )
-
-
 def check_config(
-    model: MaskPredictor, config: DecodeConfig, template: Sequence[object] = ()
+    model: MaskPredictor,
+    config: DecodeConfig,
+    template: Sequence[object] = (),
+    *,
+    return_logprobs: bool = False,
 ) -> None:
     """Raises ValueError if an option or a template cannot serve a uniform-state model."""
     if not isinstance(model, UniformState):
@@ -49,6 +44,7 @@ def check_config(
         "deferred_ids": config.deferred_ids,
         "truncate_at_eos": config.truncate_at_eos,
         "templates": template,
+        "return_logprobs": return_logprobs,
     }
     reasons = {
         "temperature": "The sampler has temperatures of its own, such as "

@@ -18,7 +18,7 @@ from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.state import Look, State
 from samplers.base import require_decision
 from samplers.checks import shown
-from samplers.state import map_state
+from samplers.state import check_state
 
 
 def require_opening(decoder: Decoder, opening: object, row: Row) -> Opening:
@@ -106,17 +106,7 @@ def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
         )
     if look.decision is not None:
         require_decision(f"look of {owner!r}", look.decision, look.view)
-
-    def check(part: Tensor) -> Tensor:
-        if not isinstance(part, Tensor) or not part.ndim or len(part) != total:
-            got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else shown(part)
-            raise RuntimeError(
-                f"The state of {owner!r} must be None, a tensor, or a NamedTuple of such, each "
-                f"with an entry for {total} rows, got {got}."
-            )
-        return part
-
-    map_state(check, state.verifier)
+    check_state(state.verifier, total, owner=owner)
     return state, look
 
 

@@ -5,12 +5,11 @@ import warnings
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy
 from dllm_decode.core.model import AnySubset, MaskPredictor, UniformState
-from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.uniform_state_checks import check_config
-from dllm_decode.engine.decoder import Verifier
+from dllm_decode.engine.decoder import Decoder, Verifier
 from samplers.accept_and_renoise import AcceptAndRenoise
 from samplers.base import Sampler
-from samplers.checks import shown
+from samplers.checks import require_bool, require_plugin, shown
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.declared import require_declared
 from samplers.facts import FACTS, Fact, Giver, PlugIn
@@ -28,25 +27,24 @@ def require_plugins(
     """Raises ValueError unless each argument is an instance of its class."""
     require_model(model)
     wanted: tuple[tuple[str, object, type, str], ...] = (
-        ("sampler", sampler, Sampler, "a sampler such as ConfidenceThreshold(0.9)"),
-        ("cache", cache, CachePolicy, "a cache policy such as DualCache()"),
-        ("verifier", verifier, Verifier, "a verifier such as SelfVerify()"),
-        ("blocks", blocks, BlockSchedule, "a block schedule such as MultiBlock()"),
+        ("sampler", sampler, Sampler, "ConfidenceThreshold(0.9)"),
+        ("cache", cache, CachePolicy, "DualCache()"),
+        ("verifier", verifier, Verifier, "SelfVerify()"),
+        ("blocks", blocks, BlockSchedule, "MultiBlock()"),
     )
     for name, value, kind, example in wanted:
-        _require(name, value, kind, example)
+        hint = "Pass the object, not its text; dllm_decode.settings.plugins.parse reads text."
+        require_plugin(name, value, kind, example, hint=hint if isinstance(value, str) else "")
 
 
 def require_model(model: object) -> None:
     """Raises ValueError unless the argument is a model."""
-    _require("model", model, MaskPredictor, "the model that load_model returns")
-
-
-def _require(name: str, value: object, kind: type, example: str) -> None:
-    if isinstance(value, type):
-        raise ValueError(f"{name} must be {example}, got the class {value.__name__}.")
-    if not isinstance(value, kind):
-        raise ValueError(f"{name} must be {example}, got {shown(value)}.{_hint(name, value)}")
+    if isinstance(model, type) or not isinstance(model, MaskPredictor):
+        is_pair = isinstance(model, tuple)
+        hint = " load_model returns two: model, tokenizer = load_model(...)." if is_pair else ""
+        raise ValueError(
+            f"model must be the model that load_model returns, got {shown(model)}.{hint}"
+        )
 
 
 def require_special_ids(model: MaskPredictor) -> None:
@@ -62,15 +60,6 @@ def require_special_ids(model: MaskPredictor) -> None:
             f"mask_id of {model.name} must not be one of its eos_ids, got {model.mask_id} in "
             f"{shown(ends)}. Take it out of eos_ids, which the generation config may list."
         )
-
-
-def _hint(name: str, value: object) -> str:
-    """Returns a sentence on how to make the plug-in from the value that was passed."""
-    if name == "model" and isinstance(value, tuple):
-        return " load_model returns two: model, tokenizer = load_model(...)."
-    if name == "model" or not isinstance(value, str):
-        return ""
-    return " Pass the object, not its text; dllm_decode.settings.plugins.parse reads text."
 
 
 def facts_of(model: MaskPredictor) -> frozenset[Fact]:
@@ -146,37 +135,34 @@ def default_sampler(model: MaskPredictor) -> Sampler:
     return AcceptAndRenoise() if isinstance(model, UniformState) else ConfidenceThreshold(0.9)
 
 
-def warn_of_settings_without_effect(
-    model: MaskPredictor,
-    sampler: Sampler,
-    cache: CachePolicy,
-    verifier: Verifier,
-    config: DecodeConfig,
-) -> None:
+def warn_of_settings_without_effect(decoder: Decoder) -> None:
     """Warns of settings that have no effect in this combination.
 
     A verifier that never asks the sampler begins a block with each forward, so that policies that
     compute everything at the start of a block save nothing.
     """
+    model, cache, config = decoder.model, decoder.cache, decoder.config
     if model.causal_block_length and type(cache).hidden is not CachePolicy.hidden:
         warnings.warn(
             f"{cache!r} hides nothing: the blocks of {model.name} see no later ones.", stacklevel=4
         )
-    if verifier.asks_sampler:
+    if decoder.verifier.asks_sampler:
         return
-    idle = [repr(sampler)] if sampler != default_sampler(model) else []
+    idle = [repr(decoder.sampler)] if decoder.sampler != default_sampler(model) else []
     idle += [f"block_length={config.block_length}"] if config.block_length is not None else []
     idle += [repr(cache)] if Fact.BEGINS_BLOCKS_ANEW in cache.gives else []
     for setting in idle:
         warnings.warn(
-            f"{setting} has no effect: {verifier!r} never asks the sampler.", stacklevel=4
+            f"{setting} has no effect: {decoder.verifier!r} never asks the sampler.", stacklevel=4
         )
 
 
-def check_options(
-    model: MaskPredictor, cache: CachePolicy, verifier: Verifier, config: DecodeConfig
-) -> None:
+def check_options(decoder: Decoder) -> None:
     """Raises ValueError if the model or a plug-in does not support an option."""
+    model, cache, verifier, config = (
+        decoder.model, decoder.cache, decoder.verifier, decoder.config
+    )  # fmt: skip
+    require_bool("return_logprobs", decoder.return_logprobs)
     for name, ids in (("banned_ids", config.banned_ids), ("deferred_ids", config.deferred_ids)):
         if ids and max(ids) >= model.vocab_size:
             raise ValueError(
@@ -184,7 +170,7 @@ def check_options(
             )
     if len({model.mask_id, *model.banned_ids, *config.banned_ids}) >= model.vocab_size:
         raise ValueError(f"banned_ids must leave a token of {model.name}, got all of them.")
-    check_config(model, config)
+    check_config(model, config, return_logprobs=decoder.return_logprobs)
     reshapes = config.is_tempered or config.cfg_scale or config.deferred_ids
     if Fact.SAMPLER_DECIDES not in verifier.gives and reshapes:
         raise ValueError(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.caches.base import CachePolicy
-from dllm_decode.core.language import EOS_CLASS, Automaton
+from dllm_decode.core.language import Automaton
 from dllm_decode.core.model import Compilable, MaskPredictor, RoutesByBlock, UniformState
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, RequestOptions
 from dllm_decode.core.prompts import Prompt, read_prompt, read_template
@@ -20,10 +20,11 @@ from dllm_decode.core.rows import Request
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.core.uniform_state_checks import canvas_length_of, check_request
+from dllm_decode.engine.constraints.checks import check_constraint
 from dllm_decode.engine.layout import Sight
 from dllm_decode.engine.state import Look, State
 from samplers.base import Sampler
-from samplers.checks import require_plugin, shown
+from samplers.checks import require_plugin
 from samplers.facts import Fact, PlugIn
 
 
@@ -195,44 +196,10 @@ class Decoder:
             automaton=constraint,
         )
         if constraint is not None:
-            _check_constraint(self, constraint, request)
+            eos_ids = self.verifier.eos_ids(self.model)
+            check_constraint(request, self.model, self.sampler, self.verifier, eos_ids=eos_ids)
         self.verifier.check_request(self, request)
         return request
-
-
-def _check_constraint(decoder: Decoder, constraint: object, request: Request) -> None:
-    """Raises ValueError unless an answer can be, and will be, one of a constraint's texts."""
-    model, sampler, verifier = decoder.model, decoder.sampler, decoder.verifier
-    if not isinstance(constraint, Automaton):
-        raise ValueError(
-            "constraint must be an Automaton, as compile_constraint(constraint, "
-            f"read_vocabulary(...)) returns it, got {shown(constraint)}. `generate` takes "
-            "constraints as they are."
-        )
-    classes, eos_ids = constraint.classes, decoder.verifier.eos_ids(model)
-    ends = [token < len(classes) and int(classes[token]) == EOS_CLASS for token in eos_ids]
-    if len(classes) != model.vocab_size or not all(ends):
-        raise ValueError(
-            f"constraint must be compiled for the tokens of {model.name}, {model.vocab_size} with "
-            f"EOS {eos_ids}, got one for {len(classes)}."
-        )
-    plugins = ((sampler, Fact.FINAL_TOKENS), (verifier, Fact.SAMPLER_DECIDES))
-    for plugin, fact in plugins:
-        # A canvas of noise is settled at once, so that only its last tokens have to be a text.
-        is_needed = fact != Fact.FINAL_TOKENS or not decoder.starts_as_noise
-        if is_needed and fact not in plugin.gives:
-            raise ValueError(
-                f"constraint needs {fact.sentence}, got {plugin!r}. Use {fact.remedy}, or leave "
-                "constraint out."
-            )
-    least = constraint.least_length(request.template, model.mask_id)
-    if least is None:
-        raise ValueError("constraint must have a text that agrees with the template, got none.")
-    if least > request.config.gen_length:
-        raise ValueError(
-            f"gen_length must be at least {least}, the tokens of the shortest answer that the "
-            f"constraint allows, got {request.config.gen_length}."
-        )
 
 
 class Verifier(PlugIn, ABC):

@@ -24,7 +24,6 @@ from dllm_decode.core.prompts import (
 )
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule
-from dllm_decode.core.uniform_state_checks import check_commits
 from dllm_decode.engine import compatibility
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.join import Ended, blank, ended_at_once, join, leave, outputs_of
@@ -32,13 +31,12 @@ from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import (
     Constraining,
     requests_of,
-    require_constraints,
     require_seeds,
 )
 from dllm_decode.engine.round import one_round
 from dllm_decode.engine.state import State
 from samplers.base import Sampler
-from samplers.checks import require_bool, shown
+from samplers.checks import shown
 
 _DECODES = count()
 
@@ -103,8 +101,7 @@ def decode(
     prompt_ids = token_lists(prompts, attention_mask)
     if not prompt_ids:
         raise ValueError("decode needs at least one prompt, got none.")
-    require_one_each("templates", len(templates), len(prompt_ids))
-    require_constraints(constraint, len(prompt_ids))
+    require_one_each(len(prompt_ids), templates=templates, constraint=constraint)
     requests = requests_of(decoder, prompt_ids, templates, stop, constraint=constraint)
     return gathered(raise_errors(run(decoder, RequestQueue(requests), len(prompt_ids), observers)))
 
@@ -164,10 +161,7 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
     elif isinstance(prompts, Sequence):
         prompts = token_lists(prompts)
     if isinstance(prompts, Sized):
-        require_constraints(constraint, len(prompts))
-        for name, values in (("templates", templates), ("seeds", seeds)):
-            if isinstance(values, Sized):
-                require_one_each(name, len(values), len(prompts))
+        require_one_each(len(prompts), templates=templates, seeds=seeds, constraint=constraint)
     decoder = new_decoder(
         model, sampler, cache=cache, verifier=verifier, blocks=blocks,
         config=config.updated(**options), return_logprobs=return_logprobs,
@@ -197,11 +191,8 @@ def new_decoder(
     sampler.check(model=model.name, gen_length=config.gen_length, block_length=decoder.block_length)
     verifier.check(model)
     blocks.check(model)
-    compatibility.check_options(model, cache, verifier, config)
-    compatibility.warn_of_settings_without_effect(model, sampler, cache, verifier, config)
-    require_bool("return_logprobs", return_logprobs)
-    if return_logprobs:
-        check_commits(model)
+    compatibility.check_options(decoder)
+    compatibility.warn_of_settings_without_effect(decoder)
     return decoder
 
 

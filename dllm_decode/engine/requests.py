@@ -1,7 +1,7 @@
 """Requests of many prompts, with their templates and constraints."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from itertools import repeat, zip_longest
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from dllm_decode.core.language import Automaton
@@ -17,16 +17,6 @@ Constraining: TypeAlias = Automaton | Sequence[Automaton | None] | None
 
 # In place of a value of a list that has ended; a value may be None.
 _ENDED = object()
-
-
-def require_constraints(constraint: object, num_prompts: int, *, least: bool = False) -> None:
-    """Raises ValueError unless a list has one constraint a prompt; `least` also allows more."""
-    if not isinstance(constraint, Sequence):
-        return
-    if len(constraint) < num_prompts or (not least and len(constraint) > num_prompts):
-        raise ValueError(
-            f"constraint must hold one for each of {num_prompts} prompts, got {len(constraint)}."
-        )
 
 
 def require_seeds(seeds: object, config: DecodeConfig, options: DecodeOptions) -> None:
@@ -59,9 +49,10 @@ def requests_of(
     Raises:
         ValueError: If a prompt, template, constraint or seed cannot be decoded, or one is missing.
     """
-    constraints = iter(constraint) if isinstance(constraint, Sequence) else repeat(constraint)
+    constraints = constraint if isinstance(constraint, Sequence) else ()
+    shared = None if isinstance(constraint, Sequence) else constraint
     given: dict[str, Iterable[Any]] = {"prompts": prompts}
-    for name, values in (("templates", templates), ("seeds", seeds)):
+    for name, values in (("templates", templates), ("seeds", seeds), ("constraint", constraints)):
         if _is_given(values):
             given[name] = values
     for row, values in enumerate(zip_longest(*given.values(), fillvalue=_ENDED)):
@@ -73,10 +64,9 @@ def requests_of(
         if "seeds" in own:
             options["seed"] = own["seeds"]
         try:
-            require_constraints(constraint, row + 1, least=True)
             request = decoder.request(
                 own["prompts"], row, noise_index=0 if "seeds" in own else None,
-                template=template, stop=stop, constraint=next(constraints), **options,
+                template=template, stop=stop, constraint=own.get("constraint", shared), **options,
             )  # fmt: skip
         except ValueError as error:
             raise ValueError(f"In row {row}: {error}") from None

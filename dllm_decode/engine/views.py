@@ -11,7 +11,7 @@ from dllm_decode.core.passes import Edit, Pass, Window, keep_inputs
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
 from dllm_decode.core.sizes import round_up
-from dllm_decode.engine.constrained_view import with_paths
+from dllm_decode.engine.constraints.view import with_paths
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.state import Look, State
@@ -53,17 +53,14 @@ def _narrow(state: State, window: Window) -> Window:
 
 
 def with_window(decoder: Decoder, state: State) -> tuple[State, Window]:
-    """Returns the state that keeps the sampler's window of each row, and this window."""
-    window = state.window or window_of(decoder, state)
-    return state._replace(window=window), window
-
-
-def window_of(decoder: Decoder, state: State) -> Window:
-    """Returns the window that the sampler sees, with its open columns."""
+    """Returns the state that keeps the window that the sampler sees, and this window."""
+    if state.window is not None:
+        return state, state.window
     sees_answer = decoder.sampler.scope == "answer"
     starts = [row.first if sees_answer else row.opening.phase[0] for row in state.rows]
     window = Window.of(starts, decoder.window_length, state.canvas)
-    return window.with_open([row.opening.bounds for row in state.rows], state.device)
+    window = window.with_open([row.opening.bounds for row in state.rows], state.device)
+    return state._replace(window=window), window
 
 
 def view_of(
@@ -116,7 +113,9 @@ def view_of(
         deferred_ids=decoder.config.deferred_ids,
         eos_ids=canvas.eos_ids,
     )
-    return with_paths(decoder, state, view, window)
+    if state.constraints is None:
+        return view
+    return with_paths(decoder, state.constraints, state, view, window)
 
 
 def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"] | None:

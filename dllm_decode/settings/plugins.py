@@ -130,15 +130,15 @@ def build_plugins(
 ) -> dict[str, Any]:
     """Builds sampler, cache, verifier and blocks from their expressions; returns them by name.
 
-    Raises ValueError if one cannot be built. `target` loads a verifier's causal model; a block
-    schedule gets the tokens of its texts from the tokenizer.
+    Raises ValueError if one cannot be built. `target` loads a verifier's causal model; plug-ins
+    with texts get their tokens from the tokenizer.
     """
     plugins: dict[str, Any] = {
         part: parse(parts[part], kind, target) for part, kind in KINDS.items()
     }
-    if tokenizer is not None:
-        plugins["blocks"] = plugins["blocks"].with_tokenizer(tokenizer)
-    return plugins
+    if tokenizer is None:
+        return plugins
+    return {part: plugin.with_tokenizer(tokenizer) for part, plugin in plugins.items()}
 
 
 def sources_of(plugins: Iterable[object], model: str) -> dict[str, str]:

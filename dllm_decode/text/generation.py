@@ -31,7 +31,7 @@ from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import gathered, new_decoder, raise_errors, require_observers, run
 from dllm_decode.engine.no_verifier import NoVerifier
-from dllm_decode.engine.requests import requests_of, require_constraints, require_seeds
+from dllm_decode.engine.requests import requests_of, require_seeds
 from dllm_decode.text import constraints
 from dllm_decode.text.answers import GenerateOutput, answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
@@ -142,8 +142,8 @@ def generate(
     sampler = default_sampler(model) if sampler is None else sampler
     require_plugins(model, sampler, cache, verifier, blocks)
     decoder = new_decoder(
-        model, sampler, cache=cache, verifier=verifier, blocks=blocks.with_tokenizer(tokenizer),
-        config=config, return_logprobs=return_logprobs,
+        model, sampler.with_tokenizer(tokenizer), cache=cache, verifier=verifier,
+        blocks=blocks.with_tokenizer(tokenizer), config=config, return_logprobs=return_logprobs,
     )  # fmt: skip
     if inputs is None and blanks:
         prompts: list[Prompt] = [start_ids(tokenizer)] * len(blanks)
@@ -209,11 +209,11 @@ def requests_of_texts(
     seeds: Sequence[int] = (),
 ) -> list[Request]:
     """Returns `copies` requests for each prompt, in turn; the arguments are those of `generate`."""
-    require_one_each("templates", len(blanks), len(prompts))
-    require_one_each("seeds", len(seeds), len(prompts) * copies)
+    require_one_each(len(prompts), templates=blanks)
+    require_one_each(len(prompts) * copies, seeds=seeds)
     automata: list[Automaton | None]
     if isinstance(constraint, Sequence) and not isinstance(constraint, str):
-        require_constraints(constraint, len(prompts))
+        require_one_each(len(prompts), constraint=constraint)
         automata = [compiled(decoder, tokenizer, entry) for entry in constraint]
     else:
         automata = [compiled(decoder, tokenizer, constraint)] * len(prompts)

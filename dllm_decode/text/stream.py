@@ -66,8 +66,8 @@ def stream(
     sampler = default_sampler(model) if sampler is None else sampler
     require_plugins(model, sampler, cache, verifier, blocks)
     decoder = new_decoder(
-        model, sampler, cache=cache, verifier=verifier, blocks=blocks.with_tokenizer(tokenizer),
-        config=config.updated(**updates),
+        model, sampler.with_tokenizer(tokenizer), cache=cache, verifier=verifier,
+        blocks=blocks.with_tokenizer(tokenizer), config=config.updated(**updates),
     )  # fmt: skip
     prompts = prompt_ids(tokenizer, inputs, chat=chat)
     if len(prompts) != 1:

@@ -9,10 +9,10 @@ from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.linear_spec import LinearSpec
 from dllm_decode.verify.ar_verify.drafting.ngram import NGram, Proxy, Uniform
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
+from dllm_decode.verify.ar_verify.drafting.pool import Pool
 from dllm_decode.verify.ar_verify.drafting.recycling import Recycling
 from dllm_decode.verify.ar_verify.drafting.sampled import Sampled
 from dllm_decode.verify.ar_verify.drafting.tree import Tree
-from dllm_decode.verify.ar_verify.drafting.undrafted import Jacobi, Pool
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.guided import Guided
 from dllm_decode.verify.s2d2.routing import UCB, MinimumSpan, Router, ScoreThreshold
@@ -28,7 +28,6 @@ __all__ = [
     "DraftLength",
     "Drafting",
     "Guided",
-    "Jacobi",
     "LinearSpec",
     "MinimumSpan",
     "NGram",

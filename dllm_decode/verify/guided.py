@@ -1,36 +1,30 @@
 """Guided diffusion: an autoregressive model decides how many proposals are kept."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from dllm_decode.core.model import MaskPredictor
-from dllm_decode.core.rows import Request
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import view_of
 from dllm_decode.models.targets.causal import CausalTarget
 from dllm_decode.verify.drafts import Beginning, Draft
 from dllm_decode.verify.target_round import (
     TargetRound,
+    TargetVerifier,
     ask_drafter,
     ask_target,
-    check_request,
-    check_target,
     decide_draft,
-    require_target,
 )
-from samplers.base import Sampler
 from samplers.checks import Probability, Share, count_from
 from samplers.logits.statistics import gather, leading, most_likely, num_larger, probability
 
 
 @dataclass(frozen=True)
-class Guided(Verifier):
+class Guided(TargetVerifier):
     """Commits as many of the mask predictor's proposals as a causal model finds plausible.
 
     In each round the mask predictor proposes a token at each of the next `num_proposals` masked
@@ -73,26 +67,8 @@ class Guided(Verifier):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_target("Guided", self.target)
         if self.threshold == 1.0:
             raise ValueError("threshold must be below 1, which no probability exceeds, got 1.0.")
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return self.target.files
-
-    def check(self, model: MaskPredictor) -> None:
-        check_target(self.target, model, verifier="Guided")
-
-    def check_request(self, decoder: Decoder, request: Request) -> None:
-        check_request(self.target, decoder.model, request, verifier="Guided")
-
-    @property
-    def asks_sampler(self) -> bool:
-        return False
-
-    def max_steps(self, sampler: Sampler, num_masks: int) -> int:
-        return num_masks
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         past = state.verifier or self.target.start(len(state.rows))

@@ -1,5 +1,6 @@
 """One round of a causal target: it reads a draft after the committed text, and predicts."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -10,12 +11,12 @@ from torch.nn.functional import pad
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Request
-from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.forward import forward, on_device, with_finite_check
 from dllm_decode.engine.state import State
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
 from dllm_decode.verify.drafts import Beginning, Draft
-from samplers.base import Decision
+from samplers.base import Decision, Sampler
 
 
 class TargetRound(NamedTuple):
@@ -58,39 +59,61 @@ def require_target(verifier: str, target: object) -> None:
         )
 
 
-def check_target(target: CausalTarget, model: MaskPredictor, *, verifier: str) -> None:
-    """Raises ValueError if an id may mean different tokens to target and mask predictor."""
-    if not target.is_compared and target.vocab_size != model.vocab_size:
-        raise ValueError(
-            f"The target of {verifier} must have the ids of {model.name}, "
-            f"{model.vocab_size} of them, got {target.name} with {target.vocab_size}. "
-            "Load it with load_target, which compares the tokenizers."
-        )
-    if target.num_shared_ids > model.vocab_size:
-        raise ValueError(
-            f"Every token of the target of {verifier} must be known to {model.name}, which knows "
-            f"{model.vocab_size}, got {target.name} with {target.num_shared_ids}. "
-            "Use a target with the same tokenizer."
-        )
+class TargetVerifier(Verifier):
+    """A verifier whose target, a causal model, reads the answer from left to right.
 
+    Attributes:
+        target: The causal model.
+    """
 
-def check_request(
-    target: CausalTarget, model: MaskPredictor, request: Request, *, verifier: str
-) -> None:
-    """Raises ValueError if a target cannot read a request, or answer it from left to right."""
-    first = request.first_open(model.mask_id)
-    if any(token != model.mask_id for token in request.template[first:]):
-        raise ValueError(
-            f"A template must give the beginning of an answer, since {verifier} writes from left "
-            "to right, got one with given tokens after open positions. Use another verifier."
-        )
-    token_ids = [token for token in (*request.prompt, *request.template) if token != model.mask_id]
-    if max(token_ids) >= target.num_shared_ids:
-        raise ValueError(
-            f"Prompts of {verifier} must consist of ids that {target.name} can read, below "
-            f"{target.num_shared_ids}, got {max(token_ids)} in a prompt or template. "
-            "Leave out tokens that only the mask predictor knows."
-        )
+    target: CausalTarget
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_target(type(self).__name__, self.target)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.target.files
+
+    @property
+    def asks_sampler(self) -> bool:
+        return False
+
+    def max_steps(self, sampler: Sampler, num_masks: int) -> int:
+        return num_masks
+
+    def check(self, model: MaskPredictor) -> None:
+        """Raises ValueError if an id may mean different tokens to target and mask predictor."""
+        target, name = self.target, type(self).__name__
+        if not target.is_compared and target.vocab_size != model.vocab_size:
+            raise ValueError(
+                f"The target of {name} must have the ids of {model.name}, "
+                f"{model.vocab_size} of them, got {target.name} with {target.vocab_size}. "
+                "Load it with load_target, which compares the tokenizers."
+            )
+        if target.num_shared_ids > model.vocab_size:
+            raise ValueError(
+                f"Every token of the target of {name} must be known to {model.name}, which knows "
+                f"{model.vocab_size}, got {target.name} with {target.num_shared_ids}. "
+                "Use a target with the same tokenizer."
+            )
+
+    def check_request(self, decoder: Decoder, request: Request) -> None:
+        """Raises ValueError if the target cannot read the request, or answer from left to right."""
+        mask_id, target, name = decoder.model.mask_id, self.target, type(self).__name__
+        if any(token != mask_id for token in request.template[request.first_open(mask_id) :]):
+            raise ValueError(
+                f"A template must give the beginning of an answer, since {name} writes from left "
+                "to right, got one with given tokens after open positions. Use another verifier."
+            )
+        token_ids = [token for token in (*request.prompt, *request.template) if token != mask_id]
+        if max(token_ids) >= target.num_shared_ids:
+            raise ValueError(
+                f"Prompts of {name} must consist of ids that {target.name} can read, below "
+                f"{target.num_shared_ids}, got {max(token_ids)} in a prompt or template. "
+                "Leave out tokens that only the mask predictor knows."
+            )
 
 
 def ask_drafter(
@@ -136,7 +159,8 @@ def ask_target(
     """Lets the target read the drafts in one forward.
 
     The target reads only tokens that it has not read yet: in the first round the whole prompt, in
-    later rounds the token that was committed last. After these tokens it reads the draft.
+    later rounds the token that was committed last. After these tokens it reads the draft. The
+    forward is counted, and banned ids have logits of -inf.
 
     Raises:
         RuntimeError: If a draft is not a tree.
@@ -161,45 +185,15 @@ def ask_target(
     unknown = (tokens == canvas.mask_id) | (places >= counts[:, None])
     unknown |= tokens >= target.num_shared_ids
     tokens = tokens.masked_fill(unknown, target.eos_ids[0])
-    state, reading = read_target(
-        decoder,
-        state,
-        target,
-        past,
-        tokens,
-        counts,
-        num_logits=longest + 1,
-        first_logits=unread - 1,
-        parents=draft.shortened(longest).parents,
-    )
-    return state, TargetRound(reading.logits, reading, unread)
-
-
-def read_target(
-    decoder: Decoder,
-    state: State,
-    target: CausalTarget,
-    past: Past,
-    tokens: Int[Tensor, "B Q"],
-    counts: Int[Tensor, " B"],
-    *,
-    num_logits: int,
-    first_logits: Int[Tensor, " B"],
-    parents: Int[Tensor, "B N"] | None,
-) -> tuple[State, Reading]:
-    """Runs one forward of a target, see `CausalTarget.read`, and counts it.
-
-    Returns:
-        The state, and the reading with the logits of ids that both models know; banned ids have
-        -inf.
-    """
     reading = target.read(
-        past, tokens, counts, num_logits=num_logits, first_logits=first_logits, parents=parents
-    )
+        past, tokens, counts, num_logits=longest + 1, first_logits=unread - 1,
+        parents=draft.shortened(longest).parents,
+    )  # fmt: skip
+    # Logits of ids that both models know.
     logits = reading.logits[..., : target.num_shared_ids]
     state = with_finite_check(state, logits, target.name)
     banned_ids = tuple(token for token in decoder.banned_ids if token < logits.shape[-1])
     logits = logits.index_fill_(-1, on_device(banned_ids, logits.device), -torch.inf)
     cost = state.cost._replace(target_forwards=state.cost.target_forwards + 1)
     rows = tuple(row._replace(target_nfe=row.target_nfe + 1) for row in state.rows)
-    return state._replace(cost=cost, rows=rows), reading._replace(logits=logits)
+    return state._replace(cost=cost, rows=rows), TargetRound(logits, reading, unread)

@@ -118,7 +118,7 @@ class Run:
 
     Attributes:
         decoding: All other options of the decode.
-        sampler: A marker that it was not given is the task's, see `Sampler.with_marker`.
+        sampler: A marker that it was not given is the task's, see `PlugIn.with_tokenizer`.
         prompts: "chat" or "plain"; None: the task's default.
         model_source: Argument of `load_model`, like `revision`; None is the model's name.
         dtype: Data type of the parameters.
@@ -146,8 +146,8 @@ class Run:
     trace: bool = True
 
     def __post_init__(self) -> None:
-        if self.marker:
-            object.__setattr__(self, "sampler", self.sampler.with_marker(self.marker))
+        sampler = self.sampler.with_tokenizer(self.tokenizer, self.selection.task.marker)
+        object.__setattr__(self, "sampler", sampler)
 
     @property
     def marker(self) -> tuple[int, ...]:

@@ -103,7 +103,8 @@ def test_what_options_cannot_combine_with_is_refused() -> None:
         decode(model, [[1]], FixedSchedule(4), cfg_scale=1.0, cache=DualCache())
     with pytest.raises(ValueError, match="deferred_ids must be below 24"):
         decode(model, [[1]], FixedSchedule(4), deferred_ids=(3, 24))
-    with pytest.raises(ValueError, match=r"deferred_ids must be left out with Guided\("):
-        decode(model, [[1]], FixedSchedule(4), deferred_ids=(3,), verifier=Guided(tiny_target()))
+    for options in ({"deferred_ids": (3,)}, {"cfg_scale": 1.0}):
+        with pytest.raises(ValueError, match=r"deferred_ids must be left out with Guided\("):
+            decode(model, [[1]], FixedSchedule(4), verifier=Guided(tiny_target()), **options)
     with pytest.raises(ValueError, match="banned_ids must be below 24"):
         decode(model, [[1]], FixedSchedule(4), banned_ids=(24,))

@@ -34,7 +34,7 @@ TARGET, LENGTH = tiny_target(), DraftLength(2, 4)
 NUM_MODELS = 200
 SCALES, RAISED = (1.0, 3.0, 8.0, 20.0), (0.0, 2.0, 5.0, 25.0)
 VERIFIERS: tuple[Verifier, ...] = (
-    NoVerifier(), SelfVerify(3), SelfVerify(3, "tree"), SelfVerify(2, "sequential", "block"),
+    NoVerifier(), SelfVerify(3), SelfVerify(3, "tree"), SelfVerify(2, reach="block"),
     S2D2(UCB()), S2D2(MinimumSpan(1), min_tokens=3), S2D2(), AnySubsetVerify(3), Guided(TARGET),
     ARVerify(TARGET, LENGTH, PathSearch(num_forwards=2)), ARVerify(TARGET, LENGTH, Tree(budget=6)),
     ARVerify(TARGET, LENGTH, Sampled()),

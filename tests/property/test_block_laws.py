@@ -1,7 +1,7 @@
 """Laws of block schedules over samplers and caches, on tiny checkpoints in float64."""
 
 from collections.abc import Sequence
-from itertools import chain, product
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -12,16 +12,13 @@ from tiny_models import FAMILIES, tiny
 
 from dllm_decode import StepEvent, decode
 from dllm_decode.blocks import (
-    ALL_SCHEDULES,
     AdaptiveBlocks,
     BlockSchedule,
     MultiBlock,
     Sequential,
     SlidingWindow,
-    SubBlocks,
 )
 from dllm_decode.caches import CachePolicy, CertaintyCache, DualCache, FreeCache, NoCache
-from dllm_decode.settings.plugins import parse
 from samplers import ConfidenceThreshold, CreditDecoding, Sampler
 from samplers.facts import Fact
 
@@ -41,17 +38,6 @@ def answer(family: str, sampler: Sampler, blocks: BlockSchedule, **options: Any)
         pytest.skip("its blocks have one length")
     options = {"prompts": PROMPTS, "gen_length": 14, "stop_at_eos": False, **options}
     return decode(model, options.pop("prompts"), sampler, blocks=blocks, **options)
-
-
-def test_every_schedule_is_its_repr() -> None:
-    several = MultiBlock(4, 0.5, 0.25, max_open=2, order="entropy", forces="every")
-    sliding = SlidingWindow(4, 8, "block", 8)
-    schedules = (
-        AdaptiveBlocks((7, 14), 0.3, 5, 0.1), several, Sequential(8), sliding, SubBlocks(8, 3),
-    )  # fmt: skip
-    for schedule in schedules:
-        assert parse(repr(schedule), BlockSchedule) == schedule
-    assert tuple(map(type, schedules)) == ALL_SCHEDULES
 
 
 LIKE = [
@@ -98,26 +84,6 @@ def test_a_window_as_long_as_a_block_is_this_block(
         )
         assert torch.equal(sliding.tokens, plain.tokens)
         assert torch.equal(sliding.query_positions, plain.query_positions)
-
-
-def test_a_window_has_equally_many_masks_until_the_answer_ends() -> None:
-    mask, events = tiny("llada").mask_id, list[StepEvent]()
-    template = [mask, 30, 31, 30, mask, 32, *[mask] * 8]
-    answer(
-        "llada", ConfidenceThreshold(1.0), SlidingWindow(4, 6), templates=[template] * 3,
-        observers=[events.append],
-    )  # fmt: skip
-    limited = set()
-    pairs = [zip(event.rows, event.before.unsettled, strict=True) for event in events]
-    for row, unsettled in chain.from_iterable(pairs):
-        start, stop = row.opening.bounds
-        assert unsettled[: start + 1].nonzero().tolist() == [[start]]
-        num_open, width = int(unsettled[start:stop].sum()), stop - start
-        assert max(num_open - 4, width - 6) <= 0
-        reasons = (num_open == 4, width == 6, stop == row.end)
-        assert any(reasons)
-        limited.add(reasons)
-    assert {(True, False, False), (False, True, False), (False, False, True)} <= limited
 
 
 def test_caches_compute_everything_when_a_window_of_tokens_is_committed() -> None:

@@ -14,7 +14,6 @@ from dllm_decode.caches import NoCache, PrefixCache
 from dllm_decode.engine.loop import decode, new_decoder, run
 from dllm_decode.verify import (
     ARVerify,
-    Jacobi,
     NoVerifier,
     PathSearch,
     Pool,
@@ -89,7 +88,6 @@ EDITING = (JointThreshold(0.2, 0.1), T2M(0.2, tau=0.1), Wino(0.4, 0.3))
         *((sampler, NoVerifier()) for sampler in (FixedSchedule(2), *EDITING)),
         (FixedSchedule(4), SelfVerify(3)),
         (ConfidenceThreshold(0.2), SelfVerify(3, "tree")),
-        (ConfidenceThreshold(0.2), SelfVerify(2, "sequential")),
     ],
     ids=repr,
 )
@@ -139,7 +137,6 @@ def test_neither_caches_nor_verifiers_nor_joins_change_what_is_recorded(family: 
         PathSearch(num_forwards=2),
         Pool(),
         Recycling(),
-        Jacobi(),
     ],
     ids=repr,
 )

@@ -20,7 +20,14 @@ from tiny_languages import check, compiled, random_pattern, text_of, vocabulary_
 from tiny_models import EVERY_FAMILY, tiny
 
 from dllm_decode import DecodeConfig, decode
-from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, Sequential, SubBlocks
+from dllm_decode.blocks import (
+    AdaptiveBlocks,
+    BlockSchedule,
+    MultiBlock,
+    Sequential,
+    SlidingWindow,
+    SubBlocks,
+)
 from dllm_decode.caches import NoCache
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.engine.compatibility import refusal_of
@@ -31,6 +38,7 @@ from samplers.facts import Fact
 
 PROMPTS = [[17, 40, 41, 300, 5, 77], [99], [7, 7, 250, 31, 12, 13, 14, 444, 90]]
 NUM_LANGUAGES = 120
+SCHEDULES = {"Sequential", "SubBlocks", "MultiBlock", "AdaptiveBlocks", "SlidingWindow"}
 SAMPLERS = [
     sampler
     for sampler in INSTANCES
@@ -55,8 +63,9 @@ def plugins_of(
         blocks = rng.choice((
             Sequential(), SubBlocks(length, rng.choice((1, length))),
             MultiBlock(length, 0.5, 0.5), AdaptiveBlocks((7, 40), 0.2, length),
+            SlidingWindow(3, 6),
         ))  # fmt: skip
-        evaluate = rng.choice(("batch", "tree", "sequential"))
+        evaluate = rng.choice(("batch", "tree"))
         verifier = rng.choice((NoVerifier(), SelfVerify(rng.randint(1, 3), evaluate)))
         plugins = {
             "cache": rng.choice((NoCache(), *CACHES)), "blocks": blocks, "verifier": verifier,
@@ -149,8 +158,8 @@ def events_of(seeds: range, case: Callable[[int, Counter[str]], None] = decoded)
 
 
 def test_a_few_random_cases_answer_in_their_languages() -> None:
-    events = events_of(range(20))
-    assert events["answers"] > 50
+    events = events_of(range(30))
+    assert events["answers"] > 75
     assert events["templates"] > 5
 
 
@@ -159,7 +168,7 @@ def test_random_cases_answer_in_their_languages(pytestconfig: pytest.Config) -> 
     seeds = range(*map(int, (pytestconfig.getoption("fuzz_seeds") or "0:300").split(":")))
     events = events_of(seeds)
     assert events["answers"] > len(seeds)
-    kinds = {type(plugin).__name__ for plugin in (*SAMPLERS, *CACHES)}
+    kinds = {type(plugin).__name__ for plugin in (*SAMPLERS, *CACHES)} | SCHEDULES
     assert [name for name in kinds if not events[name]] == []
 
 

@@ -18,11 +18,10 @@ from fuzzed import RARE, checked, described
 from fuzzed_cases import SAMPLERS
 from tiny_models import EVERY_FAMILY
 
-from dllm_decode.blocks.registry import ALL_SCHEDULES
 from samplers import parse
 
 PLUGINS = (
-    *(schedule.__name__ for schedule in ALL_SCHEDULES),
+    "AdaptiveBlocks", "MultiBlock", "Sequential", "SlidingWindow", "SubBlocks",
     "NoCache", "PrefixCache", "DualCache", "FreeCache", "DelayedCache", "SettledCache",
     "PipelineCache", "SubBlockCache", "SuffixWindow",
     "NoVerifier", "SelfVerify", "ARVerify", "Guided", "S2D2",

@@ -95,7 +95,6 @@ Sampled(num_forwards=0) | num_forwards must be a whole number, at least 1, got 0
 Pool(1) | order must be a whole number of tokens, at least 2, got 1
 Pool(size=0) | size must be a whole number, at least 1, got 0
 Pool(length=0) | length must be a whole number of tokens, at least 1, got 0
-Jacobi(0) | length must be a whole number of tokens, at least 1, got 0
 Recycling(0) | k must be a whole number of tokens, at least 1, got 0
 Recycling(11) | k must be at most 10 tokens
 NGram(10, 0) | length must be a whole number of tokens, at least 1, got 0

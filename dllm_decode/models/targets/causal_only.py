@@ -46,8 +46,8 @@ class CausalOnly:
         """Raises ValueError, because a causal model predicts no masked tokens."""
         raise ValueError(
             f"{self.name} must be asked nothing, since it is a causal model, got a forward over "
-            "[MASK]. Use verifier=ARVerify(as_causal_target(model), drafting=Pool()) or "
-            "Jacobi(), or load a mask predictor."
+            "[MASK]. Use verifier=ARVerify(as_causal_target(model), drafting=Pool()), "
+            "or load a mask predictor."
         )
 
     def new_kv_cache(self, num_rows: int, num_slots: int) -> KVCache:

@@ -1,7 +1,6 @@
 """Verification by an autoregressive model (DiffuSpec): it writes, the mask predictor drafts."""
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from dllm_decode.core.passes import Branches, Window
 from dllm_decode.core.rows import Request
 from dllm_decode.core.sending import send
 from dllm_decode.core.sizes import round_up
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.settle import state_after
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import view_of
@@ -24,14 +23,12 @@ from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.path_search import PathSearch
 from dllm_decode.verify.drafts import Beginning, Draft
 from dllm_decode.verify.target_round import (
+    TargetVerifier,
     ask_drafter,
     ask_target,
-    check_request,
-    check_target,
     decide_draft,
-    require_target,
 )
-from samplers.base import Sampler, first_state, next_step
+from samplers.base import first_state, next_step
 from samplers.logits.statistics import certain_where, leading, most_likely
 from samplers.state import merge_state
 from samplers.view import View
@@ -54,7 +51,7 @@ class TargetState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ARVerify(Verifier):
+class ARVerify(TargetVerifier):
     """Decodes as a causal target would alone, several tokens for each of its forwards.
 
     One round has three parts. The mask predictor looks at the canvas. `drafting` turns its logits
@@ -77,12 +74,12 @@ class ARVerify(Verifier):
 
     The answer ends with one of the target's EOS tokens and is written from left to right; blocks do
     not matter. Only a drafting with several forwards asks the sampler. A drafting without
-    forwards (`Pool`, `Recycling`, `Jacobi`) does not run the mask predictor, which then need not be
-    loaded: `load_model(..., family="causal")` replaces it, see `CausalOnly`. `LinearSpec` runs the
-    weights of the target in place of the mask predictor. The target reads each token once; keys and
-    values of rejected tokens are dropped. The mask predictor may have any cache, because drafts may
-    be approximate. Each forward counts as the first one of a block, so
-    that `FreeCache()` saves the columns before the drafts, `PrefixCache()` and `DualCache()` none.
+    forwards (`Pool`, `Recycling`) does not run the mask predictor, which then need not be loaded:
+    `load_model(..., family="causal")` replaces it, see `CausalOnly`. `LinearSpec` runs the weights
+    of the target in place of the mask predictor. The target reads each token once; keys and values
+    of rejected tokens are dropped. The mask predictor may have any cache, because drafts may be
+    approximate. Each forward counts as the first one of a block, so that `FreeCache()` saves the
+    columns before the drafts, `PrefixCache()` and `DualCache()` none.
 
     Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
     Decoding", https://arxiv.org/abs/2510.02358.
@@ -94,7 +91,7 @@ class ARVerify(Verifier):
         target: Writes the answer.
         draft_length: How many positions a draft may reach.
         drafting: How drafts are made: `PathSearch()`, `Tree()`, `Sampled()`, `Pool()`,
-            `Recycling()`, `Jacobi()` or `LinearSpec(drafter)`.
+            `Recycling()` or `LinearSpec(drafter)`.
 
     Raises:
         ValueError: If an attribute is none of these.
@@ -104,19 +101,8 @@ class ARVerify(Verifier):
     draft_length: DraftLength = field(default_factory=DraftLength)
     drafting: Drafting = field(default_factory=PathSearch)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_target("ARVerify", self.target)
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return self.target.files
-
-    def check(self, model: MaskPredictor) -> None:
-        check_target(self.target, model, verifier="ARVerify")
-
     def check_request(self, decoder: Decoder, request: Request) -> None:
-        check_request(self.target, decoder.model, request, verifier="ARVerify")
+        super().check_request(decoder, request)
         if self.drafting.is_drawn and request.config.temperature != decoder.config.temperature:
             raise ValueError(
                 f"All requests must have the decode's temperature with {self.drafting!r}, "
@@ -129,9 +115,6 @@ class ARVerify(Verifier):
     @property
     def asks_sampler(self) -> bool:
         return self.drafting.num_forwards > 1
-
-    def max_steps(self, sampler: Sampler, num_masks: int) -> int:
-        return num_masks
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         beginning, left = Beginning.of(decoder, state), state.canvas.unsettled.sum(-1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.core.passes import Branches, Pass, Window
@@ -27,7 +27,7 @@ from samplers.base import next_step
 from samplers.checks import count_from
 from samplers.facts import Fact
 
-Evaluate = Literal["batch", "tree", "sequential"]
+Evaluate = Literal["batch", "tree"]
 Reach = Literal["block", "next"]
 
 
@@ -41,8 +41,8 @@ class SelfVerify(Verifier):
     state. While the forward has looked at that state, no further forward is needed.
     Tokens and their order are therefore those of plain decoding with the same cache, for every
     sampler and however good the drafts are. Only rounding may differ, because a wider forward may
-    round differently (`evaluate="sequential"` does not). Noise is keyed by the state, so that this
-    holds at any temperature, seed by seed.
+    round differently. Noise is keyed by the state, so that this holds at any temperature, seed by
+    seed.
 
     No row takes part in more forwards than in plain decoding, but each forward computes up to
     `draft_steps` times as many columns, which count as query positions. This pays if the time of a
@@ -65,13 +65,11 @@ class SelfVerify(Verifier):
     Attributes:
         draft_steps: States that a forward looks at, at least 1; 1 is plain decoding.
         evaluate: "batch": these states are rows of one forward. "tree": they are further columns of
-            their row in one forward; without a cache "batch" is faster. "sequential": one forward
-            for each, which is slower than plain decoding; at one prompt it has the same shapes and
-            therefore the same rounding.
+            their row in one forward; without a cache "batch" is faster.
         reach: "block": drafts end before the block is finished. "next": the finished block is a
             draft too, looked at together with the next block. This happens only without a cache or
             on a block-causal model, because otherwise the logits of a block depend on when it was
-            opened; only for samplers that see the open block alone; and not with "sequential".
+            opened; and only for samplers that see the open block alone.
 
     Raises:
         ValueError: If an attribute is outside its range.
@@ -137,7 +135,6 @@ class SelfVerify(Verifier):
         sees_next = (
             self.reach == "next"
             and self.draft_steps > 1
-            and self.evaluate != "sequential"
             and decoder.sampler.scope == "block"
             and is_exact
         )
@@ -197,8 +194,6 @@ class SelfVerify(Verifier):
             )
         if len(levels) == 1:
             state, logits = forward(decoder, state, spec)
-        elif self.evaluate == "sequential":
-            state, logits = _in_turn(decoder, state, spec, levels)
         else:
             branches = Branches(tokens, rows, depths, in_columns=self.evaluate == "tree")
             state, logits = forward(decoder, state, spec._replace(branches=branches))
@@ -212,19 +207,6 @@ class SelfVerify(Verifier):
             num_open=zeros,
         )
         return state._replace(verifier=evaluated).with_drafts(drafted=evaluated.num_drafted())
-
-
-def _in_turn(
-    decoder: Decoder, state: State, spec: Pass, levels: Sequence[Level]
-) -> tuple[State, Float[Tensor, "N _ V"]]:
-    """Runs one forward for each draft of all rows."""
-    level_logits = []
-    # The present states come last, so that the cache ends as in plain decoding.
-    for level in reversed(levels):
-        branches = Branches(level.tokens, tuple(level.rows), (0,) * len(level.rows))
-        state, logits = forward(decoder, state, spec._replace(branches=branches))
-        level_logits.append(logits)
-    return state, torch.cat(level_logits[::-1])
 
 
 def _num_open(state: State) -> Int[Tensor, " B"]:

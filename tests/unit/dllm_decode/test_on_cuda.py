@@ -95,8 +95,7 @@ def test_tokens_are_those_of_the_cpu(family: str, temperature: float) -> None:
     options = OPTIONS | {"temperature": temperature}
     cases: list[tuple[Any, dict[str, Any]]] = [(FixedSchedule(4), {"cache": c}) for c in CACHES]
     cases += [
-        (FixedSchedule(6), {"verifier": SelfVerify(3, evaluate)})
-        for evaluate in ("batch", "tree", "sequential")
+        (FixedSchedule(6), {"verifier": SelfVerify(3, evaluate)}) for evaluate in ("batch", "tree")
     ]
     cases += [(s, {}) for s in INSTANCES if Fact.LEAVE_ONE_OUT not in s.needs or family == "llada"]
     for sampler, more in cases:

@@ -163,7 +163,7 @@ def pair_of(kind: str, family: str) -> Pair:
 
 DRAFTED: dict[str, dict[str, Any]] = {
     evaluate: {"verifier": SelfVerify(3, evaluate), "stop_at_eos": False}
-    for evaluate in ("batch", "tree", "sequential")
+    for evaluate in ("batch", "tree")
 }
 
 

@@ -115,12 +115,20 @@ def test_an_answer_outside_the_generation_or_that_of_a_request_is_refused() -> N
         new_decoder(HashModel(), sampler, config=DecodeConfig(gen_length=5))
 
 
+class Tokenizer:
+    """Reads each digit as a token."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [int(digit) for digit in text]
+
+
 def test_a_sampler_that_does_not_know_where_the_answer_is_is_refused() -> None:
     with pytest.raises(ValueError, match=r"neither marker nor answer_start.*marker="):
         decode(HashModel(), [[1]], CreditDecoding(Prophet()), gen_length=4)
-    sampler = CreditDecoding(Prophet()).with_marker((3, 4))
+    tokenizer = Tokenizer()
+    sampler = CreditDecoding(Prophet()).with_tokenizer(tokenizer, "34")
     assert sampler == CreditDecoding(Prophet(marker=(3, 4)))
-    assert sampler.with_marker((5,)) == sampler
+    assert sampler.with_tokenizer(tokenizer, "5") == sampler
     decode(HashModel(), [[1]], sampler, gen_length=4)
     for placed in (Prophet(answer_start=2), FixedSchedule(3)):
-        assert placed.with_marker((5,)) == placed
+        assert placed.with_tokenizer(tokenizer, "5") == placed

@@ -42,7 +42,6 @@ def zeros(view: View, *shape: int) -> Tensor:
 
 REFUSED: dict[str, tuple[Callable[[View, int], Any], str]] = {
     "list": (lambda view, step: [zeros(view)], "got a list"),
-    "plain tuple": (lambda view, step: (zeros(view),), "got a tuple"),
     "number inside": (
         lambda view, step: Pair(zeros(view), Pair(3)),
         "got a int in its field 'first' in its field 'second'",

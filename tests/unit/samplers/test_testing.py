@@ -1,12 +1,11 @@
 """The laws for authors: a rule that breaks a law is caught, and the error names the law."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from plugins_under_test import plugin
+from plugins_under_test import plugin, rule
 from torch import Tensor
 from toys import HashModel
 
@@ -72,11 +71,6 @@ def test_a_rule_that_breaks_a_law_is_caught(fault: str, law: str) -> None:
     check_laws(Broken("none"))
     with pytest.raises(AssertionError, match=f"{law}.*law .* of Broken.* seed 1"):
         check_laws(Broken(fault))
-
-
-def rule(decide: Callable[[View], Any], **members: Any) -> Any:
-    """Returns a sampler without a state."""
-    return plugin(Sampler, step=lambda self, view, state: (decide(view), state), **members)
 
 
 def write(view: View) -> Decision:

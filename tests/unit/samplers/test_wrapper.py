@@ -7,7 +7,7 @@ import pytest
 from plugins_under_test import plugin
 
 from samplers import ALL_SAMPLERS, CreditDecoding, FixedSchedule, Prophet, Sampler, Wrapper
-from samplers.facts import Fact
+from samplers.facts import Fact, PlugIn
 
 WRAPPERS = [sampler for sampler in ALL_SAMPLERS if issubclass(sampler, Wrapper)]
 # A base with a belief revises its tokens, and is refused.
@@ -16,7 +16,7 @@ DECIDES = {"init", "step", "belief"}
 
 def overridable() -> set[str]:
     """Returns the members of a sampler that another class may replace."""
-    return {name for name in vars(Sampler) if not name.startswith("_")}
+    return {name for name in vars(Sampler) | vars(PlugIn) if not name.startswith("_")}
 
 
 def refuse(self: Any, **asked: Any) -> None:
@@ -35,7 +35,7 @@ def test_every_member_of_a_sampler_is_forwarded() -> None:
     """A new member of `Sampler` must be listed here, and forwarded by `Wrapper` or not."""
     forwarded = overridable() - DECIDES
     assert forwarded == {
-        "scope", "needs", "gives", "files", "check", "check_model", "max_steps", "with_marker",
+        "scope", "needs", "gives", "files", "check", "check_model", "max_steps", "with_tokenizer",
     }  # fmt: skip
     assert forwarded <= set(vars(Wrapper))
 

@@ -12,36 +12,24 @@ from samplers.checks import CheckedFields
 
 
 class Drafting(CheckedFields, ABC):
-    """Makes a draft from the logits of the mask predictor."""
+    """Makes a draft from the logits of the mask predictor.
 
-    @property
-    def num_forwards(self) -> int:
-        """Forwards of the mask predictor that a draft is made from.
+    Attributes:
+        num_forwards: Forwards of the mask predictor that a draft is made from. 0: the mask
+            predictor never runs, and `draft` gets no logits, V = 0.
+        is_drawn: True if drafts are drawn, so that all rows must have one temperature.
+        keeps_alternatives: True if a draft may replace a token that the sampler committed between
+            two forwards. Then `draft` gets the logits from which the token was committed, otherwise
+            logits that are certain of the token.
+    """
 
-        0: the mask predictor never runs, and `draft` gets no logits, V = 0.
-        """
-        return 1
-
-    @property
-    def is_drawn(self) -> bool:
-        """True if drafts are drawn, so that all rows must have one temperature."""
-        return False
-
-    @property
-    def keeps_alternatives(self) -> bool:
-        """True if a draft may replace a token that the sampler committed between two forwards.
-
-        Then `draft` gets the logits from which the token was committed, otherwise logits that are
-        certain of the token.
-        """
-        return False
+    num_forwards: int = 1
+    is_drawn: bool = False
+    keeps_alternatives: bool = False
 
     @abstractmethod
     def draft(
-        self,
-        beginning: Beginning,
-        logits: Float[Tensor, "B K V"],
-        lengths: Int[Tensor, " B"],
+        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
         """Returns a draft of each row.
 

@@ -47,6 +47,8 @@ class LinearSpec(Drafting):
     length: Annotated[int, count_from(2, "tokens")] = 32
     threshold: Probability = 0.0
 
+    num_forwards = 0
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_target("LinearSpec", self.drafter)
@@ -56,15 +58,8 @@ class LinearSpec(Drafting):
                 f"predictor, which also reads in both directions, got {self.drafter!r}."
             )
 
-    @property
-    def num_forwards(self) -> int:
-        return 0
-
     def draft(
-        self,
-        beginning: Beginning,
-        logits: Float[Tensor, "B K V"],
-        lengths: Int[Tensor, " B"],
+        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
         past, canvas, first = beginning.past, beginning.canvas, beginning.first
         assert past is not None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import log2
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
@@ -98,9 +98,12 @@ class NGram(Proxy):
         probability = torch.full_like(tokens, 1.0 / self.vocab_size, dtype=widest(tokens.device))
         for length, table in enumerate(self.tables, 1):
             before = self._code(context[:, context.shape[1] - length + 1 :])
-            occurrences = _on_device(table, tokens.device).look_up(before, tokens, self.vocab_size)
+            table = _on_device(table, tokens.device)
+            codes = before[:, None] * self.vocab_size + tokens
+            counts = _found(table.codes, table.counts, codes)
+            totals = _found(table.contexts, table.totals, before[:, None])
             prior = self.strength * probability
-            probability = (occurrences.counts + prior) / (occurrences.totals + self.strength)
+            probability = (counts + prior) / (totals + self.strength)
         return probability.log()
 
     def _code(self, spans: Int[Tensor, "N n"]) -> Int[Tensor, " N"]:
@@ -150,21 +153,6 @@ class Counts:
         contexts, index = (unique // vocab_size).unique(return_inverse=True)
         totals = torch.zeros_like(contexts).index_add_(0, index, counts)
         return Counts(unique, counts, contexts, totals)
-
-    def look_up(
-        self, context: Int[Tensor, " N"], tokens: Int[Tensor, "N M"], vocab_size: int
-    ) -> "_Occurrences":
-        """Returns how often each context was followed by each token, and by any token."""
-        codes = context[:, None] * vocab_size + tokens
-        return _Occurrences(
-            counts=_found(self.codes, self.counts, codes),
-            totals=_found(self.contexts, self.totals, context[:, None]),
-        )
-
-
-class _Occurrences(NamedTuple):
-    counts: Int[Tensor, "N M"]
-    totals: Int[Tensor, "N 1"]
 
 
 @lru_cache(maxsize=32)

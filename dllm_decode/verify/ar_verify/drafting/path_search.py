@@ -88,38 +88,18 @@ class PathSearch(Drafting):
             raise ValueError(f"mass must be a probability in (0, 1], got {self.mass}.")
 
     def draft(
-        self,
-        beginning: Beginning,
-        logits: Float[Tensor, "B K V"],
-        lengths: Int[Tensor, " B"],
+        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
-        context = beginning.context(self.proxy.order - 1)
-        return self.search(logits, lengths, context, beginning.canvas.eos_ids)
-
-    def search(
-        self,
-        logits: Float[Tensor, "B K V"],
-        lengths: Int[Tensor, " B"],
-        context: Int[Tensor, "B C"],
-        eos_ids: tuple[int, ...],
-    ) -> Draft:
-        """Returns the best path of each row.
-
-        Args:
-            logits: Logits of the positions after the context.
-            lengths: Tokens of the paths, unless they end with an EOS before; at least 1, at most K.
-            context: The tokens before, at least `proxy.order - 1`.
-            eos_ids: Tokens that end an answer.
-        """
+        """Returns the best path of each row."""
         B, K, _ = logits.shape
         before = self.proxy.order - 1
-        tokens = context[:, context.shape[1] - before :]
-        tokens = torch.cat([tokens, tokens.new_zeros(B, K)], -1)
+        context = beginning.context(before)
+        tokens = torch.cat([context, context.new_zeros(B, K)], -1)
         zeros = torch.zeros_like(lengths)[:, None].repeat(1, self.width)
         scores = torch.full(zeros.shape, -torch.inf, device=zeros.device)
         scores[:, 0] = 0.0
         beam = _Beam(tokens[:, None].repeat(1, self.width, 1), scores, zeros, zeros.bool())
-        ends = send(eos_ids, logits.device)
+        ends = send(beginning.canvas.eos_ids, logits.device)
         candidates = self._candidates(logits, ends)
         # The drafter's part of the score, for candidates only.
         excluded = candidates.logs == -torch.inf

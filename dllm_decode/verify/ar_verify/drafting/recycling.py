@@ -52,6 +52,8 @@ class Recycling(Drafting):
 
     k: Annotated[int, count_from(1, "tokens")] = 6
 
+    num_forwards = 0
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.k > _MOST:
@@ -59,19 +61,12 @@ class Recycling(Drafting):
                 f"k must be at most {_MOST} tokens, since a tree has 2^k - 1 nodes, got {self.k}."
             )
 
-    @property
-    def num_forwards(self) -> int:
-        return 0
-
     def first_memory(self, beginning: Beginning, vocab_size: int) -> Int[Tensor, "B ..."]:
         shape = (len(beginning.first), vocab_size, min(self.k, vocab_size))
         return torch.full(shape, _UNREAD, device=beginning.first.device)
 
     def draft(
-        self,
-        beginning: Beginning,
-        logits: Float[Tensor, "B K V"],
-        lengths: Int[Tensor, " B"],
+        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
         memory = beginning.memory
         assert memory is not None

@@ -1,6 +1,6 @@
 """Draft trees (DDTree): the most probable beginnings of an answer, for one forward of a target."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated, NamedTuple
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dllm_decode.core.sending import send
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
-from dllm_decode.verify.ar_verify.drafting.ngram import Proxy, Uniform
 from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.checks import NonNegative, count_from
 from samplers.logits.float64 import widest
@@ -31,13 +30,11 @@ class _Level(NamedTuple):
         tokens: The last token of each beginning.
         parents: Index in the level above of the beginning that each one continues.
         scores: Log-probability of the whole beginning; -inf in unused places.
-        context: The tokens that a proxy looks at, the last token among them.
     """
 
     tokens: Int[Tensor, "B H"]
     parents: Int[Tensor, "B H"]
     scores: Float[Tensor, "B H"]
-    context: Int[Tensor, "B H C"]
 
 
 @dataclass(frozen=True)
@@ -60,24 +57,20 @@ class Tree(Drafting):
 
     With `num_forwards` above 1, the mask predictor looks again after the sampler has committed
     tokens to the draft, as in `PathSearch`; a position keeps the distribution from which its token
-    was committed, so that the tree still has alternatives to it. A proxy re-weights the candidates
-    of a position by the tokens before them: q(v) times the proxy's probability to the power
-    `proxy_weight`, normalised to the candidates' sum of q.
+    was committed, so that the tree still has alternatives to it.
 
     Source: Ringel and Romano 2026, "Accelerating Speculative Decoding with Block Diffusion Draft
     Trees" (DDTree), https://arxiv.org/abs/2604.12989; the authors' `build_ddtree_tree` uses a heap.
     Differs: Built level by level for all rows at once, which gives the same nodes: only the
     `budget` best beginnings of one length can have a child among the `budget` best of all. The
-    authors break ties by the tuple of ranks, and fill the budget always. `column_cost`, the proxy
-    and several forwards are not in the paper.
+    authors break ties by the tuple of ranks, and fill the budget always. `column_cost` and several
+    forwards are not in the paper.
 
     Attributes:
         budget: Nodes of a row's tree at most, at least 1.
         max_candidates: Tokens considered at each position; the authors consider `budget`.
         column_cost: Cost of a column of the target, as a share of a round without drafts, at
             least 0; 0 fills the budget.
-        proxy: Scores the order of tokens.
-        proxy_weight: Exponent of the proxy's probability, at least 0; 0 leaves the proxy out.
         num_forwards: Forwards of the mask predictor that a draft is made from, at least 1.
 
     Raises:
@@ -87,43 +80,18 @@ class Tree(Drafting):
     budget: Annotated[int, count_from(1)] = 32
     max_candidates: Annotated[int, count_from(1)] = 32
     column_cost: NonNegative = 0.0
-    proxy: Proxy = field(default_factory=Uniform)
-    proxy_weight: NonNegative = 0.0
     num_forwards: Annotated[int, count_from(1)] = 1
 
-    @property
-    def keeps_alternatives(self) -> bool:
-        return True
+    keeps_alternatives = True
 
     def draft(
-        self,
-        beginning: Beginning,
-        logits: Float[Tensor, "B K V"],
-        lengths: Int[Tensor, " B"],
+        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
-        context = beginning.context(self.proxy.order - 1)
-        return self.grow(logits, lengths, context, beginning.canvas.eos_ids)
-
-    def grow(
-        self,
-        logits: Float[Tensor, "B K V"],
-        lengths: Int[Tensor, " B"],
-        context: Int[Tensor, "B C"],
-        eos_ids: tuple[int, ...],
-    ) -> Draft:
-        """Returns the tree of each row, nodes in descending order of probability.
-
-        Args:
-            logits: Logits of the positions after the context.
-            lengths: Depth of the trees at most; at least 1, at most K.
-            context: The tokens before, at least `proxy.order - 1`.
-            eos_ids: Tokens that end an answer.
-        """
+        """Returns the tree of each row, nodes in descending order of probability."""
         candidates = self._candidates(logits)
-        ends = send(eos_ids, logits.device, torch.long)
+        ends = send(beginning.canvas.eos_ids, logits.device, torch.long)
         zeros = torch.zeros_like(lengths)[:, None]
-        before = context[:, None, context.shape[1] - self.proxy.order + 1 :]
-        above = _Level(zeros - 1, zeros, zeros.to(widest(zeros.device)), before)
+        above = _Level(zeros - 1, zeros, zeros.to(widest(zeros.device)))
         levels: list[_Level] = []
         best = above.scores[:, :0]
         for depth in range(logits.shape[1]):
@@ -161,44 +129,27 @@ class Tree(Drafting):
         scores, order = above.scores.masked_fill(ended, -torch.inf).sort(
             dim=-1, descending=True, stable=True
         )
-        context = above.context.gather(1, order[..., None].expand_as(above.context))
-        gains = self._gains(context, tokens, candidates.logs[:, depth])
+        gains = candidates.logs[:, depth]
         pairs = self._pairs(scores.shape[1], tokens.shape[1], device=tokens.device)
         parents, ranks = pairs // tokens.shape[1], pairs % tokens.shape[1]
         scores, chosen = (
-            (scores[..., None] + gains)
+            (scores[..., None] + gains[:, None])
             .flatten(1)[:, pairs]
             .sort(dim=-1, descending=True, stable=True)
         )
         scores, chosen = scores[:, : self.budget], chosen[:, : self.budget]
         parents, added = parents[chosen], tokens.gather(1, ranks[chosen])
-        longer = torch.cat([context.gather(1, _like(parents, context)), added[..., None]], -1)
-        return _Level(added, order.gather(1, parents), scores, longer[..., 1:])
-
-    def _gains(
-        self, context: Int[Tensor, "B H C"], tokens: Int[Tensor, "B M"], logs: Float[Tensor, "B M"]
-    ) -> Float[Tensor, "B _ M"]:
-        """Returns the log-probability of each candidate after each beginning."""
-        if self.proxy_weight == 0.0:
-            return logs[:, None]
-        B, H, _ = context.shape
-        repeated = tokens.repeat_interleave(H, 0)
-        causal = self.proxy.log_probability(context.flatten(0, 1), repeated).view(B, H, -1)
-        weighed = logs[:, None] + self.proxy_weight * causal.to(logs.dtype)
-        mass = logs.logsumexp(-1)[:, None, None]
-        return (weighed.log_softmax(-1) + mass).clamp(max=0.0)
+        return _Level(added, order.gather(1, parents), scores)
 
     def _pairs(
         self, num_parents: int, num_candidates: int, *, device: torch.device
     ) -> Int[Tensor, " N"]:
         """Lists which candidates of which beginnings may be among the best, as flat indices.
 
-        Without a proxy, all likelier candidates of all likelier beginnings are better.
+        All likelier candidates of all likelier beginnings are better.
         """
         beginnings = torch.arange(num_parents, device=device)[:, None] + 1
         candidates = torch.arange(num_candidates, device=device) + 1
-        if self.proxy_weight > 0.0:
-            return torch.arange(num_parents * num_candidates, device=device)
         return (beginnings * candidates <= self.budget).flatten().nonzero().squeeze(-1)
 
     def _pruned(self, levels: list[_Level]) -> Draft:
@@ -226,7 +177,3 @@ class Tree(Drafting):
         nodes = torch.arange(scores.shape[1], device=scores.device)
         worth = shares * (1.0 + self.column_cost * nodes) >= self.column_cost * tokens
         return leading(worth & (scores > -torch.inf)).clamp(min=1)
-
-
-def _like(index: Int[Tensor, "B H"], values: Int[Tensor, "B _ C"]) -> Int[Tensor, "B H C"]:
-    return index[..., None].expand(-1, -1, values.shape[-1])

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from plugins_under_test import CACHES, plugin
+from plugins_under_test import plugin
 from tiny_models import tiny
 
 from dllm_decode import (
@@ -24,7 +24,6 @@ from dllm_decode.core.columns import columns
 from dllm_decode.core.rows import Numbers, Opening, Request, Row
 from dllm_decode.testing import row_of
 from samplers import FixedSchedule
-from samplers.expression import parse_expression
 
 MASK = 99
 
@@ -104,12 +103,6 @@ def test_a_column_is_clean_from_the_first_forward_that_computes_its_token() -> N
         assert ((grown == 1) | ((grown == 0) & (before == 0))).all()
     assert [row[0, :2].tolist() for row in seen] == [[1, 1], [2, 2], [3, 3], [4, 4]]
     assert sorted(seen[-1][0, 2:6].tolist()) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("cache", [NoCache(), *CACHES], ids=repr)
-def test_the_repr_is_the_configuration(cache: CachePolicy) -> None:
-    classes = {type(policy).__name__: type(policy) for policy in (NoCache(), *CACHES)}
-    assert parse_expression(repr(cache), classes) == cache
 
 
 def test_columns_after_an_eos_are_left_out_once_nothing_after_it_is_open() -> None:

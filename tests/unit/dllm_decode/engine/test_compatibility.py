@@ -12,6 +12,7 @@ from tiny_models import Spied, tiny
 from toys import tiny_target
 
 from dllm_decode import (
+    S2D2,
     AdaptiveBlocks,
     ARVerify,
     BlockSchedule,
@@ -137,6 +138,8 @@ KINDS: list[tuple[Sampler, Verifier, BlockSchedule, str, set[str]]] = [
     (STEPWISE, NoVerifier(), MultiBlock(), "sdar", EVERY),
     (STEPWISE, NoVerifier(), SubBlocks(), "sdar", EVERY),
     (JOINT, WRITING, Sequential(), "llada", set()),
+    (PLAIN, S2D2(), Sequential(), "sdar", EXACT),
+    (STEPWISE, S2D2(), MultiBlock(), "sdar", set()),
     (STEPWISE, SelfVerify(2), SILENT_BLOCKS, "llada", set()),
     (STEPWISE, NoVerifier(), SILENT_BLOCKS, "llada", EVERY),
     (STEPWISE, NoVerifier(), SILENT_BLOCKS, "sdar", set()),

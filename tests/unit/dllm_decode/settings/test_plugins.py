@@ -4,7 +4,7 @@ import pytest
 from plugins_under_test import CACHES, INSTANCES
 
 from dllm_decode import CachePolicy, Verifier
-from dllm_decode.blocks import BlockSchedule, MultiBlock
+from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, SlidingWindow
 from dllm_decode.settings.plugins import KINDS, check_plugin, parse
 from dllm_decode.verify import S2D2, UCB, AnySubsetVerify, SelfVerify
 from samplers import Sampler
@@ -15,7 +15,13 @@ def test_every_plug_in_is_read_from_its_repr() -> None:
     assert [parse(repr(cache), CachePolicy) for cache in CACHES] == [*CACHES]
     for verifier in (SelfVerify(3), AnySubsetVerify(7), S2D2(router=UCB())):
         assert parse(repr(verifier), Verifier) == verifier
-    assert parse("MultiBlock(8, open_at=0.5)", BlockSchedule) == MultiBlock(8, open_at=0.5)
+    several = MultiBlock(4, 0.5, 0.25, max_open=2, order="entropy", forces="every")
+    for schedule in (
+        AdaptiveBlocks((7, 14), 0.3, 5, 0.1),
+        several,
+        SlidingWindow(4, 8, "block", 8),
+    ):
+        assert parse(repr(schedule), BlockSchedule) == schedule
 
 
 def test_a_target_is_loaded_only_to_decode() -> None:

@@ -8,17 +8,14 @@ from toys import HashModel
 
 from dllm_decode import (
     AnySubsetVerify,
-    DualCache,
     MultiBlock,
     PrefixCache,
-    Verifier,
     decode,
     new_decoder,
     run,
 )
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import RequestQueue
-from dllm_decode.settings.plugins import parse
 from samplers import ConfidenceThreshold
 
 PROMPTS = [[1, 3], [4]]
@@ -44,14 +41,11 @@ def test_models_that_do_not_read_any_subset_are_refused_by_name() -> None:
     ("options", "message"),
     [
         ({"cache": PrefixCache()}, "needs a cache policy that computes every column"),
-        ({"cache": DualCache()}, "needs a cache policy that computes every column"),
         (
             {"blocks": MultiBlock()},
             "needs a verifier that runs a forward before every step, got Any",
         ),
         ({"top_p": 0.9, "temperature": 1.0}, "top_p, top_k, cfg_scale.* must be left out with"),
-        ({"cfg_scale": 1.0}, "top_p, top_k, cfg_scale.* must be left out with"),
-        ({"deferred_ids": (2,)}, "deferred_ids must be left out with"),
     ],
     ids=str,
 )
@@ -60,15 +54,6 @@ def test_unfit_plugins_and_options_are_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         decoded(**options)
-
-
-def test_blocks_do_not_matter() -> None:
-    options: dict[str, Any] = {"temperature": 1.0, "stop_at_eos": False}
-    plain = decoded(**options)
-    with pytest.warns(UserWarning, match="block_length=2 has no effect"):
-        short_blocks = decoded(block_length=2, **options)
-    assert short_blocks.tokens.tolist() == plain.tokens.tolist()
-    assert short_blocks.nfe.tolist() == plain.nfe.tolist()
 
 
 def test_rows_have_their_own_temperature() -> None:
@@ -91,8 +76,3 @@ def test_banned_tokens_are_neither_drafted_nor_written() -> None:
     banned = (0, 3, 5, 7, 8, 9, 10, 11)
     out = decoded(banned_ids=banned, temperature=5.0, stop_at_eos=False)
     assert set(out.tokens.flatten().tolist()) <= {1, 2, 4}
-
-
-def test_its_expression_is_read_back() -> None:
-    verifier = AnySubsetVerify(7)
-    assert parse(repr(verifier), Verifier) == parse("AnySubsetVerify(7)", Verifier) == verifier

@@ -17,7 +17,6 @@ from dllm_decode import (
     DualCache,
     FreeCache,
     MinimumSpan,
-    MultiBlock,
     NoCache,
     NoVerifier,
     PrefixCache,
@@ -183,13 +182,8 @@ def test_wrong_use_is_refused_by_name() -> None:
     bidirectional = HashModel()
     with pytest.raises(ValueError, match=r"needs a block-causal model.*Use SelfVerify"):
         decode(bidirectional, [[1]], ConfidenceThreshold(), **options)
-    model = model_of("sdar", 0, 2.0, 4, ())
-    with pytest.raises(ValueError, match="depend on the committed tokens"):
-        decode(model, [[1]], ConfidenceThreshold(), cache=PrefixCache(refresh_every=3), **options)
-    with pytest.raises(ValueError, match="opens all masks of a block at once"):
-        decode(model, [[1]], ConfidenceThreshold(), blocks=MultiBlock(), **options)
     with pytest.raises(ValueError, match="top_p, top_k"):
-        decode(model, [[1]], ConfidenceThreshold(), top_k=3, **options)
+        decode(model_of("sdar", 0, 2.0, 4, ()), [[1]], ConfidenceThreshold(), top_k=3, **options)
 
 
 def test_a_sampler_that_breaks_its_contract_is_named_not_the_verifier() -> None:

@@ -12,6 +12,7 @@ from toys import (
     HashModel,
     Knowing,
     answers_of,
+    beginning_of,
     logits_of,
     misfit,
     never,
@@ -24,6 +25,7 @@ from dllm_decode import (
     Canvas,
     CausalTarget,
     DecodeConfig,
+    Draft,
     Drafting,
     DraftLength,
     Guided,
@@ -38,10 +40,10 @@ from dllm_decode import (
 from dllm_decode.core.rows import Request, Row
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import State
-from dllm_decode.verify import target_round
 from dllm_decode.verify.acceptance import accept
+from dllm_decode.verify.ar_verify import ar_verify
 from dllm_decode.verify.drafts import Beginning
-from dllm_decode.verify.target_round import read_target
+from dllm_decode.verify.target_round import ask_target
 from samplers import ConfidenceThreshold, FixedSchedule
 from samplers.logits.noise import row_keys
 
@@ -149,28 +151,31 @@ def test_a_wide_search_finds_the_best_of_all_paths() -> None:
     logits = torch.randn(3, 3, 5, dtype=torch.double) * 2
     sequences = torch.randint(5, (6, 30)).tolist()
     search = PathSearch(125, 1.0, 5, 0.4, NGram(5).fit(sequences), length_power=0.0)
-    context = torch.tensor([[0, 1], [2, 3], [4, 4]])
-    draft = search.search(logits, torch.tensor([3, 3, 3]), context, (9,))
+    context = [[0, 1], [2, 3], [4, 4]]
+    draft = search.draft(beginning_of(context), logits, torch.tensor([3, 3, 3]))
     for row in range(3):
-        expected = brute_force(search, logits[row].log_softmax(-1), context[row].tolist())
+        expected = brute_force(search, logits[row].log_softmax(-1), context[row])
         assert draft.tokens[row].tolist() == expected
     argmax = logits.argmax(-1)
     assert not torch.equal(draft.tokens, argmax), "the proxy had no say"
-    plain = ARGMAX.search(logits, torch.tensor([3, 2, 1]), context, (9,))
+    plain = ARGMAX.draft(beginning_of(context), logits, torch.tensor([3, 2, 1]))
     assert plain.counts.tolist() == [3, 2, 1]
     assert torch.equal(plain.tokens[0], argmax[0])
 
 
 def test_candidates_stop_at_the_mass_and_a_path_at_its_eos() -> None:
     rows = [[0.5, 0.31, 0.1, 0.09], [0.3, 0.1, 0.1, 0.5], [0.7, 0.1, 0.1, 0.1]]
-    logits, nothing = torch.tensor([rows]).log(), torch.zeros(1, 0).long()
-    draft = PathSearch(4, 0.8, 15, 1.0).search(logits, torch.tensor([3]), nothing, (3,))
+    logits = torch.tensor([rows]).log()
+
+    def drafted(search: PathSearch, logits: Tensor, end: int) -> Draft:
+        return search.draft(beginning_of([[0]], eos_ids=(end,)), logits, torch.tensor([3]))
+
+    draft = drafted(PathSearch(4, 0.8, 15, 1.0), logits, 3)
     assert draft.counts.tolist() == [2]
     assert draft.tokens[0, :2].tolist() == [0, 3]
-    never = PathSearch(1, 0.4, 15, 1.0).search(logits, torch.tensor([3]), nothing, (2,))
-    assert never.counts.tolist() == [3]
+    assert drafted(PathSearch(1, 0.4, 15, 1.0), logits, 2).counts.tolist() == [3]
     sums = PathSearch(9, 0.4, 15, 1.0, eos="always", length_power=0.0)
-    early = sums.search(logits.flip(1), torch.tensor([3]), nothing, (3,))
+    early = drafted(sums, logits.flip(1), 3)
     assert early.counts.tolist() in ([1], [2]), "sums did not favour an early end"
 
 
@@ -262,17 +267,16 @@ def test_a_draft_is_what_the_sampler_commits_in_so_many_forwards(
     drafting = PathSearch(width=1, weight=1.0, num_forwards=3)
     drafts: list[tuple[int, list[int], list[int]]] = []
 
-    def spied(decoder: Decoder, state: State, *arguments: Any, **options: Any) -> Any:
-        _, past, tokens, counts = arguments
-        for place, (row, end) in enumerate((row.request.index, row.end) for row in state.rows):
-            row_tokens = state.canvas.tokens[place, :end].tolist()
-            answer = [token for token in row_tokens[len(PROMPTS[row]) :] if token != 23]
-            read = tokens[place, : counts[place]].tolist()
-            unread = len(PROMPTS[row]) + len(answer) - int(past.lengths[place])
-            drafts.append((row, answer, read[unread:]))
-        return read_target(decoder, state, *arguments, **options)
+    def spied(decoder: Decoder, state: State, *arguments: Any) -> Any:
+        _, beginning, draft, _ = arguments
+        for place, row in enumerate(state.rows):
+            first = int(beginning.first[place])
+            answer = state.canvas.tokens[place, row.prompt_length : first].tolist()
+            tokens = draft.tokens[place, : draft.counts[place]].tolist()
+            drafts.append((row.request.index, answer, tokens))
+        return ask_target(decoder, state, *arguments)
 
-    monkeypatch.setattr(target_round, "read_target", spied)
+    monkeypatch.setattr(ar_verify, "ask_target", spied)
     out = decode(
         model, PROMPTS, ConfidenceThreshold(threshold), gen_length=12, block_length=4,
         verifier=ARVerify(target, DraftLength(6, 6), drafting),

@@ -3,12 +3,10 @@
 from itertools import product
 
 import torch
-from toys import HashModel, answers_of, tiny_target
+from toys import HashModel, answers_of, beginning_of, paths_of, tiny_target
 
 from dllm_decode import (
     ARVerify,
-    Canvas,
-    DecodeConfig,
     Draft,
     Recycling,
     as_causal_target,
@@ -16,7 +14,6 @@ from dllm_decode import (
     generate,
     load_model,
 )
-from dllm_decode.core.rows import Request, Row
 from dllm_decode.verify.acceptance import Verdict
 from dllm_decode.verify.drafts import Beginning
 from samplers import FixedSchedule
@@ -25,19 +22,8 @@ from samplers import FixedSchedule
 MEMORY = [[-1] * 3, [2, 3, 4], [3, 1, 0], [1, 2, 5], [-1] * 3, [-1] * 3]
 
 
-def beginning_of(last: int, memory: list[list[int]]) -> Beginning:
-    row = Row.of(Request(0, [0, last], DecodeConfig(gen_length=9)), 1, mask_id=99)
-    canvas = Canvas.blank([row], width=11, mask_id=99, eos_ids=(98,))
-    first = torch.tensor([2])
-    return Beginning(canvas, first, first, 0.0, memory=torch.tensor([memory]))
-
-
-def paths_of(draft: Draft) -> list[list[int]]:
-    assert draft.parents is not None
-    found: list[list[int]] = []
-    for token, parent in zip(draft.tokens[0].tolist(), draft.parents[0].tolist(), strict=True):
-        found.append([*(found[parent] if 0 <= parent < len(found) else []), token])
-    return found[: int(draft.counts)]
+def remembering(last: int) -> Beginning:
+    return beginning_of([[0, last]], memory=torch.tensor([MEMORY]))
 
 
 def expected_paths(last: int, memory: list[list[int]], most: int) -> list[list[int]]:
@@ -56,9 +42,7 @@ def expected_paths(last: int, memory: list[list[int]], most: int) -> list[list[i
 
 def test_the_ranks_of_a_path_add_up_to_at_most_k() -> None:
     for last, most in product(range(6), (1, 2, 3, 7)):
-        draft = Recycling(3).draft(
-            beginning_of(last, MEMORY), torch.zeros(1, 7, 0), torch.tensor([most])
-        )
+        draft = Recycling(3).draft(remembering(last), torch.zeros(1, 7, 0), torch.tensor([most]))
         assert paths_of(draft) == expected_paths(last, MEMORY, most)
         assert int(draft.num_broken()) == 0
     assert len(expected_paths(1, MEMORY, 7)) == 7
@@ -66,7 +50,7 @@ def test_the_ranks_of_a_path_add_up_to_at_most_k() -> None:
 
 
 def test_an_accepted_token_is_remembered_rather_than_a_rejected_one() -> None:
-    beginning = beginning_of(5, MEMORY)
+    beginning = remembering(5)
     # 5 is followed by 1 (rejected) and by 2 and again 1 (accepted); the last node does not count.
     draft = Draft(
         torch.tensor([[1, 2, 1, 3, 4]]), torch.tensor([4]),
@@ -92,7 +76,7 @@ def test_more_tokens_than_the_vocabulary_has_are_not_remembered() -> None:
         verifier=ARVerify(target, drafting=Recycling(10)),
     )  # fmt: skip
     assert out.tokens.tolist() == answers_of(target, [[1, 2]], 6)
-    memory = Recycling(10).first_memory(beginning_of(1, MEMORY), 4)
+    memory = Recycling(10).first_memory(remembering(1), 4)
     assert memory.shape == (1, 4, 4)
 
 

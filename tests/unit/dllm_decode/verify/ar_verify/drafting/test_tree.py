@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import DriftingModel, logits_of, tiny_llama, tiny_target
+from toys import DriftingModel, beginning_of, logits_of, paths_of, tiny_llama, tiny_target
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from dllm_decode import (
@@ -19,7 +19,6 @@ from dllm_decode import (
     Draft,
     Drafting,
     DraftLength,
-    NGram,
     Tree,
     decode,
 )
@@ -31,21 +30,11 @@ from samplers import ConfidenceThreshold, FixedSchedule
 
 VECTORS = Path(__file__).parents[5] / "golden" / "data" / "vectors" / "ddtree_vectors.json"
 CASES: list[dict[str, Any]] = json.loads(VECTORS.read_text())["cases"]
-NO_CONTEXT = torch.zeros(1, 0, dtype=torch.long)
-Path_ = tuple[int, ...]
 
 
-def tree_of(tree: Tree, logits: Tensor, ends: tuple[int, ...] = ()) -> Draft:
-    return tree.grow(logits[None], torch.tensor([len(logits)]), NO_CONTEXT, ends)
-
-
-def paths_of(draft: Draft, row: int = 0) -> list[Path_]:
-    """Returns the tokens on the path to each node."""
-    paths: list[Path_] = []
-    nodes = zip(draft.tokens[row].tolist(), draft.parents[row].tolist(), strict=True)
-    for token, parent in list(nodes)[: int(draft.counts[row])]:
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return paths
+def tree_of(tree: Tree, logits: Tensor, ends: tuple[int, ...] = (98,)) -> Draft:
+    beginning = beginning_of([[0]], eos_ids=ends)
+    return tree.draft(beginning, logits[None], torch.tensor([len(logits)]))
 
 
 def golden_draft(nodes: list[dict[str, Any]]) -> Draft:
@@ -66,7 +55,7 @@ def test_a_tree_is_the_authors_node_by_node(case: dict[str, Any]) -> None:
     assert [0, *visible.tolist()] == case["visible"]
 
 
-def share(logs: Tensor, path: Path_) -> float:
+def share(logs: Tensor, path: list[int]) -> float:
     """Returns the probability of a path."""
     return float(logs[range(len(path)), path].sum().exp())
 
@@ -91,17 +80,17 @@ def test_a_walk_accepts_what_the_authors_accept(case: dict[str, Any]) -> None:
         assert written == [*walk["accepted_tokens"], walk["next_token"]]
 
 
-def best_first(logits: Tensor, budget: int, ends: tuple[int, ...]) -> list[Path_]:
+def best_first(logits: Tensor, budget: int, ends: tuple[int, ...]) -> list[list[int]]:
     """Returns the nodes of the authors' search by heap, with ties broken as in `Tree`."""
     logs = logits.double().log_softmax(-1).clamp(max=0.0)
     order = [row.sort(descending=True, stable=True) for row in logs]
-    heap: list[tuple[float, int, Path_]] = [(0.0, 0, ())]
-    paths: list[Path_] = []
+    heap: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, ())]
+    paths: list[list[int]] = []
     while heap and len(paths) <= budget:
         cost, depth, ranks = heapq.heappop(heap)
-        tokens = tuple(int(order[at].indices[rank]) for at, rank in enumerate(ranks))
+        tokens = [int(order[at].indices[rank]) for at, rank in enumerate(ranks)]
         paths.append(tokens)
-        if depth < len(logits) and tokens[-1:] not in [(end,) for end in ends]:
+        if depth < len(logits) and tokens[-1:] not in [[end] for end in ends]:
             for rank, log in enumerate(order[depth].values.tolist()):
                 if log > -torch.inf:
                     heapq.heappush(heap, (cost - log, depth + 1, (*ranks, rank)))
@@ -118,7 +107,7 @@ def test_a_tree_has_the_nodes_of_a_search_by_heap(seed: int) -> None:
     logits[:, :, [2, 5]] = -torch.inf
     lengths, ends = torch.tensor([7, 1, 4]), (0, 3)
     for budget in (1, 2, 9, 40):
-        draft = Tree(budget, 11).grow(logits, lengths, NO_CONTEXT.expand(3, 0), ends)
+        draft = Tree(budget, 11).draft(beginning_of([[0]] * 3, eos_ids=ends), logits, lengths)
         assert int(draft.num_broken()) == 0
         for row in range(3):
             expected = best_first(logits[row, : lengths[row]], budget, ends)
@@ -129,10 +118,10 @@ def test_a_tree_has_the_nodes_of_a_search_by_heap(seed: int) -> None:
 def test_equal_beginnings_are_ordered_by_length_then_parent_then_id() -> None:
     logits = torch.zeros(3, 2)
     assert paths_of(tree_of(Tree(8), logits)) == [
-        (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 0, 1),
+        [0], [1], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 0, 1],
     ]  # fmt: skip
     certain = torch.tensor([[0.0, -torch.inf]] * 3)
-    assert paths_of(tree_of(Tree(8), certain)) == [(0,), (0, 0), (0, 0, 0)]
+    assert paths_of(tree_of(Tree(8), certain)) == [[0], [0, 0], [0, 0, 0]]
 
 
 def test_a_node_is_added_as_long_as_it_raises_the_tokens_per_unit_of_cost() -> None:
@@ -147,20 +136,6 @@ def test_a_node_is_added_as_long_as_it_raises_the_tokens_per_unit_of_cost() -> N
         assert paths == every[:best]
         sizes.add(len(paths))
     assert len(sizes) > 3
-
-
-def test_a_proxy_prefers_the_order_that_it_knows() -> None:
-    """The mask predictor cannot tell "0 1" and "2 3" from "0 3" and "2 1"."""
-    logits = torch.tensor([[1.0, -9.0, 0.9, -9.0, -9.0], [-9.0, 0.9, -9.0, 1.0, -9.0]])
-    proxy = NGram(5, length=2).fit([[4, 0, 1], [4, 2, 3]] * 20)
-    context = torch.tensor([[4]])
-
-    def pairs(tree: Tree) -> list[Path_]:
-        draft = tree.grow(logits[None], torch.tensor([2]), context, ())
-        return [path for path in paths_of(draft) if len(path) == 2]
-
-    assert pairs(Tree(4)) == [(0, 3), (0, 1)]
-    assert pairs(Tree(4, proxy=proxy, proxy_weight=1.0)) == [(0, 1), (2, 3)]
 
 
 @dataclass(frozen=True)

@@ -66,22 +66,18 @@ class Path(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """The weight of each class of tokens at each column that has logits, as a logarithm.
+    """Weights of tokens, as logarithms, at the columns that have logits.
 
     Attributes:
-        law: The weight in the sum over all paths, or in their maximum.
+        law: The weight of each class in the sum over all paths, or in their maximum.
         choice: The weight in the choice of a column's class: `law`, or with Gumbel noise.
+        tokens: Returns the values of one column, of which the largest in the chosen class decides
+            the token. One column at a time, because a copy of all logits is gigabytes.
     """
 
     law: Float[Tensor, "B N C"]
     choice: Float[Tensor, "B N C"]
-
-
-class _Plan(NamedTuple):
-    """The class of tokens at each column that has logits; `found` as in `Path`."""
-
-    labels: Int[Tensor, "B N"]
-    found: Bool[Tensor, " B"]
+    tokens: Callable[[int], Float[Tensor, "B V"]]
 
 
 Combine: TypeAlias = Callable[[Tensor, Automata], Tensor]
@@ -107,13 +103,8 @@ def best_path(
             in no path, and its token is arbitrary.
     """
     law = _with_excluded(_largest_of_class(automata, logits))
-    plan = _planned(automata, span, columns, _Weights(law, law), _largest)
-    tokens = [
-        _token_of(automata, logits[:, number], plan.labels[:, number])
-        # One column at a time, because a copy of all logits is gigabytes.
-        for number in range(logits.shape[1])
-    ]
-    return _path(span, columns, plan, tokens)
+    weights = _Weights(law, law, lambda number: logits[:, number])
+    return _searched(automata, span, columns, weights, _largest)
 
 
 def draw_path(
@@ -151,34 +142,23 @@ def draw_path(
     for number in range(logits.shape[1]):
         law.append(_log_sum_of_class(automata, divided(in_float64(logits[:, number]), temperature)))
         choice.append(_largest_of_class(automata, perturbed(number)[:, None]))
-    parts = (torch.cat(part, 1) for part in (law, choice))
-    weights = _Weights(*(_with_excluded(part, temperature) for part in parts))
-    plan = _planned(automata, span, columns, weights, _log_sum)
-    tokens = [
-        _token_of(automata, perturbed(number), plan.labels[:, number])
-        for number in range(logits.shape[1])
-    ]
-    return _path(span, columns, plan, tokens)
+    law_weights, choice_weights = (
+        _with_excluded(torch.cat(part, 1), temperature) for part in (law, choice)
+    )
+    weights = _Weights(law_weights, choice_weights, perturbed)
+    return _searched(automata, span, columns, weights, _log_sum)
 
 
-def _path(
-    span: Span, columns: Int[Tensor, "B N"], plan: "_Plan", chosen: list[Int[Tensor, " B"]]
-) -> Path:
-    """Returns the path of the chosen tokens; a settled column keeps its own token."""
-    tokens = torch.stack(chosen, 1) if chosen else torch.zeros_like(columns)
-    at = columns.clamp(max=span.tokens.shape[1] - 1)
-    settled, settled_tokens = span.settled.gather(1, at), span.tokens.gather(1, at)
-    return Path(torch.where(settled, settled_tokens, tokens), plan.found)
-
-
-def _planned(
+def _searched(
     automata: Automata,
     span: Span,
     columns: Int[Tensor, "B N"],
     weights: _Weights,
     combined: Combine,
-) -> _Plan:
-    """Chooses the class of tokens at each column that has logits.
+) -> Path:
+    """Returns the path whose classes of tokens are chosen from the first column on.
+
+    A settled column keeps its own token.
 
     Args:
         automata: The sets of texts.
@@ -199,12 +179,18 @@ def _planned(
         .scatter_(1, index, part)[:, :T]
         .masked_fill(~is_open[..., None], 0.0)
         .masked_fill_(is_other, -torch.inf)
-        for part in weights
+        for part in (weights.law, weights.choice)
     )
     ahead = _filtered(automata, span, law, is_open, combined)
     labels = _traced(automata, span.states, choice, ahead)
+    at = columns.clamp(max=T - 1)
+    labels, tokens = labels.gather(1, at), span.tokens.gather(1, at)
+    for number in range(columns.shape[1]):
+        chosen = _token_of(automata, weights.tokens(number), labels[:, number])
+        is_settled = span.settled.gather(1, at[:, number : number + 1]).squeeze(1)
+        tokens[:, number] = torch.where(is_settled, tokens[:, number], chosen)
     has_path = ahead[:, 0].gather(1, span.states[:, None]).squeeze(1) > -torch.inf
-    return _Plan(labels.gather(1, columns.clamp(max=T - 1)), has_path)
+    return Path(tokens, has_path)
 
 
 def _filtered(

@@ -1,52 +1,37 @@
-"""Drafts without a mask predictor: copies, iterations of the target, and loading such a model."""
+"""Drafts without a mask predictor: copies, and loading a causal model alone."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import one_hot
-from toys import HashModel, answers_of, never, tiny_target
+from toys import HashModel, answers_of, beginning_of, never, paths_of, tiny_target
 
 from dllm_decode import (
     ARVerify,
-    Canvas,
     CausalTarget,
-    DecodeConfig,
     Draft,
     Drafting,
     DraftLength,
     Gains,
-    Jacobi,
     PathSearch,
     Pool,
     Recycling,
-    RequestQueue,
     as_causal_target,
     decode,
     generate,
     load_model,
     load_target,
-    new_decoder,
-    run,
 )
-from dllm_decode.core.rows import Request, Row
 from dllm_decode.models.targets.causal_only import CausalOnly
-from dllm_decode.verify.drafts import Beginning
 from samplers import FixedSchedule
 
-UNDRAFTED = (Pool(3, 1, 4), Pool(3, 3, 4), Recycling(3), Jacobi(4))
+UNDRAFTED = (Pool(3, 1, 4), Pool(3, 3, 4), Recycling(3))
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
 
 
 def drafted(pool: Pool, texts: list[list[int]]) -> Draft:
-    rows = [Row.of(Request(0, text, DecodeConfig(gen_length=9)), 1, mask_id=99) for text in texts]
-    width = max(map(len, texts)) + 9
-    canvas = Canvas.blank(rows, width=width, mask_id=99, eos_ids=(98,))
-    first = torch.tensor([len(text) for text in texts])
-    beginning = Beginning(canvas, first, first, 0.0)
-    lengths = torch.full_like(first, 7)
-    return pool.draft(beginning, torch.zeros(len(texts), 7, 0), lengths)
+    lengths = torch.full((len(texts),), 7)
+    return pool.draft(beginning_of(texts), torch.zeros(len(texts), 7, 0), lengths)
 
 
 def copies(pool: Pool, texts: list[list[int]]) -> list[list[int]]:
@@ -57,16 +42,9 @@ def copies(pool: Pool, texts: list[list[int]]) -> list[list[int]]:
 
 
 def paths(pool: Pool, text: list[int]) -> list[list[int]]:
-    """Returns the path to each node of a tree."""
     draft = drafted(pool, [text])
-    assert draft.parents is not None
-    found: list[list[int]] = []
-    for token, parent in list(
-        zip(draft.tokens[0].tolist(), draft.parents[0].tolist(), strict=True)
-    )[: int(draft.counts)]:
-        found.append([*(found[parent] if parent >= 0 else []), token])
     assert int(draft.num_broken()) == 0
-    return found
+    return paths_of(draft)
 
 
 def test_a_copy_begins_where_most_of_the_last_tokens_stood_last() -> None:
@@ -117,34 +95,6 @@ def test_a_text_of_unknown_ids_changes_no_answer() -> None:
 
 
 @pytest.mark.parametrize("drafting", UNDRAFTED, ids=repr)
-def test_a_row_has_the_drafts_that_it_has_alone(drafting: Drafting) -> None:
-    """Also a row that joins after another has left."""
-    target = tiny_target(seed=2)
-
-    def costs(num_rows: int, prompts: list[list[int]]) -> list[tuple[int, int, int]]:
-        config = DecodeConfig(gen_length=12, block_length=4)
-        decoder = new_decoder(
-            HashModel(), FixedSchedule(4), verifier=ARVerify(target, drafting=drafting),
-            config=config,
-        )  # fmt: skip
-        requests = [
-            decoder.request(prompt, index, gen_length=6 + 3 * index)
-            for index, prompt in enumerate(prompts)
-        ]
-        outputs = {a.request: a.output for a in run(decoder, RequestQueue(requests), num_rows)}
-        return [
-            (int(out.target_nfe), int(out.drafted), int(out.accepted))
-            for _, out in sorted(outputs.items())
-        ]
-
-    prompts = [[*prompt, *prompt, *prompt] for prompt in PROMPTS]
-    alone = costs(1, prompts)
-    assert costs(2, prompts) == alone
-    assert costs(3, prompts) == alone
-    assert sum(drafted for _, drafted, _ in alone) > 0
-
-
-@pytest.mark.parametrize("drafting", UNDRAFTED, ids=repr)
 def test_no_forward_of_the_mask_predictor_is_run(drafting: Drafting) -> None:
     """Every draft began with such a forward, whose logits `Pool` does not read."""
     model, target = HashModel(), tiny_target(seed=2)
@@ -161,30 +111,6 @@ def test_no_forward_of_the_mask_predictor_is_run(drafting: Drafting) -> None:
     for row, gain in gains.by_row().items():
         assert 2 < len(gain.per_forward) <= int(out.target_nfe[row])
         assert max(gain.per_forward) <= 5
-
-
-def test_an_iteration_of_the_target_ends_sooner_than_one_token_a_forward() -> None:
-    """A target that heeds the position alone is at its fixed point after one forward."""
-    target = tiny_target(seed=2)
-    read = type(target).read
-
-    def counting(
-        past: Any, *args: Any, num_logits: int, first_logits: Tensor, **kwargs: Any
-    ) -> Any:
-        options: Any = {"num_logits": num_logits, "first_logits": first_logits, **kwargs}
-        reading = read(target, past, *args, **options)
-        positions = (past.lengths + first_logits)[:, None] + torch.arange(num_logits)
-        return reading._replace(logits=9.0 * one_hot(positions, 24).double())
-
-    target.read = counting  # type: ignore[method-assign]
-    out = decode(
-        HashModel(), [[1, 2]], FixedSchedule(4), gen_length=12, block_length=4,
-        verifier=ARVerify(target, DraftLength(4, 4), Jacobi(4)),
-    )  # fmt: skip
-    assert out.tokens.tolist() == [list(range(1, 13))]
-    # One token, since zeros were drafted; five; one, since the last was repeated; five.
-    assert out.target_nfe.tolist() == [4]
-    assert out.accepted.tolist() == [8]
 
 
 @pytest.mark.parametrize("drafting", UNDRAFTED, ids=repr)

@@ -10,25 +10,26 @@ from torch import Tensor
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
-from dllm_decode.engine.constraints import Constraints
+from dllm_decode.engine.constraints.paths import Path, Span, best_path, draw_path
+from dllm_decode.engine.constraints.rows import Constraints
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.engine.paths import Path, Span, best_path, draw_path
 from dllm_decode.engine.state import State
 from samplers.view import View, by_row
 
 
-def with_paths(decoder: Decoder, state: State, view: View, window: Window) -> View:
+def with_paths(
+    decoder: Decoder, constraints: Constraints, state: State, view: View, window: Window
+) -> View:
     """Returns the view in which rows with a constraint propose the tokens of a path.
 
     Args:
         decoder: The decoder.
+        constraints: The constraints of the rows that have one.
         state: The rows.
         view: The view without constraints.
         window: The window of the view.
     """
-    canvas, constraints = state.canvas, state.constraints
-    if constraints is None:
-        return view
+    canvas = state.canvas
     length = _length(decoder, [state.rows[row] for row in constraints.rows], constraints)
     span = _span(canvas, constraints, length)
     offsets = view.computed.columns

@@ -1,4 +1,4 @@
-"""Drafts without a mask predictor: from the text so far, or from the target itself."""
+"""Drafts without a mask predictor: copies from the text so far, or from further texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from dllm_decode.verify.acceptance import Verdict
 from dllm_decode.verify.ar_verify.drafting.base import Drafting
 from dllm_decode.verify.ar_verify.drafting.ngram import token_ids
 from dllm_decode.verify.drafts import Beginning, Draft
@@ -54,6 +53,8 @@ class Pool(Drafting):
         default_factory=lambda: torch.empty(0, dtype=torch.long), repr=False, compare=False
     )
 
+    num_forwards = 0
+
     def fit(self, sequences: Sequence[Sequence[int] | Int[Tensor, " _"]]) -> "Pool":
         """Returns a pool that also copies from these sequences of token ids, and no others.
 
@@ -65,15 +66,8 @@ class Pool(Drafting):
         rows = [functional.pad(token_ids(row), (0, 1), value=_END) for row in sequences]
         return replace(self, texts=torch.cat([self.texts[:0], *rows]))
 
-    @property
-    def num_forwards(self) -> int:
-        return 0
-
     def draft(
-        self,
-        beginning: Beginning,
-        logits: Float[Tensor, "B K V"],
-        lengths: Int[Tensor, " B"],
+        self, beginning: Beginning, logits: Float[Tensor, "B K V"], lengths: Int[Tensor, " B"]
     ) -> Draft:
         canvas, first = beginning.canvas.tokens, beginning.first[:, None] + len(self.texts)
         texts = self.texts.to(canvas.device).expand(len(canvas), -1)
@@ -108,56 +102,6 @@ class Pool(Drafting):
             matches = matches & (earlier == sought) & (first >= back)
             worth += matches * tokens.shape[1]
         return worth + ends * (worth > 0)
-
-
-@dataclass(frozen=True)
-class Jacobi(Drafting):
-    """Lets the target iterate: its tokens after a rejected one are the next round's draft.
-
-    Each forward of the target computes all tokens of the draft anew from the tokens before them in
-    the last draft. Tokens that no longer change are accepted; the target alone writes the same.
-    Above temperature 0 the iteration is the same, with noise keyed by position.
-
-    Source: Santilli et al. 2023, "Accelerating Transformer Inference for Translation via Parallel
-    Decoding", https://arxiv.org/abs/2305.10427, algorithm 2 (parallel GS-Jacobi decoding).
-    Differs: The window moves on with the first wrong token in place of block by block. It begins
-    with token 0 everywhere; positions that enter it later get a copy of its last token.
-
-    Attributes:
-        length: Tokens of a draft, at most; `DraftLength` bounds them too.
-
-    Raises:
-        ValueError: If the attribute is below 1.
-    """
-
-    length: Annotated[int, count_from(1, "tokens")] = 8
-
-    @property
-    def num_forwards(self) -> int:
-        return 0
-
-    def draft(
-        self,
-        beginning: Beginning,
-        logits: Float[Tensor, "B K V"],
-        lengths: Int[Tensor, " B"],
-    ) -> Draft:
-        guess = beginning.memory
-        assert guess is not None
-        places = torch.arange(logits.shape[1], device=guess.device).clamp(max=guess.shape[1] - 1)
-        return Draft(guess[:, places], lengths.clamp(max=self.length))
-
-    def memory_after(
-        self,
-        beginning: Beginning,
-        draft: Draft,
-        logits: Float[Tensor, "B K1 V"],
-        verdict: Verdict,
-    ) -> Int[Tensor, "B ..."]:
-        written = beginning.written(logits)
-        places = torch.arange(written.shape[1], device=written.device) + 1
-        places = places + verdict.accepted[:, None]
-        return written.gather(1, places.minimum(draft.counts[:, None]))
 
 
 def _merged(paths: Int[Tensor, "B S N"], kept: Bool[Tensor, "B S N"]) -> Draft:
