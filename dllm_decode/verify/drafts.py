@@ -93,6 +93,7 @@ class Draft(NamedTuple):
         parents: For each token of a tree the index in `tokens` of the token that it follows; -1: it
             follows the committed text. `None`: a path, each token follows the one before it.
             Tokens with the same parent are different. A tree is not drawn: `logs` is `None`.
+        judged_as_block: True if a drawn draft is judged by `accept_block`, not token by token.
         num_forwards: Forwards that the drafting itself ran for each row; `None`: none.
         width: Columns of each row in such a forward.
     """
@@ -102,6 +103,7 @@ class Draft(NamedTuple):
     logs: Float[Tensor, "B K V"] | None = None
     temperature: float | None = None
     parents: Int[Tensor, "B K"] | None = None
+    judged_as_block: bool = False
     num_forwards: Int[Tensor, " B"] | None = None
     width: int = 0
 

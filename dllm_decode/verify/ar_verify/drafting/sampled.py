@@ -1,7 +1,7 @@
 """Drafts that are drawn, not searched (speculative sampling)."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +25,8 @@ class Sampled(Drafting):
     others. The target, which would draw it from p_i, accepts it with probability
     min(1, p_i / q_i) and replaces it by a draw from max(0, p_i - q_i), normalised, so the law of
     the answer is the target's own. At temperature 0 the likeliest tokens are the draft.
+    `verification="block"` judges the draft as a whole (`accept_block`): the law is the same, and in
+    expectation never fewer tokens of a draft are accepted.
 
     A drawn token is accepted with probability sum_v min(p(v), q(v)); the likeliest token
     (`PathSearch(width=1, weight=1.0)`) with p of that token. Drawing is therefore better where both
@@ -39,12 +41,14 @@ class Sampled(Drafting):
     Differs: q_i depends on the committed tokens, and on no token drafted before it.
 
     Attributes:
+        verification: "token": each token by itself; "block": Sun et al. 2024.
         num_forwards: Forwards of the mask predictor that a draft is made from, at least 1.
 
     Raises:
-        ValueError: If the attribute is below 1.
+        ValueError: If an attribute is outside its range.
     """
 
+    verification: Literal["token", "block"] = "token"
     num_forwards: Annotated[int, count_from(1)] = 1
 
     is_drawn = True
@@ -62,4 +66,8 @@ class Sampled(Drafting):
         if beginning.is_greedy:
             return draft
         assert isinstance(beginning.temperature, float)
-        return draft._replace(logs=logits, temperature=beginning.temperature)
+        return draft._replace(
+            logs=logits,
+            temperature=beginning.temperature,
+            judged_as_block=self.verification == "block",
+        )

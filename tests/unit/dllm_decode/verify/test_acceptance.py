@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from dllm_decode.verify import acceptance as accepting
-from dllm_decode.verify.acceptance import accept_by_ratio
+from dllm_decode.verify.acceptance import accept_block, accept_by_ratio
 from dllm_decode.verify.drafts import Draft
 from samplers.logits.noise import mix
 
 EOS = 2
 # All probabilities are sixths, so a ratio of two is a whole number of sixtieths.
-EDGES = torch.tensor(sorted({Fraction(n, 60) for n in range(61)}), dtype=torch.double)
+# Chances of a whole beginning have other denominators, found by enumeration.
+EDGES = torch.tensor(
+    sorted({Fraction(n, d) for d in (4, 7, 17, 18, 60) for n in range(d + 1)}), dtype=torch.double
+)
 
 
 def sixths(*numbers: Any) -> Tensor:
@@ -46,11 +49,12 @@ def only_drafted(q: Tensor) -> Tensor:
 
 
 def answers(
-    drawn: Tensor, claimed: Tensor, *, cut: bool, patch: pytest.MonkeyPatch
+    rule: Any, drawn: Tensor, claimed: Tensor, *, cut: bool, patch: pytest.MonkeyPatch
 ) -> tuple[Tensor, Tensor]:
     """Returns the law of three tokens if the target goes on by itself, and of the accepted length.
 
     Args:
+        rule: Which tokens of a draft are accepted.
         drawn: The law of two drafted tokens.
         claimed: For each of the nine drafts, the laws from which its tokens are said to be drawn.
         cut: Whether a draft ends with an EOS.
@@ -74,7 +78,7 @@ def answers(
     patch.setattr(accepting, "draw", note)
     keys = torch.zeros(len(drafts), 3, dtype=torch.long)
     draft = Draft(tokens, counts, claimed[drafts].log())
-    accepted = accept_by_ratio(draft, target.log(), keys).accepted
+    accepted = rule(draft, target.log(), keys).accepted
     shares = drawn.flatten()[drafts] * weights.repeat(9)
     (replaced,), drafted = replacements, ONE_HOT[tokens]
     length = accepted[:, None, None]
@@ -108,13 +112,48 @@ def test_answers_follow_the_targets_law_if_drafts_were_drawn_as_claimed(
     """DiffuSpec's own rule, "searched, said to be drawn", is among those that fail."""
     drawn, claimed, is_exact = SAID[said]
     assert float(drawn.sum()) == pytest.approx(1.0)
-    law, accepted = answers(drawn, claimed, cut=cut, patch=monkeypatch)
+    law, accepted = answers(accept_by_ratio, drawn, claimed, cut=cut, patch=monkeypatch)
     assert float(law.sum()) == pytest.approx(1.0)
     error = float((law - TARGET).abs().max())
     assert error < 1e-12 if is_exact else error > 0.01
     if said == "drawn":
         assert (accepted[:2] > 0.1).all()
         assert bool(accepted[2] > 0.02)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("said", [said for said, (*_, is_exact) in SAID.items() if is_exact])
+def test_a_block_is_accepted_by_the_targets_law_and_never_less_than_its_tokens(
+    said: str, cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, claimed, _ = SAID[said]
+    options: Any = {"cut": cut, "patch": monkeypatch}
+    law, block = answers(accept_block, drawn, claimed, **options)
+    assert float((law - TARGET).abs().max()) < 1e-12
+    _, by_token = answers(accept_by_ratio, drawn, claimed, **options)
+    lengths = torch.arange(3).double()
+    gain = float((block - by_token) @ lengths)
+    assert gain > -1e-12
+
+
+@pytest.mark.parametrize(("rule", "expected"), [(accept_by_ratio, 10 / 9), (accept_block, 11 / 9)])
+def test_the_papers_example_of_a_block_has_the_papers_numbers(
+    rule: Any, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sun et al. 2024, section 1: tokens drawn by (2/3, 1/3), wanted by (1/3, 2/3)."""
+    ticks = (torch.arange(12, dtype=torch.double) + 0.5) / 12
+    verdicts = torch.cartesian_prod(ticks, ticks)
+    monkeypatch.setattr(accepting, "uniform", lambda keys: verdicts)
+    q, total = sixths(4, 2), 0.0
+    for tokens in ([0, 0], [0, 1], [1, 0], [1, 1]):
+        num = len(verdicts)
+        draft = Draft(
+            torch.tensor([tokens] * num), torch.full((num,), 2), q.log().expand(num, 2, 2)
+        )
+        keys = torch.zeros(num, 3, dtype=torch.long)
+        verdict = rule(draft, q.flip(0).log().expand(num, 3, 2), keys)
+        total += float(q[tokens].prod()) * float(verdict.accepted.double().mean())
+    assert total == pytest.approx(expected)
 
 
 def test_of_long_drafts_what_is_accepted_ends_with_the_first_rejection() -> None:
