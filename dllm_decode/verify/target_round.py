@@ -106,9 +106,13 @@ def ask_drafter(
         drafts: States of some rows to look at; `None`: the canvas.
     """
     window = Window.of([row.unsettled for row in state.rows], width, state.canvas)
-    # Caches begin anew in each round, because the target may have written any token.
+    # Caches begin anew with the first look of each draft, because the target may have written any
+    # token. Later looks continue it.
+    turn_forwards = 0 if drafts is None else 1
     rows = [
-        row.with_block(row.unsettled, min(row.unsettled + width, row.end))._replace(turn_forwards=0)
+        row.with_block(row.unsettled, min(row.unsettled + width, row.end))._replace(
+            turn_forwards=turn_forwards
+        )
         for row in state.rows
     ]
     spec = Pass(window, policy_rows=rows, branches=drafts)

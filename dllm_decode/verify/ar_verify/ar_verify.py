@@ -81,8 +81,8 @@ class ARVerify(Verifier):
     loaded: `load_model(..., family="causal")` replaces it, see `CausalOnly`. `LinearSpec` runs the
     weights of the target in place of the mask predictor. The target reads each token once; keys and
     values of rejected tokens are dropped. The mask predictor may have any cache, because drafts may
-    be approximate. Each forward counts as the first one of a block, so
-    that `FreeCache()` saves the columns before the drafts, `PrefixCache()` and `DualCache()` none.
+    be approximate. A draft counts as a block: `FreeCache()` saves the columns before it in each
+    forward, `PrefixCache()` and `DualCache()` save columns in its second forward and later.
 
     Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
     Decoding", https://arxiv.org/abs/2510.02358.
