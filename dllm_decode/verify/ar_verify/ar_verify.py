@@ -69,8 +69,8 @@ class ARVerify(Verifier):
     differently (in bfloat16 23 of 24 texts were the target's, in float32 24 of 24). A drawn draft
     (`Sampled`) is accepted by the ratio of both models' probabilities: the answer follows the
     target's law too, but which answer a seed gives depends on the drafts. These may depend on the
-    other rows on a block-causal model or with `SuffixWindow`, because the longest draft then
-    decides how many columns the mask predictor sees.
+    other rows on a block-causal model, with `SuffixWindow`, or with a cache and several forwards,
+    because the longest draft then decides how many columns the mask predictor computes.
 
     There is no drawn tree, because no rule accepts more often than a tree of chosen tokens, see
     `accept_tree`.

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from tiny_models import tiny
+from torch import Tensor
 from toys import (
     DriftingModel,
     HashModel,
