@@ -1,5 +1,6 @@
 """One round of a causal target: it reads a draft after the committed text, and predicts."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,7 +118,13 @@ class TargetVerifier(Verifier):
 
 
 def ask_drafter(
-    decoder: Decoder, state: State, target: CausalTarget, width: int, drafts: Branches | None = None
+    decoder: Decoder,
+    state: State,
+    target: CausalTarget,
+    width: int,
+    *,
+    drafts: Branches | None = None,
+    lengths: Sequence[int] | None = None,
 ) -> tuple[State, Window, Float[Tensor, "N W V"]]:
     """Runs one forward of the mask predictor from each row's first unsettled position on.
 
@@ -127,12 +134,18 @@ def ask_drafter(
         target: The target; tokens that it does not know get logits of -inf.
         width: Columns to predict, W.
         drafts: States of some rows to look at; `None`: the canvas.
+        lengths: Columns of each row that count as its open block; `None`: `width`.
     """
     window = Window.of([row.unsettled for row in state.rows], width, state.canvas)
-    # Caches begin anew in each round, because the target may have written any token.
+    # Caches begin anew with the first look of each draft, because the target may have written any
+    # token. Later looks continue it.
+    turn_forwards = 0 if drafts is None else 1
+    lengths = [width] * len(state.rows) if lengths is None else lengths
     rows = [
-        row.with_block(row.unsettled, min(row.unsettled + width, row.end))._replace(turn_forwards=0)
-        for row in state.rows
+        row.with_block(row.unsettled, min(row.unsettled + length, row.end))._replace(
+            turn_forwards=turn_forwards
+        )
+        for row, length in zip(state.rows, lengths, strict=True)
     ]
     spec = Pass(window, policy_rows=rows, branches=drafts)
     state, logits = forward(decoder, state, spec)

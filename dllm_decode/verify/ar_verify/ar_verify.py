@@ -74,12 +74,12 @@ class ARVerify(TargetVerifier):
 
     The answer ends with one of the target's EOS tokens and is written from left to right; blocks do
     not matter. Only a drafting with several forwards asks the sampler. A drafting without
-    forwards (`Pool`, `Recycling`) does not run the mask predictor, which then need not be loaded:
-    `load_model(..., family="causal")` replaces it, see `CausalOnly`. `LinearSpec` runs the weights
-    of the target in place of the mask predictor. The target reads each token once; keys and values
-    of rejected tokens are dropped. The mask predictor may have any cache, because drafts may be
-    approximate. Each forward counts as the first one of a block, so that `FreeCache()` saves the
-    columns before the drafts, `PrefixCache()` and `DualCache()` none.
+    forwards (`Pool`, `Recycling`) does not run the mask predictor, which then need not be
+    loaded: `load_model(..., family="causal")` replaces it, see `CausalOnly`. `LinearSpec` runs the
+    weights of the target in place of the mask predictor. The target reads each token once; keys and
+    values of rejected tokens are dropped. The mask predictor may have any cache, because drafts may
+    be approximate. A draft counts as a block: `FreeCache()` saves the columns before it in each
+    forward, `PrefixCache()` and `DualCache()` save columns in its second forward and later.
 
     Source: Li et al. 2025, "DiffuSpec: Unlocking Diffusion Language Models for Speculative
     Decoding", https://arxiv.org/abs/2510.02358.
@@ -186,7 +186,8 @@ class ARVerify(TargetVerifier):
         inside = window.put(
             torch.zeros_like(state.canvas.unsettled), offsets < wanted[:, None], True
         )
-        canvas = replace(state.canvas, unsettled=state.canvas.unsettled & inside)
+        whole, lengths = state.canvas, wanted.tolist()
+        drafted_only = canvas = replace(whole, unsettled=whole.unsettled & inside)
         memory: Any = None
         for step in range(1, self.drafting.num_forwards):
             drafted = state._replace(canvas=canvas)
@@ -199,7 +200,12 @@ class ARVerify(TargetVerifier):
             if not numbers:
                 break
             drafts = Branches(canvas.tokens[numbers], tuple(numbers), (0,) * len(numbers))
-            state, _, new_logits = ask_drafter(decoder, state, self.target, window.width, drafts)
+            # Only a row's own draft counts as its block, so that no row depends on its batch.
+            state, _, new_logits = ask_drafter(
+                decoder, state._replace(canvas=drafted_only), self.target, window.width,
+                drafts=drafts, lengths=lengths,
+            )  # fmt: skip
+            state = state._replace(canvas=whole)
             if self.drafting.keeps_alternatives:
                 # A position with a token keeps the logits from which the token was committed.
                 is_open = window.part(canvas.unsettled)[numbers, :, None]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import tiny
 from torch import Tensor
 from toys import (
     DriftingModel,
@@ -28,8 +29,10 @@ from dllm_decode import (
     Draft,
     Drafting,
     DraftLength,
+    DualCache,
     Guided,
     NGram,
+    NoCache,
     PathSearch,
     Sampled,
     StepEvent,
@@ -292,6 +295,24 @@ def test_a_draft_is_what_the_sampler_commits_in_so_many_forwards(
         sizes[num] += 1
     assert [forwards[row] for row in range(3)] == out.nfe.tolist()
     assert len(sizes) > 1, "all drafts took the same number of forwards"
+
+
+def test_later_looks_at_a_draft_compute_the_draft_alone() -> None:
+    """Every look counted as the first of a block, so that a `DualCache` saved nothing."""
+    model, costs = tiny("llada"), []
+    target = tiny_target(model.vocab_size, seed=2)
+    for cache in (NoCache(), DualCache()):
+        out = decode(
+            model, [[1, 2, 3]], FixedSchedule(4), cache=cache, gen_length=61,
+            verifier=ARVerify(target, DraftLength(4, 4), TWICE), stop_at_eos=False,
+        )  # fmt: skip
+        assert out.answers() == answers_of(target, [[1, 2, 3]], 61)
+        costs.append((int(out.target_nfe), int(out.nfe), int(out.query_positions)))
+    (_, nfe, columns), (rounds, dual_nfe, dual_columns) = costs
+    assert columns == 64 * nfe
+    assert dual_nfe > rounds, "no draft was looked at twice"
+    # Drafts of four tokens and the target's own, in widths of 16.
+    assert 64 * rounds < dual_columns <= 64 * rounds + 16 * (dual_nfe - rounds)
 
 
 def test_observers_see_the_rows_as_they_were_before_the_drafts() -> None:
