@@ -21,7 +21,7 @@ import torch
 from benchmarks.contenders import CONTENDERS, REFERENCE, measure
 from benchmarks.floor import measure_machine
 from benchmarks.frame import Row, make_parser, origin, table_of
-from benchmarks.graphs import rows_of
+from benchmarks.graphs import compiled_rows, graph_rows, weight_rows
 from benchmarks.setting import DEVICE, GEOMETRIES, Setting
 from benchmarks.step import step_rows
 from dllm_decode.settings.files import write_json
@@ -46,8 +46,18 @@ def tests(setting: Setting) -> Rows:
 
 
 def graphs(setting: Setting) -> Iterator[Row]:
-    """Eager forwards beside recorded ones: tokens, then times."""
-    return rows_of(setting)
+    """Recorded forwards beside eager ones: tokens, then times."""
+    return graph_rows(setting)
+
+
+def weights(setting: Setting) -> Iterator[Row]:
+    """Weights in float8, and experts: recorded forwards beside eager ones."""
+    return weight_rows(setting)
+
+
+def compiled(setting: Setting) -> Iterator[Row]:
+    """Compiled forwards beside eager ones."""
+    return compiled_rows(setting)
 
 
 def step(setting: Setting) -> Rows:
@@ -74,7 +84,8 @@ def eight_rows(setting: Setting) -> Rows:
 
 
 PARTS: Mapping[str, Callable[[Setting], Iterable[Row]]] = {
-    part.__name__.replace("_", "-"): part for part in (graphs, tests, one_row, eight_rows, step)
+    part.__name__.replace("_", "-"): part
+    for part in (graphs, tests, weights, one_row, compiled, eight_rows, step)
 }
 """In the order in which their findings are needed."""
 OPTIONS = {
