@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -45,21 +45,6 @@ def tests(setting: Setting) -> Rows:
     return [{"exit status": done.returncode, "says": line} for line in last]
 
 
-def graphs(setting: Setting) -> Iterator[Row]:
-    """Recorded forwards beside eager ones: tokens, then times."""
-    return graph_rows(setting)
-
-
-def weights(setting: Setting) -> Iterator[Row]:
-    """Weights in float8, and experts: recorded forwards beside eager ones."""
-    return weight_rows(setting)
-
-
-def compiled(setting: Setting) -> Iterator[Row]:
-    """Compiled forwards beside eager ones."""
-    return compiled_rows(setting)
-
-
 def step(setting: Setting) -> Rows:
     """Where the time of a step goes, at one and eight rows."""
     return [
@@ -84,9 +69,9 @@ def eight_rows(setting: Setting) -> Rows:
 
 
 PARTS: Mapping[str, Callable[[Setting], Iterable[Row]]] = {
-    part.__name__.replace("_", "-"): part
-    for part in (graphs, tests, weights, one_row, compiled, eight_rows, step)
-}
+    "graphs": graph_rows, "tests": tests, "weights": weight_rows, "one-row": one_row,
+    "compiled": compiled_rows, "eight-rows": eight_rows, "step": step,
+}  # fmt: skip
 """In the order in which their findings are needed."""
 OPTIONS = {
     "parts": (tuple(PARTS), "parts to run"),

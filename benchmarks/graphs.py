@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from benchmarks.floor import Columns, Machine, measure_machine
 from benchmarks.frame import Row, least_seconds, wait_for
@@ -31,11 +30,7 @@ EAGER, GRAPHS, FUSED, COMPILED = "eager", "graphs", "graphs, fused", "compiled"
 
 
 def graph_rows(setting: Setting) -> Iterator[Row]:
-    """Compares recorded forwards with eager ones.
-
-    In float32, tokens of graphs must be those of eager forwards. Then come the machine's rates, a
-    forward, whole decodes, and a forward's launches.
-    """
+    """Compares recorded forwards with eager ones: tokens in float32, then times."""
     small = small_setting(setting)
     small_model = small.model()
     works: list[partial[Row]] = [
@@ -50,7 +45,6 @@ def graph_rows(setting: Setting) -> Iterator[Row]:
     works += [partial(decode_row, model, setting, n, w) for n in NAMES for w in (GRAPHS, FUSED)]
     if setting.device == "cuda":
         works += [partial(launches_row, model, setting, way) for way in (GRAPHS, FUSED)]
-        works += [partial(product_row, setting, columns) for columns in (block, 8 * block)]
     few_steps = replace(setting, steps_per_block=max(2, block // 4))
     for rows in (8, 32):
         batch = replace(few_steps, batch_size=rows)
@@ -60,10 +54,7 @@ def graph_rows(setting: Setting) -> Iterator[Row]:
 
 
 def weight_rows(setting: Setting) -> Iterator[Row]:
-    """Compares recorded forwards with eager ones in float8 and with experts.
-
-    In float32, tokens must be equal.
-    """
+    """Compares recorded forwards with eager ones in float8, and with experts."""
     small, block = small_setting(setting), setting.block_length
     few_layers = setting
     if setting.geometry == "llada-8b":
@@ -262,30 +253,4 @@ def launches_row(model: MaskedTransformer, setting: Setting, way: str) -> Row:
     return {
         "part": "launches", "forwards": way, "rows": 1, "ms": busy_ms,
         "kernels": len(kernels) / num_replays,
-    }  # fmt: skip
-
-
-def product_row(setting: Setting, columns: int) -> Row:
-    """Compares the largest product of a layer in bfloat16 and in float8, with scales of rows."""
-    device, sizes = torch.device(setting.device), setting.sizes
-    shape = (2 * sizes.mlp_hidden_size, sizes.hidden_size)
-    # Too many matrices for any cache.
-    weights = [torch.randn(shape, device=device).bfloat16() for _ in range(6)]
-    narrow = [weight.to(torch.float8_e4m3fn) for weight in weights]
-    x, ones = (
-        torch.randn(columns, shape[1], device=device).bfloat16(),
-        torch.ones(1, shape[0], device=device),
-    )
-
-    def in_float8() -> None:
-        for weight in narrow:
-            scale = x.abs().amax(1, keepdim=True).float() / 448.0
-            rounded = (x / scale).to(weight.dtype)
-            torch._scaled_mm(rounded, weight.t(), scale, ones, out_dtype=x.dtype)
-
-    eager_s = least_seconds(lambda: [F.linear(x, weight) for weight in weights], device)
-    seconds = least_seconds(in_float8, device)
-    return {
-        "part": "product in float8", "columns": columns, "eager ms": 1000 * eager_s / 6,
-        "ms": 1000 * seconds / 6, "times": eager_s / seconds,
     }  # fmt: skip

@@ -321,10 +321,9 @@ def _check_experts(facts: CheckpointFacts, quantize: str, device: torch.device) 
 
 
 def _check_ways(compile: bool, graphs: bool, quantize: str | None) -> None:
-    for name, way in (("compile", compile), ("graphs", graphs)):
+    for name, way, kinds in (("compile", compile, ()), ("graphs", graphs, ("fp8",))):
         if not isinstance(way, bool):
             raise ValueError(f"{name} must be True or False, got {shown(way)}.")
-        can_quantize = name == "graphs" and quantize == "fp8"
-        if way and quantize is not None and not can_quantize:
+        if way and quantize is not None and quantize not in kinds:
             raise ValueError(f"{name} must be False for a quantised model, got {quantize!r}.")
     require_one_way(compiled=compile, graphs=graphs)
