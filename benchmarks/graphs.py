@@ -105,7 +105,8 @@ def with_experts(setting: Setting) -> MaskedTransformer:
     config = MoEConfig(64, 8, setting.sizes.mlp_hidden_size // 8)
     transformer.config = replace(transformer.config, moe=config)
     for layer in transformer.layers:
-        layer.mlp = MoE(config, setting.sizes.hidden_size).to(model.device, model.dtype)
+        with model.device:
+            layer.mlp = MoE(config, setting.sizes.hidden_size).to(model.dtype)
         layer.mlp.requires_grad_(False)
         for part in layer.mlp.parameters():
             part.normal_(std=0.02)

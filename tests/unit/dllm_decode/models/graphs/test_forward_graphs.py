@@ -386,7 +386,7 @@ def test_without_memory_all_graphs_are_dropped(
 def test_every_input_of_a_forward_is_in_a_buffer_or_in_the_kind() -> None:
     """A new field must be copied into a buffer, or forwards that have it must be eager."""
     buffers = {"tokens", "positions", "wanted", "attend", "slots", "kv_cache"}
-    # `rows` says which rows of the buffers a group has; forwards with `belief` are eager.
+    # `rows` says which rows of the buffers a group has; no network here reads `belief`.
     assert {field.name for field in fields(ForwardInputs)} == buffers | {"rows", "belief"}
     # Made inside of a recording, of the buffers alone.
     made = {"rotation", "bias", "target", "query_scale", "wanted", "pointwise"}
