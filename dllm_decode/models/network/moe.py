@@ -185,7 +185,8 @@ class Experts(Packable):
         sorted_outputs = self._outputs(hidden[order // self.config.num_active], ends)
         outputs = torch.empty_like(sorted_outputs)
         outputs[order] = sorted_outputs
-        return outputs.unflatten(0, experts.shape)
+        by_token: Tensor = outputs.unflatten(0, experts.shape)
+        return by_token
 
     def _outputs(
         self, columns: Float[Tensor, "P H"], ends: Int[Tensor, " E"]

@@ -127,3 +127,12 @@ def test_gradients_are_refused(kind: type[EightBitLinear]) -> None:
 def test_matrices_that_tensor_cores_cannot_multiply_are_refused() -> None:
     with pytest.raises(ValueError, match=r"must be multiples of 16, got \(40, 96\)"):
         Fp8Linear(torch.ones(40, 96), None)
+
+
+@pytest.mark.gpu
+def test_tensor_cores_multiply_as_a_cpu() -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs tensor cores that multiply in float8")
+    layer, inputs = eight(plain(torch.bfloat16), Fp8Linear), columns(torch.bfloat16)
+    expected = layer(inputs)
+    assert_same(layer.to("cuda")(inputs.to("cuda")).cpu(), expected, Fp8Linear)
