@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -21,7 +21,7 @@ import torch
 from benchmarks.contenders import CONTENDERS, REFERENCE, measure
 from benchmarks.floor import measure_machine
 from benchmarks.frame import Row, make_parser, origin, table_of
-from benchmarks.graphs import rows_of
+from benchmarks.graphs import compiled_rows, graph_rows, weight_rows
 from benchmarks.setting import DEVICE, GEOMETRIES, Setting
 from benchmarks.step import step_rows
 from dllm_decode.settings.files import write_json
@@ -43,11 +43,6 @@ def tests(setting: Setting) -> Rows:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     last = done.stdout.splitlines()[-20:]
     return [{"exit status": done.returncode, "says": line} for line in last]
-
-
-def graphs(setting: Setting) -> Iterator[Row]:
-    """Eager forwards beside recorded ones: tokens, then times."""
-    return rows_of(setting)
 
 
 def step(setting: Setting) -> Rows:
@@ -74,8 +69,9 @@ def eight_rows(setting: Setting) -> Rows:
 
 
 PARTS: Mapping[str, Callable[[Setting], Iterable[Row]]] = {
-    part.__name__.replace("_", "-"): part for part in (graphs, tests, one_row, eight_rows, step)
-}
+    "graphs": graph_rows, "tests": tests, "weights": weight_rows, "one-row": one_row,
+    "compiled": compiled_rows, "eight-rows": eight_rows, "step": step,
+}  # fmt: skip
 """In the order in which their findings are needed."""
 OPTIONS = {
     "parts": (tuple(PARTS), "parts to run"),

@@ -1,14 +1,13 @@
-"""Eager forwards beside recorded ones: tokens first, then times, in four minutes of a GPU."""
+"""Eager forwards beside recorded and compiled ones: tokens first, then times."""
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from benchmarks.floor import Columns, Machine, measure_machine
 from benchmarks.frame import Row, least_seconds, wait_for
@@ -16,7 +15,9 @@ from benchmarks.setting import Setting, decode_setting, parse_pair
 from dllm_decode import DecodeOutput, decode_many
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.models import MaskedTransformer
-from dllm_decode.models.graphs import ForwardGraphs
+from dllm_decode.models.loading.quantize import quantize_layers
+from dllm_decode.models.network.config import MoEConfig
+from dllm_decode.models.network.moe import MoE
 from samplers import ConfidenceThreshold
 
 LIMIT_S = 220.0
@@ -24,43 +25,101 @@ NAMES = (
     "DualCache(), NoVerifier()", "FreeCache(), NoVerifier()", "PrefixCache(), NoVerifier()",
     "NoCache(), NoVerifier()", "DualCache(), SelfVerify(4)",
 )  # fmt: skip
-WAYS: Mapping[str, bool] = {"graphs": False, "graphs, fused": True}
-"""Ways to record, and whether rotation and SwiGLU are compiled in each."""
+EAGER, GRAPHS, FUSED, COMPILED = "eager", "graphs", "graphs, fused", "compiled"
+"""Ways to run forwards; `FUSED`: rotation and SwiGLU of a graph are compiled."""
 
 
-def rows_of(setting: Setting) -> Iterator[Row]:
-    """Yields each figure as soon as it is measured; ends when `LIMIT_S` have passed.
-
-    In float32, tokens of graphs must be those of eager forwards. Then come the machine's rates, a
-    forward, whole decodes, and a forward's launches.
-    """
-    is_cuda = setting.device == "cuda"
-    small = replace(
-        setting, geometry="small", dtype="float32", batch_size=3, gen_length=32, block_length=8,
-        steps_per_block=8,
-    )  # fmt: skip
+def graph_rows(setting: Setting) -> Iterator[Row]:
+    """Compares recorded forwards with eager ones: tokens in float32, then times."""
+    small = small_setting(setting)
     small_model = small.model()
     works: list[partial[Row]] = [
-        partial(decode_row, small_model, small, name, way) for name in NAMES for way in WAYS
+        partial(decode_row, small_model, small, name, way)
+        for name in NAMES
+        for way in (GRAPHS, FUSED)
     ]
     works.append(partial(served_row, small_model, small, NAMES[1]))
     machine, model, block = measure_machine(setting), setting.model(), setting.block_length
-    for rows, columns in ((1, block), (1, 4 * block), (4, block), (8, block)):
-        works += [partial(forward_row, model, setting, machine, (rows, columns), w) for w in WAYS]
-    works += [partial(decode_row, model, setting, name, way) for name in NAMES for way in WAYS]
-    if is_cuda:
-        works += [partial(launches_row, model, setting, way) for way in WAYS]
-        works += [partial(product_row, setting, columns) for columns in (block, 8 * block)]
+    for size in ((1, block), (1, 4 * block), (4, block), (8, block)):
+        works += [partial(forward_row, model, setting, size, w, machine) for w in (GRAPHS, FUSED)]
+    works += [partial(decode_row, model, setting, n, w) for n in NAMES for w in (GRAPHS, FUSED)]
+    if setting.device == "cuda":
+        works += [partial(launches_row, model, setting, way) for way in (GRAPHS, FUSED)]
     few_steps = replace(setting, steps_per_block=max(2, block // 4))
     for rows in (8, 32):
         batch = replace(few_steps, batch_size=rows)
-        works += [partial(decode_row, model, batch, name, "graphs") for name in NAMES[:2]]
+        works += [partial(decode_row, model, batch, name, GRAPHS) for name in NAMES[:2]]
     works += [partial(served_row, model, setting, name) for name in NAMES[:2]]
+    return measured(works)
+
+
+def weight_rows(setting: Setting) -> Iterator[Row]:
+    """Compares recorded forwards with eager ones in float8, and with experts."""
+    small, block = small_setting(setting), setting.block_length
+    few_layers = setting
+    if setting.geometry == "llada-8b":
+        few_layers = replace(setting, geometry="8x4096")
+    works = [partial(decode_row, with_experts(small), small, name, GRAPHS) for name in NAMES[:2]]
+    for make, of_model in ((in_float8, setting), (with_experts, few_layers)):
+        model = make(of_model)
+        works += [
+            partial(forward_row, model, of_model, (rows, block), way)
+            for rows in (1, 8)
+            for way in (GRAPHS, FUSED)
+        ]
+        works += [partial(decode_row, model, of_model, name, FUSED) for name in NAMES[::3]]
+    return measured(works)
+
+
+def compiled_rows(setting: Setting) -> Iterator[Row]:
+    """Compares compiled forwards with eager ones; each kind takes a minute or more to compile."""
+    model, block = setting.model(), setting.block_length
+    works = [
+        partial(forward_row, model, setting, (1, block), COMPILED),
+        partial(decode_row, model, setting, NAMES[0], COMPILED),
+        partial(decode_row, model, setting, NAMES[3], COMPILED),
+    ]
+    return measured(works)
+
+
+def small_setting(setting: Setting) -> Setting:
+    """Returns a setting in which no tie decides, so that tokens must be equal."""
+    return replace(
+        setting, geometry="small", dtype="float32", batch_size=3, gen_length=32, block_length=8,
+        steps_per_block=8,
+    )  # fmt: skip
+
+
+def in_float8(setting: Setting) -> MaskedTransformer:
+    """Returns the model of a setting with layers in float8."""
+    model = setting.model()
+    quantize_layers(model.transformer, model.device, "fp8")
+    model.name = "float8"
+    return model
+
+
+def with_experts(setting: Setting) -> MaskedTransformer:
+    """Returns the model of a setting with 64 experts in each layer, 8 of them for each token."""
+    model = setting.model()
+    transformer = model.transformer
+    config = MoEConfig(64, 8, setting.sizes.mlp_hidden_size // 8)
+    transformer.config = replace(transformer.config, moe=config)
+    for layer in transformer.layers:
+        with model.device:
+            layer.mlp = MoE(config, setting.sizes.hidden_size).to(model.dtype)
+        layer.mlp.requires_grad_(False)
+        for part in layer.mlp.parameters():
+            part.normal_(std=0.02)
+    model.name = "experts"
+    return model
+
+
+def measured(works: list[partial[Row]]) -> Iterator[Row]:
+    """Yields each figure as soon as it is measured; ends when `LIMIT_S` have passed."""
     begun_s = time.perf_counter()
     for work in works:
         if time.perf_counter() - begun_s > LIMIT_S:
             return
-        model.graphs = small_model.graphs = False
         try:
             yield work()
         # A failure of one figure must not cost the others.
@@ -68,39 +127,39 @@ def rows_of(setting: Setting) -> Iterator[Row]:
             yield {"part": work.func.__name__, "error": f"{type(error).__name__}: {error}"[:300]}
 
 
-def recorded(model: MaskedTransformer, way: str) -> ForwardGraphs:
-    """Lets a model record from now on, and returns its graphs."""
-    model.graphs = True
-    graphs = model._graphs
-    assert graphs is not None
-    graphs.is_fused = WAYS[way] and model.device.type == "cuda"
-    return graphs
+def use(model: MaskedTransformer, way: str) -> None:
+    """Lets a model run its forwards in some way from now on, as if it had run none."""
+    model.compiled = model.graphs = False
+    model.compiled, model.graphs = way == COMPILED, way in (GRAPHS, FUSED)
+    if model._graphs is not None:
+        model._graphs.is_fused = way == FUSED and model.device.type == "cuda"
 
 
 def decode_row(model: MaskedTransformer, setting: Setting, name: str, way: str) -> Row:
-    """Compares the second of two warm decodes, eager and recorded."""
+    """Compares the last of three decodes, eager and in another way."""
     cache, verifier = parse_pair(name)
 
-    def answers(times: int) -> list[DecodeOutput]:
-        return [
-            decode_setting(model, setting, cache=cache, verifier=verifier) for _ in range(times)
-        ]
+    def answers(way: str) -> list[DecodeOutput]:
+        use(model, way)
+        return [decode_setting(model, setting, cache=cache, verifier=verifier) for _ in "abc"]
 
-    eager = answers(3)[-1]
-    graphs = recorded(model, way)
-    first, _, out = answers(3)
+    eager = answers(EAGER)[-1]
+    first, _, out = answers(way)
     same = int((out.tokens == eager.tokens).sum())
     return {
-        "part": f"{setting.geometry}, {setting.dtype}", "forwards": way, "contender": name,
-        "rows": setting.batch_size, "eager ms": 1000 * eager.wall_s / eager.forwards,
+        "part": f"{setting.geometry}, {setting.dtype}", "model": model.name, "forwards": way,
+        "contender": name, "rows": setting.batch_size,
+        "eager ms": 1000 * eager.wall_s / eager.forwards,
         "ms": 1000 * out.wall_s / out.forwards, "times": eager.wall_s / out.wall_s,
-        "first decode s": first.wall_s, **_calls_of(graphs), "same": same,
+        "first decode s": first.wall_s, **_calls_of(model), "same": same,
         "of": out.tokens.numel(),
     }  # fmt: skip
 
 
-def _calls_of(graphs: ForwardGraphs) -> Row:
-    calls: Counter[object] = Counter(graphs.calls)
+def _calls_of(model: MaskedTransformer) -> Row:
+    if model._graphs is None:
+        return {}
+    calls: Counter[object] = Counter(model._graphs.calls)
     return {"kinds": len(calls) - (None in calls), "calls": calls.total(), "eager": calls[None]}
 
 
@@ -121,15 +180,16 @@ def served_row(model: MaskedTransformer, setting: Setting, name: str) -> Row:
         tokens = [out.tokens for out in outs]
         return time.perf_counter() - started, tokens
 
+    use(model, EAGER)
     seconds_and_tokens()
     eager_s, expected = seconds_and_tokens()
-    graphs = recorded(model, "graphs")
+    use(model, GRAPHS)
     seconds_and_tokens()
     seconds, tokens = seconds_and_tokens()
     same = sum(torch.equal(*pair) for pair in zip(tokens, expected, strict=True))
     return {
-        "part": f"served, {setting.dtype}", "forwards": "graphs", "contender": name, "rows": 8,
-        "times": eager_s / seconds, **_calls_of(graphs), "same": same, "of": len(prompts),
+        "part": f"served, {setting.dtype}", "forwards": GRAPHS, "contender": name, "rows": 8,
+        "times": eager_s / seconds, **_calls_of(model), "same": same, "of": len(prompts),
     }  # fmt: skip
 
 
@@ -148,28 +208,40 @@ def block_inputs(
 
 
 def forward_row(
-    model: MaskedTransformer, setting: Setting, machine: Machine, size: tuple[int, int], way: str
+    model: MaskedTransformer,
+    setting: Setting,
+    size: tuple[int, int],
+    way: str,
+    machine: Machine | None = None,
 ) -> Row:
-    """Compares one forward of these rows and columns by the clock, and with the floor."""
-    inputs = block_inputs(model, setting, *size)
-    exact = model.predict(inputs)
-    eager_s = least_seconds(lambda: model.predict(inputs), model.device)
-    graphs = recorded(model, way)
-    inputs = block_inputs(model, setting, *size)
-    # The first forwards are eager, until the kind is recorded.
-    seconds = least_seconds(lambda: model.predict(inputs), model.device, tries=10)
-    columns = Columns(*size, inputs.kv_cache.num_slots, inputs.wanted.shape[1])
-    return {
-        "part": "one forward", "forwards": way, "rows": size[0], "columns": size[1],
-        "eager ms": 1000 * eager_s, "ms": 1000 * seconds, "times": eager_s / seconds,
-        "floor ms": 1000 * machine.seconds(setting, columns), **_calls_of(graphs),
-        "same": int((model.predict(inputs) == exact).sum()), "of": exact.numel(),
+    """Compares one forward of these rows and columns by the clock, and with a machine's floor."""
+
+    def logits_and_seconds(way: str) -> tuple[Tensor, float]:
+        use(model, way)
+        inputs = block_inputs(model, setting, *size)
+        work: Callable[[], Tensor] = partial(model.predict, inputs)
+        # The first forwards of a graph are eager, until the kind is recorded.
+        seconds = least_seconds(work, model.device, tries=10)
+        return work(), seconds
+
+    exact, eager_s = logits_and_seconds(EAGER)
+    logits, seconds = logits_and_seconds(way)
+    row = {
+        "part": "one forward", "model": model.name, "forwards": way, "rows": size[0],
+        "columns": size[1], "eager ms": 1000 * eager_s, "ms": 1000 * seconds,
+        "times": eager_s / seconds, **_calls_of(model), "same": int((logits == exact).sum()),
+        "of": exact.numel(),
     }  # fmt: skip
+    if machine is not None:
+        length = setting.prompt_length + setting.gen_length
+        columns = Columns(*size, length, min(size[1], setting.block_length))
+        row["floor ms"] = 1000 * machine.seconds(setting, columns)
+    return row
 
 
 def launches_row(model: MaskedTransformer, setting: Setting, way: str) -> Row:
     """Counts the kernels of a replay of one block, and adds up their times."""
-    recorded(model, way)
+    use(model, way)
     inputs, num_replays = block_inputs(model, setting, 1, setting.block_length), 8
     for _ in range(3):
         model.predict(inputs)
@@ -182,30 +254,4 @@ def launches_row(model: MaskedTransformer, setting: Setting, way: str) -> Row:
     return {
         "part": "launches", "forwards": way, "rows": 1, "ms": busy_ms,
         "kernels": len(kernels) / num_replays,
-    }  # fmt: skip
-
-
-def product_row(setting: Setting, columns: int) -> Row:
-    """Compares the largest product of a layer in bfloat16 and in float8, with scales of rows."""
-    device, sizes = torch.device(setting.device), setting.sizes
-    shape = (2 * sizes.mlp_hidden_size, sizes.hidden_size)
-    # Too many matrices for any cache.
-    weights = [torch.randn(shape, device=device).bfloat16() for _ in range(6)]
-    narrow = [weight.to(torch.float8_e4m3fn) for weight in weights]
-    x, ones = (
-        torch.randn(columns, shape[1], device=device).bfloat16(),
-        torch.ones(1, shape[0], device=device),
-    )
-
-    def in_float8() -> None:
-        for weight in narrow:
-            scale = x.abs().amax(1, keepdim=True).float() / 448.0
-            rounded = (x / scale).to(weight.dtype)
-            torch._scaled_mm(rounded, weight.t(), scale, ones, out_dtype=x.dtype)
-
-    eager_s = least_seconds(lambda: [F.linear(x, weight) for weight in weights], device)
-    seconds = least_seconds(in_float8, device)
-    return {
-        "part": "product in float8", "columns": columns, "eager ms": 1000 * eager_s / 6,
-        "ms": 1000 * seconds / 6, "times": eager_s / seconds,
     }  # fmt: skip

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--fuzz-seeds", default="", help="FIRST:END, cases of tests/property/test_fuzz_*.py"
+    )
+    parser.addoption(
+        "--graphs", action="store_true", help="record and replay the forwards of models on the CPU"
     )
 
 
@@ -90,6 +94,25 @@ def fresh_accelerate() -> Iterator[None]:
     if "accelerate.state" in sys.modules:
         state = sys.modules["accelerate.state"].AcceleratorState
         state._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def recorded(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With --graphs, every loaded model records each kind of forward when it first occurs."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.option.graphs:
+            from dllm_decode.models import MaskedTransformer
+            from dllm_decode.models.graphs import forward_graphs
+
+            patch.setattr(forward_graphs, "_OCCURRENCES", 1)
+            # `load_model` calls `eval` last.
+            patch.setattr(MaskedTransformer, "eval", _recording)
+        yield
+
+
+def _recording(model: Any) -> Any:
+    model.graphs = True
+    return model.train(False)
 
 
 @pytest.fixture

@@ -131,7 +131,10 @@ class _Context(NamedTuple):
 
 
 def _context_of(inputs: ForwardInputs) -> _Context:
-    """Lays out the columns before the canvas; waits for the device once."""
+    """Lays out the columns before the canvas; waits for the device once.
+
+    Without waiting, every forward would have a mask, whose values transformers reads several times.
+    """
     num_old, num_new = inputs.positions[:, 0], inputs.wanted[:, 0]
     has_belief = torch.ones_like(num_old, dtype=torch.bool)
     if inputs.belief is not None:

@@ -97,9 +97,8 @@ class MaskedTransformer(nn.Module):
     def graphs(self) -> bool:
         """True: forwards of few columns are recorded as graphs and replayed, see `ForwardGraphs`.
 
-        May be set at any time; ValueError for a model that is compiled, spread over devices or
-        quantised, or has experts in another dtype than bfloat16. On a CPU this is slower, and
-        serves tests.
+        May be set at any time; ValueError for a model that is compiled, spread over devices, or
+        quantised but by "fp8". On a CPU this is slower, and serves tests.
         """
         return self._graphs is not None
 

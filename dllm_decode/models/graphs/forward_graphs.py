@@ -148,17 +148,10 @@ class ForwardGraphs:
 
 
 def _require_recordable(transformer: Transformer) -> None:
-    dtype = transformer.embedding.weight.dtype
-    if transformer.config.moe is not None and dtype != torch.bfloat16:
-        # In other dtypes the host reads where the columns of each expert end.
-        raise ValueError(
-            f"A mixture of experts with graphs must be in bfloat16, got {dtype}. Load it with "
-            "dtype='bfloat16', or with graphs=False."
-        )
-    if transformer.route is not None or transformer.quantized is not None:
+    if transformer.route is not None or transformer.quantized not in (None, "fp8"):
         devices = sorted({str(device) for device in (transformer.route or {}).values()})
         raise ValueError(
-            "A model with graphs must be on one device, with weights that are not quantised, got "
-            f"quantize={transformer.quantized!r} and the devices {devices}. Load it with "
-            "graphs=False."
+            "A model with graphs must be on one device, with weights that are not quantised but by "
+            f"'fp8', got quantize={transformer.quantized!r} and the devices {devices}. Load it "
+            "with graphs=False."
         )

@@ -47,8 +47,6 @@ def kind_of(groups: Sequence[ForwardInputs], cache: LastingCache) -> GraphKind |
         groups: The groups of one forward.
         cache: The cache that graphs can read.
     """
-    if any(group.belief is not None for group in groups):
-        return None
     if groups[0].kv_cache is None:
         kind = _kind_without_cache(groups[0]) if len(groups) == 1 else None
     else:

@@ -114,16 +114,15 @@ def load_model(
             weights.
         max_memory: For "auto", the limit for weights on each device: {0: "20GB", 1: "40GB"}.
             Keys, values and logits need further memory. `None`: nine tenths of the free memory.
-        quantize: Fewer bits, see `quantize_layers`. On a CPU "int8": weights and activations of
-            all layers and the head, but not of experts, in 8 bits, which is faster than bfloat16
-            and needs AVX-512 VNNI. On an accelerator "int8", "int4" or "fp8": the weights of all
-            layers, which needs the extra `int8`. Needs one device. `None`: all as `dtype` says.
+        quantize: Fewer bits for the matrices of the layers, see `quantize_layers`. For speed:
+            "fp8" on CUDA, from compute capability 8.9 on; "int8" on a CPU with AVX-512 VNNI. For
+            memory alone: "int8" or "int4" on an accelerator, with the extra `int8`. Needs one
+            device. `None`: all as `dtype` says.
         compile: Run forwards of one group of rows through `torch.compile`, see
             `MaskedTransformer.compiled`. The first forwards take long. Needs one device, and
             weights that are not quantised.
         graphs: Record forwards of few columns and replay them, see `MaskedTransformer.graphs`.
-            Needs one device, weights that are not quantised, and `compile=False`; experts must be
-            in bfloat16.
+            Needs one device, `compile=False`, and weights that are not quantised but by "fp8".
         family: A name of `FAMILIES`, for a checkpoint whose config.json does not tell; or one of
             your own, as a `Family` or as "my_module:MY_FAMILY", whose module is imported; or
             "causal", for a causal model that decodes alone, see `CausalOnly`. `None`: the one that
@@ -224,13 +223,15 @@ def load_model(
         max_length=max_length_of(ConfigReader(config, file=file)),
         is_causal_too=chosen_family.is_causal_too,
     )
-    model.compiled, model.graphs = compile, graphs
+    # Graphs keep the weights that they read, which quantising replaces.
+    model.compiled, model.graphs = compile, graphs and quantize is None
     model.family = chosen_family
     _read_weights(model, chosen_family, files, lora, stored)
     model.files = (*model_files(folder), *(() if lora is None else lora.files))
     if quantized_on is not None:
         assert quantize is not None
         quantize_layers(transformer, quantized_on, quantize)
+        model.graphs = graphs
     return model.eval().requires_grad_(False), loaded_tokenizer
 
 
@@ -310,9 +311,9 @@ def _check_experts(facts: CheckpointFacts, quantize: str, device: torch.device) 
 
 
 def _check_ways(compile: bool, graphs: bool, quantize: str | None) -> None:
-    for name, way in (("compile", compile), ("graphs", graphs)):
+    for name, way, kinds in (("compile", compile, ()), ("graphs", graphs, ("fp8",))):
         if not isinstance(way, bool):
             raise ValueError(f"{name} must be True or False, got {shown(way)}.")
-        if way and quantize is not None:
+        if way and quantize is not None and quantize not in kinds:
             raise ValueError(f"{name} must be False for a quantised model, got {quantize!r}.")
     require_one_way(compiled=compile, graphs=graphs)

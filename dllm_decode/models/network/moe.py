@@ -20,6 +20,8 @@ from dllm_decode.models.network.shares import equal_shares, on_threads
 
 # If a thread waits for a busy processor, the other threads compute its later shares.
 _SHARES_PER_THREAD = 4
+# With more tokens, experts without them are too much work. No graph has more, see `MOST_COLUMNS`.
+_FEW_TOKENS = 512
 
 
 class MLP(nn.Module):
@@ -129,10 +131,13 @@ class Experts(Packable):
     Tokens are sorted by expert, so that each expert's tokens are neighbours. `grouped_mm` of torch,
     which transformers' experts call too, computes one product for each of the two matrices. On CUDA
     only the device knows where an expert's tokens end, so that nothing waits and the forward can be
-    captured. On a CPU, `grouped_mm` multiplies expert by expert, and does not read the weights of
-    experts without tokens. A loop does the same for packed weights and in other dtypes. One such
-    product takes less time than waking a second thread, so that each thread of torch computes some
-    of the experts by itself.
+    recorded. On an accelerator, in types that `grouped_mm` lacks, every expert maps each of a few
+    tokens instead, so that nothing waits there either.
+
+    On a CPU, `grouped_mm` multiplies expert by expert, and does not read the weights of experts
+    without tokens. A loop does the same for packed weights and in other dtypes. One such product
+    takes less time than waking a second thread, so that each thread of torch computes some of the
+    experts by itself.
     """
 
     def __init__(self, config: MoEConfig, hidden_size: int) -> None:
@@ -147,19 +152,41 @@ class Experts(Packable):
         weights = routing.weights
         if not (self.config.weighs_in_float32 or self.config.mixes_in_float32):
             weights = weights.to(hidden.dtype)
-        # Stable, so that equal batches are added up in the same order.
-        order = routing.experts.flatten().argsort(stable=True)
-        numbers = torch.arange(self.config.num_experts, device=hidden.device)
-        experts = routing.experts.flatten()[order]
-        ends = torch.searchsorted(experts, numbers, right=True).int()
-        sorted_outputs = self._outputs(hidden[order // self.config.num_active], ends)
-        outputs = torch.empty_like(sorted_outputs)
-        outputs[order] = sorted_outputs
-        products = outputs.unflatten(0, routing.experts.shape) * weights[..., None]
+        outputs = self._by_all if self._is_for_all(hidden) else self._sorted
+        products = outputs(hidden, routing.experts) * weights[..., None]
         if not self.config.mixes_in_float32:
             products = products.to(hidden.dtype)
         summed: Tensor = products.sum(1).to(hidden.dtype)
         return summed
+
+    def _is_for_all(self, hidden: Float[Tensor, "T H"]) -> bool:
+        """Returns whether every expert is to map every token."""
+        is_decoded = not torch.is_grad_enabled() and len(hidden) <= _FEW_TOKENS
+        return is_decoded and hidden.device.type != "cpu" and not self._can_group(hidden)
+
+    def _by_all(
+        self, hidden: Float[Tensor, "T H"], experts: Int[Tensor, "T A"]
+    ) -> Float[Tensor, "T A H"]:
+        """Maps each token by all experts, and selects the outputs of its own."""
+        outputs = swiglu(hidden @ self.gate_up.mT) @ self.down.mT
+        selected: Tensor = outputs[
+            experts, torch.arange(len(hidden), device=hidden.device)[:, None]
+        ]
+        return selected
+
+    def _sorted(
+        self, hidden: Float[Tensor, "T H"], experts: Int[Tensor, "T A"]
+    ) -> Float[Tensor, "T A H"]:
+        """Maps each token by its own experts."""
+        # Stable, so that equal batches are added up in the same order.
+        order = experts.flatten().argsort(stable=True)
+        numbers = torch.arange(self.config.num_experts, device=hidden.device)
+        ends = torch.searchsorted(experts.flatten()[order], numbers, right=True).int()
+        sorted_outputs = self._outputs(hidden[order // self.config.num_active], ends)
+        outputs = torch.empty_like(sorted_outputs)
+        outputs[order] = sorted_outputs
+        by_token: Tensor = outputs.unflatten(0, experts.shape)
+        return by_token
 
     def _outputs(
         self, columns: Float[Tensor, "P H"], ends: Int[Tensor, " E"]

@@ -16,7 +16,7 @@ from dllm_decode.models.network.context import (
     make_context,
     on_device,
 )
-from dllm_decode.models.network.int8 import Int8Linear
+from dllm_decode.models.network.eight_bits import EightBitLinear
 from dllm_decode.models.network.layer import Layer, Norm, take_wanted
 from dllm_decode.models.network.operations import EAGER, Pointwise
 from dllm_decode.models.network.packed import Linear, Packable, can_pack
@@ -63,15 +63,13 @@ class Transformer(nn.Module):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def store_in_8_bits(self) -> None:
-        """Replaces each `Linear` by an `Int8Linear` for good; a tied head becomes a second copy."""
+    def store_in_8_bits(self, part: nn.Module, kind: type[EightBitLinear]) -> None:
+        """Replaces each `Linear` of a part of the network for good."""
         self.unpack()
-        for parent in self.modules():
-            for name, part in [*parent.named_children()]:
-                if isinstance(part, Linear):
-                    parent.add_module(name, Int8Linear(part.weight, part.bias))
-        if self.lm_head is None:
-            self.lm_head = Int8Linear(self.embedding.weight, None)
+        for parent in part.modules():
+            for name, child in [*parent.named_children()]:
+                if isinstance(child, Linear):
+                    parent.add_module(name, kind(child.weight, child.bias))
         self._packables = [part for part in self.modules() if isinstance(part, Packable)]
 
     def forward(
@@ -145,11 +143,10 @@ class Transformer(nn.Module):
         return normed
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
-        if self.route is not None or (self.quantized is not None and self.device.type == "cpu"):
+        if self.route is not None or self.quantized is not None:
             raise ValueError(
-                "A model that is spread over devices, or quantised on a CPU, stays as it was "
-                "loaded, got a call that moves or converts it. Load it again with another device "
-                "or dtype."
+                "A model that is spread over devices, or quantised, stays as it was loaded, got a "
+                "call that moves or converts it. Load it again with another device or dtype."
             )
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # in torch
         return self

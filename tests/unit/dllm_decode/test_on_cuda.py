@@ -119,7 +119,7 @@ def test_compiled_forwards_give_the_tokens_of_eager_ones(family: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "llada_moe"])
 def test_recorded_forwards_give_the_tokens_and_costs_of_eager_ones(family: str) -> None:
     # Padded to the shape of their kind, they round differently.
     plain = load_tiny(family, device=DEVICE, dtype=torch.float64, **LAW_OPTIONS[family])
