@@ -34,12 +34,20 @@ COMMANDS: dict[str, list[str]] = {
                  "--num-rows", "2"],
     "eval": ["eval", "run", "word_problems?limit=10", "out", "--sampler", "FixedSchedule(24)",
              "--sampler", "Factor()", "--gen-length", "24", "--batch-size", "2"],
+    "sweep": ["eval", "sweep", "plan.toml", "out"],
     "train-filter": ["train-filter", "--task", "word_problems?split=train&limit=12", "--output",
                      "out.safetensors", "--gen-length", "24", "--block-length", "12",
                      "--steps", "20", "--threshold", "0.6", "--batch-size", "3"],
 }  # fmt: skip
+PLAN = """
+model = "mini"
+tasks = ["word_problems?limit=10"]
+samplers = ["FixedSchedule(24)", "Factor()"]
+gen_length = 24
+batch_size = 2
+"""
 # A size of files that is less than each command's greatest file.
-LIMITS = {"export": 10**6, "generate": 700, "eval": 10**4, "train-filter": 3000}
+LIMITS = {"export": 10**6, "generate": 700, "eval": 10**4, "sweep": 10**4, "train-filter": 3000}
 
 
 def results(name: str, folder: Path) -> object:
@@ -50,7 +58,7 @@ def results(name: str, folder: Path) -> object:
             return {path.name: path.read_bytes() for path in out.iterdir()}
         case "generate":
             return sorted(out.with_suffix(".jsonl").read_text().splitlines())
-        case "eval":
+        case "eval" | "sweep":
             lines = (out / "part-0.jsonl").read_text().splitlines()
             assert len({json.loads(line)["key"] for line in lines}) == len(lines) == 20
             runs = Folder(out).results().items()
@@ -71,7 +79,9 @@ def test_a_command_that_is_killed_or_has_no_room_goes_on_and_has_the_same_result
         questions = [f"emma has {n} apples . how many apples does emma have ?" for n in range(12)]
         lines = [json.dumps({"text": question}) for question in questions]
         (folder / "prompts").write_text("\n".join(lines))
-        words = [str(folder / w) if w.startswith(("out", "prompts")) else w for w in COMMANDS[name]]
+        (folder / "plan.toml").write_text(PLAN)
+        files = ("out", "prompts", "plan")
+        words = [str(folder / w) if w.startswith(files) else w for w in COMMANDS[name]]
         commands.append(json.dumps(words))
     program = ROOT / "tests" / "programs" / "killed.py"
     ran = subprocess.run(
