@@ -288,8 +288,8 @@ def _verifier(rng: random.Random, align: int) -> verify.Verifier:
         (verify.PathSearch(), verify.PathSearch(num_forwards=2),
          verify.PathSearch(4, 0.95, 6, 0.4, proxy, "always"), verify.Tree(8),
          verify.Tree(6, num_forwards=2), verify.Tree(12, column_cost=0.02),
-         verify.Sampled(), verify.Sampled("block"), verify.Sampled(num_forwards=2), verify.Pool(3, 2, 4),
-         verify.Recycling(3))
+         verify.Sampled(), verify.Sampled("block"), verify.Sampled(num_forwards=2),
+         verify.Pool(3, 2, 4), verify.Recycling(3))
     )  # fmt: skip
     return verify.ARVerify(target, verify.DraftLength(2, 6, growth=2), drafting)
 
