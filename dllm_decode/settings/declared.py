@@ -62,19 +62,24 @@ def exported(folder: str) -> tuple[list[str], Mapping[str, Path]]:
 
 def declared(name: str, files: Mapping[str, Path]) -> Declared:
     """Returns the checks of a class, given the files that define the classes of its package."""
-    return Declared(list(_fields(name, files)))
+    return Declared(list(_fields(name, files[name])) if name in files else [])
 
 
-def _fields(name: str, files: Mapping[str, Path]) -> Iterator[tuple[ast.AnnAssign, Path]]:
-    """Yields the fields of a dataclass with their files, those of its base classes first."""
-    for kind in _parsed(files[name]).body if name in files else ():
-        if isinstance(kind, ast.ClassDef) and kind.name == name:
-            for base in kind.bases:
-                yield from _fields(ast.unparse(base).partition("[")[0], files)
-            if kind.decorator_list:
-                for node in kind.body:
-                    if isinstance(node, ast.AnnAssign):
-                        yield node, files[name]
+def _fields(name: str, file: Path) -> Iterator[tuple[ast.AnnAssign, Path]]:
+    """Yields the fields of a dataclass with their files, those of its base classes first.
+
+    The class is defined in the file, or imported there from a module of ours.
+    """
+    for node in _parsed(file).body if file.is_file() else ():
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            yield from _fields(name, _ROOT / f"{str(node.module).replace('.', '/')}.py")
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            for base in node.bases:
+                yield from _fields(ast.unparse(base).partition("[")[0], file)
+            if node.decorator_list:
+                for field in node.body:
+                    if isinstance(field, ast.AnnAssign):
+                        yield field, file
 
 
 def _evaluated(annotation: ast.expr, file: Path) -> Any:
