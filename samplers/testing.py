@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from samplers.base import Decision, Sampler, first_state, next_step, require_max_steps
+from samplers.base import Decision, Sampler
+from samplers.calls import first_state, next_step, require_max_steps
 from samplers.checks import require_plugin
 from samplers.declared import require_declared
 from samplers.facts import Fact

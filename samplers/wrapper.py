@@ -7,7 +7,8 @@ from typing import Any, Self
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from samplers.base import Sampler, next_step
+from samplers.base import Sampler
+from samplers.calls import next_step
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.facts import Fact
 from samplers.state import State

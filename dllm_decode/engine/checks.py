@@ -16,7 +16,7 @@ from dllm_decode.core.passes import Branches
 from dllm_decode.core.rows import Opening, Row
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.state import Look, State
-from samplers.base import require_decision
+from samplers.calls import require_decision
 from samplers.checks import shown
 from samplers.state import check_state
 

@@ -6,7 +6,8 @@ from typing import Any
 from dllm_decode.core.sending import send
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import Look, State
-from samplers.base import Decision, Sampler, first_state, next_step
+from samplers.base import Decision, Sampler
+from samplers.calls import first_state, next_step
 from samplers.state import merge_state
 from samplers.view import View
 

@@ -90,7 +90,9 @@ class Decoder:
             sees_later_blocks=not (model.causal_block_length or self.starts_as_noise),
             with_kv_cache=self.cache.needs_kv_cache,
             device=model.device,
-            whole=model.routing_block_length if isinstance(model, RoutesByBlock) else 1,
+            routing_block_length=(
+                model.routing_block_length if isinstance(model, RoutesByBlock) else 1
+            ),
         )
 
     @cached_property
@@ -106,8 +108,8 @@ class Decoder:
         return isinstance(self.model, UniformState)
 
     @cached_property
-    def num_passes(self) -> int:
-        """Canvases of a row that a forward looks at: with guidance also one without the prompt."""
+    def calls_per_forward(self) -> int:
+        """Calls of the model in one forward: with guidance a second one, without the prompt."""
         return 2 if self.config.cfg_scale else 1
 
     @cached_property

@@ -25,17 +25,17 @@ from dllm_decode.engine.state import State
 from samplers.logits.statistics import certain_where
 
 
-def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Tensor, "N _ V"]]:
+def forward(decoder: Decoder, state: State, pass_: Pass) -> tuple[State, Float[Tensor, "N _ V"]]:
     """Runs the model once, with guidance twice, and counts its calls.
 
     Returns:
         The state afterwards, and for each row, or each of the branches, the logits that predict the
-        columns of `spec`: -inf for banned tokens, before truncation.
+        columns of `pass_`: -inf for banned tokens, before `top_p` and `top_k`.
     """
-    branches = spec.branches or Branches.of_rows(state.canvas)
-    plans = _plans(decoder, state, spec)
-    call = _Call(spec, branches, plans, _layout(decoder, state, spec, branches, plans))
-    if spec.branches is not None:
+    branches = pass_.branches or Branches.of_rows(state.canvas)
+    plans = _plans(decoder, state, pass_)
+    call = _Call(pass_, branches, plans, _layout(decoder, state, pass_, branches, plans))
+    if pass_.branches is not None:
         state = with_room(decoder, state, branches, call.layout)
     state, logits = _run(decoder, state._replace(layout=call.layout), call)
     if decoder.config.cfg_scale:
@@ -46,15 +46,15 @@ def forward(decoder: Decoder, state: State, spec: Pass) -> tuple[State, Float[Te
         logits = torch.where(logits.isneginf() | unguided.isneginf(), logits, guided)
     state = _count(decoder, state, call)
     if state.cache.history is not None:
-        state = _note(state, state.cache.history, call)
-    state = _with_end_check(decoder, state, call)
-    state = with_finite_check(state, logits, decoder.model.name, branches.rows)
+        state = _with_history(state, state.cache.history, call)
+    state = _note_unseen(decoder, state, call)
+    state = note_not_finite(state, logits, decoder.model.name, branches.rows)
     logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
     known = call.layout.merge_known()
     if known is None:
         return state, logits
-    if spec.branches is None:
-        state = _with_known_check(decoder, state, spec.window, known)
+    if pass_.branches is None:
+        state = _note_unknown(decoder, state, pass_.window, known)
     return state, _fill_unknown(call, logits, known)
 
 
@@ -62,31 +62,31 @@ class _Call(NamedTuple):
     """A forward that is ready to run.
 
     Attributes:
-        spec: Description of the forward.
+        pass_: Description of the forward.
         branches: The canvases that the forward looks at.
         plans: The columns of each row of the state.
         layout: The columns of each branch.
     """
 
-    spec: Pass
+    pass_: Pass
     branches: Branches
     plans: Sequence[Plan]
     layout: Layout
 
 
-def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
-    """Returns the plan of each row, with the columns of `spec` or of the cache policy."""
+def _plans(decoder: Decoder, state: State, pass_: Pass) -> list[Plan]:
+    """Returns the plan of each row, with the columns of `pass_` or of the cache policy."""
     sight, plans = decoder.sight, []
-    if spec.columns and not sight.with_kv_cache:
+    if pass_.columns and not sight.with_kv_cache:
         raise RuntimeError(
             f"columns of Pass must be empty with {decoder.cache!r}, which computes all of them."
         )
-    for n, row in enumerate(spec.policy_rows or state.rows):
+    for n, row in enumerate(pass_.policy_rows or state.rows):
         end = row.end if sight.sees_later_blocks else row.opening.block[1]
         query = CacheQuery(row, end, sight.shift)
         hidden: Columns = ()
-        if spec.columns:
-            chosen, duty = spec.columns[n], "columns of Pass by {0.verifier!r} must be"
+        if pass_.columns:
+            chosen, duty = pass_.columns[n], "columns of Pass by {0.verifier!r} must be"
         else:
             chosen = decoder.cache.recompute(query)
             hidden = require_hidden(decoder, decoder.cache.hidden(query), end)
@@ -97,24 +97,27 @@ def _plans(decoder: Decoder, state: State, spec: Pass) -> list[Plan]:
             unwritten = without(without((range(end),), hidden), row.computed)
             chosen = union(chosen, unwritten)
         plan = Plan(chosen, end, query.needed, hidden)
-        if sight.whole > 1:
-            plan = plan._replace(columns=in_whole_blocks(chosen, sight.whole), stride=sight.whole)
+        if sight.routing_block_length > 1:
+            plan = plan._replace(
+                columns=in_whole_blocks(chosen, sight.routing_block_length),
+                stride=sight.routing_block_length,
+            )
         plans.append(plan)
     return plans
 
 
 def _layout(
-    decoder: Decoder, state: State, spec: Pass, branches: Branches, plans: Sequence[Plan]
+    decoder: Decoder, state: State, pass_: Pass, branches: Branches, plans: Sequence[Plan]
 ) -> Layout:
     """Returns the layout of a forward; reuses the last layout if the columns are the same."""
-    window = spec.window
+    window = pass_.window
     branch_plans = [plans[row] for row in branches.rows]
     starts = tuple(window.starts[row] for row in branches.rows)
     columns = tuple((plan.columns, plan.end, plan.hidden) for plan in branch_plans)
     key = (columns, starts, window.width)
     if state.layout is not None and state.layout.key == key:
         return state.layout
-    if spec.branches is not None:
+    if pass_.branches is not None:
         window = Window.of(starts, window.width, state.canvas)
     return Layout.of(key, decoder.sight, branch_plans, window)
 
@@ -130,8 +133,8 @@ def _run(decoder: Decoder, state: State, call: _Call) -> tuple[State, Float[Tens
     model, branches = decoder.model, call.branches
     inputs, packs = [], []
     for group in call.layout.groups:
-        group_inputs = inputs_of(state, call.spec, branches, group)
-        group_inputs = call.spec.edit(group_inputs, group.members)
+        group_inputs = inputs_of(state, call.pass_, branches, group)
+        group_inputs = call.pass_.edit(group_inputs, group.members)
         if branches.in_columns:
             group_inputs, packed = packed_of(state, branches, group, group_inputs)
             packs.append(packed)
@@ -145,18 +148,17 @@ def _run(decoder: Decoder, state: State, call: _Call) -> tuple[State, Float[Tens
 
 def _count(decoder: Decoder, state: State, call: _Call) -> State:
     """Returns the state in which the forward is counted for each row that took part."""
-    _, branches, plans, layout = call
-    num_passes = decoder.num_passes
+    calls_per_forward = decoder.calls_per_forward
     num_columns: Counter[int] = Counter()
-    for group in layout.groups:
-        for n in branches.rows_and_numbers(group.members)[0]:
-            num_columns[n] += plans[n].width
-    writers, rows = branches.writers, list(state.rows)
+    for group in call.layout.groups:
+        for n in call.branches.rows_and_numbers(group.members)[0]:
+            num_columns[n] += call.plans[n].width
+    writers, rows = call.branches.writers, list(state.rows)
     for n, num_computed in num_columns.items():
-        row, plan = rows[n], plans[n]
+        row, plan = rows[n], call.plans[n]
         rows[n] = row = row._replace(
-            nfe=row.nfe + num_passes,
-            query_positions=row.query_positions + num_passes * num_computed,
+            nfe=row.nfe + calls_per_forward,
+            query_positions=row.query_positions + calls_per_forward * num_computed,
         )
         if n in writers:
             rows[n] = row._replace(
@@ -167,7 +169,7 @@ def _count(decoder: Decoder, state: State, call: _Call) -> State:
     return state._replace(rows=tuple(rows))
 
 
-def _note(state: State, history: History, call: _Call) -> State:
+def _with_history(state: State, history: History, call: _Call) -> State:
     """Returns the state whose history has the columns that branch 0 of each row computed."""
     for group in call.layout.groups:
         rows, numbers = call.branches.rows_and_numbers(group.members)
@@ -177,13 +179,13 @@ def _note(state: State, history: History, call: _Call) -> State:
     return state._replace(cache=state.cache._replace(history=history))
 
 
-def _with_end_check(decoder: Decoder, state: State, call: _Call) -> State:
+def _note_unseen(decoder: Decoder, state: State, call: _Call) -> State:
     """Notes rows whose window has open columns after the block that the model sees."""
     if decoder.sight.sees_later_blocks:
         return state
-    window, asked = call.spec.window, set(call.branches.rows)
+    window, rows = call.pass_.window, set(call.branches.rows)
     limits = [
-        plan.end if n in asked and plan.end < row.end else start + window.width
+        plan.end if n in rows and plan.end < row.end else start + window.width
         for n, (row, plan, start) in enumerate(
             zip(state.rows, call.plans, window.starts, strict=True)
         )
@@ -201,7 +203,7 @@ def _with_end_check(decoder: Decoder, state: State, call: _Call) -> State:
     return state.with_breach(is_unseen, decoder.verifier, duty)
 
 
-def _with_known_check(
+def _note_unknown(
     decoder: Decoder, state: State, window: Window, known: Bool[Tensor, "B W"]
 ) -> State:
     """Notes rows whose cache policy leaves out columns that predict open positions."""
@@ -218,13 +220,13 @@ def _fill_unknown(
 ) -> Float[Tensor, "N n V"]:
     """Returns logits that are certain of the token in columns that no computed column predicts."""
     known, tokens = (
-        part_of(values, call.spec.asked)
+        part_of(values, call.pass_.asked)
         for values in (known, call.layout.window.part(call.branches.tokens))
     )
     return certain_where(logits, ~known, tokens)
 
 
-def with_finite_check(
+def note_not_finite(
     state: State,
     logits: Float[Tensor, "N _ V"],
     culprit: str,

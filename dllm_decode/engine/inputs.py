@@ -12,12 +12,12 @@ from dllm_decode.engine.layout import Group
 from dllm_decode.engine.state import State
 
 
-def inputs_of(state: State, spec: Pass, branches: Branches, group: Group) -> ForwardInputs:
+def inputs_of(state: State, pass_: Pass, branches: Branches, group: Group) -> ForwardInputs:
     """Returns the inputs of one group of branches, before `Pass.edit`."""
     tokens, slots, wanted = group.part(branches.tokens), group.slots, group.predictors
     tokens = tokens[:, slots] if isinstance(slots, slice) else tokens.gather(1, slots)
-    if spec.asked is not None:
-        wanted = wanted.gather(1, group.part(spec.asked))
+    if pass_.asked is not None:
+        wanted = wanted.gather(1, group.part(pass_.asked))
     cache = state.cache.kv_cache
     if cache is None:
         return ForwardInputs(tokens, group.columns, wanted, group.attend)

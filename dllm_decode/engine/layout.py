@@ -70,7 +70,7 @@ class Sight(NamedTuple):
         sees_later_blocks: True if a column sees the masks of later blocks.
         with_kv_cache: True if keys come from a cache, False if from the computed columns alone.
         device: Device of the model's inputs.
-        whole: Columns of the blocks that are computed as a whole, see `RoutesByBlock`.
+        routing_block_length: As `RoutesByBlock.routing_block_length`; 1 for other models.
     """
 
     shift: int
@@ -78,7 +78,7 @@ class Sight(NamedTuple):
     sees_later_blocks: bool
     with_kv_cache: bool
     device: torch.device
-    whole: int = 1
+    routing_block_length: int = 1
 
 
 class Group(NamedTuple):

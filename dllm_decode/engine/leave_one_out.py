@@ -28,9 +28,9 @@ from samplers.logits.statistics import probability
 def look_without_own_token(decoder: Decoder, state: State) -> tuple[State, Look]:
     """Runs one forward and returns the view of every row, with `View.leave_one_out`."""
     state, window = with_window(decoder, state)
-    spec = Pass(window, edit=partial(_with_copies, decoder.model.mask_id))
-    state, logits = forward(decoder, state, spec)
-    num_copies = decoder.num_passes * window.width
+    pass_ = Pass(window, edit=partial(_with_copies, decoder.model.mask_id))
+    state, logits = forward(decoder, state, pass_)
+    num_copies = decoder.calls_per_forward * window.width
     rows = [row._replace(query_positions=row.query_positions + num_copies) for row in state.rows]
     state, width = state._replace(rows=tuple(rows)), window.width
     view = view_of(decoder, state, window, logits[:, :width])

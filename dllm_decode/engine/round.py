@@ -8,9 +8,9 @@
 Each function takes the state and returns the next one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Shaped
@@ -30,7 +30,7 @@ from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.settle import settle
 from dllm_decode.engine.state import Breach, Look, State
-from samplers.base import require_max_steps
+from samplers.calls import require_max_steps
 from samplers.checks import shown
 from samplers.facts import Fact
 
@@ -53,12 +53,12 @@ def one_round(
         state = state._replace(constraints=state.constraints.read_settled(state.rows, state.canvas))
     state, seen = require_look(decoder.verifier.look(decoder, state), owner=decoder.verifier)
     stepping = seen.stepping(state)
-    part, seen, decision = decide(decoder, state.take(stepping), seen)
-    before = part.canvas
-    part, moved = settle(decoder, part, seen, decision)
-    state, done = advance(decoder, state.put(stepping, part), seen)
+    stepping_rows, seen, decision = decide(decoder, state.take(stepping), seen)
+    before = stepping_rows.canvas
+    stepping_rows, moved = settle(decoder, stepping_rows, seen, decision)
+    state, done = advance(decoder, state.put(stepping, stepping_rows), seen, stepping)
     if observers:
-        event = _event(decoder, before, moved, state, seen, done)
+        event = _event(decoder, before, moved, state, seen, stepping, done)
         for observer in observers:
             observer(event)
     return state, done
@@ -114,17 +114,26 @@ def _num_masks(row: Row, mask_id: int) -> int:
     return stop - start - sum(token != mask_id for token in given)
 
 
-def advance(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int]]:
+def advance(
+    decoder: Decoder, state: State, seen: Look, stepping: Sequence[int]
+) -> tuple[State, list[int]]:
     """Reads on the host how far each row is; returns the state and the rows that ended.
 
     A row ends with an error if a plug-in broke its contract in this row.
+
+    Args:
+        decoder: The model and the plug-ins.
+        state: All rows, after the decision.
+        seen: What the decision was made from.
+        stepping: The rows that took a step.
     """
     verifier = decoder.verifier
     state, verified = require_after(verifier.after(decoder, state), owner=verifier)
-    stepping, rows, done = seen.stepping(state), [], []
-    readings = _read_on_host(decoder, state, seen, verified)
-    for n, (unsettled, has_ended, numbers, error) in enumerate(readings):
-        row = state.rows[n]
+    rows, done = [], []
+    readings = _read_on_host(decoder, state, verified)
+    errors = _errors(decoder, state, seen, stepping, readings.broken)
+    for n, row in enumerate(state.rows):
+        unsettled, error = readings.first_unsettled[n], errors[n]
         if n in stepping and not row.nfe and not row.target_nfe:
             error = (
                 f"look of {verifier!r} must return the state that forward returned; no forward is "
@@ -133,21 +142,35 @@ def advance(decoder: Decoder, state: State, seen: Look) -> tuple[State, list[int
         row = row._replace(
             unsettled=unsettled,
             steps=row.steps + (n in stepping),
-            numbers=numbers,
+            numbers=readings.numbers[n],
             error=row.error or error,
         )
         rows.append(row)
         # A block-causal model decodes its whole last block, also the columns after the answer.
         is_full = unsettled >= max(row.answer_end, row.opening.phase[1])
-        if row.error or is_full or (row.config.stop_at_eos and has_ended):
+        if row.error or is_full or (row.config.stop_at_eos and readings.has_ended[n]):
             done.append(n)
     state = state._replace(rows=tuple(rows), breaches=(), num_rounds=state.num_rounds + 1)
     return state, sorted({*done, *_stopped(decoder, state, stepping)})
 
 
-def _read_on_host(
-    decoder: Decoder, state: State, seen: Look, verified: Shaped[Tensor, "B N"]
-) -> Iterable[tuple[int, bool, Numbers, str]]:
+class _Readings(NamedTuple):
+    """What the host reads of all rows in a round.
+
+    Attributes:
+        first_unsettled: The first unsettled column of each row.
+        has_ended: For each row, whether a settled EOS has no unsettled column before it.
+        numbers: For each row, the numbers that plug-ins asked for.
+        broken: For each breach of the state, whether each of its rows broke the rule.
+    """
+
+    first_unsettled: Sequence[int]
+    has_ended: Sequence[bool]
+    numbers: Sequence[Numbers]
+    broken: Sequence[Sequence[bool]]
+
+
+def _read_on_host(decoder: Decoder, state: State, verified: Shaped[Tensor, "B N"]) -> _Readings:
     """Reads all values at once; in plain decoding the host waits only here in a round."""
     canvas, history = state.canvas, state.cache.history
     columns = torch.arange(canvas.width, device=canvas.tokens.device)
@@ -164,13 +187,9 @@ def _read_on_host(
     ]
     broken = [breach.found for breach in state.breaches]
     unsettled, ended, *lists = _on_host([first, has_ended, *numbers, *broken])
-    by_row = [Numbers(*row_numbers) for row_numbers in zip(*lists[:3], strict=True)]
-    errors = [""] * len(state.rows)
-    for breach, values in zip(state.breaches, lists[3:], strict=True):
-        for row, is_broken in zip(breach.rows, values, strict=True):
-            if is_broken and not errors[row]:
-                errors[row] = _error(decoder, state, seen, breach, row)
-    return zip(unsettled, ended, by_row, errors, strict=True)
+    by_plugin, by_breach = lists[: len(numbers)], lists[len(numbers) :]
+    by_row = [Numbers(*row_numbers) for row_numbers in zip(*by_plugin, strict=True)]
+    return _Readings(unsettled, ended, by_row, by_breach)
 
 
 def _on_host(tensors: Sequence[Tensor]) -> list[Any]:
@@ -186,10 +205,32 @@ def _on_host(tensors: Sequence[Tensor]) -> list[Any]:
     return lists
 
 
-def _error(decoder: Decoder, state: State, seen: Look, breach: Breach, row: int) -> str:
+def _errors(
+    decoder: Decoder,
+    state: State,
+    seen: Look,
+    stepping: Sequence[int],
+    broken: Sequence[Sequence[bool]],
+) -> list[str]:
+    """Returns the first error of each row, "" where no rule was broken."""
+    errors = [""] * len(state.rows)
+    for breach, values in zip(state.breaches, broken, strict=True):
+        for row, is_broken in zip(breach.rows, values, strict=True):
+            if is_broken and not errors[row]:
+                errors[row] = _error(decoder, state, seen, stepping, breach, row)
+    return errors
+
+
+def _error(
+    decoder: Decoder,
+    state: State,
+    seen: Look,
+    stepping: Sequence[int],
+    breach: Breach,
+    row: int,
+) -> str:
     """Returns the sentence that names a rule broken in a row, and the plug-in that broke it."""
     culprit, duty = breach.culprit, breach.duty
-    stepping = seen.stepping(state)
     # Read only now, because the host waits: no sampler can commit if nothing is eligible.
     has_decided = culprit is decoder.sampler and row in stepping
     if has_decided and not seen.view.eligible[stepping.index(row)].any():
@@ -225,13 +266,18 @@ def _stopped(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[in
 
 
 def _event(
-    decoder: Decoder, before: Canvas, moved: Canvas, state: State, seen: Look, done: Sequence[int]
+    decoder: Decoder,
+    before: Canvas,
+    moved: Canvas,
+    state: State,
+    seen: Look,
+    stepping: Sequence[int],
+    done: Sequence[int],
 ) -> StepEvent:
     """Returns the event that observers see: the rows that took a step, before and after it.
 
     `before` and `moved` are canvases of these rows; `moved` has the decision's tokens only.
     """
-    stepping = seen.stepping(state)
     part = state.take(stepping)
     numbers = [
         (row.request.index, row.query_positions, n in done)

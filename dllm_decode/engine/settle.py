@@ -28,7 +28,7 @@ def settle(decoder: Decoder, state: State, seen: Look, decision: Decision) -> tu
     culprit = decoder.sampler if seen.decision is None else decoder.verifier
     state = _check(decoder, state, seen, decision, moves, culprit=culprit)
     before, moved = state.canvas, _move(state.canvas, seen.window, moves)
-    state = truncate(decoder, state._replace(canvas=moved))
+    state = end_at_eos(decoder, state._replace(canvas=moved))
     if state.commits is not None:
         state = _record(state, state.commits, seen, moves, before)
     return state, moved
@@ -48,16 +48,6 @@ class Moves(NamedTuple):
     tokens: Int[Tensor, "B W"]
     settle: Bool[Tensor, "B W"]
     remask: Bool[Tensor, "B W"] | None
-
-
-def _record(state: State, commits: CommitState, seen: Look, moves: Moves, before: Canvas) -> State:
-    """Returns the state after a step, with the commits of the step; `before`: without the step."""
-    tokens = seen.window.part(state.canvas.tokens)
-    changed = before.tokens != state.canvas.tokens
-    # An EOS may have been written over a token that the step committed.
-    commit = moves.commit & (tokens == moves.tokens) & seen.window.part(changed)
-    commits = commits.after(seen.view, seen.window, tokens, commit, changed)
-    return state._replace(commits=commits)
 
 
 def moves_of(
@@ -90,15 +80,6 @@ def moves_of(
     return Moves(commit, tokens, settled, remask)
 
 
-def with_sampler_check(decoder: Decoder, state: State, seen: Look, decision: Decision) -> State:
-    """Notes rules that the sampler's decision breaks, for a verifier that changes the decision.
-
-    No row waits.
-    """
-    moves = moves_of(decoder, state, seen.window, seen.view, decision)
-    return _check(decoder, state, seen, decision, moves, culprit=decoder.sampler)
-
-
 def _check(
     decoder: Decoder,
     state: State,
@@ -126,22 +107,14 @@ def _check(
         duty = "settle positions only that hold a token"
         state = state.with_breach(empty, culprit, duty)
     # A step on a full block may only re-mask; `max_steps` bounds the number of such steps.
-    moved = moves.commit | moves.settle
+    is_moved = moves.commit | moves.settle
     if decision.remask is not None and moves.remask is not None:
         duty = "re-mask positions only that a sampler committed"
         state = state.with_breach(decision.remask & ~moves.remask, culprit, duty)
-        moved = moved | moves.remask
+        is_moved = is_moved | moves.remask
     move = "commit" if decoder.tokens_are_final else "commit, settle or re-mask"
     duty = f"{move} at least one eligible position of every running row"
-    return state.with_breach(~moved.any(-1), culprit, duty)
-
-
-def state_after(
-    decoder: Decoder, state: State, window: Window, view: View, decision: Decision
-) -> State:
-    """Returns the state with the tokens of a decision, see `moves_of`."""
-    moves = moves_of(decoder, state, window, view, decision)
-    return state._replace(canvas=_move(state.canvas, window, moves))
+    return state.with_breach(~is_moved.any(-1), culprit, duty)
 
 
 def _move(canvas: Canvas, window: Window, moves: Moves) -> Canvas:
@@ -154,7 +127,7 @@ def _move(canvas: Canvas, window: Window, moves: Moves) -> Canvas:
     return replace(canvas, tokens=tokens, unsettled=unsettled)
 
 
-def truncate(decoder: Decoder, state: State) -> State:
+def end_at_eos(decoder: Decoder, state: State) -> State:
     """Returns the state in which a committed EOS ends the answer, in rows with this option."""
     truncates = [row.config.truncate_at_eos for row in state.rows]
     if not any(truncates):
@@ -163,3 +136,30 @@ def truncate(decoder: Decoder, state: State) -> State:
     edits = not decoder.tokens_are_final and decoder.reads_committed
     canvas = state.canvas.truncated(send(truncates, state.device), keeps_tokens=edits)
     return state._replace(canvas=canvas)
+
+
+def _record(state: State, commits: CommitState, seen: Look, moves: Moves, before: Canvas) -> State:
+    """Returns the state after a step, with the commits of the step; `before`: without the step."""
+    tokens = seen.window.part(state.canvas.tokens)
+    changed = before.tokens != state.canvas.tokens
+    # An EOS may have been written over a token that the step committed.
+    commit = moves.commit & (tokens == moves.tokens) & seen.window.part(changed)
+    commits = commits.after(seen.view, seen.window, tokens, commit, changed)
+    return state._replace(commits=commits)
+
+
+def state_after(
+    decoder: Decoder, state: State, window: Window, view: View, decision: Decision
+) -> State:
+    """Returns the state with the tokens of a decision, see `moves_of`."""
+    moves = moves_of(decoder, state, window, view, decision)
+    return state._replace(canvas=_move(state.canvas, window, moves))
+
+
+def note_sampler_breaches(decoder: Decoder, state: State, seen: Look, decision: Decision) -> State:
+    """Notes rules that the sampler's decision breaks, for a verifier that changes the decision.
+
+    No row waits.
+    """
+    moves = moves_of(decoder, state, seen.window, seen.view, decision)
+    return _check(decoder, state, seen, decision, moves, culprit=decoder.sampler)

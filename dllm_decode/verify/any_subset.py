@@ -79,8 +79,8 @@ class AnySubsetVerify(Verifier):
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         to_draft = _to_draft(state, self.draft_tokens)
         window, places = to_draft.window, to_draft.places
-        spec = Pass(window, places, edit=_in_order(state.canvas.given))
-        state, q = forward(decoder, state, spec)
+        pass_ = Pass(window, places, edit=_in_order(state.canvas.given))
+        state, q = forward(decoder, state, pass_)
         view = view_of(decoder, state, window, q, asked=places)
         draft = Draft(view.proposal.gather(1, places), to_draft.counts, _log_law(view, q))
         state, p = _judged(decoder, state, to_draft, view, q)
@@ -144,8 +144,8 @@ def _judged(
     index = send(rows, state.device)
     tokens = window.put(canvas.tokens, to_draft.drafted, view.proposal)
     branches = Branches(tokens[index], rows, (0,) * len(rows))
-    spec = Pass(window, to_draft.places[index, 1:], branches, edit=_in_order(canvas.given[index]))
-    state, judged = forward(decoder, state, spec)
+    pass_ = Pass(window, to_draft.places[index, 1:], branches, edit=_in_order(canvas.given[index]))
+    state, judged = forward(decoder, state, pass_)
     p = q.clone()
     p[index, 1:] = judged
     return state, p

@@ -13,7 +13,7 @@ from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Request
 from dllm_decode.engine.decoder import Decoder, Verifier
-from dllm_decode.engine.forward import forward, on_device, with_finite_check
+from dllm_decode.engine.forward import forward, note_not_finite, on_device
 from dllm_decode.engine.state import State
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
 from dllm_decode.verify.drafts import Beginning, Draft
@@ -147,8 +147,8 @@ def ask_drafter(
         )
         for row, length in zip(state.rows, lengths, strict=True)
     ]
-    spec = Pass(window, policy_rows=rows, branches=drafts)
-    state, logits = forward(decoder, state, spec)
+    pass_ = Pass(window, policy_rows=rows, branches=drafts)
+    state, logits = forward(decoder, state, pass_)
     logits[..., target.num_shared_ids :] = -torch.inf
     return state, window, logits
 
@@ -204,7 +204,7 @@ def ask_target(
     )  # fmt: skip
     # Logits of ids that both models know.
     logits = reading.logits[..., : target.num_shared_ids]
-    state = with_finite_check(state, logits, target.name)
+    state = note_not_finite(state, logits, target.name)
     banned_ids = tuple(token for token in decoder.banned_ids if token < logits.shape[-1])
     logits = logits.index_fill_(-1, on_device(banned_ids, logits.device), -torch.inf)
     cost = state.cost._replace(target_forwards=state.cost.target_forwards + 1)

@@ -10,7 +10,7 @@ from plugins_under_test import view_with
 from safetensors.torch import load_file
 
 from samplers import JointThresholdInDel
-from samplers.base import next_step
+from samplers.calls import next_step
 from samplers.testing import settled_by
 
 FOLDER = Path(__file__).parent / "data" / "llada22"

@@ -18,7 +18,17 @@ ROOFS = {"examples", "benchmarks", "tests"}
 SAMPLERS_MAY_IMPORT = {"samplers", "torch", "jaxtyping"} | sys.stdlib_module_names
 CONTRACT = {
     f"samplers.{name}"
-    for name in ("base", "facts", "state", "view", "wrapper", "logits", "checks", "expression")
+    for name in (
+        "base",
+        "calls",
+        "facts",
+        "state",
+        "view",
+        "wrapper",
+        "logits",
+        "checks",
+        "expression",
+    )
 }
 MAY_IMPORT = {
     "safetensors": ("samplers.learn2pd",),

@@ -28,7 +28,7 @@ from dllm_decode.verify.target_round import (
     ask_target,
     decide_draft,
 )
-from samplers.base import first_state, next_step
+from samplers.calls import first_state, next_step
 from samplers.logits.statistics import certain_where, leading, most_likely
 from samplers.state import merge_state
 from samplers.view import View

@@ -15,7 +15,7 @@ from dllm_decode.core.sending import send
 from dllm_decode.engine.decide import decide
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.settle import with_sampler_check
+from dllm_decode.engine.settle import note_sampler_breaches
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import look
 from dllm_decode.verify.acceptance import accept_by_ratio
@@ -153,7 +153,7 @@ class S2D2(Verifier):
         if not rows:
             return state, seen
         state, seen, decision = decide(decoder, state, seen)
-        state = with_sampler_check(decoder, state, seen, decision)
+        state = note_sampler_breaches(decoder, state, seen, decision)
         filled_in = _filled_in(state, seen, decision)
         to_verify = _ToVerify(span, filled_in, rows, max(lengths), until)
         state, verified = _verified(decoder, state, seen, to_verify)
@@ -245,10 +245,10 @@ def _left_to_right(
     if decoder.sight.with_kv_cache:
         columns = [(range(max(0, start - shift), stop),) for start, stop in blocks]
     until = to_verify.until and [to_verify.until[row] for row in branches.rows]
-    spec = Pass(
+    pass_ = Pass(
         window, places.repeat(num_branches, 1), branches, columns=columns, edit=_causal(until)
     )
-    state, logits = forward(decoder, state, spec)
+    state, logits = forward(decoder, state, pass_)
     return state, logits[-len(rows) :]
 
 

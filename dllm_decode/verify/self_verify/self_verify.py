@@ -13,7 +13,7 @@ from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.forward import forward
-from dllm_decode.engine.settle import state_after, truncate
+from dllm_decode.engine.settle import end_at_eos, state_after
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import look, view_of, with_window
 from dllm_decode.verify.self_verify.evaluated_states import (
@@ -23,7 +23,7 @@ from dllm_decode.verify.self_verify.evaluated_states import (
     num_unsettled,
     placed,
 )
-from samplers.base import next_step
+from samplers.calls import next_step
 from samplers.checks import count_from
 from samplers.facts import Fact
 
@@ -186,17 +186,17 @@ class SelfVerify(Verifier):
         depths = tuple(depth for depth, level in enumerate(levels) for _ in level.rows)
         tokens = torch.cat([level.tokens for level in levels])
         assert state.window is not None
-        spec = Pass(state.window)
+        pass_ = Pass(state.window)
         if width > decoder.window_length:
-            spec = spec._replace(
+            pass_ = pass_._replace(
                 window=Window.of(starts, width, state.canvas),
                 policy_rows=_two_blocks(state, starts, width),
             )
         if len(levels) == 1:
-            state, logits = forward(decoder, state, spec)
+            state, logits = forward(decoder, state, pass_)
         else:
             branches = Branches(tokens, rows, depths, in_columns=self.evaluate == "tree")
-            state, logits = forward(decoder, state, spec._replace(branches=branches))
+            state, logits = forward(decoder, state, pass_._replace(branches=branches))
         size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.noise_keys)
         evaluated = EvaluatedStates(
             tokens=placed(tokens, rows, depths, size, fill=-1),
@@ -249,4 +249,4 @@ def _stepped(decoder: Decoder, state: State, seen: Look) -> State:
     view = replace(view, computed=computed)
     decision, memory = next_step(decoder.sampler, view, state.sampler)
     after = state_after(decoder, state, seen.window, view, decision)
-    return truncate(decoder, after._replace(sampler=memory))
+    return end_at_eos(decoder, after._replace(sampler=memory))
