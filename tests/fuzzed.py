@@ -272,7 +272,9 @@ def note_case(case: Case, whole: dict[int, Found], events: Counter[str]) -> None
         is_longer = case.num_rows <= number and width > longest and decoder.cache.needs_kv_cache
         longest = max(longest, width)
         saved = answer.costs["accepted"] > 0
-        events["a prompt shorter than a model's block"] += len(request.prompt) < decoder.align
+        events["a prompt shorter than a model's block"] += (
+            len(request.prompt) < decoder.block_multiple
+        )
         events["an answer of no whole number of blocks"] += length % size > 0
         events["a given EOS"] += any(token in ends for token in template)
         events["a given block"] += any(len(block) == size and all(block) for block in blocks)
@@ -329,7 +331,7 @@ def described(seed: int) -> str:
         return case
     decoder = case.decoder
     parts = (
-        decoder.model.name, f"align {decoder.align}, shift {decoder.model.logit_shift}",
+        decoder.model.name, f"align {decoder.block_multiple}, shift {decoder.model.logit_shift}",
         decoder.sampler, decoder.cache, decoder.verifier, decoder.blocks, decoder.config,
         f"{case.num_rows} rows, joins {case.joins}, cancels {case.cancels}", *case.requests,
         f"pytest -m slow tests/property/test_fuzz_engine.py --fuzz-seeds {seed}:{seed + 1}",

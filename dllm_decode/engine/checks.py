@@ -23,7 +23,7 @@ from samplers.state import check_state
 
 def require_opening(decoder: Decoder, opening: object, row: Row) -> Opening:
     """Returns an opening; raises RuntimeError unless it is one, of unsettled columns."""
-    owner, align = decoder.blocks, decoder.align
+    owner, multiple = decoder.blocks, decoder.block_multiple
     if not isinstance(opening, Opening):
         raise RuntimeError(
             f"opening of {owner!r} must return an Opening such as Opening.of_block(start, stop), "
@@ -50,11 +50,11 @@ def require_opening(decoder: Decoder, opening: object, row: Row) -> Opening:
         )
     # A block-causal model would see a block that is cut. With a logit shift, the first column of a
     # block is predicted by the block before.
-    if block[1] % align > decoder.model.logit_shift:
+    if block[1] % multiple > decoder.model.logit_shift:
         raise RuntimeError(
             f"block of the opening of {owner!r} must end where a block of the model ends, at a "
-            f"multiple of {align} columns, got {opening}. Open fewer columns by start and stop, or "
-            "override needs with Fact.SEES_BOTH_WAYS."
+            f"multiple of {multiple} columns, got {opening}. Open fewer columns by start and stop, "
+            "or override needs with Fact.SEES_BOTH_WAYS."
         )
     return opening
 

@@ -68,14 +68,16 @@ class Decoder:
         return config.resolved_block_length(model.causal_block_length, model=model.name)
 
     @cached_property
-    def align(self) -> int:
+    def block_multiple(self) -> int:
         """Tokens per block of a block-causal model, else 1: blocks begin at multiples of it."""
         return self.model.causal_block_length or 1
 
     @cached_property
     def window_length(self) -> int:
         """Columns of the sampler's window, W: one number for a whole decode."""
-        answer_length = round_up(self.config.gen_length + self.align - 1, self.align)
+        answer_length = round_up(
+            self.config.gen_length + self.block_multiple - 1, self.block_multiple
+        )
         if self.sampler.scope != "block":
             return answer_length
         return self.blocks.window_length(self.block_length, answer_length)

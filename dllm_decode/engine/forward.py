@@ -100,7 +100,7 @@ def _plans(decoder: Decoder, state: State, pass_: Pass) -> list[Plan]:
         if sight.routing_block_length > 1:
             plan = plan._replace(
                 columns=in_whole_blocks(chosen, sight.routing_block_length),
-                stride=sight.routing_block_length,
+                round_to=sight.routing_block_length,
             )
         plans.append(plan)
     return plans

@@ -25,7 +25,7 @@ def join(decoder: Decoder, state: State, requests: Sequence[Request]) -> State:
     if not requests:
         return state
     mask_id, now = decoder.model.mask_id, time.perf_counter()
-    new = [Row.of(request, decoder.align, mask_id, now) for request in requests]
+    new = [Row.of(request, decoder.block_multiple, mask_id, now) for request in requests]
     canvas = blank(decoder, new)
     numbers = decoder.blocks.numbers(canvas, decoder.block_length, None)
     lists = require_numbers(numbers, canvas, owner=decoder.blocks).tolist()

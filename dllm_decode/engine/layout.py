@@ -34,7 +34,7 @@ class Plan(NamedTuple):
         end: First column that no computed column sees.
         needed: First column that predicts the open block.
         hidden: Columns that are neither computed nor seen.
-        stride: The number of columns is rounded up to a multiple of this, unless they are one
+        round_to: The number of columns is rounded up to a multiple of this, unless they are one
             range: whole blocks of a model that computes nothing else are not filled up.
     """
 
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
     end: int
     needed: int
     hidden: Columns = ()
-    stride: int = _STRIDE
+    round_to: int = _STRIDE
 
     @property
     def first(self) -> int:
@@ -58,7 +58,7 @@ class Plan(NamedTuple):
     def width(self) -> int:
         """Columns of the row in a forward; the last one is repeated to fill up."""
         number = count(self.columns)
-        return number if len(self.columns) == 1 else min(round_up(number, self.stride), self.end)
+        return number if len(self.columns) == 1 else min(round_up(number, self.round_to), self.end)
 
 
 class Sight(NamedTuple):
@@ -271,7 +271,7 @@ def _attend(
     first, last = min(plan.first for plan in plans), num_keys - 1
     keys, masks = torch.arange(num_keys, device=sight.device), []
     if length and first // length != last // length:
-        masks.append(attention_mask(columns, num_keys, length))
+        masks.append(block_causal_mask(columns, num_keys, length))
     # The rule of blocks implies the end of a row, unless the end is inside a block.
     if min(ends) != num_keys and (not length or any(end % length for end in ends)):
         masks.append((keys < _each(sight, ends))[:, None])
@@ -287,7 +287,7 @@ def _each(sight: Sight, numbers: Sequence[int]) -> Int[Tensor, "N 1"]:
     return send(numbers, sight.device)[:, None]
 
 
-def attention_mask(
+def block_causal_mask(
     columns: Int[Tensor, "N Q"], num_keys: int, block_length: int
 ) -> Bool[Tensor, "N Q K"]:
     """Returns which keys each column of a block-causal model sees: its own block and those before.

@@ -20,7 +20,7 @@ from samplers.logits.truncation import Truncation
 from samplers.view import View
 
 # Numbers of logit columns are rounded up to a multiple of this, so that there are few shapes.
-_STRIDE = 8
+_LOGIT_STRIDE = 8
 
 
 def look(decoder: Decoder, state: State, *, edit: Edit = keep_inputs) -> tuple[State, Look]:
@@ -80,7 +80,7 @@ def view_of(
         logits: Logits of the window, as `forward` returns them.
         asked: As in `Pass`.
     """
-    sampler, canvas, viewed = decoder.sampler, state.canvas, state.rows
+    sampler, canvas, rows = decoder.sampler, state.canvas, state.rows
     # If tokens are final, all unsettled columns are masked, and operations are saved.
     is_final = decoder.tokens_are_final
     not_written = canvas.unsettled if is_final else canvas.masked
@@ -92,19 +92,19 @@ def view_of(
         else:
             masked = eligible if is_final else window.part(not_written) & eligible
     device = state.device
-    starts = [start - row.prompt_length for row, start in zip(viewed, window.starts, strict=True)]
-    sizes = [row.end - row.prompt_length for row in viewed]
+    starts = [start - row.prompt_length for row, start in zip(rows, window.starts, strict=True)]
+    sizes = [row.end - row.prompt_length for row in rows]
     size = _shared(sizes, device)
-    offsets = [row.opening.start - start for row, start in zip(viewed, window.starts, strict=True)]
+    offsets = [row.opening.start - start for row, start in zip(rows, window.starts, strict=True)]
     view = View(
         tokens=window.part(canvas.tokens),
-        computed=Summary(logits, asked, truncation_of(viewed, logits.device), decoder.compiles),
+        computed=Summary(logits, asked, truncation_of(rows, logits.device), decoder.compiles),
         masked=masked,
         eligible=eligible,
         start=_shared(starts, device),
-        gen_length=_shared([row.config.gen_length for row in viewed], device),
+        gen_length=_shared([row.config.gen_length for row in rows], device),
         committed=(size - not_written.sum(-1)).minimum(canvas.gen_lengths),
-        temperature=temperature_of(viewed, masked.device),
+        temperature=temperature_of(rows, masked.device),
         noise_keys=state.noise_keys,
         # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.
         block_start=send(offsets, device) if sampler.scope == "answer" else 0,
@@ -128,17 +128,17 @@ def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"]
     unsettled = window.part(state.canvas.unsettled) & window.open
     if unsettled.device.type != "cpu":
         # The host would wait for the device to learn which columns are unsettled.
-        return _between(state, window)
-    num_read = round_up(int(unsettled.sum(-1).max()), _STRIDE)
+        return _open_range(state, window)
+    num_read = round_up(int(unsettled.sum(-1).max()), _LOGIT_STRIDE)
     if num_read >= window.width:
         return None
     return unsettled.sort(dim=-1, descending=True, stable=True).indices[:, :num_read]
 
 
-def _between(state: State, window: Window) -> Int[Tensor, "B N"] | None:
+def _open_range(state: State, window: Window) -> Int[Tensor, "B N"] | None:
     """Returns offsets of a range with all open columns of each row; `None`: the whole window."""
     bounds = [row.opening.bounds for row in state.rows]
-    width = round_up(max(stop - start for start, stop in bounds), _STRIDE)
+    width = round_up(max(stop - start for start, stop in bounds), _LOGIT_STRIDE)
     if width >= window.width:
         return None
     starts = [

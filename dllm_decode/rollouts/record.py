@@ -215,7 +215,7 @@ class RolloutRecorder:
         is_constrained = request.automaton is not None
         has_stopped = bool(output.unsettled.any()) or request.stop.stops(answer)
         has_ended = has_stopped or is_constrained or len(answer) < len(tokens)
-        row = Row.of(request, decoder.align, decoder.model.mask_id)
+        row = Row.of(request, decoder.block_multiple, decoder.model.mask_id)
         return Rollout(
             prompt=tuple(request.prompt),
             template=tuple(request.template),

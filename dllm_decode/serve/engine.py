@@ -175,7 +175,9 @@ class Lane:
         """Begins with an empty batch, which takes memory in its first round."""
         self._queue = RequestQueue()
         # A last block may end after the longest answer.
-        longest = self._limits.length_for(self.decoder.model.max_length) + self.decoder.align
+        longest = (
+            self._limits.length_for(self.decoder.model.max_length) + self.decoder.block_multiple
+        )
         self._rounds = rounds(
             self.decoder, self._queue, self._limits.num_rows, [self._watch], reserve=longest
         )

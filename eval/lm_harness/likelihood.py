@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dllm_decode import ForwardInputs, MaskPredictor
 from dllm_decode.core.model import RoutesByBlock, UniformState
-from dllm_decode.engine.layout import attention_mask
+from dllm_decode.engine.layout import block_causal_mask
 from dllm_decode.settings.files import digest
 from eval.metrics.statistics import mean
 from samplers.logits.statistics import gather, log_normaliser, most_likely
@@ -247,7 +247,7 @@ def _attend(
     inside = (positions < lengths[:, None])[:, None]
     if not block_length:
         return inside
-    return attention_mask(positions, positions.shape[1], block_length) & inside
+    return block_causal_mask(positions, positions.shape[1], block_length) & inside
 
 
 def _total(parts: Sequence[LikelihoodEstimate]) -> LikelihoodEstimate:

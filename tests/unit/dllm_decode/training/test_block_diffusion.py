@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_models import load_tiny
 
-from dllm_decode.engine.layout import attention_mask
+from dllm_decode.engine.layout import block_causal_mask
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.training import Batch
 from dllm_decode.training.block_diffusion import BlockDiffusion, hidden_of_copies
@@ -47,7 +47,7 @@ def test_one_forward_over_all_blocks_equals_a_forward_for_each(
             canvas = alone[: begin + block_length].clone()
             canvas[begin:][hidden_ones[begin : begin + block_length]] = model.mask_id
             columns = torch.arange(len(canvas))[None]
-            attend = attention_mask(columns, len(canvas), attends)
+            attend = block_causal_mask(columns, len(canvas), attends)
             with torch.no_grad():
                 expected = model.transformer(canvas[None], columns, attend=attend)
             torch.testing.assert_close(
