@@ -22,7 +22,7 @@ Plugin = TypeVar("Plugin")
 _PACKAGES = ("samplers", "dllm_decode", "eval")
 # A quoted text, which is left alone, or `module:Class`.
 _IMPORTED = re.compile(
-    r"""(?P<quoted>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?<![\w.])(?P<module>[A-Za-z_][\w.]*+):(?P<name>[A-Za-z_]\w*)"""
+    r"""(?P<quoted>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?<![\w.-])(?P<module>[A-Za-z_][\w.]*+):(?P<name>[A-Za-z_]\w*)"""
 )
 
 

@@ -162,7 +162,9 @@ def moves_every_row(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
     moves = decision.commit | settled
     if decision.remask is not None and Fact.ONE_STEP_A_FORWARD in sampler.needs:
         moves = moves | decision.remask
-    assert torch.equal(moves.any(-1), view.eligible.any(-1)), "a row did not move, or had no turn"
+    moved, has_turn = moves.any(-1), view.eligible.any(-1)
+    assert not (has_turn & ~moved).any(), "a row with eligible positions did not move"
+    assert not (moved & ~has_turn).any(), "a row without eligible positions must not move"
 
 
 def writes_possible_tokens(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
@@ -184,7 +186,10 @@ def decides_rows_alone(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:
             tensors_in(after), tensors_in(take_state(turn.next_state, row)), strict=True
         ):
             # The last bit of a float32 power depends on the shape of the tensor.
-            torch.testing.assert_close(actual, expected, equal_nan=True)
+            torch.testing.assert_close(
+                actual, expected, equal_nan=True,
+                msg=lambda text: f"a row has another state without the other rows: {text}",
+            )  # fmt: skip
 
 
 def is_pure(turn: PlayedStep[Any], sampler: Sampler[Any]) -> None:

@@ -30,7 +30,7 @@ _EXAMPLES = {
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 # A name that is called, or a whole expression without parentheses; not "module:Name".
 _CALLED = re.compile(r"(?<![\w.:])([A-Za-z_]\w*)\s*(?=\(|$)")
-_OWN = re.compile(r"[A-Za-z_]:[A-Za-z_]")
+_OWN = re.compile(r"\w:[A-Za-z_]")
 
 
 def require_known(options: Namespace) -> None:

@@ -131,7 +131,7 @@ def test_arguments_are_read_from_the_source_as_python_reads_them() -> None:
 
 
 def test_plug_ins_of_ones_own_and_targets_are_left_to_their_classes() -> None:
-    require_plugin("sampler", "CreditDecoding(no_such_module:Rule(9))")
+    require_plugin("sampler", "CreditDecoding(no_such_module2:Rule(9))")
     require_plugin("verifier", "ARVerify(CausalTarget('mini-ar'))")
     with pytest.raises(ValueError, match="radius must be a whole number"):
         require_plugin("sampler", "LocalLeap(radius=0.5)")
