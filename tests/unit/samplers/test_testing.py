@@ -61,7 +61,7 @@ class Broken(Sampler[Any]):
 @pytest.mark.parametrize(
     ("fault", "law"),
     [
-        ("greedy", "not eligible"), ("idle", "with eligible positions did not move"), ("mask", "excluded token"),
+        ("greedy", "not eligible"), ("idle", "did not move"), ("mask", "excluded token"),
         ("batch", "(without the other rows|did not move)"), ("view", "changed tokens"),
         ("token", "not in .0, 12."),
         ("state", "changed the state"), ("late", "more than max_steps, 1"),
