@@ -115,7 +115,7 @@ def check_laws(
         same_as: Another plug-in of the same kind that must give the same tokens, such as
             `NoVerifier()` for a verifier that is lossless.
         models: Models in float64 on a CPU, because the laws hold up to rounding; empty:
-            `random_models`.
+            `random_models`, for a block schedule also with causal blocks of 6.
         plugins: Other plug-ins to decode with, by their names in `decode`, such as `sampler=`.
 
     Raises:
@@ -132,7 +132,10 @@ def check_laws(
     assert repr(twin) == repr(plugin), f"A copy of {plugin!r} must have its repr, got {twin!r}."
     if isinstance(plugin, Sampler):
         testing.check_laws(plugin)
-    cases = _cases(kind, plugin, models or tuple(random_models()), plugins)
+    # Blocks of a schedule may end where blocks of 4 end by chance.
+    lengths = (_BLOCK_LENGTH, 6) if kind == "blocks" else (_BLOCK_LENGTH,)
+    models = models or tuple(random_models(causal_block_lengths=lengths))
+    cases = _cases(kind, plugin, models, plugins)
     with warnings.catch_warnings():
         # Some combinations warn that an option has no effect.
         warnings.simplefilter("ignore", UserWarning)
@@ -152,17 +155,25 @@ def row_of(prompt_length: int, gen_length: int, **fields: Any) -> Row:
     return Row.of(request, align=1, mask_id=1)._replace(**fields)
 
 
-def random_models(seed: int = 0) -> Iterator[MaskedTransformer]:
+def random_models(
+    seed: int = 0, *, causal_block_lengths: Sequence[int] = (_BLOCK_LENGTH,)
+) -> Iterator[MaskedTransformer]:
     """Yields a small random model of each kind, in float64, with confidences from low to high.
 
     In the first model a column sees all columns and predicts itself, as in LLaDA; in the second a
-    column predicts the next one, as in Dream; in the third it sees no later block, as in SDAR.
+    column predicts the next one, as in Dream; in the others it sees no later block, as in SDAR.
+
+    Args:
+        seed: Seed of the weights.
+        causal_block_lengths: Tokens per block of each model such as SDAR.
     """
-    kinds: Mapping[str, Mapping[str, Any]] = {
+    kinds: dict[str, Mapping[str, Any]] = {
         "a model such as LLaDA": {},
         "a model such as Dream": {"logit_shift": 1},
-        "a model such as SDAR": {"causal_block_length": _BLOCK_LENGTH},
     }
+    for length in causal_block_lengths:
+        name = f"a model such as SDAR with blocks of {length}"
+        kinds[name] = {"causal_block_length": length}
     for name, options in kinds.items():
         model = new_llada(
             vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, mlp_hidden_size=24,
@@ -195,8 +206,9 @@ def _cases(
                 "blocks": Sequential(), **plugins, kind: plugin,
             }  # fmt: skip
             # A schedule may set the length of its blocks itself.
-            length = None if parts["blocks"].block_length else _BLOCK_LENGTH
-            yield _Case(model, parts, replace(config, block_length=length))
+            length = model.causal_block_length or _BLOCK_LENGTH
+            chosen = None if parts["blocks"].block_length else length
+            yield _Case(model, parts, replace(config, block_length=chosen))
 
 
 def _check_case(case: _Case, kind: str, same_as: PlugIn | None) -> str | None:

@@ -208,7 +208,8 @@ def _note_unknown(
 ) -> State:
     """Notes rows whose cache policy leaves out columns that predict open positions."""
     is_open = window.part(state.canvas.unsettled) & window.open
-    is_broken, duty = ~known & is_open, "compute every column that predicts an open position"
+    is_broken = ~known & is_open
+    duty = "compute every column that predicts an open position, from query.needed on"
     if decoder.cache_narrows:
         is_broken = ~(known & is_open).any(-1)
         duty = "compute a column that predicts an open position"

@@ -8,6 +8,7 @@ from plugins_under_test import CACHES, one_of_each_kind, plugin
 from dllm_decode import (
     S2D2,
     AdaptiveBlocks,
+    BlockSchedule,
     CachePolicy,
     DelayedCache,
     DualCache,
@@ -15,6 +16,7 @@ from dllm_decode import (
     MultiBlock,
     NoCache,
     NoVerifier,
+    Opening,
     SelfVerify,
     Sequential,
     SlidingWindow,
@@ -83,6 +85,23 @@ def test_a_verifier_that_looks_at_the_size_of_its_batch_is_found() -> None:
         AssertionError, match=r"must have the same (tokens|nfe) alone as in a batch"
     ):
         check_laws(verifier, sampler=FixedSchedule(3))
+
+
+def test_blocks_that_end_where_those_of_one_model_end_by_chance_are_found() -> None:
+    """Blocks of 4, 8 and 16 tokens passed, because the only block-causal model had blocks of 4."""
+
+    def opening(self: Any, row: Any, block_length: int, shift: int) -> Opening:
+        start, length = row.first, 4
+        while start + length <= row.unsettled:
+            start, length = start + length, 2 * length
+        return Opening.of_block(start, min(start + length, row.end))
+
+    doubling = plugin(
+        BlockSchedule, opening=opening, gives=frozenset({Fact.WHOLE_BLOCKS}),
+        window_length=lambda self, block_length, answer_length: answer_length,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match=r"at a multiple of 6 columns, .* Fact.SEES_BOTH_WAYS"):
+        check_laws(doubling)
 
 
 def test_a_plugin_that_is_not_its_configuration_is_found() -> None:
