@@ -55,7 +55,15 @@ _EXPRESSIONS = {
     "hostname": _HOST,
     "uri": _URI,
     "uri-reference": _REFERENCE,
+    "json-pointer": r"(/([^~/\u0000-\u001f]|~[01])*)*",
+    "relative-json-pointer": "(0|[1-9][0-9]*)#?",
+    "uri-template": _URI,
     "regex": "[a-zA-Z0-9 _]*",
+}  # fmt: skip
+# Texts in ASCII are valid for both.
+_EXPRESSIONS |= {
+    "idn-email": _EXPRESSIONS["email"], "idn-hostname": _HOST, "iri": _URI,
+    "iri-reference": _REFERENCE,
 }  # fmt: skip
 
 NAMES = frozenset(_EXPRESSIONS)
@@ -66,7 +74,7 @@ NAMES = frozenset(_EXPRESSIONS)
 def texts_of(name: str) -> Language:
     """Returns the texts of a format, or most of them."""
     texts = full_match(_EXPRESSIONS[name])
-    if name == "hostname":
+    if "hostname" in name:
         # At most 4 labels of 62 characters are within 253 characters.
         texts &= full_match(r"[^.]{1,62}(\.[^.]{1,62}){0,3}")
     return texts
