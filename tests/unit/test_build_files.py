@@ -1,7 +1,8 @@
-"""The Dockerfile: every path, extra and option in it exists. Nothing is built here."""
+"""Dockerfile and Makefile: every path, extra and option in them exists. Nothing is built here."""
 
 import json
 import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -75,3 +76,11 @@ def test_the_check_of_its_health_is_python_that_asks_the_port() -> None:
 def test_the_server_does_not_run_as_root() -> None:
     (user,) = arguments("USER")
     assert any(f"useradd --uid {user} " in rest for rest in arguments("RUN"))
+
+
+def test_the_makefile_names_tests_that_exist() -> None:
+    shown = subprocess.run(["make", "-pn", "help"], cwd=ROOT, capture_output=True, text=True)
+    (line,) = (line for line in shown.stdout.splitlines() if line.startswith("TYPED_TESTS := "))
+    files = line.removeprefix("TYPED_TESTS := ").split()
+    assert files
+    assert [file for file in files if not (ROOT / file).is_file()] == []
