@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from samplers.checks import CheckedFields
 
@@ -150,6 +150,9 @@ FACTS: Mapping[str, Fact] = {
 """The facts of this package by name; of several that lack, the first one is reported."""
 
 
+Own = TypeVar("Own", bound="PlugIn")
+
+
 class PlugIn(CheckedFields):
     """A sampler, a cache policy, a verifier or a block schedule: needs facts and gives facts.
 
@@ -167,7 +170,7 @@ class PlugIn(CheckedFields):
         """Facts that hold of this plug-in; none unless overridden."""
         return frozenset()
 
-    def with_tokenizer(self, tokenizer: Any, marker: str = "") -> Self:
+    def with_tokenizer(self: "Own", tokenizer: Any, marker: str = "") -> "Own":
         """Returns the plug-in with token ids in place of texts; by default it has no texts.
 
         `generate`, `stream` and the commands call it for samplers and block schedules.

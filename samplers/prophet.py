@@ -1,7 +1,7 @@
 """Early commit of the whole answer (Prophet), around any sampler."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -117,11 +117,12 @@ class Prophet(Wrapper[ProphetState]):
                 "answer_start or answer_length, or generate more."
             )
 
-    def with_tokenizer(self, tokenizer: Any, marker: str = "") -> Self:
-        wrapper = super().with_tokenizer(tokenizer, marker)
+    def with_tokenizer(self, tokenizer: Any, marker: str = "") -> "Prophet":
+        base = self.base.with_tokenizer(tokenizer, marker)
         if not marker or self.marker or self.answer_start is not None:
-            return wrapper
-        return replace(wrapper, marker=tuple(tokenizer.encode(marker, add_special_tokens=False)))
+            return replace(self, base=base)
+        ids = tuple(tokenizer.encode(marker, add_special_tokens=False))
+        return replace(self, base=base, marker=ids)
 
     def init(self, view: View) -> ProphetState:
         return ProphetState(torch.zeros_like(view.tokens[:, 0]), self.base_init(view))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -64,7 +64,7 @@ class Wrapper(Sampler[State]):
     def check(self, *, model: str, gen_length: int, block_length: int) -> None:
         self.base.check(model=model, gen_length=gen_length, block_length=block_length)
 
-    def with_tokenizer(self, tokenizer: Any, marker: str = "") -> Self:
+    def with_tokenizer(self, tokenizer: Any, marker: str = "") -> "Wrapper[State]":
         return replace(self, base=self.base.with_tokenizer(tokenizer, marker))
 
     def max_steps(self, num_masks: int) -> int:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -65,7 +65,7 @@ class AdaptiveBlocks(BlockSchedule):
         """The delimiters that are no texts."""
         return tuple(token for token in self.delimiters if not isinstance(token, str))
 
-    def with_tokenizer(self, tokenizer: Any, marker: str = "") -> Self:
+    def with_tokenizer(self, tokenizer: Any, marker: str = "") -> "AdaptiveBlocks":
         found = [token for part in self.delimiters for token in _tokens_of(part, tokenizer)]
         if self.delimiters and not found:
             raise ValueError(
