@@ -159,15 +159,15 @@ class _Readings(NamedTuple):
 
     Attributes:
         first_unsettled: The first unsettled column of each row.
-        has_ended: For each row, whether a settled EOS has no unsettled column before it.
+        has_ended: For each row, 1 if a settled EOS has no unsettled column before it, else 0.
         numbers: For each row, the numbers that plug-ins asked for.
-        broken: For each breach of the state, whether each of its rows broke the rule.
+        broken: For each breach of the state, 1 for each of its rows that broke the rule, else 0.
     """
 
     first_unsettled: Sequence[int]
-    has_ended: Sequence[bool]
+    has_ended: Sequence[int]
     numbers: Sequence[Numbers]
-    broken: Sequence[Sequence[bool]]
+    broken: Sequence[Sequence[int]]
 
 
 def _read_on_host(decoder: Decoder, state: State, verified: Shaped[Tensor, "B N"]) -> _Readings:
@@ -210,7 +210,7 @@ def _errors(
     state: State,
     seen: Look,
     stepping: Sequence[int],
-    broken: Sequence[Sequence[bool]],
+    broken: Sequence[Sequence[int]],
 ) -> list[str]:
     """Returns the first error of each row, "" where no rule was broken."""
     errors = [""] * len(state.rows)
