@@ -67,7 +67,7 @@ class AnySubsetVerify(Verifier):
 
     @property
     def needs(self) -> frozenset[Fact]:
-        return frozenset({Fact.ANY_SUBSET, Fact.EVERY_COLUMN})
+        return frozenset({Fact.ANY_SUBSET, Fact.SEES_BOTH_WAYS, Fact.EVERY_COLUMN})
 
     @property
     def asks_sampler(self) -> bool:
