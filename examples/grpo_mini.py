@@ -4,7 +4,8 @@
 
 Each round draws 8 word problems and 8 answers to each. A right answer has reward 1, less the price
 of its forwards. The advantage of an answer's tokens is its reward relative to the other answers to
-the same problem. The model is tested every 40 rounds and written at the end.
+the same problem. The model is tested every 40 rounds and at the end, and written to `model` in the
+folder.
 
 Source: Shao et al. 2024, "DeepSeekMath", https://arxiv.org/abs/2402.03300, GRPO. Differs: no KL
 term; one update a round, so that no ratio needs to be clipped.
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def learn(options: argparse.Namespace) -> None:
-    """Learns until the time is over; tests every few rounds, and writes the model."""
+    """Learns until the time is over; tests and writes the model every few rounds."""
     loaded: Any = load_model("mini", dtype="float32")
     (model, tokenizer), folder = loaded, options.folder
     optimiser = torch.optim.AdamW(model.requires_grad_().parameters(), 1e-4)
@@ -65,9 +66,9 @@ def learn(options: argparse.Namespace) -> None:
             print(line, flush=True)
             with (folder / "log.jsonl").open("a") as log:
                 print(json.dumps(line), file=log)
+            save_model(model, folder / "model")
             rewards = []
         if is_over:
-            save_model(model, folder / "model")
             return
         started = time.process_time()
         examples = [TASK.draw(rng) for _ in range(8)]

@@ -150,7 +150,7 @@ FACTS: Mapping[str, Fact] = {
 """The facts of this package by name; of several that lack, the first one is reported."""
 
 
-Own = TypeVar("Own", bound="PlugIn")
+_Self = TypeVar("_Self", bound="PlugIn")
 
 
 class PlugIn(CheckedFields):
@@ -170,7 +170,7 @@ class PlugIn(CheckedFields):
         """Facts that hold of this plug-in; none unless overridden."""
         return frozenset()
 
-    def with_tokenizer(self: "Own", tokenizer: Any, marker: str = "") -> "Own":
+    def with_tokenizer(self: _Self, tokenizer: Any, marker: str = "") -> _Self:
         """Returns the plug-in with token ids in place of texts; by default it has no texts.
 
         `generate`, `stream` and the commands call it for samplers and block schedules.

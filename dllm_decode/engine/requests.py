@@ -49,10 +49,11 @@ def requests_of(
     Raises:
         ValueError: If a prompt, template, constraint or seed cannot be decoded, or one is missing.
     """
-    constraints = constraint if isinstance(constraint, Sequence) else ()
-    shared = None if isinstance(constraint, Sequence) else constraint
     given: dict[str, Iterable[Any]] = {"prompts": prompts}
-    for name, values in (("templates", templates), ("seeds", seeds), ("constraint", constraints)):
+    shared = constraint
+    if isinstance(constraint, Sequence):
+        given["constraint"], shared = constraint, None
+    for name, values in (("templates", templates), ("seeds", seeds)):
         if _is_given(values):
             given[name] = values
     for row, values in enumerate(zip_longest(*given.values(), fillvalue=_ENDED)):

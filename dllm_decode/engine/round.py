@@ -155,7 +155,7 @@ def advance(
 
 
 class _Readings(NamedTuple):
-    """What the host reads of all rows in a round.
+    """Values of all rows that the host reads once a round.
 
     Attributes:
         first_unsettled: The first unsettled column of each row.

@@ -210,6 +210,8 @@ def test_a_request_is_refused_before_the_first_forward() -> None:
         decode(model, PROMPTS, sampler, **ask | {"constraint": Regex("a")})
     with pytest.raises(ValueError, match="one for each of 3 answers, got 2"):
         decode(model, PROMPTS, sampler, **ask | {"constraint": [date, None]})
+    with pytest.raises(ValueError, match="constraint must hold one for each prompt, got 0"):
+        decode(model, PROMPTS, sampler, **ask | {"constraint": []})
     with pytest.raises(ValueError, match="compiled for the tokens"):
         decode(new_tiny(), [[1]], sampler, **ask)
 

@@ -22,6 +22,8 @@ _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "0": 0}
 _REPEATED = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _BOUNDS = re.compile(r"(?:\{([0-9]{1,5})(,([0-9]{0,5}))?\}|[*+?])\??")
+# A brace that looks like bounds but is none would be read as characters.
+_OTHER_BOUNDS = re.compile(r"\{,?[0-9]+(,[0-9]*)?\}")
 _GROUP = re.compile(r"\?(?:P?<[A-Za-z_$][\w$]*>|:)")
 _PAIR = re.compile(r"u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE)
 _CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{0*([0-9a-fA-F]{1,6})\}")
@@ -131,6 +133,11 @@ class _Parser:
             return ("edge", self._escape(is_in_class=False))
         if character in "*+?":
             raise ExpressionError(f"a repetition of nothing, {character!r}")
+        if bounds := _OTHER_BOUNDS.match(self.text, self.place - 1):
+            raise ExpressionError(
+                f"bounds of another form than {{n}}, {{n,}} or {{n,m}}, of up to 5 digits, "
+                f"{bounds[0]!r}"
+            )
         return ("edge", ((ord(character), ord(character)),))
 
     def _group(self) -> Node:

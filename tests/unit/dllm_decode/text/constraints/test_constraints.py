@@ -112,6 +112,8 @@ def test_choices_are_texts_not_expressions() -> None:
         ("a)|(b", "a parenthesis without a partner, ')'"),
         ("(a", "a parenthesis without a partner, '('"),
         ("a**", "two repetitions in a row"),
+        ("a{,3}", "bounds of another form than {n}, {n,} or {n,m}, of up to 5 digits, '{,3}'"),
+        ("a{123456}", "bounds of another form than"),
         ("[b-a]", "a range in the wrong order"),
         ("[$", "an end where a part must follow in '[$'"),
         ("(" * 300 + "a" + ")" * 300, "more than 100 groups inside each other"),
