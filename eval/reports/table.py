@@ -82,15 +82,13 @@ def _verified_cells(row: Row) -> list[str]:
 
 
 def accepted_lengths(rows: Sequence[Row]) -> str:
-    """Lists the number of forwards by committed tokens, for each verified setting."""
-    lines = []
+    """Tabulates the number of forwards by committed tokens, for each verified setting."""
+    grid = [["setting", "tokens of a forward: number of such forwards"]]
     for name, row in zip(names_of(rows), rows, strict=True):
         if "verified" in row:
             lengths = row["verified"]["accepted_lengths"]
-            counted = ", ".join(f"{length}: {count}" for length, count in lengths.items())
-            lines.append(f"- `{name}`: {counted}")
-    head = "Accepted lengths, as tokens committed by a forward: number of such forwards."
-    return "\n".join([head, "", *lines]) if lines else ""
+            grid.append([name, ", ".join(f"{size}: {count}" for size, count in lengths.items())])
+    return f"Accepted lengths.\n\n{markdown_of(grid)}" if len(grid) > 1 else ""
 
 
 def origin(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:

@@ -148,7 +148,7 @@ def test_a_verifiers_numbers_are_sums_over_its_forwards(tmp_path: Path) -> None:
     text = table([plain, verified])
     assert "| accepted length | accepted/drafted | target NFE | tokens/target forward |" in text
     assert "| 3.00 | 0.55 | 1.7 | 3.00 | 0 |" in text
-    lengths = "`ARVerify(CausalTarget('t'))`: 1: 2, 3: 1, 5: 2"
+    lengths = "| ARVerify(CausalTarget('t')) | 1: 2, 3: 1, 5: 2 |"
     assert lengths in write_report(measured(folder)).read_text()
     assert "accepted length" not in table([plain], COSTS["forwards"])
     assert "| **`ARVerify(CausalTarget('t'))`** |" in table([verified], COSTS["forwards"])
