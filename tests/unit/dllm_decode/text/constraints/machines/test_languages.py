@@ -13,7 +13,7 @@ TEXTS = ["".join(letters) for size in range(5) for letters in product("abé", re
 EXPRESSIONS = ["(ab)*", "a*b?", "[^a]+", "é|ab|", ".{2,3}", "(a|b)*a"]
 PATTERNS = [
     "^ab$", "ab", "^a|b$", "^(a|b)+$", "a{2,3}", "^[a-c]{1,3}$|^é", "[^ab]", "^$", "", "(^a|b)a",
-    "b*(a|^b)$", r"^[\w-]+$", "a$b", "^.*(?:a)\\u0062$", "a{,2}", r"\x61\cA?b",
+    "b*(a|^b)$", r"^[\w-]+$", "a$b", "^.*(?:a)\\u0062$", r"\x61\cA?b",
     r"[\d-é]", "^[^]b$", r"(?:)",
 ]  # fmt: skip
 
@@ -41,14 +41,13 @@ def test_words_and_lengths() -> None:
 def test_a_pattern_is_found_where_python_finds_it(pattern: str) -> None:
     # In these the two syntaxes differ.
     python = {
-        "a{,2}": r"a\{,2\}",
         "^[^]b$": r"^[\s\S]b$",
         r"\x61\cA?b": "a\x01?b",
         r"[\d-é]": r"[\d\-é]",
     }
     expression = re.compile(python.get(pattern, pattern), re.ASCII)
     language = search(pattern)
-    for text in [*TEXTS, "a\x01b", "-", "1", "a{,2}", "éb"]:
+    for text in [*TEXTS, "a\x01b", "-", "1", "éb"]:
         assert language.has(text) == (expression.search(text) is not None), text
 
 
