@@ -24,7 +24,6 @@ class Edges:
         order = np.argsort(targets, kind="stable")
         self._sources, self._columns = sources[order], columns[order]
         self._first = np.searchsorted(targets[order], np.arange(len(table) + 1))
-        self.num_out = np.bincount(sources, minlength=len(table))
 
     def into(self, states: Numbers) -> tuple[Numbers, Numbers]:
         """Returns the state in which each edge into one of the states begins, and its column."""
@@ -97,7 +96,7 @@ def smallest(table: Table, accepting: Mask, start: int = 0) -> tuple[Table, Mask
     number = np.full(len(table) + 1, -1)
     number[order] = np.arange(len(order))
     few, accepting = number[few[order]], accepting[order]
-    groups = _merged(few, _mixed(steps[order] + (_heights(few) + 1) * 2_000_003))
+    groups = _merged(few, steps[order])
     _, examples = np.unique(groups, return_index=True)
     examples = np.sort(examples)
     renumbered = np.full(len(groups) + 1, -1)
@@ -111,24 +110,7 @@ def _mixed(numbers: NDArray[np.integer]) -> NDArray[np.uint64]:
     return product ^ (product >> np.uint64(29))
 
 
-def _heights(table: NDArray[np.integer]) -> Numbers:
-    """Returns the most steps from each state; -1 where there is no bound."""
-    edges = Edges(table)
-    left = edges.num_out.copy()
-    heights = np.full(len(table), -1)
-    scratch = np.empty_like(heights)
-    front: Numbers = np.flatnonzero(left == 0)
-    height = 0
-    while front.size:
-        heights[front] = height
-        height += 1
-        before, _ = edges.into(front)
-        np.subtract.at(left, before, 1)
-        front = _once_each(before[left[before] == 0], scratch)
-    return heights
-
-
-def _merged(table: NDArray[np.integer], keys: NDArray[np.uint64]) -> Numbers:
+def _merged(table: NDArray[np.integer], keys: Numbers) -> Numbers:
     """Returns a number for each state, equal for states from which the same texts are accepted.
 
     States with equal keys count as equal until their next states differ (Hopcroft 1971). States
