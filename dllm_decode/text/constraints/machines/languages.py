@@ -1,6 +1,7 @@
 """Sets of texts as automata over characters, and the operations of a boolean algebra on them."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal
 
@@ -139,6 +140,7 @@ def _with_dead(language: Language, cuts: NDArray[np.integer]) -> NDArray[np.inte
     return table[:, np.searchsorted(language.cuts, cuts, "right") - 1].astype(np.int64)
 
 
+@lru_cache(maxsize=256)
 def lengths(least: int, most: int | None) -> Language:
     """Returns the texts of so many characters; `None` for no upper bound."""
     num_states = (least if most is None else most) + 1

@@ -266,23 +266,26 @@ def _write(language: Language, is_quoted: bool) -> Octets:
         for (low, high), states in after.items():
             row[low : high + 1] = builder.either(states)
         builder.fill(state, row)
-    return builder.done(0).smallest()
+    return builder.done(0)
 
 
 _write_small = lru_cache(maxsize=256)(_write)
 
 
-def _bytes_of(low: int, high: int, is_quoted: bool) -> Iterator[Ranges]:
-    """Yields the bytes of all characters of a range."""
+@lru_cache(maxsize=4096)
+def _bytes_of(low: int, high: int, is_quoted: bool) -> Sequence[Ranges]:
+    """Returns the bytes of all characters of a range."""
+    found: list[Ranges] = []
     for plain in _PLAIN if is_quoted else ((0, 0x10FFFF),):
         for num_more, lead, *form in _FORMS:
             begin, end = max(low, plain[0], form[0]), min(high, plain[1], form[1])
             for first, *rest in _digits(begin, end, num_more) if begin <= end else ():
                 more = ((0x80 + least, 0x80 + most) for least, most in rest)
-                yield ((lead + first[0], lead + first[1]), *more)
+                found.append(((lead + first[0], lead + first[1]), *more))
     for code, letter in _ESCAPES.items() if is_quoted else ():
         if low <= code <= high:
-            yield ((92, 92), (ord(letter), ord(letter)))
+            found.append(((92, 92), (ord(letter), ord(letter))))
+    return tuple(found)
 
 
 def _digits(low: int, high: int, num_more: int) -> Iterator[Ranges]:

@@ -22,15 +22,15 @@ class Edges:
         sources, columns = np.nonzero(table >= 0)
         targets = table[sources, columns]
         order = np.argsort(targets, kind="stable")
-        self._sources = sources[order]
+        self._sources, self._columns = sources[order], columns[order]
         self._first = np.searchsorted(targets[order], np.arange(len(table) + 1))
-        self.num_out = np.bincount(sources, minlength=len(table))
 
-    def into(self, states: Numbers) -> Numbers:
-        """Returns the state in which each edge into one of the states begins."""
+    def into(self, states: Numbers) -> tuple[Numbers, Numbers]:
+        """Returns the state in which each edge into one of the states begins, and its column."""
         counts = self._first[states + 1] - self._first[states]
         begins = self._first[states] - np.cumsum(counts) + counts
-        return self._sources[np.repeat(begins, counts) + np.arange(int(counts.sum()))]
+        places = np.repeat(begins, counts) + np.arange(int(counts.sum()))
+        return self._sources[places], self._columns[places]
 
 
 def kinds_of(table: Table) -> tuple[Numbers, Numbers]:
@@ -56,7 +56,7 @@ def distances(table: NDArray[np.integer], accepting: Mask) -> Numbers:
     num_steps = 0
     while front.size:
         num_steps += 1
-        before = edges.into(front)
+        before, _ = edges.into(front)
         front = _once_each(before[steps[before] < 0], scratch)
         steps[front] = num_steps
     return steps
@@ -96,7 +96,7 @@ def smallest(table: Table, accepting: Mask, start: int = 0) -> tuple[Table, Mask
     number = np.full(len(table) + 1, -1)
     number[order] = np.arange(len(order))
     few, accepting = number[few[order]], accepting[order]
-    groups = _merged(few, _mixed(steps[order] + (_heights(few) + 1) * 2_000_003))
+    groups = _merged(few, steps[order])
     _, examples = np.unique(groups, return_index=True)
     examples = np.sort(examples)
     renumbered = np.full(len(groups) + 1, -1)
@@ -110,39 +110,42 @@ def _mixed(numbers: NDArray[np.integer]) -> NDArray[np.uint64]:
     return product ^ (product >> np.uint64(29))
 
 
-def _heights(table: NDArray[np.integer]) -> Numbers:
-    """Returns the most steps from each state; -1 where there is no bound."""
-    edges = Edges(table)
-    left = edges.num_out.copy()
-    heights = np.full(len(table), -1)
-    scratch = np.empty_like(heights)
-    front: Numbers = np.flatnonzero(left == 0)
-    height = 0
-    while front.size:
-        heights[front] = height
-        height += 1
-        before = edges.into(front)
-        np.subtract.at(left, before, 1)
-        front = _once_each(before[left[before] == 0], scratch)
-    return heights
-
-
-def _merged(table: NDArray[np.integer], keys: NDArray[np.uint64]) -> Numbers:
+def _merged(table: NDArray[np.integer], keys: Numbers) -> Numbers:
     """Returns a number for each state, equal for states from which the same texts are accepted.
 
-    Moore's refinement: states with equal keys count as equal until their next states differ. Rows
-    of next states are compared by sums of random factors. A state that equals no other is done.
+    States with equal keys count as equal until their next states differ (Hopcroft 1971). States
+    with an edge into a group with a new number are compared with each other, by sums of random
+    factors over these edges. Those that differ from the rest of their group get a new number.
     """
-    factors = _RANDOM[: table.shape[1]]
+    edges, factors = Edges(table), _RANDOM[: table.shape[1]]
+    codes = _mixed(np.arange(1, len(table) + 1))
     groups = np.unique(keys, return_inverse=True)[1].ravel()
-    while True:
+    count = int(groups.max()) + 1
+    sizes = np.bincount(groups, minlength=len(table))
+    changed: Numbers = np.arange(len(table))
+    while changed.size and (pairs := edges.into(changed))[0].size:
         require_states(0)
-        count = int(groups.max()) + 1
-        states = np.flatnonzero(np.bincount(groups)[groups] > 1)
-        targets = table[states]
-        mixed = np.where(targets >= 0, _mixed(groups[targets] + 1), np.uint64(0))
-        sums = (mixed * factors).sum(1) + _mixed(groups[states] + 77)
-        groups[states] = count + np.unique(sums, return_inverse=True)[1].ravel()
-        groups = np.unique(groups, return_inverse=True)[1].ravel()
-        if int(groups.max()) + 1 == count:
-            return groups
+        order = np.argsort(pairs[0], kind="stable")
+        sources, columns = pairs[0][order], pairs[1][order]
+        states, begins = np.unique(sources, return_index=True)
+        sums = np.add.reduceat(codes[groups[table[sources, columns]]] * factors[columns], begins)
+        _, first, parts, counts = np.unique(
+            sums + _mixed(groups[states] + 77),
+            return_index=True,
+            return_inverse=True,
+            return_counts=True,
+        )
+        olds = groups[states[first]]
+        np.subtract.at(sizes, olds, counts)
+        # If nothing else is left of a group, its largest part keeps the number.
+        is_new = np.ones(len(olds), dtype=bool)
+        largest_first = np.argsort(-counts)
+        largest = largest_first[np.unique(olds[largest_first], return_index=True)[1]]
+        is_new[largest] = sizes[olds[largest]] > 0
+        numbers = olds.copy()
+        numbers[is_new] = np.arange(count, count + int(is_new.sum()))
+        count += int(is_new.sum())
+        sizes[numbers] += counts
+        groups[states] = numbers[parts]
+        changed = states[is_new[parts]]
+    return groups
