@@ -19,7 +19,6 @@ from typing import TypeAlias
 import torch
 
 from benchmarks.contenders import CONTENDERS, REFERENCE, measure
-from benchmarks.floor import measure_machine
 from benchmarks.frame import Row, make_parser, origin, table_of
 from benchmarks.graphs import compiled_rows, graph_rows, weight_rows
 from benchmarks.setting import DEVICE, GEOMETRIES, Setting
@@ -56,9 +55,9 @@ def step(setting: Setting) -> Rows:
 
 def one_row(setting: Setting) -> Rows:
     """The table of contenders, at one row."""
-    machine, rows = measure_machine(setting), []
+    rows = []
     for name in (REFERENCE, *CONTENDERS[:4], CONTENDERS[7]):
-        row = measure(setting, machine, name)
+        row = measure(setting, name)
         rows.append({**row, "tokens": row["tokens"][0][:8]})
     return rows
 
