@@ -27,13 +27,9 @@ class Recording:
 
     Attributes:
         no_trace: Record no steps and confidences: for timings, since looking costs time.
-        retry_errors: Decode examples anew that raised an error.
-        skip_impossible: Leave out settings whose parts do not fit together; the report says why.
     """
 
     no_trace: bool = False
-    retry_errors: bool = False
-    skip_impossible: bool = False
 
 
 @dataclass(frozen=True)

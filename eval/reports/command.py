@@ -69,7 +69,7 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
         error, count = counted.most_common(1)[0]
         sys.stderr.write(
             f"{errors} examples raised an error, {count} of them: {error}\nSee {path}. To decode "
-            "these examples again, repeat the command that ran them, with --retry-errors.\n"
+            "these examples again, repeat the command that ran them.\n"
         )
     return 1 if errors else 0
 

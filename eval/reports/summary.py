@@ -5,8 +5,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from msgspec import structs
-
 from eval.metrics.costs import Row
 from eval.metrics.curves import RowGroup, group_of, mark_fronts, methods, parallel_bench
 from eval.metrics.metrics import (
@@ -75,7 +73,6 @@ def measured(folder: Folder) -> MeasuredFolder:
         "rows": rows, "methods": methods(rows), "parallel_bench": parallel_bench(rows),
         "git": sorted({record["git"] or "unknown" for record in records}),
         "machines": machines, "dates": [*dates[:1], *dates[-1:]],
-        "skipped": [structs.asdict(skipped) for skipped in folder.skipped()],
     })  # fmt: skip
 
 

@@ -145,8 +145,7 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
                 raise ValueError(
                     f"{files.get(name, name)} must be as it was when the records in {folder} were "
                     f"decoded, but {change} since, so that old and new answers would be mixed. "
-                    f"Choose another folder{task_hint}. If all records are errors, --retry-errors "
-                    "decodes them anew."
+                    f"Choose another folder{task_hint}."
                 )
             if digests:
                 notes[note][setting] = digests
