@@ -60,7 +60,7 @@ EVAL_COMMANDS = {
     ),
     "trace": Command(
         "show how one example was decoded", "eval.reports.actions:trace",
-        (OptionsOf(own.ReportOptions, names=("folder", "example", "html")),), _LOST,
+        (OptionsOf(own.ReportOptions, names=("folder", "example")),), _LOST,
     ),
     "oracle": Command(
         "what samplers do on a model without errors of its own", "eval.oracle.command:run",

@@ -48,7 +48,7 @@ class Sweep:
         decoding: Values of any options of the decode: answer length, temperature, seeds and so on.
             An option that is not named is the task's own, else the default.
         prompts: "chat" or "plain"; empty: the task's default.
-        constraints: Texts that answers must be among, as JSON; empty: the task's, or any.
+        constraints: Texts that answers must be among, as JSON; empty: any text.
     """
 
     models: tuple[str, ...]

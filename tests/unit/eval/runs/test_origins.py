@@ -163,7 +163,7 @@ def test_an_edited_task_is_refused_with_both_remedies(module: Module, tmp_path: 
 
     out = tmp_path / "out"
     execute(runs(), out)
-    remedy = r"Choose another folder, or raise `version` of the task\. If all"
+    remedy = r"Choose another folder, or raise `version` of the task\.$"
     with pytest.raises(ValueError, match=f"^edited_rule must be as it was .*{remedy}"):
         execute(runs(score=1.0), out)
     folder = execute(runs(score=1.0, version=2), out)
