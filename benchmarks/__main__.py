@@ -10,6 +10,7 @@ next to published figures.
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu, real
@@ -32,6 +33,7 @@ OPTIONS = {
     "peer": ([], f"NAME=PATH of a checkout, NAME one of {', '.join(PEERS)}; may be repeated"),
     "peer_python": (sys.executable, "the interpreter that runs peers"),
     "rounds": (3, "of the peers"),
+    "json": (Path, "also write the figures to this file"),
 }
 
 

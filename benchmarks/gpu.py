@@ -78,7 +78,6 @@ OPTIONS = {
     "device": (DEVICE, "where the model runs"),
     "geometry": ({"llada-8b": None, **GEOMETRIES}, "sizes of the model"),
     "quick": (False, "a small model and short answers"),
-    "again": (False, "run parts that are there already"),
 }
 
 
@@ -95,8 +94,7 @@ def main(words: list[str]) -> None:
     failed, until_s = [], time.monotonic() + DAY_S
     for part in options.parts:
         path = options.folder / f"{part}.json"
-        if options.again or not path.is_file():
-            path.unlink(missing_ok=True)
+        if not path.is_file():
             run(part, setting, path, min(LIMIT_S, until_s - time.monotonic()))
         if path.is_file():
             saved = json.loads(path.read_text())

@@ -15,9 +15,14 @@ from eval.tasks.text_scores import bert_score, bleu, grammar, product, rouge
 @pytest.fixture(autouse=True)
 def anew() -> Iterator[None]:
     """Judges are kept for a process, but not from one test to the next."""
+    forget()
     yield
-    for judge in (text_scores._language_tool, text_scores._bert_scorer):
-        judge.cache_clear()
+    forget()
+
+
+def forget() -> None:
+    text_scores._language_tool.cache_clear()
+    text_scores._bert_scorer.cache_clear()
 
 
 @pytest.fixture
