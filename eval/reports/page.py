@@ -8,7 +8,7 @@ from eval.metrics.curves import ExampleSet, RowGroup, group_of, method_of, title
 from eval.metrics.metrics import TradeOff
 from eval.oracle.exact import curve
 from eval.reports.advice import advice
-from eval.reports.names import names_of, seeds_of
+from eval.reports.names import names_of
 from eval.reports.pooling import Pooled, identity
 from eval.reports.summary import MeasuredFolder, measured
 from eval.reports.table import further_tables, origin
@@ -90,7 +90,6 @@ def _shown(settings: Sequence[_Setting]) -> list[dict[str, Any]]:
     return [
         {
             "name": name, "full": full, "method": method_of(row["settings"]),
-            "seeds": seeds_of(row), "settings": row["settings"],
             **_numbers(row),
             "keys": [pool.settings.with_seed(seed).key("") for seed in pool.seeds],
         }

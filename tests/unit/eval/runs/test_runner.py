@@ -267,7 +267,7 @@ def test_progress_tells_setting_and_time(tmp_path: Path, monkeypatch: pytest.Mon
     # The second setting alone is decoded: 4 of 10 examples.
     assert re.match(r"run:  40\.0 %, 2 of 2, acc 0\.\d{3}(, .* min left)?$", between[0])
     assert "min left" in between[1]
-    assert re.match(r"run: setting 2 of 2: .*: 10/10 .* tokens/s$", last)
+    assert re.match(r"run: setting 2 of 2: .*: 10/10 .* tokens/forward$", last)
 
 
 def test_a_bar_of_a_sweep_shows_the_whole_and_a_line_for_each_setting_that_is_complete(
