@@ -156,12 +156,9 @@ def _verified(finished: Sequence[Record]) -> Row:
     gains = [gain for record in finished for gain in record["gains"]]
     names = ("drafted", "accepted", "length", "target_nfe")
     drafted, accepted, length, target_nfe = (sum(field(finished, n).values()) for n in names)
-    num_examples = len(field(finished, "drafted"))
     return {
         "accepted_length": sum(gains) / max(1, len(gains)),
         "accepted_lengths": dict(sorted(Counter(gains).items())),
-        "drafted": drafted / num_examples,
-        "accepted": accepted / num_examples,
         "acceptance_rate": accepted / drafted if drafted else None,
         "tokens_per_target_forward": length / target_nfe if target_nfe else None,
     }
