@@ -10,11 +10,11 @@ next to published figures.
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu, real
 from benchmarks.contenders import CONTENDERS, REFERENCE, in_a_process_of_its_own, measure
-from benchmarks.floor import Machine, measure_machine
 from benchmarks.frame import Row, make_parser, origin, table_of
 from benchmarks.peers import PEERS, compare_with_peers, find_checkouts
 from benchmarks.setting import DEFAULT_GEOMETRIES, DEVICE, GEOMETRIES, Setting
@@ -29,11 +29,11 @@ OPTIONS = {
     "device": (DEVICE, HELP["device"]),
     "geometry": ({DEFAULT_GEOMETRIES[DEVICE]: None, **GEOMETRIES}, HELP["geometry"]),
     "parts": (("table", "step", "peers"), "parts to run"),
-    "no_reference": (False, "leave out the plain loop"),
     "contenders": (list(CONTENDERS), "cache and verifier of each row"),
     "peer": ([], f"NAME=PATH of a checkout, NAME one of {', '.join(PEERS)}; may be repeated"),
     "peer_python": (sys.executable, "the interpreter that runs peers"),
     "rounds": (3, "of the peers"),
+    "json": (Path, "also write the figures to this file"),
 }
 
 
@@ -42,30 +42,25 @@ def main(words: list[str]) -> None:
     options = make_parser("benchmarks", __doc__ or "", OPTIONS).parse_args(words)
     setting = Setting(**{field.name: getattr(options, field.name) for field in fields(Setting)})
     options.checkouts = find_checkouts(options.peer)
-    machine = in_a_process_of_its_own(measure_machine, setting)
     record: Row = {
         **origin(" ".join(["python -m benchmarks", *words]), setting.device, setting.num_threads),
-        "setting": asdict(setting), "machine": machine._asdict(),
-    }  # fmt: skip
+        "setting": asdict(setting),
+    }
     for part in options.parts:
         if part == "peers" and not options.peer:
             continue
-        print(
-            f"\n{part}: {setting}, copies {machine.bytes_per_s / 1e9:.1f} GB/s, matrices "
-            f"{machine.flops_per_s / 1e9:,.0f} GFLOP/s, {record['hardware']}\n"
-        )
-        for rows in rows_of(part, setting, machine, options):
+        print(f"\n{part}: {setting}, {record['hardware']}\n")
+        for rows in rows_of(part, setting, options):
             record[part] = rows
             if options.json:
                 write_json(options.json, record)
         print(table_of(rows), flush=True)
 
 
-def rows_of(part: str, setting: Setting, machine: Machine, options: Any) -> Iterator[list[Row]]:
+def rows_of(part: str, setting: Setting, options: Any) -> Iterator[list[Row]]:
     """Yields the rows of a part that are known so far."""
     if part == "table":
-        names = [REFERENCE, *options.contenders][options.no_reference :]
-        yield from table_rows(setting, machine, names)
+        yield from table_rows(setting, [REFERENCE, *options.contenders])
     elif part == "step":
         yield in_a_process_of_its_own(step_rows, setting)
     else:
@@ -74,12 +69,12 @@ def rows_of(part: str, setting: Setting, machine: Machine, options: Any) -> Iter
         )
 
 
-def table_rows(setting: Setting, machine: Machine, names: Sequence[str]) -> Iterator[list[Row]]:
+def table_rows(setting: Setting, names: Sequence[str]) -> Iterator[list[Row]]:
     """Yields the rows of the table that are known so far, compared with the first one."""
     rows: list[Row] = []
     first = None
     for name in names:
-        row = in_a_process_of_its_own(measure, setting, machine, name)
+        row = in_a_process_of_its_own(measure, setting, name)
         first = first or row
         tokens = "same" if row["tokens"] == first["tokens"] else "differ"
         rows.append({**row, "speed-up": first["s"] / row["s"], "tokens": tokens})

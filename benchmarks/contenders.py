@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.floor import Machine
 from benchmarks.frame import Row
 from benchmarks.peer_process import peak_mb
 from benchmarks.plain_loop import run_loop
 from benchmarks.setting import Setting, decode_setting, parse_pair
-from benchmarks.watch import Watch
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.models import MaskedTransformer
 
@@ -53,20 +51,24 @@ def in_a_process_of_its_own(work: Callable[..., Any], *arguments: object) -> Any
         return pool.apply(work, arguments)
 
 
-def measure(setting: Setting, machine: Machine, name: str) -> Row:
+def measure(setting: Setting, name: str) -> Row:
     """Runs one contender on a warm model of its own: `REFERENCE`, or a cache and a verifier.
 
     The row's `tokens` are the answers.
     """
     torch.set_num_threads(setting.num_threads)
-    watch = Watch(torch.device(setting.device))
     work, model = work_of(name), setting.model()
-    watch.follow(model)
     warm_up(model, setting, work)
-    watch.clear()
     ran = work(model, setting)
-    row = {"contender": name.removesuffix(", NoVerifier()"), "s": ran.wall_s}
-    return row | costs_of(ran, model, setting, machine, watch) | {"tokens": ran.tokens}
+    return {
+        "contender": name.removesuffix(", NoVerifier()"),
+        "s": ran.wall_s,
+        "ms a token": 1000 * ran.wall_s / sum(map(len, ran.tokens)),
+        "forwards": ran.forwards,
+        "columns": ran.columns,
+        "peak MB": peak_mb(model.device),
+        "tokens": ran.tokens,
+    }
 
 
 def work_of(name: str) -> Work:
@@ -110,21 +112,3 @@ def warm_up(model: MaskedTransformer, setting: Setting, work: Callable[..., obje
         work(model, setting)
     else:
         work(model, replace(setting, steps_per_block=min(2, setting.steps_per_block)))
-
-
-def costs_of(
-    ran: Ran, model: MaskedTransformer, setting: Setting, machine: Machine, watch: Watch
-) -> Row:
-    """Returns cells of a row; an unknown figure is `None`."""
-    is_complete = len(watch.forwards) == ran.forwards
-    model_s = sum(watch.seconds()) if is_complete else None
-    floor_s = sum(machine.seconds(setting, *groups) for groups in watch.forwards)
-    return {
-        "ms a token": 1000 * ran.wall_s / sum(map(len, ran.tokens)),
-        "forwards": ran.forwards,
-        "columns": ran.columns,
-        "ms a call": model_s and 1000 * model_s / ran.forwards,
-        "times floor": model_s and model_s / floor_s,
-        "not in models": model_s and 1 - model_s / ran.wall_s,
-        "peak MB": peak_mb(model.device),
-    }

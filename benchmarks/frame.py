@@ -3,7 +3,6 @@
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -24,11 +23,10 @@ def make_parser(name: str, about: str, known: Known) -> argparse.ArgumentParser:
 
     A list takes several values; an empty list, a text each time that the option is given; a tuple,
     several of its items (default: all); a mapping, one of its keys (default: the first); a type, a
-    value that may be left out; `False`, no value. `--json` names a file for the figures.
+    value that may be left out; `False`, no value.
     """
     parser = argparse.ArgumentParser(f"python -m {name}", description=about)
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    known = {**known, "json": (Path, "also write the figures to this file")}
     for option, (default, text) in known.items():
         arguments: dict[str, Any] = {"type": type(default), "default": default}
         if isinstance(default, bool):

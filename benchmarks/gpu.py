@@ -19,7 +19,6 @@ from typing import TypeAlias
 import torch
 
 from benchmarks.contenders import CONTENDERS, REFERENCE, measure
-from benchmarks.floor import measure_machine
 from benchmarks.frame import Row, make_parser, origin, table_of
 from benchmarks.graphs import compiled_rows, graph_rows, weight_rows
 from benchmarks.setting import DEVICE, GEOMETRIES, Setting
@@ -56,9 +55,9 @@ def step(setting: Setting) -> Rows:
 
 def one_row(setting: Setting) -> Rows:
     """The table of contenders, at one row."""
-    machine, rows = measure_machine(setting), []
+    rows = []
     for name in (REFERENCE, *CONTENDERS[:4], CONTENDERS[7]):
-        row = measure(setting, machine, name)
+        row = measure(setting, name)
         rows.append({**row, "tokens": row["tokens"][0][:8]})
     return rows
 
@@ -79,7 +78,6 @@ OPTIONS = {
     "device": (DEVICE, "where the model runs"),
     "geometry": ({"llada-8b": None, **GEOMETRIES}, "sizes of the model"),
     "quick": (False, "a small model and short answers"),
-    "again": (False, "run parts that are there already"),
 }
 
 
@@ -96,8 +94,7 @@ def main(words: list[str]) -> None:
     failed, until_s = [], time.monotonic() + DAY_S
     for part in options.parts:
         path = options.folder / f"{part}.json"
-        if options.again or not path.is_file():
-            path.unlink(missing_ok=True)
+        if not path.is_file():
             run(part, setting, path, min(LIMIT_S, until_s - time.monotonic()))
         if path.is_file():
             saved = json.loads(path.read_text())

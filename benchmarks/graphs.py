@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.floor import Columns, Machine, measure_machine
 from benchmarks.frame import Row, least_seconds, wait_for
 from benchmarks.setting import Setting, decode_setting, parse_pair
 from dllm_decode import DecodeOutput, decode_many
@@ -39,9 +38,12 @@ def graph_rows(setting: Setting) -> Iterator[Row]:
         for way in (GRAPHS, FUSED)
     ]
     works.append(partial(served_row, small_model, small, NAMES[1]))
-    machine, model, block = measure_machine(setting), setting.model(), setting.block_length
+    model, block = setting.model(), setting.block_length
+    weights_ms = reading_ms(model)
     for size in ((1, block), (1, 4 * block), (4, block), (8, block)):
-        works += [partial(forward_row, model, setting, size, w, machine) for w in (GRAPHS, FUSED)]
+        works += [
+            partial(forward_row, model, setting, size, w, weights_ms) for w in (GRAPHS, FUSED)
+        ]
     works += [partial(decode_row, model, setting, n, w) for n in NAMES for w in (GRAPHS, FUSED)]
     if setting.device == "cuda":
         works += [partial(launches_row, model, setting, way) for way in (GRAPHS, FUSED)]
@@ -212,9 +214,12 @@ def forward_row(
     setting: Setting,
     size: tuple[int, int],
     way: str,
-    machine: Machine | None = None,
+    weights_ms: float | None = None,
 ) -> Row:
-    """Compares one forward of these rows and columns by the clock, and with a machine's floor."""
+    """Compares one forward of these rows and columns by the clock.
+
+    `weights_ms` is a cell of the row, next to the times: what `reading_ms` returned.
+    """
 
     def logits_and_seconds(way: str) -> tuple[Tensor, float]:
         use(model, way)
@@ -226,17 +231,27 @@ def forward_row(
 
     exact, eager_s = logits_and_seconds(EAGER)
     logits, seconds = logits_and_seconds(way)
-    row = {
+    return {
         "part": "one forward", "model": model.name, "forwards": way, "rows": size[0],
         "columns": size[1], "eager ms": 1000 * eager_s, "ms": 1000 * seconds,
-        "times": eager_s / seconds, **_calls_of(model), "same": int((logits == exact).sum()),
-        "of": exact.numel(),
+        "weights ms": weights_ms, "times": eager_s / seconds, **_calls_of(model),
+        "same": int((logits == exact).sum()), "of": exact.numel(),
     }  # fmt: skip
-    if machine is not None:
-        length = setting.prompt_length + setting.gen_length
-        columns = Columns(*size, length, min(size[1], setting.block_length))
-        row["floor ms"] = 1000 * machine.seconds(setting, columns)
-    return row
+
+
+def reading_ms(model: MaskedTransformer) -> float:
+    """Returns the least milliseconds of a forward, in which it reads all weights once.
+
+    The embedding is left out, because a forward reads few of its rows. The rate is that of a copy
+    that is too large for any cache.
+    """
+    size = 2**28 if model.device.type == "cuda" else 2**26
+    source = torch.ones(size, dtype=torch.float32, device=model.device)
+    target = torch.empty_like(source)
+    copy_s = least_seconds(lambda: target.copy_(source), model.device)
+    read = sum(weights.nbytes for weights in model.parameters())
+    read -= model.transformer.embedding.weight.nbytes
+    return 1000 * copy_s * read / (2 * source.nbytes)
 
 
 def launches_row(model: MaskedTransformer, setting: Setting, way: str) -> Row:

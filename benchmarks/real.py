@@ -140,7 +140,7 @@ def rows_of(lines: Sequence[PublishedLine], runs: Sequence[Run], path: Path) -> 
     settings: list[RunSettings] = []
     folder = execute(
         runs, path, reporter=Reporter(Console(stderr=True)),
-        on_plan=lambda plan, others: settings.extend(checked.settings for checked in plan.runs),
+        on_plan=lambda checked, others: settings.extend(one.settings for one in checked),
     )  # fmt: skip
     results = folder.results()
     texts = {

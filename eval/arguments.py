@@ -27,13 +27,9 @@ class Recording:
 
     Attributes:
         no_trace: Record no steps and confidences: for timings, since looking costs time.
-        retry_errors: Decode examples anew that raised an error.
-        skip_impossible: Leave out settings whose parts do not fit together; the report says why.
     """
 
     no_trace: bool = False
-    retry_errors: bool = False
-    skip_impossible: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,17 +101,15 @@ class ReportOptions:
     Attributes:
         folder: Results folder.
         replays: Pages per task.
-        cost: Cost that bold, advice and picture go by: forwards, columns or seconds. `None`:
-            columns, or forwards if a verifier has a target.
+        cost: Cost that bold, advice and picture go by. `None`: columns, or forwards if a verifier
+            has a target.
         example: Id of an example, or the start of one. Empty: the first.
-        html: Write a replay page instead of showing the answer.
     """
 
     folder: str
     replays: Count = 30
-    cost: Literal["forwards", "columns", "seconds"] | None = None
+    cost: Literal["forwards", "columns"] | None = None
     example: Annotated[str, "ID"] = ""
-    html: File | None = None
 
 
 @dataclass(frozen=True)
@@ -130,11 +124,9 @@ class Harness:
         nll: Likelihood by a Monte-Carlo bound, or left to right.
         mc_num: Mask patterns an answer.
         batch_size: Rows of a forward.
-        gen_length: Answer length in tokens; 'task': what the task allows. `None`: 256.
-        fewshot_seed: Seed of the worked examples; 1234 is the harness' own.
+        gen_length: Answer length in tokens. `None`: 256.
         apply_chat_template: Ask in the model's chat template.
         system_instruction: The first turn, in a chat.
-        gen_kwargs: Generation options, instead of the tasks'.
         use_cache: Keep answers in files of this name, and use those of the same settings.
         output: Write results, samples and costs there.
         confirm_run_unsafe_code: Run programs that the model writes, where a task asks for that.
@@ -147,11 +139,9 @@ class Harness:
     nll: Literal["mc", "l2r"] = "mc"
     mc_num: Positive = 128
     batch_size: Positive = 16
-    gen_length: Positive | Literal["task"] | None = None
-    fewshot_seed: int = 1234
+    gen_length: Positive | None = None
     apply_chat_template: bool = False
     system_instruction: Annotated[str, "TEXT"] | None = None
-    gen_kwargs: Annotated[str, "NAME=VALUE,..."] = ""
     use_cache: Annotated[str, "PATH"] | None = None
     output: Folder | None = None
     confirm_run_unsafe_code: bool = False

@@ -32,7 +32,6 @@ _RECORDING = OptionsOf(own.Recording, _RECORDS)
 _TRAINING = (MODEL, OptionsOf(training.QuestionOptions), _BATCHES)
 _SEVERAL = (decoding(repeat=True), MACHINE, _RECORDING)
 _MEASURED = OptionsOf(own.MeasureOptions, names=("task", "out"))
-_RECORDED = ("no_trace", "retry_errors")
 _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 
 EVAL_COMMANDS = {
@@ -52,8 +51,7 @@ EVAL_COMMANDS = {
         "eval.studies.actions:calibrate",
         (_MEASURED, MODEL, OptionsOf(own.Calibration),
          OptionsOf(Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(),
-         MACHINE,
-         OptionsOf(own.Recording, _RECORDS, _RECORDED)),
+         MACHINE, _RECORDING),
         _KEPT,
     ),
     "report": Command(
@@ -62,7 +60,7 @@ EVAL_COMMANDS = {
     ),
     "trace": Command(
         "show how one example was decoded", "eval.reports.actions:trace",
-        (OptionsOf(own.ReportOptions, names=("folder", "example", "html")),), _LOST,
+        (OptionsOf(own.ReportOptions, names=("folder", "example")),), _LOST,
     ),
     "oracle": Command(
         "what samplers do on a model without errors of its own", "eval.oracle.command:run",

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +12,6 @@ from rich.console import Console
 from dllm_decode.core.files import finish_files, new_files
 from dllm_decode.settings.files import require_folder_or_new
 from dllm_decode.settings.models import open_model
-from eval.lm_harness.generation import ALLOWANCES, Generation
 from eval.lm_harness.records import records_of
 from eval.lm_harness.settings import settings_of
 
@@ -47,12 +45,11 @@ def run(options: argparse.Namespace) -> int:
         finish_files(options.output)
         if (options.output / RESULTS_FILE).exists():
             raise ValueError(f"{options.output} holds results already; choose another folder.")
-    gen_kwargs = _gen_kwargs(options)
     manager = _task_manager(options.tasks, options.include_path)
     loaded = open_model(options.model, options, options.revision)
     lm = DecodeLM(loaded.model, loaded.tokenizer, settings_of(options, loaded))
     try:
-        results = _evaluate(lm, options, manager, gen_kwargs)
+        results = _evaluate(lm, options, manager)
     finally:
         lm.close()
     if results is not None:
@@ -60,30 +57,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _gen_kwargs(options: argparse.Namespace) -> dict[str, Any]:
-    """Reads generation options, which take the place of the model's and the task's."""
-    from lm_eval.utils import simple_parse_args_string
-
-    kwargs: dict[str, Any] = simple_parse_args_string(options.gen_kwargs)
-    for name in ALLOWANCES:
-        if name in kwargs and "gen_length" in kwargs:
-            raise ValueError(f"The answer length must be given once, got {options.gen_kwargs!r}.")
-        if name in kwargs:
-            # Renamed, because the adapter could not tell it from the task's own option.
-            kwargs["gen_length"] = kwargs.pop(name)
-    for name, label in (("temperature", "temperature"), ("gen_length", "answer length")):
-        if name in kwargs and getattr(options, name) is not None:
-            raise ValueError(
-                f"The {label} must be given once, got it in --gen-kwargs and in "
-                f"--{name.replace('_', '-')}."
-            )
-    Generation.of(kwargs, block_length=1)
-    return kwargs
-
-
-def _evaluate(
-    lm: "DecodeLM", options: argparse.Namespace, manager: Any, gen_kwargs: Mapping[str, Any]
-) -> dict[str, Any] | None:
+def _evaluate(lm: "DecodeLM", options: argparse.Namespace, manager: Any) -> dict[str, Any] | None:
     from lm_eval import simple_evaluate
 
     results: dict[str, Any] | None = simple_evaluate(
@@ -96,9 +70,7 @@ def _evaluate(
         system_instruction=options.system_instruction,
         apply_chat_template=options.apply_chat_template,
         fewshot_as_multiturn=options.apply_chat_template,
-        gen_kwargs=dict(gen_kwargs) or None,
         task_manager=manager,
-        fewshot_random_seed=options.fewshot_seed,
         confirm_run_unsafe_code=options.confirm_run_unsafe_code,
     )
     return results

@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
-
-AnswerLength: TypeAlias = int | Literal["task"]
-"""Tokens, or "task": as many as the task allows its answers."""
+from typing import Any
 
 DEFAULT_LENGTH = 256
 
-# Options by which tasks limit the number of tokens; the first option present counts.
-ALLOWANCES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+# Options by which tasks limit the number of tokens. They change nothing here.
+_ALLOWANCES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 # Values of other models' options that change nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -20,7 +17,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "repetition_penalty": (1,),
 }
-_KNOWN = ("until", "do_sample", "temperature", "gen_length", *ALLOWANCES)
+_KNOWN = ("until", "do_sample", "temperature", "gen_length", *_ALLOWANCES)
 
 
 @dataclass(frozen=True)
@@ -35,24 +32,23 @@ class Generation:
     def of(
         options: Mapping[str, Any],
         *,
-        gen_length: AnswerLength = DEFAULT_LENGTH,
+        gen_length: int = DEFAULT_LENGTH,
         block_length: int,
         temperature: float | None = None,
     ) -> "Generation":
         """Reads a task's generation options.
 
-        The answer's length in tokens is the option `gen_length`, which no task sets by itself,
-        otherwise the argument, or the task's `max_gen_toks` or 256 if the argument is "task"; it is
-        rounded up to whole blocks. It is fixed by default because it changes the answers of a
-        diffusion model, and tasks' limits were chosen for models that stop by themselves.
+        The answer's length in tokens is the option `gen_length`, which only a task file of the
+        user's own has, otherwise the argument; it is rounded up to whole blocks. A task's
+        `max_gen_toks` does not count, because the length changes the answers of a diffusion model,
+        and tasks' limits were chosen for models that stop by themselves.
         `temperature` is for all answers; None takes the task's, by default 0, or 1 if the task
         samples. Raises ValueError if an option is unknown, of the wrong kind, or would have no
         effect.
         """
         for name, value in options.items():
             _check(name, value)
-        allowed = next((options[name] for name in ALLOWANCES if name in options), DEFAULT_LENGTH)
-        length = options.get("gen_length", allowed if gen_length == "task" else gen_length)
+        length = options.get("gen_length", gen_length)
         if not isinstance(length, int) or length < 1:
             raise ValueError(f"gen_length must be a whole number from 1, got {length!r}.")
         return Generation(

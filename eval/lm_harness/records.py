@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from eval.metrics.metrics import tokens_per
-from eval.metrics.statistics import mean, percentile
+from eval.metrics.statistics import mean
 
 Key: TypeAlias = tuple[str, int, int, int]
 """Task, document, request of the document and repeat of the request."""
@@ -35,8 +35,4 @@ def summary_of(costs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "tokens_per_forward": tokens_per(column("length"), column("nfe")),
         **{name: mean(column(name)) for name in names},
         "tokens_per_second": tokens_per(column("length"), shares_s),
-        "latency_s": {
-            name: percentile(column("batch_s"), share)
-            for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
-        },
     }

@@ -10,7 +10,7 @@ from dllm_decode.settings.files import digest
 from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.options import given_of
 from dllm_decode.settings.plugins import build_plugins
-from eval.lm_harness.generation import DEFAULT_LENGTH, AnswerLength
+from eval.lm_harness.generation import DEFAULT_LENGTH
 from eval.lm_harness.likelihood import Estimator, LeftToRight, MonteCarlo
 from samplers import ConfidenceThreshold, Sampler
 from samplers.expression import expression_of
@@ -22,7 +22,7 @@ class LmSettings:
 
     Attributes:
         decoding: The options of the decode besides the plug-ins and the next two.
-        gen_length: Answer length in tokens, or "task"; see `Generation.of`.
+        gen_length: Answer length in tokens; see `Generation.of`.
         temperature: Temperature of all answers; None takes the task's.
         batch_size: Rows of a forward.
     """
@@ -36,7 +36,7 @@ class LmSettings:
     blocks: BlockSchedule
     estimator: Estimator
     decoding: DecodeConfig
-    gen_length: AnswerLength = DEFAULT_LENGTH
+    gen_length: int = DEFAULT_LENGTH
     temperature: float | None = None
     batch_size: int = 16
 
@@ -56,13 +56,12 @@ class LmSettings:
 def settings_of(options: argparse.Namespace, loaded: Loaded) -> LmSettings:
     """Returns the settings that the options of `lm` name; ValueError if one cannot be read."""
     parts = vars(options) | {"sampler": options.sampler or repr(ConfidenceThreshold())}
-    given = {name: value for name, value in given_of(options).items() if value != "task"}
     return LmSettings(
         model=options.model,
         revision=options.revision or None,
         dtype=loaded.dtype,
         estimator=LeftToRight() if options.nll == "l2r" else MonteCarlo(options.mc_num),
-        decoding=DecodeConfig(**given),
+        decoding=DecodeConfig(**given_of(options)),
         gen_length=options.gen_length or DEFAULT_LENGTH,
         temperature=options.temperature,
         batch_size=options.batch_size,

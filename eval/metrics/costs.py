@@ -1,4 +1,4 @@
-"""The costs that a report can compare settings by: forwards, columns and seconds."""
+"""The costs that a report can compare settings by: forwards and columns."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -30,8 +30,6 @@ COSTS: Mapping[str, CostMeasure] = {
              "tokens_per_any_forward", "forward_speedup"),
         CostMeasure("columns", "tokens/1000 columns", "tokens per 1000 columns", "fewer columns",
              "tokens_per_thousand_columns", "compute_speedup"),
-        CostMeasure("seconds", "tokens/s", "tokens per second", "less time",
-             "tokens_per_second", "wall_speedup"),
     )
 }  # fmt: skip
 
@@ -50,8 +48,6 @@ def speed_of(row: Row, cost: CostMeasure) -> Row | None:
     """Returns a row's tokens for a cost with their interval; None where the cost is unknown."""
     if "speed" not in row:
         return None
-    if cost.name == "seconds":
-        return dict.fromkeys(("value", "low", "high"), row["timing"][cost.rate])
     estimate: Row | None = row["speed"][cost.rate]
     return estimate
 
@@ -61,11 +57,5 @@ def speedup_of(row: Row, cost: CostMeasure) -> float | None:
     against = row.get("against_reference")
     if not against or speed_of(row, cost) is None:
         return None
-    speedup: float | None = {**against, **against.get("timing", {})}.get(cost.speedup)
+    speedup: float | None = against.get(cost.speedup)
     return speedup
-
-
-def is_on_front(row: Row, cost: CostMeasure) -> bool:
-    """Says whether no other row of the group is better in accuracy and in the tokens for a cost."""
-    marked = row.get("timing", {}) if cost.name == "seconds" else row
-    return cost.name in marked.get("fronts", ())

@@ -86,9 +86,7 @@ def mark_fronts(rows: Sequence[Row]) -> None:
             points = points_of(group, cost)
             numbers = list(points)
             for index in pareto_front(list(points.values())):
-                row = group[numbers[index]]
-                marked = row["timing"] if cost.name == "seconds" else row
-                marked["fronts"].append(cost.name)
+                group[numbers[index]]["fronts"].append(cost.name)
 
 
 def methods(rows: Sequence[Row]) -> list[Row]:

@@ -1,10 +1,8 @@
 """Speed, quality and order of a decode, each defined once."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import geometric_mean
 from typing import NamedTuple
 
 import numpy as np
@@ -31,33 +29,6 @@ def tokens_per(lengths: Sequence[Number], costs: Sequence[Number]) -> float:
     rows, without warm-up.
     """
     return math.fsum(lengths) / math.fsum(costs)
-
-
-def wall_speedup(reference_s: Sequence[Number], seconds_s: Sequence[Number]) -> float:
-    """Returns the geometric mean over examples of reference seconds over seconds.
-
-    Both are of the same examples, device, batches and answer length.
-    """
-    return geometric_mean(a / b for a, b in zip(reference_s, seconds_s, strict=True))
-
-
-def pass_at(k: int, num_answers: int, num_right: int) -> float:
-    """Returns the estimated probability that at least one of k answers to a question is right.
-
-    If c of n independent answers are right, this is the share of the sets of k answers with a right
-    one,
-
-        1 - C(n - c, k) / C(n, k) = 1 - product over i = n - c + 1, ..., n of (1 - k / i),
-
-    which is unbiased for every k up to n. The product needs no large numbers.
-
-    Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
-    https://arxiv.org/abs/2107.03374, equation 1 and figure 3.
-    """
-    num_wrong = num_answers - num_right
-    if num_wrong < k:
-        return 1.0
-    return 1.0 - math.prod(1.0 - k / i for i in range(num_wrong + 1, num_answers + 1))
 
 
 def pareto_front(points: Sequence[TradeOff]) -> list[int]:
@@ -147,23 +118,3 @@ def order_correlation(steps: Sequence[int]) -> float | None:
     if untied == 0:
         return None
     return float(signs.sum() / math.sqrt(untied * len(signs)))
-
-
-def leftmost_share(steps: Sequence[int]) -> float | None:
-    """Returns the share of steps that committed the leftmost position still masked.
-
-    The share is 1 for left-to-right decoders. None if there are no steps; `steps` as above.
-    """
-    if not len(steps):
-        return None
-    latest, hits = -math.inf, 0
-    for step in steps:
-        # Everything to the left was committed in earlier steps, so this position was the leftmost.
-        if step > latest:
-            latest, hits = step, hits + 1
-    return hits / len(set(steps))
-
-
-def commits_per_step(steps: Sequence[int]) -> dict[int, int]:
-    """Returns how many steps committed one token, two tokens, and so on; `steps` as above."""
-    return dict(sorted(Counter(Counter(steps).values()).items()))

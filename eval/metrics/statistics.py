@@ -177,20 +177,6 @@ def ratio_of_sums(numerators: Sequence[Number], denominators: Sequence[Number]) 
     return Estimate(float(total[0] / total[1]), *_central_95(sums[:, 0] / sums[:, 1]))
 
 
-def percentile(values: Sequence[Number], share: float) -> float:
-    """Returns the nearest-rank percentile: the least value that `share` of all do not exceed."""
-    return float(np.quantile(values, share, method="inverted_cdf"))
-
-
-def detectable_difference(discordant_share: float, num_examples: int) -> float:
-    """Returns the paired accuracy difference found with 80 per cent power at level 5 per cent.
-
-    `discordant_share` is the share of examples on which exactly one of the two methods is right.
-    """
-    # 1.960 + 0.842, the quantiles of level 5 per cent two-sided and of power 80 per cent.
-    return 2.802 * math.sqrt(discordant_share / num_examples)
-
-
 def _require_pairs(first: Sequence[Number], second: Sequence[Number]) -> None:
     if len(first) != len(second) or not len(first):
         raise ValueError(

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from pathlib import Path
 
-from dllm_decode.settings.files import output_file, require_folder_or_new
+from dllm_decode.settings.files import require_folder_or_new
 from eval.runs.named_files import require_results, toml_of
 from eval.runs.names import matching, parse_task
 
@@ -36,9 +36,7 @@ def report(options: Namespace) -> int:
 
 
 def trace(options: Namespace) -> int:
-    """Shows how one example was decoded, in the terminal or as a page."""
-    if options.html:
-        output_file("--html", options.html)
+    """Shows how one example was decoded."""
     require_results(Path(options.folder))
     from eval.reports.command import trace
 

@@ -6,13 +6,11 @@ from collections import Counter
 
 from rich.console import Console
 
-from dllm_decode.core.files import write_text
-from dllm_decode.settings.files import output_file
 from eval.metrics.costs import COSTS, CostMeasure, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice
 from eval.reports.page import unfinished_notice
-from eval.reports.replay import parts_of, picture_of, replay_page
+from eval.reports.replay import parts_of, picture_of
 from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.table import bold, further_tables, origin, show_settings
@@ -69,19 +67,14 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
         error, count = counted.most_common(1)[0]
         sys.stderr.write(
             f"{errors} examples raised an error, {count} of them: {error}\nSee {path}. To decode "
-            "these examples again, repeat the command that ran them, with --retry-errors.\n"
+            "these examples again, repeat the command that ran them.\n"
         )
     return 1 if errors else 0
 
 
 def trace(options: argparse.Namespace) -> int:
-    """Shows how one example was decoded, in the terminal or as a page."""
-    page = output_file("--html", options.html) if options.html else None
+    """Shows how one example was decoded."""
     pairs, console = _examples_of(Folder(options.folder), options.example), Console(highlight=False)
-    if page:
-        write_text(page, replay_page(pairs))
-        _say(console, f"Replay: {options.html}")
-        return 0
     first = pairs[0][1]
     _say(console, f"{first['prompt']}\ntarget: {first['target']}\n", folds=True)
     for (_, record), parts in zip(pairs, parts_of(pairs), strict=True):

@@ -7,7 +7,6 @@ from typing import Any
 
 from eval.metrics.costs import Row
 from eval.metrics.statistics import (
-    detectable_difference,
     mcnemar,
     mean,
     paired_bootstrap,
@@ -59,11 +58,9 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Row:
     test = mcnemar(first, second)
     low, high = paired_score_interval(first, second)
     value = (test.gained - test.lost) / len(first)
-    discordant_share = (test.gained + test.lost) / len(first)
     return {
         "accuracy": {"value": value, "low": low, "high": high, "interval": "score"},
         "mcnemar": test._asdict(),
-        "detectable_difference": detectable_difference(discordant_share, len(first)),
     }
 
 

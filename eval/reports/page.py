@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from eval.metrics.costs import COSTS, CostMeasure, Row, is_on_front, speed_of, usual_cost
+from eval.metrics.costs import COSTS, CostMeasure, Row, speed_of, usual_cost
 from eval.metrics.curves import ExampleSet, RowGroup, group_of, method_of, titles_of
 from eval.metrics.metrics import TradeOff
 from eval.oracle.exact import curve
 from eval.reports.advice import advice
-from eval.reports.names import names_of, seeds_of
+from eval.reports.names import names_of
 from eval.reports.pooling import Pooled, identity
 from eval.reports.summary import MeasuredFolder, measured
 from eval.reports.table import further_tables, origin
@@ -90,7 +90,6 @@ def _shown(settings: Sequence[_Setting]) -> list[dict[str, Any]]:
     return [
         {
             "name": name, "full": full, "method": method_of(row["settings"]),
-            "seeds": seeds_of(row), "settings": row["settings"],
             **_numbers(row),
             "keys": [pool.settings.with_seed(seed).key("") for seed in pool.seeds],
         }
@@ -112,8 +111,6 @@ def _numbers(row: Row) -> dict[str, Any]:
         "target_nfe": speed.get("target_nfe"),
         "step_speedup": against.get("step_speedup", 1.0) if speed else None,
         "tokens_per_second": timing.get("tokens_per_second"),
-        "p50_s": (timing.get("latency_s") or {}).get("p50"),
-        "p99_s": (timing.get("latency_s") or {}).get("p99"),
         "tau": (row.get("order") or {}).get("order_correlation"),
         "decided": row.get("decided"),
         "decided_at": (row.get("decided") or {}).get("share"),
@@ -122,7 +119,7 @@ def _numbers(row: Row) -> dict[str, Any]:
         "errors": row["num_errors"],
         "missing": row["num_missing"],
         "expected": row["num_missing"] + row["num_records"],
-        "fronts": [name for name, cost in COSTS.items() if is_on_front(row, cost)],
+        "fronts": row["fronts"],
     }
 
 

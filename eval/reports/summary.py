@@ -1,27 +1,16 @@
 """Computes a row of numbers for each setting from its records; see `docs/metrics.md`."""
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from msgspec import structs
-
 from eval.metrics.costs import Row
 from eval.metrics.curves import RowGroup, group_of, mark_fronts, methods, parallel_bench
-from eval.metrics.metrics import (
-    commits_per_step,
-    leftmost_share,
-    order_correlation,
-    pass_at,
-    tokens_per,
-    wall_speedup,
-)
+from eval.metrics.metrics import order_correlation, tokens_per
 from eval.metrics.statistics import (
-    Bounds,
     bootstrap,
     mean,
-    percentile,
     ratio_of_sums,
     standard_error,
     wilson,
@@ -75,7 +64,6 @@ def measured(folder: Folder) -> MeasuredFolder:
         "rows": rows, "methods": methods(rows), "parallel_bench": parallel_bench(rows),
         "git": sorted({record["git"] or "unknown" for record in records}),
         "machines": machines, "dates": [*dates[:1], *dates[-1:]],
-        "skipped": [structs.asdict(skipped) for skipped in folder.skipped()],
     })  # fmt: skip
 
 
@@ -90,14 +78,13 @@ def _row(pool: Pooled) -> Row:
         "errors": dict(Counter(record["error"] for record in failed).most_common(5)),
         "primary": next((record["primary"] for record in pool.records), None),
         "accuracy": _accuracy(pool),
-        "pass_at": _pass_at(pool),
         "scores": _scores(finished),
         "fronts": [],
     }
     if finished:
         row |= {"order": _order(finished), "timing": _timing(finished)}
         row["decided"] = _decided(finished)
-        # An answer that its template gives completely takes no forward.
+        # In some folders there are answers that were given completely, without a forward.
         decoded = [record for record in finished if record["nfe"] or record["target_nfe"]]
         row |= {"speed": _speed(decoded)} if decoded else {}
         if pool.settings.verifier != "NoVerifier()":
@@ -110,45 +97,19 @@ def _accuracy(pool: Pooled) -> Row | None:
 
     The interval is Wilson's if every score is 0 or 1. With several seeds, each example's mean then
     counts as that many right answers: a mean of values in [0, 1] varies at most as much as a share,
-    so that the interval is too wide rather than too narrow. Other scores have the bootstrap's.
+    so that the interval is too wide rather than too narrow. Other scores have the bootstrap's, or
+    Wilson's if all are equal, because the bootstrap's then has no width.
     """
     values = list(primary_scores(pool).values())
     if not values:
         return None
     is_binary = all(score_of(record) in (0, 1, None) for record in pool.finished)
-    interval, bounds = _interval(values, is_wilson=is_binary)
+    if is_binary or len(set(values)) == 1:
+        interval, bounds = "wilson", wilson(math.fsum(values), len(values))
+    else:
+        interval, bounds = "bootstrap", bootstrap(values)
     return {"value": mean(values), **bounds._asdict(), "interval": interval,
             "standard_error": standard_error(values), "num_examples": len(values)}  # fmt: skip
-
-
-def _interval(values: Sequence[float], *, is_wilson: bool) -> tuple[str, Bounds]:
-    """Returns the bootstrap's interval; Wilson's if wanted, or if the bootstrap's has no width."""
-    if is_wilson or len(set(values)) == 1:
-        return "wilson", wilson(math.fsum(values), len(values))
-    return "bootstrap", bootstrap(values)
-
-
-def _pass_at(pool: Pooled) -> Row:
-    """Estimates for several k the probability that one of k answers is right, with an interval.
-
-    Each seed gives one answer to each example. k doubles from 1 up to the number of answers that
-    every example has. The result is empty with one seed, or if any score is neither 0 nor 1.
-    """
-    by_example: dict[str, list[float]] = defaultdict(list)
-    for record in pool.records:
-        score = score_of(record)
-        if score is not None:
-            by_example[record["example"]].append(score)
-    groups = list(by_example.values())
-    if len(pool.seeds) == 1 or any(score not in (0, 1) for group in groups for score in group):
-        return {}
-    estimates, k = {}, 1
-    while k <= min(map(len, groups), default=0):
-        values = [pass_at(k, len(group), int(sum(group))) for group in groups]
-        _, bounds = _interval(values, is_wilson=False)
-        estimates[str(k)] = {"value": mean(values), **bounds._asdict()}
-        k *= 2
-    return estimates
 
 
 def _scores(finished: Sequence[Record]) -> Row:
@@ -186,13 +147,7 @@ def _speed(finished: Sequence[Record]) -> Row:
         "tokens_per_forward": per_forward,
         "tokens_per_any_forward": per_any,
         "tokens_per_thousand_columns": per_columns,
-        "mean_of_ratios": mean(
-            [length / forwards for length, forwards in zip(means["length"], nfe, strict=True)]
-        ),
-        "committed_per_forward": sum(means["committed"]) / sum(nfe),
         **{name: mean(values) for name, values in means.items()},
-        "forwards_share": mean(list(_shares(finished, "batch_forwards").values())),
-        "target_forwards_share": mean(list(_shares(finished, "batch_target_forwards").values())),
     }
 
 
@@ -201,12 +156,9 @@ def _verified(finished: Sequence[Record]) -> Row:
     gains = [gain for record in finished for gain in record["gains"]]
     names = ("drafted", "accepted", "length", "target_nfe")
     drafted, accepted, length, target_nfe = (sum(field(finished, n).values()) for n in names)
-    num_examples = len(field(finished, "drafted"))
     return {
         "accepted_length": sum(gains) / max(1, len(gains)),
         "accepted_lengths": dict(sorted(Counter(gains).items())),
-        "drafted": drafted / num_examples,
-        "accepted": accepted / num_examples,
         "acceptance_rate": accepted / drafted if drafted else None,
         "tokens_per_target_forward": length / target_nfe if target_nfe else None,
     }
@@ -219,11 +171,8 @@ def _order(finished: Sequence[Record]) -> Row:
         for r in finished
         if r["trace"] is not None
     ]
-    widths = sum((Counter(commits_per_step(seq)) for _, seq in steps), Counter[int]())
     return {
-        "order_correlation": _mean_over_examples((e, order_correlation(seq)) for e, seq in steps),
-        "leftmost_share": _mean_over_examples((e, leftmost_share(seq)) for e, seq in steps),
-        "commits_per_step": dict(sorted(widths.items())),
+        "order_correlation": _mean_over_examples((e, order_correlation(seq)) for e, seq in steps)
     }
 
 
@@ -249,29 +198,16 @@ def _decided(finished: Sequence[Record]) -> Row | None:
     }
 
 
-def _timed(finished: Sequence[Record]) -> Sequence[Record]:
-    """Returns the records that are no warm-up, or all records if there are no others."""
-    return [record for record in finished if not record["warm_up"]] or finished
-
-
 def _timing(finished: Sequence[Record]) -> Row:
-    """Describes wall-clock time, which differs from run to run, unlike everything else."""
-    timed = _timed(finished)
+    """Describes wall-clock time, which differs from run to run, unlike everything else.
+
+    The warm-up is left out, unless there is nothing else.
+    """
+    timed = [record for record in finished if not record["warm_up"]] or finished
     lengths = list(field(timed, "length").values())
-    latencies = [record["batch_s"] for record in timed]
-    return {
-        "tokens_per_second": tokens_per(lengths, list(_shares(timed, "batch_s").values())),
-        "latency_s": {f"p{share}": percentile(latencies, share / 100) for share in (50, 90, 99)},
-        "num_timed": len(timed),
-        "is_warm": not any(record["warm_up"] for record in timed),
-        "fronts": [],
-    }  # fmt: skip
-
-
-def _shares(records: Iterable[Record], name: str) -> dict[str, float]:
-    """Divides a number of each batch equally among its rows; returns the shares by example."""
-    numbers: Iterable[Mapping[str, Any]] = records
-    return per_example((r["example"], r[name] / r["batch_length"]) for r in numbers)
+    # The seconds of a batch are divided equally among its rows.
+    shares_s = per_example((r["example"], r["batch_s"] / r["batch_length"]) for r in timed)
+    return {"tokens_per_second": tokens_per(lengths, list(shares_s.values()))}
 
 
 _SPEEDUPS = {
@@ -291,7 +227,4 @@ def _comparison(reference: Pooled, pool: Pooled) -> Row:
         total = sum(sum(b) for _, b in pairs)
         if pairs[0][0] and total:
             comparison[name] = sum(sum(a) for a, _ in pairs) / total
-    seconds_s = paired(_shares(_timed(before), "batch_s"), _shares(_timed(after), "batch_s"))
-    if seconds_s[0]:
-        comparison["timing"] = {"wall_speedup": wall_speedup(*seconds_s)}
     return comparison

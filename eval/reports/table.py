@@ -6,13 +6,13 @@ from typing import Any
 from rich.console import Console
 
 from eval.grid import markdown_of, show_grid
-from eval.metrics.costs import CostMeasure, Row, is_on_front
+from eval.metrics.costs import CostMeasure, Row
 from eval.metrics.curves import RowGroup, group_of
 from eval.reports.names import names_of
 
 _HEAD = (
     "sampler", "accuracy", "against reference", "p", "tokens/forward", "NFE", "columns",
-    "step speed-up", "tokens/s", "p50 / p99 s", "tau", "decided at",
+    "step speed-up", "tokens/s", "tau", "decided at",
 )  # fmt: skip
 _VERIFIED_HEAD = ("accepted length", "accepted/drafted", "target NFE", "tokens/target forward")
 # These fit 80 characters: columns up to the step speed-up, but not p, which the interval shows too.
@@ -25,7 +25,7 @@ def show_settings(console: Console, rows: Sequence[Row], cost: CostMeasure) -> N
     A setting is bold if no other is better in accuracy and in the tokens for a cost. Columns about
     drafts follow if a verifier was used.
     """
-    styles = ["bold" if is_on_front(row, cost) else "" for row in rows]
+    styles = ["bold" if cost.name in row["fronts"] else "" for row in rows]
     show_grid(console, grid_of(rows), styles=styles, narrow=_NARROW)
 
 
@@ -53,16 +53,14 @@ def _cells(row: Row) -> list[str]:
         f"{test['p_value']:.2g}" if test else "-",
     ]
     if speed is None:
-        return [*cells, *"--------"]
-    timing, latency = row["timing"], row["timing"]["latency_s"]
+        return [*cells, *"-------"]
     return [
         *cells,
         _interval(speed["tokens_per_forward"], 2),
         f"{speed['nfe']:.1f}",
         f"{speed['query_positions']:.0f}",
         f"{against['step_speedup']:.2f}" if "step_speedup" in against else "1",
-        f"{timing['tokens_per_second']:.0f}",
-        f"{latency['p50']:.3g} / {latency['p99']:.3g}",
+        f"{row['timing']['tokens_per_second']:.0f}",
         _number(row["order"]["order_correlation"], 2),
         _number((row["decided"] or {}).get("share"), 2),
     ]
@@ -125,12 +123,12 @@ def origin(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
 
 
 def further_tables(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[str]:
-    """Returns tables in Markdown of pass@k, other scores, accepted lengths, curves and PB scores.
+    """Returns tables in Markdown of other scores, accepted lengths, curves and PB scores.
 
     Only those that a group of rows has.
     """
     group = group_of(rows[0]["settings"])
-    texts = (pass_at(rows), other_scores(rows), accepted_lengths(rows), curves(summary, group),
+    texts = (other_scores(rows), accepted_lengths(rows), curves(summary, group),
              pb_scores(summary, group.model))  # fmt: skip
     return [text for text in texts if text]
 
@@ -147,19 +145,6 @@ def curves(summary: Mapping[str, Any], group: RowGroup) -> str:
         speeds = [_number(method["speed_at_accuracy"][limit], 2) for limit in limits]
         grid.append([method["method"], str(method["num_points"]), f"{method['aup']:.1f}", *speeds])
     return f"Accuracy under parallelism (AUP), and speed by accuracy.\n\n{markdown_of(grid)}"
-
-
-def pass_at(rows: Sequence[Row]) -> str:
-    """Returns a table of pass@k; empty if no row has several seeds."""
-    ks = list(dict.fromkeys(k for row in rows for k in row["pass_at"]))
-    if not ks:
-        return ""
-    grid = [["sampler", "answers", *(f"pass@{k}" for k in ks)]]
-    for name, row in zip(names_of(rows), rows, strict=True):
-        cells = [_interval(row["pass_at"].get(k), 3) for k in ks]
-        grid.append([f"`{name}`", str(len(row["seeds"])), *cells])
-    caption = "Probability that at least one of k answers is right, one answer for each seed."
-    return f"{caption}\n\n{markdown_of(grid)}"
 
 
 def other_scores(rows: Sequence[Row]) -> str:

@@ -23,24 +23,14 @@ from eval.runs.settings import NEW_FOLDER, RunSettings
 FORMAT = 5
 
 
-class Skipped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A setting, in words, that was not run because its parts do not fit together, and why."""
+class _SettingsFile(msgspec.Struct, kw_only=True):
+    """The contents of `settings.json`: settings as `RunSettings.written` gives them.
 
-    setting: str
-    reason: str
-
-
-class _SettingsFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The contents of `settings.json`.
-
-    Attributes:
-        runs: Settings as `RunSettings.written` gives them, the reference first.
-        skipped: Settings that the last command asked for and did not run.
+    The reference is the first of the runs.
     """
 
     format: int = FORMAT
     runs: list[dict[str, Any]]
-    skipped: list[Skipped] = []
 
 
 class Folder:
@@ -53,16 +43,14 @@ class Folder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def claim(
-        self, runs: Iterable[RunSettings], *, skipped: Iterable[Skipped] = ()
-    ) -> list[RunSettings]:
+    def claim(self, runs: Iterable[RunSettings]) -> list[RunSettings]:
         """Adds runs to the folder, the reference first; returns the other runs of the folder.
 
         A run that an earlier command asked for stays if it has records, so that a corrected
         sweep, or one more sampler, needs no new folder. The first run of the folder stays first.
-        `skipped` were asked for and are not run. Processes that share the folder call this while
-        `writing`, because runs of a process that has just begun have no records yet. Raises
-        ValueError if the path is no folder, or has another format.
+        Processes that share the folder call this while `writing`, because runs of a process that
+        has just begun have no records yet. Raises ValueError if the path is no folder, or has
+        another format.
         """
         self.require_usable()
         runs = list(dict.fromkeys(runs))
@@ -75,7 +63,7 @@ class Folder:
         others = [run for run in earlier if run not in runs]
         # Next to other runs, new runs come last; otherwise these runs have their own order.
         listed = [*earlier, *(r for r in runs if r not in earlier)] if others else runs
-        written = _SettingsFile(runs=[run.written() for run in listed], skipped=list(skipped))
+        written = _SettingsFile(runs=[run.written() for run in listed])
         write_json(file, msgspec.to_builtins(written))
         return others
 
@@ -99,12 +87,8 @@ class Folder:
         Raises ValueError if the path is no results folder, or one of another version.
         """
         where = str(self.path / SETTINGS_FILE)
-        runs = self._written().runs
+        runs = self._read_settings().runs
         return [RunSettings.of(run, f"Run {i} of {where}") for i, run in enumerate(runs, start=1)]
-
-    def skipped(self) -> list[Skipped]:
-        """Returns the settings that the last command did not run, with the reasons."""
-        return self._written().skipped
 
     def results(self) -> dict[RunSettings, list[Record]]:
         """Returns the records of each run, the reference first.
@@ -172,7 +156,7 @@ class Folder:
             for file in sorted(self.path.glob("machine-*.json"))
         }
 
-    def _written(self) -> _SettingsFile:
+    def _read_settings(self) -> _SettingsFile:
         file = self.path / SETTINGS_FILE
         require_results(self.path)
         written = read_object(file, remedy="choose another folder")

@@ -6,7 +6,6 @@ those of the user's own plug-ins, `own_files.json` those of weights and other fi
 A folder without such notes can still be used, and gets the notes.
 """
 
-import json
 import os
 import platform
 import subprocess
@@ -14,7 +13,7 @@ import sys
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from functools import cache, lru_cache
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,13 +32,18 @@ _OTHERS = ("numpy", "tokenizers", "transformers", "triton")
 
 @lru_cache(maxsize=1)
 def package_commit() -> str | None:
-    """Returns the commit of this package, with a `+` if its files have changed.
+    """Returns the commit of the checkout that this package is imported from; None without one.
 
-    It is the commit of the checkout that the package is imported from, or the commit that pip noted
-    when it installed from a repository. A package in a virtual environment inside somebody's
-    repository is not part of that repository: its commit is None.
+    A `+` follows if files of the package have changed. A package in a virtual environment inside
+    somebody's repository is not part of that repository.
     """
-    return _checkout_commit(Path(__file__).parents[2]) or _installed_commit()
+    root = Path(__file__).parents[2]
+    # In a work tree `.git` is a file.
+    if not (root / ".git").exists():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--", "samplers", "dllm_decode", "eval")
+    return f"{commit}+" if commit and changed else commit or None
 
 
 def version_of(package: str) -> str:
@@ -85,15 +89,6 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _checkout_commit(root: Path) -> str | None:
-    # In a work tree `.git` is a file.
-    if not (root / ".git").exists():
-        return None
-    commit = _git(root, "rev-parse", "HEAD")
-    changed = _git(root, "status", "--porcelain", "--", "samplers", "dllm_decode", "eval")
-    return f"{commit}+" if commit and changed else commit or None
-
-
 def _git(root: Path, *arguments: str) -> str:
     try:
         completed = subprocess.run(
@@ -102,15 +97,6 @@ def _git(root: Path, *arguments: str) -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return completed.stdout.strip()
-
-
-def _installed_commit() -> str | None:
-    try:
-        noted = distribution(PACKAGE).read_text("direct_url.json")
-    except PackageNotFoundError:
-        return None
-    commit = json.loads(noted or "{}").get("vcs_info", {}).get("commit_id")
-    return str(commit) if commit else None
 
 
 Digests: TypeAlias = Mapping[str, str]
@@ -145,8 +131,7 @@ def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[st
                 raise ValueError(
                     f"{files.get(name, name)} must be as it was when the records in {folder} were "
                     f"decoded, but {change} since, so that old and new answers would be mixed. "
-                    f"Choose another folder{task_hint}. If all records are errors, --retry-errors "
-                    "decodes them anew."
+                    f"Choose another folder{task_hint}."
                 )
             if digests:
                 notes[note][setting] = digests

@@ -15,15 +15,13 @@ _LOOK_EVERY_S = 0.25
 
 
 class Sums:
-    """Running sums of one setting, earlier runs included; tokens/s are of this run only."""
+    """Running sums of one setting, earlier runs included."""
 
     def __init__(self, num_examples: int, done: Sequence[Record] = ()) -> None:
         self.num_examples = num_examples
         self.num_done = self._num_errors = self._num_tokens = self._nfe = 0
         self._scores: list[float] = []
         self.add(done)
-        self._tokens_before = self._num_tokens
-        self._started = time.monotonic()
 
     def add(self, records: Sequence[Record]) -> None:
         """Counts finished examples."""
@@ -36,14 +34,10 @@ class Sums:
         self._scores += [score for score in scores if score is not None]
 
     def words(self) -> str:
-        """Returns accuracy, speed and errors so far, in words."""
+        """Returns accuracy, tokens per forward and errors so far, in words."""
         parts = [f"accuracy {mean(self._scores):.3f}"] if self._scores else []
         if self._nfe:
             parts.append(f"{self._num_tokens / self._nfe:.2f} tokens/forward")
-        num_tokens = self._num_tokens - self._tokens_before
-        if num_tokens:
-            elapsed_s = max(1e-9, time.monotonic() - self._started)
-            parts.append(f"{num_tokens / elapsed_s:.0f} tokens/s")
         if self._num_errors:
             parts.append(f"{self._num_errors} errors")
         return ", ".join(parts)

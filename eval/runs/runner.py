@@ -1,7 +1,7 @@
 """Decodes examples under each setting into a results folder; a killed run can be resumed."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dllm_decode.settings.models import ALONE, Place
 from eval.runs.answers import answer, said_of
-from eval.runs.folder import Folder, Skipped
+from eval.runs.folder import Folder
 from eval.runs.names import Selection
 from eval.runs.provenance import machine_of, now, package_commit, require_unchanged, write_notes
 from eval.runs.records import Record, ScoredExample, append
@@ -141,50 +141,37 @@ class Worker:
         }
 
 
-class RunPlan(NamedTuple):
-    """The runs that can be decoded and those that cannot, known before the first forward."""
-
-    runs: list[Checked]
-    skipped: list[Skipped]
-
-
 def execute(
     runs: Sequence[Run],
     folder: str | Path,
     *,
     place: Place = ALONE,
     reporter: Reporter = SILENT,
-    retry_errors: bool = False,
-    skip_impossible: bool = False,
-    on_plan: Callable[[RunPlan, list[RunSettings]], None] = lambda plan, others: None,
+    on_plan: Callable[[list[Checked], list[RunSettings]], None] = lambda checked, others: None,
 ) -> Folder:
     """Decodes and scores the examples that a folder lacks; the first run is the reference.
 
     Every run is checked before the first forward. The batches depend neither on earlier commands
     nor on the number of processes, so that a run that was killed and started again has the same
-    records as an uninterrupted run.
+    records as an uninterrupted run. Examples whose record is an error are decoded anew.
 
     Args:
         runs: The runs.
         folder: Folder of the records; made if need be.
         place: Rank of this process, which decodes every `world_size`-th batch.
         reporter: Follows the progress.
-        retry_errors: Decode examples anew whose record is an error.
-        skip_impossible: Leave out runs whose parts do not fit together, and note why.
-        on_plan: Called before the first forward with the plan and the folder's other runs.
+        on_plan: Called before the first forward with the runs and the folder's other runs.
 
     Raises:
-        ValueError: If a run is impossible, all of them are, two are the same, another process
-            writes the folder, or the code of a plug-in or a file of weights has changed since the
-            records were made.
+        ValueError: If a run is impossible, two are the same, another process writes the folder,
+            or the code of a plug-in or a file of weights has changed since the records were made.
     """
-    plan = plan_of(runs, skip_impossible=skip_impossible)
-    settings = [checked.settings for checked in plan.runs]
+    checked_runs = check_runs(runs)
     results = Folder(folder)
-    with open_part(results, plan.runs, place, retry_errors=retry_errors) as part:
-        others = results.claim(settings, skipped=plan.skipped)
-        on_plan(plan, others)
-        workers = [Worker(checked, part, reporter, place) for checked in plan.runs]
+    with open_part(results, checked_runs, place) as part:
+        others = results.claim(checked.settings for checked in checked_runs)
+        on_plan(checked_runs, others)
+        workers = [Worker(checked, part, reporter, place) for checked in checked_runs]
         missing = [key for worker in workers for key in worker.keys if key not in part.done]
         with reporter:
             reporter.expect(len(workers), len(missing))
@@ -195,17 +182,16 @@ def execute(
 
 @contextmanager
 def open_part(
-    folder: Folder, runs: Sequence[Checked], place: Place = ALONE, *, retry_errors: bool
+    folder: Folder, runs: Sequence[Checked], place: Place = ALONE
 ) -> Iterator[RecordPart]:
-    """Locks this process's part of a folder; yields it with the records that are not decoded anew.
+    """Locks this process's part of a folder; yields it with the records that are not errors.
 
-    The process of rank 0 notes the code and the files that the records depend on. With
-    `retry_errors`, examples that raised are decoded anew. Raises ValueError if another process
-    writes the part, or the code of a plug-in or a file that was read has changed since.
+    The process of rank 0 notes the code and the files that the records depend on. Raises ValueError
+    if another process writes the part, or the code of a plug-in or a file that was read has changed
+    since.
     """
     with folder.writing(place.rank) as path:
-        records = folder.records()
-        done = {r["key"]: r for r in records if r["error"] is None or not retry_errors}
+        done = {r["key"]: r for r in folder.records() if r["error"] is None}
         by_setting = {checked.settings.key(""): checked.run for checked in runs}
         done_settings = {record["settings"] for record in done.values()}
         notes = require_unchanged(folder.path, by_setting, done_settings)
@@ -215,13 +201,13 @@ def open_part(
         yield RecordPart(path, machine, done)
 
 
-def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> RunPlan:
-    """Checks runs without a forward.
+def check_runs(runs: Sequence[Run]) -> list[Checked]:
+    """Returns runs with their examples and settings, checked without a forward.
 
-    Raises ValueError if a run is impossible and may not be skipped, all are, or two are the same.
+    Raises ValueError if a run is impossible, or two are the same.
     """
-    plan = RunPlan([], [])
-    reasons: list[str] = []
+    checked: list[Checked] = []
+    reasons: dict[str, list[str]] = {}
     examples: dict[Selection, Sequence[Example]] = {}
     for run in runs:
         if run.selection not in examples:
@@ -229,28 +215,29 @@ def plan_of(runs: Sequence[Run], *, skip_impossible: bool = False) -> RunPlan:
         run_examples = examples[run.selection]
         try:
             run.check(run_examples)
-            plan.runs.append(Checked(run, run_examples, run.settings(run_examples)))
+            checked.append(Checked(run, run_examples, run.settings(run_examples)))
         except ValueError as error:
-            reasons.append(str(error))
-            plan.skipped.append(Skipped(run.name, str(error)))
-    if plan.skipped and (not skip_impossible or not plan.runs):
-        raise ValueError(_refusal(plan, len(runs)))
-    settings = [checked.settings for checked in plan.runs]
+            reasons.setdefault(str(error), []).append(run.name)
+    if reasons:
+        raise ValueError(_refusal(reasons, len(runs)))
+    settings = [one.settings for one in checked]
     for index, setting in enumerate(settings):
         if setting in settings[:index]:
             raise ValueError(
-                f"Each setting must be named once, got {plan.runs[index].run.name} twice: "
+                f"Each setting must be named once, got {runs[index].name} twice: "
                 "it would count as two."
             )
-    return plan
+    return checked
 
 
-def _refusal(plan: RunPlan, num_runs: int) -> str:
-    by_reason: dict[str, list[str]] = {}
-    for skipped in plan.skipped:
-        by_reason.setdefault(skipped.reason, []).append(skipped.setting)
-    if len(plan.skipped) == num_runs == 1:
-        return plan.skipped[0].reason
-    lines = [f"- {reason} ({'; '.join(names)})" for reason, names in by_reason.items()]
-    remedy = "" if not plan.runs else " Correct them, or leave them out with --skip-impossible."
-    return "\n".join([f"{len(plan.skipped)} of {num_runs} settings cannot be run.{remedy}", *lines])
+def _refusal(reasons: Mapping[str, Sequence[str]], num_runs: int) -> str:
+    """Returns the text that refuses runs, given the names of the runs by reason."""
+    if num_runs == 1:
+        return next(iter(reasons))
+    num_impossible = sum(map(len, reasons.values()))
+    lines = [f"- {reason} ({'; '.join(names)})" for reason, names in reasons.items()]
+    head = (
+        f"{num_impossible} of {num_runs} settings cannot be run. Correct them, or run the others "
+        "by commands of their own into the same folder."
+    )
+    return "\n".join([head, *lines])

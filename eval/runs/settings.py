@@ -20,7 +20,7 @@ from dllm_decode.settings.plugins import build_plugins
 from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.generation import compiled
 from eval.runs.names import Selection, digest_of_examples
-from eval.runs.prompts import PromptTokenizer, require_template, templates_of
+from eval.runs.prompts import PromptTokenizer, require_template
 from eval.tasks import Example
 from samplers import Sampler
 from samplers.expression import expression_of
@@ -123,8 +123,8 @@ class Run:
         model_source: Argument of `load_model`, like `revision`; None is the model's name.
         dtype: Data type of the parameters.
         files: The model's files, as `MaskedTransformer.files`; () if they are not known.
-        constraint: Texts that answers must be among, as JSON that `constraint_of` reads; empty:
-            the task's.
+        constraint: Texts that answers must be among, as canonical JSON that `constraint_of` reads;
+            empty: any text.
         trace: Record step and confidence of every position. Costs a little time each step.
     """
 
@@ -156,17 +156,11 @@ class Run:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
     @property
-    def constrained(self) -> str:
-        """The constraint that holds, as JSON: the run's, else the task's; empty: none."""
-        task_constraint = self.selection.task.constraint
-        return self.constraint or (canonical(task_constraint) if task_constraint else "")
-
-    @property
     def name(self) -> str:
         """The setting in words, for messages."""
         parts = (self.sampler, self.cache, self.verifier, self.blocks)
         names = named_parts(*map(expression_of, parts))
-        within = f" within {self.constrained}" if self.constrained else ""
+        within = f" within {self.constraint}" if self.constraint else ""
         return f"{self.model.name} on {self.selection.address} with {' + '.join(names)}{within}"
 
     def check(self, examples: Sequence[Example]) -> None:
@@ -182,16 +176,15 @@ class Run:
         has_turns = any(not isinstance(example.prompt, str) for example in examples)
         if has_turns or (self.prompts or self.selection.task.prompts) == "chat":
             require_template(self.tokenizer)
-        templates_of(self.tokenizer, self.model, examples, self.decoding.gen_length)
 
     def automaton(self) -> Automaton | None:
         """Returns the constraint as an automaton over the model's tokens; None without constraint.
 
         Raises ValueError if the constraint is not valid, or the tokens cannot spell it.
         """
-        if not self.constrained:
+        if not self.constraint:
             return None
-        constraint = constraint_of(msgspec.json.decode(self.constrained))
+        constraint = constraint_of(msgspec.json.decode(self.constraint))
         return compiled(self._decoder(), self.tokenizer, constraint)
 
     def _decoder(self) -> Decoder:
@@ -219,7 +212,7 @@ class Run:
             decoding=replace(self.decoding, block_length=block_length),
             batch_size=self.batch_size,
             prompts=self.prompts or self.selection.task.prompts,
-            constraint=self.constrained,
+            constraint=self.constraint,
         )
 
 

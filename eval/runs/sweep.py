@@ -25,7 +25,7 @@ from eval.runs.named_files import toml_of
 from eval.runs.names import Selection, matching, parse_task
 from eval.runs.prompts import said_of_unknown_words
 from eval.runs.reporter import Reporter
-from eval.runs.runner import Checked, RunPlan, execute
+from eval.runs.runner import Checked, execute
 from eval.runs.settings import Parts, Run, RunSettings, run_of
 from samplers.checks import shown
 
@@ -48,7 +48,7 @@ class Sweep:
         decoding: Values of any options of the decode: answer length, temperature, seeds and so on.
             An option that is not named is the task's own, else the default.
         prompts: "chat" or "plain"; empty: the task's default.
-        constraints: Texts that answers must be among, as JSON; empty: the task's, or any.
+        constraints: Texts that answers must be among, as JSON; empty: any text.
     """
 
     models: tuple[str, ...]
@@ -165,17 +165,15 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
     Folder(options.out).require_usable()
     settings: list[RunSettings] = []
 
-    def tell(plan: RunPlan, others: list[RunSettings]) -> None:
-        settings.extend(checked.settings for checked in plan.runs)
+    def tell(runs: list[Checked], others: list[RunSettings]) -> None:
+        settings.extend(checked.settings for checked in runs)
         if place.rank > 0:
             return
-        for skipped in plan.skipped:
-            sys.stderr.write(f"Skipped {skipped.setting}: {skipped.reason}\n")
         if others:
             sys.stderr.write(
                 f"The folder holds {len(others)} other settings; they stay in the report.\n"
             )
-        warn_of_unknown_words(plan.runs)
+        warn_of_unknown_words(runs)
         warn(sweep.samplers, settings)
 
     selections = sweep.selections()
@@ -185,8 +183,6 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
         options.out,
         place=place,
         reporter=Reporter(Console(stderr=True)),
-        retry_errors=options.retry_errors,
-        skip_impossible=options.skip_impossible,
         on_plan=tell,
     )
     return Measured(folder, settings)

@@ -17,7 +17,7 @@ from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
 from eval.runs.provenance import machine_of
 from eval.runs.reporter import Reporter
-from eval.runs.runner import Checked, open_part, plan_of
+from eval.runs.runner import Checked, check_runs, open_part
 from eval.runs.settings import Parts, RunSettings, run_of
 from eval.runs.sweep import warn_of_unknown_words
 from eval.studies.calibration import calibrate
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     selection = _selection(options)
     checked = _checked(options, rungs, selection)
     settings = [c.settings for c in checked]
-    with open_part(folder, checked, retry_errors=options.retry_errors) as part:
+    with open_part(folder, checked) as part:
         folder.claim(settings)
         warnings = _warnings(folder, selection, settings, options, guarantee)
         for warning in warnings:
@@ -109,7 +109,7 @@ def _checked(
         )
         for rung in rungs
     ]  # fmt: skip
-    return plan_of(runs).runs
+    return check_runs(runs)
 
 
 def _warnings(

@@ -94,7 +94,7 @@ def _require_answered(record: Record) -> None:
     if record["error"] is not None:
         raise ValueError(
             f"The reference must answer every prompt, got {record['error']} for "
-            f"{record['example']}; --retry-errors decodes it anew."
+            f"{record['example']}; the same command decodes it anew."
         )
 
 

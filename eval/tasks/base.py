@@ -31,15 +31,12 @@ class Example:
         meta: Values that the scorer needs besides the text, and where the example comes from.
         id: Name, unique within task and split, a function of the content alone. By default a hash
             of the prompt.
-        template: The answer with blanks, such as `[MASK]` for one token, that the model fills; EOS
-            follows. Empty: nothing of the answer is given.
     """
 
     prompt: str | list[Turn]
     target: str
     meta: Mapping[str, Any] = field(default_factory=dict)
     id: str = field(default="", kw_only=True)
-    template: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -100,14 +97,6 @@ class Task(ABC):
     def marker(self) -> str:
         """Text of an answer after which its result comes; empty: the answer is its result."""
         return ""
-
-    @property
-    def constraint(self) -> Mapping[str, Any] | None:
-        """Texts that answers must be among, unless a run names others; None: any text.
-
-        `{"regex": ...}`, `{"json": SCHEMA}` or `{"choice": [...]}`, as in a file of prompts.
-        """
-        return None
 
     @property
     def scores_own_target(self) -> bool:

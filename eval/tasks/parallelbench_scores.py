@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from eval.tasks.text_scores import bert_score, bleu, grammar, harper, product, rouge
+from eval.tasks.text_scores import bert_score, bleu, grammar, product, rouge
 
 Scores = Mapping[str, float | None]
 
@@ -176,11 +176,10 @@ def score_paraphrase(text: str, given: Mapping[str, Any], label: Any) -> Scores:
 def _written(text: str, *factors: float | None) -> dict[str, float | None]:
     """Returns the scores of a text that is also judged by its grammar.
 
-    `answer` is the product of `grammar`, which is LanguageTool's, with the other factors. `harper`
-    is another checker's judgement, which is not upstream's and needs no Java.
+    `answer` is the product of `grammar`, which is LanguageTool's, with the other factors.
     """
     judged = grammar(text)
-    return {"answer": product(*factors, judged), "grammar": judged, "harper": harper(text)}
+    return {"answer": product(*factors, judged), "grammar": judged}
 
 
 SCORERS: Mapping[str, Scorer] = {

@@ -1,6 +1,6 @@
 """Scores of free text by optional packages; None where the package is not installed.
 
-`eval-text` is the extra with Harper, ROUGE and BLEU, which run offline; `eval-official` the extra
+`eval-text` is the extra with ROUGE and BLEU, which run offline; `eval-official` the extra
 with LanguageTool and BERTScore, which download a server and weights the first time.
 """
 
@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bert_score import BERTScorer
-    from harper import Linter
     from language_tool_python import LanguageTool
-
-_OF_STYLE = ("Enhancement", "Readability", "Redundancy", "Style")
 
 
 def grammar(text: str) -> float | None:
@@ -31,26 +28,6 @@ def grammar(text: str) -> float | None:
         return None
     text = text.strip()
     return float(bool(text) and not tool.check(text))
-
-
-def harper(text: str) -> float | None:
-    """Returns 1 if Harper finds no error of grammar, 0 if it finds one or there is no text.
-
-    Remarks on style, such as a missing serial comma, do not count, and capitalised words that the
-    checker does not know count as names. American English. The test is lenient: 95 % of 1000
-    sentences of GSM8K's questions pass, and 66 % of the same sentences with their words shuffled.
-    Rates do not compare with those of LanguageTool.
-
-    Source: Harper 2.13, https://github.com/Automattic/harper, by the package `harper-py` 0.2.
-    """
-    linter = _linter()
-    if linter is None:
-        return None
-    if not text.strip():
-        return 0.0
-    lints = linter.lint(text.strip(), language="plaintext")
-    errors = [lint for lint in lints if lint.lint_kind not in _OF_STYLE]
-    return float(all(e.lint_kind == "Spelling" and e.problem_text[:1].isupper() for e in errors))
 
 
 def rouge(text: str, reference: str) -> Mapping[str, float | None]:
@@ -101,16 +78,6 @@ def product(*scores: float | None) -> float | None:
     """Returns the product; None if a factor is None, even if another one is 0."""
     factors = [score for score in scores if score is not None]
     return math.prod(factors, start=1.0) if len(factors) == len(scores) else None
-
-
-@cache
-def _linter() -> "Linter | None":
-    # The dictionary of the linter takes most of a second to load.
-    try:
-        from harper import Linter
-    except ImportError:
-        return None
-    return Linter()
 
 
 @cache

@@ -36,9 +36,6 @@ def test_run_report_and_trace(
     capsys.readouterr()
     assert main(["trace", out]) == 0
     assert "target: [" in capsys.readouterr().out
-    page = tmp_path / "page.html"
-    assert main(["trace", out, "--html", str(page)]) == 0
-    assert "FixedSchedule" in page.read_text()
     assert main(["trace", out, "--example", "nonsense"]) == 2
     assert main([*command, "--temperature", "0.7"]) == 0
     shown = capsys.readouterr()
@@ -138,7 +135,6 @@ def test_the_oracle_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "jsonl:latin", "out"], "latin must be JSON lines or a JSON list in UTF-8"),
         (["sweep", "rows.toml", "out"], "rows.toml: batch_size must be at least 1, got 0"),
         (["report", "nowhere", "--replays", "-1"], "must be at least 0, got -1"),
-        (["trace", "nowhere", "--html", "no/a.html"], "--html must be a file in a folder that is"),
         (["calibrate", "lists/copy", "out", "--card", "no/a.json"], "--card must be a file in a"),
         (["calibrate", "lists/copy", "file", "--ladder", "steps"], "must be a folder, or be new"),
         (["lm", "--tasks", " ,"], "must name at least one task"),

@@ -36,10 +36,6 @@ const COLUMNS = [
     tip: "How many times fewer forwards than the first row, on the same examples" },
   { key: "tokens_per_second", head: "tokens/s", show: fixed(0),
     tip: "Tokens of all answers over seconds, without the first examples of a run" },
-  { key: "p50_s", head: "p50 s", show: precise(3),
-    tip: "Seconds of an example's batch: half of the examples take no longer" },
-  { key: "p99_s", head: "p99 s", show: precise(3),
-    tip: "Seconds of an example's batch: 99 % of the examples take no longer" },
   { key: "tau", head: "tau", show: fixed(2), tip: "Kendall's tau-b between a token's position and " +
     "the step that committed it: 1 is left to right, 0 no order" },
   { key: "decided_at", head: "decided at", show: fixed(2), optional: true, tip: "Share of the steps " +

@@ -61,8 +61,6 @@ def test_finished_parts_are_not_run_again(
     gpu.main(words)
     assert ran == ["step", "one-row", "step"]
     assert "step: Says its batch" in capsys.readouterr().out
-    gpu.main([*words, "--again"])
-    assert ran[3:] == ["step", "one-row"]
 
 
 def _one_line(setting: Setting) -> gpu.Rows:

@@ -4,23 +4,20 @@ from typing import Any
 
 import pytest
 
-from eval.lm_harness.generation import AnswerLength, Generation
+from eval.lm_harness.generation import Generation
 
 
 @pytest.mark.parametrize(
     ("options", "gen_length", "expected"),
     [
         ({}, 64, 64),
-        ({}, "task", 256),
         ({"max_gen_toks": 1024}, 256, 256),
-        ({"max_new_tokens": 16}, "task", 32),
-        ({"max_tokens": 90, "max_gen_toks": 65}, "task", 96),
-        ({"max_gen_toks": 1024, "gen_length": 33}, "task", 64),
+        ({"max_gen_toks": 1024, "gen_length": 33}, 256, 64),
         ({}, 1, 32),
     ],
 )
-def test_the_length_is_the_callers_then_the_models_then_the_tasks(
-    options: dict[str, Any], gen_length: AnswerLength, expected: int
+def test_the_length_is_the_task_files_own_then_the_commands(
+    options: dict[str, Any], gen_length: int, expected: int
 ) -> None:
     generation = Generation.of(options, gen_length=gen_length, block_length=32)
     assert generation.gen_length == expected

@@ -294,11 +294,6 @@ def test_a_block_schedule_decides_what_is_open() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--gen-kwargs temperature=1 --temperature 1", "The temperature must be given once"),
-        ("--gen-kwargs gen_length=8 --gen-length 16", "The answer length must be given once"),
-        ("--gen-kwargs max_gen_toks=8 --gen-length 16", "in --gen-kwargs and in --gen-length"),
-        ("--gen-kwargs max_tokens=8,gen_length=9", "must be given once, got 'max_tokens=8"),
-        ("--gen-kwargs max_new_tokens=8 --gen-length 16", "in --gen-kwargs and in --gen-length"),
         ("--include-path nowhere", "must be a folder with task files, got 'nowhere'"),
         ("--model nothing", "which is none of these"),
     ],

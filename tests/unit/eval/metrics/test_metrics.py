@@ -67,7 +67,6 @@ def test_the_pareto_front_keeps_what_nothing_beats() -> None:
 
 def test_speeds_are_ratios_of_sums() -> None:
     assert metrics.tokens_per([100, 2], [10, 2]) == 8.5
-    assert metrics.wall_speedup([2.0, 8.0], [1.0, 1.0]) == pytest.approx(4.0)
 
 
 def test_order_correlation_is_tau_b() -> None:
@@ -82,25 +81,3 @@ def test_order_correlation_is_tau_b() -> None:
         expected = (concordant - discordant) / max(1, untied * pairs) ** 0.5
         assert metrics.order_correlation(steps) == (pytest.approx(expected) if untied else None)
     assert metrics.order_correlation([5]) is None
-
-
-def test_the_leftmost_share_is_what_a_replay_counts() -> None:
-    for steps in itertools.product(range(4), repeat=5):
-        hits = 0
-        for step in set(steps):
-            leftmost = next(i for i, at in enumerate(steps) if at >= step)
-            hits += steps[leftmost] == step
-        assert metrics.leftmost_share(steps) == hits / len(set(steps))
-    assert metrics.leftmost_share([]) is None
-    assert metrics.commits_per_step([0, 0, 1, 4, 4, 4, 7]) == {1: 2, 2: 1, 3: 1}
-
-
-def test_pass_at_k_is_the_share_of_sets_with_a_right_answer() -> None:
-    for num_answers in range(1, 9):
-        for num_right in range(num_answers + 1):
-            answers = [True] * num_right + [False] * (num_answers - num_right)
-            for k in range(1, num_answers + 1):
-                sets = [any(chosen) for chosen in itertools.combinations(answers, k)]
-                expected = sum(sets) / len(sets)
-                share = metrics.pass_at(k, num_answers, num_right)
-                assert share == pytest.approx(expected, abs=1e-12)

@@ -81,7 +81,6 @@ def test_equal_answers_that_are_partly_right_need_examples_too(
     [
         ([], "FixedSchedule(4) + DualCache()", "2.5 times fewer columns."),
         (["--cost", "forwards"], "ConfidenceThreshold(0.5)", "no setting with fewer forwards is"),
-        (["--cost", "seconds"], "FixedSchedule(4)", "Keep FixedSchedule(4): no setting"),
     ],
 )
 def test_bold_advice_and_picture_follow_the_chosen_cost(

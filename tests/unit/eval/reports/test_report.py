@@ -65,10 +65,7 @@ def test_the_summary_is_what_the_records_say(folder: Folder) -> None:
     assert (accuracy["value"], accuracy["low"], accuracy["high"]) == (0.75, *wilson(3, 4))
     assert slow["scores"] == {"answer": 0.75, "style": None}
     assert slow["timing"]["tokens_per_second"] == 20.0
-    assert slow["timing"]["latency_s"] == {"p50": 0.5, "p90": 0.5, "p99": 0.5}
     assert slow["order"]["order_correlation"] == pytest.approx(8 / (8 * 10) ** 0.5)
-    assert slow["order"]["leftmost_share"] == 1.0
-    assert slow["order"]["commits_per_step"] == {1: 4, 2: 8}
     counts = {"decided": {2: 4}, "ended": {5: 4}}
     assert slow["decided"] == {"share": pytest.approx(0.4), "by_half": 1.0, **counts}
     assert quick["decided"] is None
@@ -82,11 +79,8 @@ def test_the_summary_is_what_the_records_say(folder: Folder) -> None:
     assert (against["num_shared"], against["accuracy"]["value"]) == (4, -0.5)
     assert against["mcnemar"] == {"gained": 0, "lost": 2, "p_value": 0.5}
     assert against["step_speedup"] == 2.5
-    # Two of four are discordant: 2.802 sqrt(2/4 / 4).
-    assert against["detectable_difference"] == pytest.approx(2.802 * 0.125**0.5)
     assert slow["speed"]["tokens_per_thousand_columns"]["value"] == 125.0
     assert [row["fronts"] for row in (slow, quick)] == [["forwards", "columns"]] * 2
-    assert [row["timing"]["fronts"] for row in (slow, quick)] == [["seconds"], []]
 
 
 def test_the_report_is_whole_and_offline(folder: Folder) -> None:

@@ -62,19 +62,9 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
     # By example: lengths 5, 2, 6; forwards 3, 1.5, 4.
     speed = first["speed"]
     assert speed["tokens_per_forward"]["value"] == pytest.approx(13 / 8.5)
-    assert speed["mean_of_ratios"] == pytest.approx((5 / 3 + 2 / 1.5 + 6 / 4) / 3)
     assert speed["nfe"] == against["step_speedup"] == pytest.approx(8.5 / 3)
     assert speed["length"] == pytest.approx(13 / 3)
     assert first["timing"]["tokens_per_second"] == pytest.approx(13 / 0.45)
-    assert against["timing"]["wall_speedup"] == pytest.approx(1.5)
-    latency_s = first["timing"]["latency_s"]
-    assert (latency_s["p50"], latency_s["p99"]) == (0.1, 0.2)
-    text = write_report(measured(folder)).read_text()
-    assert "| answers | pass@1 | pass@2 |" in text
-    # At least one of both answers is right: first a and b, second all three.
-    assert {k: entry["value"] for k, entry in first["pass_at"].items()} == {"1": 0.5, "2": 2 / 3}
-    of_two = second["pass_at"]["2"]
-    assert of_two["low"] < of_two["value"] == of_two["high"] == 1.0
     shown = table([first, second], COSTS["forwards"])
     assert shown.count("\n") == 4
     assert "seeds=" not in shown
@@ -90,7 +80,6 @@ def test_examples_count_alike_however_many_seeds_they_have(tmp_path: Path) -> No
     assert row["seeds"] == [3, 5, 9]
     # Undefined values do not count in an example's mean.
     assert per_example([("a", 1), ("b", None), ("a", None), ("a", 0)]) == {"a": 0.5}
-    assert list(row["pass_at"]) == ["1"]
 
 
 def test_an_answer_that_took_no_forward_has_no_speed(tmp_path: Path) -> None:
@@ -128,8 +117,6 @@ def test_a_verifiers_numbers_are_sums_over_its_forwards(tmp_path: Path) -> None:
     assert verified["verified"] == {
         "accepted_length": 3.0,
         "accepted_lengths": {1: 2, 3: 1, 5: 2},
-        "drafted": pytest.approx(20 / 3),
-        "accepted": pytest.approx(11 / 3),
         "acceptance_rate": 0.55,
         "tokens_per_target_forward": 3.0,
     }
@@ -141,9 +128,6 @@ def test_a_verifiers_numbers_are_sums_over_its_forwards(tmp_path: Path) -> None:
     # The columns of a target are not recorded.
     assert speed_of(verified, COSTS["columns"]) is None
     assert speed["target_nfe"] == pytest.approx(5 / 3)
-    assert speed["forwards_share"] == pytest.approx((2 + 2 + 2) / 3)
-    assert speed["target_forwards_share"] == pytest.approx((2 + 2 + 0) / 3)
-    assert speed["committed_per_forward"] == pytest.approx(18 / 5)
     assert plain["speed"]["tokens_per_any_forward"] == plain["speed"]["tokens_per_forward"]
     text = table([plain, verified])
     assert "| accepted length | accepted/drafted | target NFE | tokens/target forward |" in text
@@ -155,27 +139,18 @@ def test_a_verifiers_numbers_are_sums_over_its_forwards(tmp_path: Path) -> None:
 
 
 def test_the_warm_up_counts_for_everything_but_time(tmp_path: Path) -> None:
-    fast = replace(SETTINGS, sampler="Factor(1.0)")
     records = [record(SETTINGS, "a", 1, batch_s=9.0, warm_up=True)]
     records += [record(SETTINGS, e, 1, batch_s=1.0) for e in "bc"]
-    records += [record(fast, e, 1, batch_s=0.5, warm_up=True) for e in "ab"]
-    records.append(record(fast, "c", 1, batch_s=0.25))
-    first, second = measured(folder_of(tmp_path, [SETTINGS, fast], records)).summary["rows"]
-    assert first["accuracy"]["num_examples"] == 3
-    assert first["timing"]["tokens_per_second"] == 4.0
-    assert first["timing"]["latency_s"] == {"p50": 1.0, "p90": 1.0, "p99": 1.0}
-    assert (first["timing"]["num_timed"], first["timing"]["is_warm"]) == (2, True)
-    assert second["against_reference"]["timing"]["wall_speedup"] == 4.0
+    (row,) = measured(folder_of(tmp_path, [SETTINGS], records)).summary["rows"]
+    assert row["accuracy"]["num_examples"] == 3
+    assert row["timing"]["tokens_per_second"] == 4.0
 
 
-def test_a_run_that_is_all_warm_up_is_timed_and_says_so(tmp_path: Path) -> None:
+def test_the_first_ten_examples_are_the_warm_up(tmp_path: Path) -> None:
     # Batches of four: the batch that holds the tenth example is warm-up too.
-    for limit, num_warm, num_timed in ((10, 10, 10), (17, 12, 5)):
-        runs = eval_runs.runs(task=f"lists/shuffle?n=4&limit={limit}", samplers=(FixedSchedule(8),))
-        folder = execute(runs, tmp_path / str(limit))
-        assert sum(record["warm_up"] for record in folder.records()) == num_warm
-        timing = measured(folder).summary["rows"][0]["timing"]
-        assert (timing["num_timed"], timing["is_warm"]) == (num_timed, limit > 10)
+    runs = eval_runs.runs(task="lists/shuffle?n=4&limit=17", samplers=(FixedSchedule(8),))
+    folder = execute(runs, tmp_path)
+    assert sum(record["warm_up"] for record in folder.records()) == 12
 
 
 def test_every_number_of_a_summary_is_documented(tmp_path: Path) -> None:
@@ -196,6 +171,6 @@ def test_every_number_of_a_summary_is_documented(tmp_path: Path) -> None:
     for row in summary["rows"]:
         row["scores"], row["errors"], row["settings"] = {}, {}, {}
     written = names(summary)
-    assert {"verified", "accepted_length", "p99", "aup", "mcnemar"} <= written
+    assert {"verified", "accepted_length", "tokens_per_second", "aup", "mcnemar"} <= written
     assert [name for name in sorted(written) if f"`{name}`" not in text] == []
     assert [name for name in folder.records()[0] if f"`{name}`" not in text] == []

@@ -102,7 +102,7 @@ def test_classes_in_a_tuple_of_arguments_are_found(module: Module) -> None:
     assert list(sources_of([sampler], "")) == ["edited_rule", "other_rule"]
 
 
-def test_errors_of_a_mended_sampler_are_tried_again_when_asked(
+def test_errors_of_a_mended_sampler_are_tried_again(
     module: Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -111,10 +111,8 @@ def test_errors_of_a_mended_sampler_are_tried_again_when_asked(
     message = capsys.readouterr().err
     assert message.startswith("10 examples raised an error, 10 of them: RuntimeError: Credit")
     assert "must commit at least one eligible position" in message
-    assert message.endswith("with --retry-errors.\n")
-    with pytest.raises(ValueError, match="--retry-errors decodes them anew"):
-        execute(module.runs(""), out)
-    folder = execute(module.runs(""), out, retry_errors=True)
+    assert message.endswith("repeat the command that ran them.\n")
+    folder = execute(module.runs(""), out)
     assert len(folder.records()) == 20
     assert all(record["error"] is None for record in folder.records())
 
@@ -165,7 +163,7 @@ def test_an_edited_task_is_refused_with_both_remedies(module: Module, tmp_path: 
 
     out = tmp_path / "out"
     execute(runs(), out)
-    remedy = r"Choose another folder, or raise `version` of the task\. If all"
+    remedy = r"Choose another folder, or raise `version` of the task\.$"
     with pytest.raises(ValueError, match=f"^edited_rule must be as it was .*{remedy}"):
         execute(runs(score=1.0), out)
     folder = execute(runs(score=1.0, version=2), out)

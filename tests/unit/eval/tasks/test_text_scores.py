@@ -9,23 +9,27 @@ import pytest
 import torch
 
 from eval.tasks import text_scores
-from eval.tasks.text_scores import bert_score, bleu, grammar, harper, product, rouge
+from eval.tasks.text_scores import bert_score, bleu, grammar, product, rouge
 
 
 @pytest.fixture(autouse=True)
 def anew() -> Iterator[None]:
     """Judges are kept for a process, but not from one test to the next."""
+    forget()
     yield
-    for judge in (text_scores._linter, text_scores._language_tool, text_scores._bert_scorer):
-        judge.cache_clear()
+    forget()
+
+
+def forget() -> None:
+    text_scores._language_tool.cache_clear()
+    text_scores._bert_scorer.cache_clear()
 
 
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No package of the extras can be imported."""
-    text_scores._linter.cache_clear()
     for name in (
-        "harper", "rouge_score", "rouge_score.rouge_scorer", "sacrebleu", "bert_score",
+        "rouge_score", "rouge_score.rouge_scorer", "sacrebleu", "bert_score",
         "language_tool_python",
     ):  # fmt: skip
         monkeypatch.setitem(sys.modules, name, None)
@@ -36,15 +40,6 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, **names: Any) -> None:
     module = ModuleType(name)
     vars(module).update(names)
     monkeypatch.setitem(sys.modules, name, module)
-
-
-def test_harper_judges_without_style_and_names() -> None:
-    pytest.importorskip("harper")
-    assert harper("Every day we row, dive and drift near the dock.") == 1.0
-    assert harper("Xanthippa Quorl rows past the dock.") == 1.0
-    assert harper("We row past teh dock.") == 0.0
-    assert harper("He have an boat.") == 0.0
-    assert harper("  ") == 0.0
 
 
 def test_grammar_asks_language_tool_as_upstream_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +123,7 @@ def test_bleu_and_rouge_have_their_closed_forms() -> None:
 
 
 def test_without_their_packages_scores_are_undefined(nothing_installed: None) -> None:
-    assert grammar("We row.") is harper("We row.") is bert_score("a", "a") is None
+    assert grammar("We row.") is bert_score("a", "a") is None
     assert product(0.0, grammar("We row.")) is None
     assert rouge("a", "a") == {"rouge1": None, "rouge2": None, "rougeL": None}
     assert bleu("a", "a") is None
