@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode import DecodeConfig, DecodeOutput, Gains, Observer, StepEvent, Trace, decode
-from eval.runs.prompts import encode_prompt
+from eval.runs.prompts import encode_prompt, templates_of
 from eval.runs.records import AnswerCost, RecordedTrace, ScoredExample, Told, tokens_of
 from eval.runs.settings import Run
 from eval.tasks import Example
@@ -33,6 +33,7 @@ def answer(
     output = decode(
         run.model, prompts, run.sampler, cache=run.cache, verifier=run.verifier,
         blocks=run.blocks, config=config, observers=[*observers, gains, *traced],
+        templates=templates_of(run.tokenizer, run.model, examples, config.gen_length),
         constraint=run.automaton(),
     )  # fmt: skip
     gained = gains.by_row()

@@ -90,8 +90,9 @@ class Selection:
 
 
 def digest_of_examples(examples: Sequence[Example]) -> str:
-    """Returns a hash of ids, prompts and targets, so that changes are noticed."""
-    return digest([[example.id, example.prompt, example.target] for example in examples])
+    """Returns a hash of ids, prompts, targets and templates, so that changes are noticed."""
+    parts = ([example.id, example.prompt, example.target, example.template] for example in examples)
+    return digest([part if part[-1] else part[:-1] for part in parts])
 
 
 def parse_task(address: str) -> Selection:

@@ -1,8 +1,10 @@
 """Encodes the prompts of examples, by any tokenizer."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from dllm_decode import MaskPredictor
+from dllm_decode.text.blanks import template_ids
 from dllm_decode.text.unknown_words import unknown_id_of, unknown_words
 from eval.tasks.base import Example, Turn
 
@@ -37,6 +39,27 @@ def encode_prompt(tokenizer: PromptTokenizer, example: Example, *, chat: bool) -
     # The chat template has written every special token already.
     is_plain = isinstance(example.prompt, str) and not chat
     return tokenizer.encode(text) if is_plain else tokenizer.encode(text, add_special_tokens=False)
+
+
+def templates_of(
+    tokenizer: Any, model: MaskPredictor, examples: Sequence[Example], gen_length: int
+) -> list[list[int]]:
+    """Returns each example's answer with blanks as `decode` takes it; [] if no example has blanks.
+
+    EOS follows a template, up to the answer's length. Raises ValueError if a template is longer.
+    """
+    if not any(example.template for example in examples):
+        return []
+    templates = []
+    for example in examples:
+        tokens = template_ids(tokenizer, example.template, model) if example.template else []
+        if len(tokens) > gen_length:
+            raise ValueError(
+                f"gen_length must be at least {len(tokens)}, the length of the template of the "
+                f"example {example.id!r}, got {gen_length}."
+            )
+        templates.append(tokens and tokens + [model.eos_ids[0]] * (gen_length - len(tokens)))
+    return templates
 
 
 def said_of_unknown_words(

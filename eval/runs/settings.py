@@ -20,7 +20,7 @@ from dllm_decode.settings.plugins import build_plugins
 from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.generation import compiled
 from eval.runs.names import Selection, digest_of_examples
-from eval.runs.prompts import PromptTokenizer, require_template
+from eval.runs.prompts import PromptTokenizer, require_template, templates_of
 from eval.tasks import Example
 from samplers import Sampler
 from samplers.expression import expression_of
@@ -176,6 +176,7 @@ class Run:
         has_turns = any(not isinstance(example.prompt, str) for example in examples)
         if has_turns or (self.prompts or self.selection.task.prompts) == "chat":
             require_template(self.tokenizer)
+        templates_of(self.tokenizer, self.model, examples, self.decoding.gen_length)
 
     def automaton(self) -> Automaton | None:
         """Returns the constraint as an automaton over the model's tokens; None without constraint.

@@ -31,12 +31,15 @@ class Example:
         meta: Values that the scorer needs besides the text, and where the example comes from.
         id: Name, unique within task and split, a function of the content alone. By default a hash
             of the prompt.
+        template: The answer with blanks, such as `[MASK]` for one token, that the model fills; EOS
+            follows. Empty: nothing of the answer is given.
     """
 
     prompt: str | list[Turn]
     target: str
     meta: Mapping[str, Any] = field(default_factory=dict)
     id: str = field(default="", kw_only=True)
+    template: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.id:

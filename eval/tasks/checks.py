@@ -32,6 +32,7 @@ _TURNS = "text, or a list of chat turns such as {'role': 'user', 'content': '...
 _PARTS: Mapping[str, tuple[Any, str]] = {
     "id": (str, "text"),
     "target": (str, "text"),
+    "template": (str, "text with blanks such as [MASK]"),
     "meta": (Mapping, "a mapping (write Example(prompt, target, meta, id=...))"),
     "prompt": (str | list, _TURNS),
 }

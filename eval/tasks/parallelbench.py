@@ -1,7 +1,7 @@
 """ParallelBench, read from a user's checkout or copy, and the file layouts of both."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +12,16 @@ from dllm_decode.settings.files import REPAIR, converted, decoded
 from eval.tasks.base import Example, content_id, conversation
 from eval.tasks.parallelbench_scores import SCORERS, UNKNOWN
 from eval.tasks.problem_files import FileTask, Found, read_objects
+from samplers.checks import require_choice
 
 GEN_LENGTHS = {"waiting_line": 32, "waiting_line_n15": 128}
 OTHER_GEN_LENGTH = 64
 
 PARALLEL_BENCH = "parallelbench:"
 """Beginning of the addresses of its tasks."""
+
+FORMS = ("free", "infill")
+MASK = "[MASK]"
 
 SPLIT = "test"
 CONFIG = "task_config.yaml"
@@ -165,15 +169,22 @@ class ParallelBench(FileTask):
     Attributes:
         path: Folder of the checkout or copy.
         task: Category and name, such as `waiting_line/copy`.
+        form: "free", or "infill": the answer is the row's `output_format`, in which each [MASK] is
+            one open token and everything else is given, with EOS after it. Upstream infills at
+            temperature 1.
     """
 
     path: str
     task: str
+    form: str = "free"
 
     version = 4
     primary = "answer"
     splits = (SPLIT,)
     scores_own_target = False  # Some labels are words, or texts that a grammar checker judges.
+
+    def __post_init__(self) -> None:
+        require_choice("form", self.form, FORMS)
 
     @property
     def name(self) -> str:
@@ -198,7 +209,7 @@ class ParallelBench(FileTask):
         examples = [_example(*row, i, source.version) for i, row in enumerate(source.rows())]
         if not examples:
             raise ValueError(f"{self.name} has at least one row in {self.path}, got none.")
-        return examples
+        return examples if self.form == "free" else [_infilled(example) for example in examples]
 
     def seed_of(self, split: str, seed: int) -> str:
         return f"{self.name};{seed}"
@@ -234,9 +245,21 @@ def _example(row: Found, config: Config, number: int, version: str) -> Example:
         )
     turns = [(filled(config, demo.input, where), text_of(demo.answer)) for demo in demonstrations]
     question = filled(config, inputs, where)
-    meta = {"input": inputs, "label": label, "metric": config.metric, "version": version}
+    meta = {"input": inputs, "label": label, "metric": config.metric, "version": version,
+            "output_format": row.fields.get("output_format"), "where": where}  # fmt: skip
     name = f"{SPLIT}-{number}-{content_id(question)}"
     return Example(conversation(turns, question), text_of(label), meta, id=name)
+
+
+def _infilled(example: Example) -> Example:
+    """Returns the example with its `output_format` as the template of the answer."""
+    template = example.meta["output_format"]
+    if not isinstance(template, str) or MASK not in template:
+        raise ValueError(
+            f"{example.meta['where']} must have an 'output_format' with {MASK} to be infilled, got "
+            f"{template!r}; choose form=free."
+        )
+    return replace(example, template=template)
 
 
 def _unpacked(value: Any, where: str) -> Any:

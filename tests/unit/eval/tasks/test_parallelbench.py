@@ -3,14 +3,17 @@
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import eval_runs
 import pytest
-from eval_runs import write_lines
+from eval_runs import TOKENIZER, write_lines
 
 from eval.commands import evaluate
-from eval.runs.names import matching, parse_task
+from eval.runs.names import digest_of_examples, matching, parse_task
+from eval.runs.runner import execute
 from eval.tasks import ParallelBench
 from eval.tasks.parallelbench_scores import SCORERS, official_items, strict_items
 
@@ -377,3 +380,39 @@ def test_an_unknown_scorer_leaves_the_score_undefined(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace("list_match_score", "domino_score"))
     task = ParallelBench(str(tmp_path), "waiting_line/reverse")
     assert task.score(task.examples()[0], "x") == {"answer": None}
+
+
+def test_infilled_answers_have_the_form_of_the_row(tmp_path: Path) -> None:
+    """Every [MASK] is one token of the answer, the rest is given, EOS follows."""
+    write_files(tmp_path / "test")
+    masked = {**INSERTED, "output_format": '["[MASK]", "[MASK]"]'}
+    write_lines(tmp_path / "test/waiting_line/insert_random.jsonl", masked)
+    address = f"parallelbench:{tmp_path}#waiting_line/insert_random"
+    free = parse_task(address).examples()
+    infilled = parse_task(f"{address}?form=infill").examples()
+    assert (free[0].template, infilled[0].template) == ("", '["[MASK]", "[MASK]"]')
+    assert digest_of_examples(free) != digest_of_examples(infilled)
+    with pytest.raises(ValueError, match=r"Line 1 of .* must have an 'output_format'.*form=free"):
+        parse_task(f"parallelbench:{tmp_path}#waiting_line/reverse?form=infill").examples()
+    with pytest.raises(ValueError, match=r"form must be one of .*'blank'"):
+        parse_task(f"{address}?form=blank")
+
+
+def test_a_run_keeps_the_given_part_of_infilled_answers(tmp_path: Path) -> None:
+    write_files(tmp_path / "test")
+    masked = {**INSERTED, "output_format": "emma [MASK] apples [MASK]"}
+    write_lines(tmp_path / "test/waiting_line/insert_random.jsonl", masked, INSERTED | masked)
+    address = f"parallelbench:{tmp_path}#waiting_line/insert_random?form=infill"
+    run, *_ = eval_runs.runs(task=address)
+    records = execute([run], tmp_path / "results").records()
+    emma, apples = TOKENIZER.encode("emma apples", add_special_tokens=False)
+    assert len(records) == 2
+    for record in records:
+        assert (record["error"], len(record["tokens"])) == (None, 8)
+        tokens = record["tokens"]
+        assert (tokens[0], tokens[2], tokens[4:]) == (emma, apples, [run.model.eos_ids[0]] * 4)
+        assert run.model.mask_id not in tokens
+        assert record["nfe"] == 2
+    short = replace(run, decoding=replace(run.decoding, gen_length=3, block_length=3))
+    with pytest.raises(ValueError, match="gen_length must be at least 4, the length of the temp"):
+        execute([short], tmp_path / "short")
