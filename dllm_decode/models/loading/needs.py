@@ -123,7 +123,7 @@ def warn_if_too_large(name: str, num_bytes: int, device: torch.device) -> None:
     if free is not None and num_bytes > free:
         logging.getLogger("dllm_decode").warning(
             "The weights of %r take %.1f GB, and %s has %.1f GB free. Pass a smaller dtype or "
-            "quantize='int8', spread the model with device='auto', or free memory.",
+            "quantize='fp8', spread the model with device='auto', or free memory.",
             name, num_bytes / 1e9, device, free / 1e9,
         )  # fmt: skip
 

@@ -19,14 +19,14 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def version_of(model: MaskPredictor) -> str:
     """Returns a text that changes with the weights: a digest of the sum of bits of each parameter.
 
-    All weights are read once. Without parameters, or with quantised ones, the version is the
-    model's fingerprint, which an optimiser's step does not change.
+    All weights are read once. Without parameters, or with those of `quantize="int8"`, the version
+    is the model's fingerprint, which an optimiser's step does not change.
     """
     if not isinstance(model, nn.Module):
         return fingerprint_of(model)
     # A packed parameter is NaN; a state dict puts the weights back.
     state = model.state_dict()
-    if any(type(part) is not Tensor or part.is_mkldnn for part in state.values()):
+    if any(part.is_mkldnn for part in state.values()):
         return fingerprint_of(model)
     sums = [
         (name, int(part.contiguous().view(_INTEGERS[part.element_size()]).sum(dtype=torch.int64)))

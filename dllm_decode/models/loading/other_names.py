@@ -12,9 +12,13 @@ from samplers.checks import shown
 
 HINTS = {
     "trust_remote_code": "no code of a checkpoint is ever run; leave it out.",
-    "load_in_4bit": "quantize='int4' stores the matrices of the layers so.",
-    "load_in_8bit": "quantize='int8' stores the matrices of the layers so.",
-    "quantization_config": "quantize='int8', 'int4' or 'fp8' stores the matrices of the layers so.",
+    "load_in_4bit": "quantize='fp8' stores the matrices of the layers in 8 bits.",
+    "load_in_8bit": "quantize='fp8', or 'int8' on a CPU, stores the matrices of the layers so.",
+    "quantization_config": "quantize='fp8', or 'int8' on a CPU, stores the layers in 8 bits.",
+    "token": "run `hf auth login`, or set HF_TOKEN.",
+    "cache_dir": "set HF_HUB_CACHE.",
+    "local_files_only": "set HF_HUB_OFFLINE=1.",
+    "max_memory": "device='auto' leaves a tenth of each GPU free; CUDA_VISIBLE_DEVICES hides GPUs.",
     "attn_implementation": "torch chooses the kernels of attention; leave it out.",
     "subfolder": "download the repository, and pass the path of the folder.",
     "block_size": "its name is block_length.",

@@ -152,7 +152,7 @@ def _refused(method: str, file: str) -> ValueError:
     return ValueError(
         "Weights must be stored as they were trained, or by GPTQ, compressed-tensors or ModelOpt's "
         f"NVFP4, got quantization_config of {method} in {file}, which cannot be read. Load the "
-        "original checkpoint; quantize='int4' or 'int8' stores that in fewer bits."
+        "original checkpoint; quantize='fp8' stores that in fewer bits."
     )
 
 
