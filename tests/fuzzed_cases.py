@@ -271,10 +271,9 @@ def _verifier(rng: random.Random, align: int) -> verify.Verifier:
                 verify.MinimumSpan(rng.randint(1, 2)), verify.ScoreThreshold(-1.0),
                 verify.ScoreThreshold(0.3, -0.5),
                 verify.ScoreThreshold(0.0, penalise="dynamic", estimate="margin", confidence=0.3),
-                verify.UCB(),
             )
         )  # fmt: skip
-        return verify.S2D2(router, rng.choice(("blocks", "causal")), rng.choice((1, 1, 2)))
+        return verify.S2D2(router, rng.choice(("blocks", "causal")))
     if kind < 0.55:
         return verify.NoVerifier()
     if kind < 0.75:
