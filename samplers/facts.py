@@ -30,7 +30,6 @@ class Fact(CheckedFields):
     SEES_BOTH_WAYS: ClassVar["Fact"]
     HAS_MASK: ClassVar["Fact"]
     UNIFORM_STATE: ClassVar["Fact"]
-    READS_BELIEF: ClassVar["Fact"]
     ANY_SUBSET: ClassVar["Fact"]
     EVERY_COLUMN: ClassVar["Fact"]
     LOGITS_BEHIND_BLOCK: ClassVar["Fact"]
@@ -64,11 +63,6 @@ Fact.HAS_MASK = Fact(
 Fact.UNIFORM_STATE = Fact(
     "model",
     "a uniform-state model, whose canvas begins as random tokens",
-    "a model such as DiffusionGemma",
-)
-Fact.READS_BELIEF = Fact(
-    "model",
-    "a model that reads its own last logits",
     "a model such as DiffusionGemma",
 )
 Fact.ANY_SUBSET = Fact(

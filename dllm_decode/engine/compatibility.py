@@ -70,7 +70,6 @@ def facts_of(model: MaskPredictor) -> frozenset[Fact]:
         Fact.SEES_BOTH_WAYS: model.causal_block_length == 0,
         Fact.HAS_MASK: not is_uniform_state,
         Fact.UNIFORM_STATE: is_uniform_state,
-        Fact.READS_BELIEF: isinstance(model, UniformState) and model.reads_belief,
         Fact.ANY_SUBSET: isinstance(model, AnySubset),
     }
     return frozenset(fact for fact, holds in holds_by_fact.items() if holds)
