@@ -65,7 +65,6 @@ from .text.stream import stream
 from .text.streaming import PrefixStream, stream_to_terminal
 from .verify import (
     S2D2,
-    UCB,
     AnySubsetVerify,
     ARVerify,
     Draft,
@@ -92,7 +91,6 @@ __version__: str
 __all__ = [
     "CLOSED",
     "S2D2",
-    "UCB",
     "ARVerify",
     "AdaptiveBlocks",
     "Answer",

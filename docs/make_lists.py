@@ -180,7 +180,7 @@ def examples() -> Sequence[PlugIn]:
 
 def models_that_give(fact: Fact) -> list[str]:
     """Returns the families whose checkpoints give a fact about models."""
-    if fact in (Fact.UNIFORM_STATE, Fact.READS_BELIEF):
+    if fact == Fact.UNIFORM_STATE:
         return ["DiffusionGemma"]
     if fact == Fact.ANY_SUBSET:
         return ["XLNet"]

@@ -86,7 +86,7 @@ class Sampler(PlugIn, ABC, Generic[State]):
         if type(self).init is not Sampler.init:
             needs |= {Fact.WHOLE_BLOCKS}
         if type(self).belief is not Sampler.belief:
-            needs |= {Fact.READS_BELIEF, Fact.STARTS_AS_NOISE}
+            needs |= {Fact.STARTS_AS_NOISE}
         return frozenset(needs)
 
     @property
@@ -122,8 +122,8 @@ class Sampler(PlugIn, ABC, Generic[State]):
     def belief(self, state: State) -> Float[Tensor, "B W V"] | None:
         """Returns logits that the model reads in the next forward, as its belief about each token.
 
-        A rule that overrides this needs `READS_BELIEF` and `STARTS_AS_NOISE`. In a row whose state
-        begins anew, the result is not used.
+        A rule that overrides this needs `STARTS_AS_NOISE`. In a row whose state begins anew, the
+        result is not used.
 
         Args:
             state: The state after the last step.

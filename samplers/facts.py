@@ -30,13 +30,11 @@ class Fact(CheckedFields):
     SEES_BOTH_WAYS: ClassVar["Fact"]
     HAS_MASK: ClassVar["Fact"]
     UNIFORM_STATE: ClassVar["Fact"]
-    READS_BELIEF: ClassVar["Fact"]
     ANY_SUBSET: ClassVar["Fact"]
     EVERY_COLUMN: ClassVar["Fact"]
     LOGITS_BEHIND_BLOCK: ClassVar["Fact"]
     LOGITS_OF_COMMITTED: ClassVar["Fact"]
     EXACT_REPLAY: ClassVar["Fact"]
-    BEGINS_BLOCKS_ANEW: ClassVar["Fact"]
     SAMPLER_DECIDES: ClassVar["Fact"]
     ONE_STEP_A_FORWARD: ClassVar["Fact"]
     LAST_LOOK: ClassVar["Fact"]
@@ -67,11 +65,6 @@ Fact.UNIFORM_STATE = Fact(
     "a uniform-state model, whose canvas begins as random tokens",
     "a model such as DiffusionGemma",
 )
-Fact.READS_BELIEF = Fact(
-    "model",
-    "a model that reads its own last logits",
-    "a model such as DiffusionGemma",
-)
 Fact.ANY_SUBSET = Fact(
     "model",
     "a model that predicts any tokens from any others, in every order",
@@ -96,11 +89,6 @@ Fact.EXACT_REPLAY = Fact(
     "cache",
     "a cache policy whose logits depend on the committed tokens, not on the number of forwards",
     "NoCache(), PrefixCache(), DualCache() or FreeCache(), without refresh_every",
-)
-Fact.BEGINS_BLOCKS_ANEW = Fact(
-    "cache",
-    "a cache policy that computes every column in the first forward of each block",
-    "PrefixCache() or DualCache()",
 )
 Fact.SAMPLER_DECIDES = Fact(
     "verifier",

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from samplers.logits import noise, statistics
-from samplers.logits.bias import LogitBias
 from samplers.logits.float64 import widest
 from samplers.logits.statistics import TopK
 from samplers.logits.summary import Summary
@@ -94,8 +93,6 @@ class View:
         leave_one_out: Probability of each token if the model does not see the token, in the
             distribution that confidences are read from; 0 at masks. `None` unless the sampler needs
             it.
-        logit_bias: Numbers that a wrapper adds to a few logits of each position, see
-            `with_logit_bias`.
         deferred_ids: Tokens that are to be committed last. Source: `confidence_eos_eot_inf` of
             LLaDA's generate.py (Nie et al. 2025, https://arxiv.org/abs/2502.09992). Differs: the
             authors' code gives these ids no share of any distribution, which changes the confidence
@@ -119,7 +116,6 @@ class View:
     block_length: int | None = None
     reads_committed: bool = True
     leave_one_out: Float[Tensor, "B W"] | None = None
-    logit_bias: LogitBias | None = None
     deferred_ids: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] = ()
     proposed: Int[Tensor, "B W"] | None = None
@@ -129,9 +125,9 @@ class View:
         """Logits of all W columns at temperature 1, in the model's dtype or float32.
 
         [MASK] and ids that must never be written are at -inf. These are the logits that the
-        statistics describe: with `logit_bias`, and where a committed token is certain, 0 for that
-        token and -inf for all others. This may be a copy of the computed logits: a rule that needs
-        only the statistics is faster.
+        statistics describe: where a committed token is certain, 0 for that token and -inf for all
+        others. This may be a copy of the computed logits: a rule that needs only the statistics is
+        faster.
         """
         return self._window.all
 
@@ -165,7 +161,7 @@ class View:
             return self.decided(self.most_likely)
         window, keys, columns = self._window, self.position_keys, self.computed.columns
         keys = keys if columns is None else keys.gather(1, columns)
-        drawn = statistics.draw(window.raised, self.temperature, keys)
+        drawn = statistics.draw(self.computed.logits, self.temperature, keys)
         drawn = window.replace_committed(window.scattered(drawn), self.tokens)
         if isinstance(self.temperature, Tensor):
             drawn = torch.where(self.temperature[:, None] > 0.0, drawn, self.most_likely)
@@ -297,22 +293,18 @@ class View:
 
     def with_logits(self, logits: Float[Tensor, "B W V"]) -> "View":
         """Returns a view whose statistics follow other logits."""
-        return replace(self, computed=Summary(logits), logit_bias=None)
+        return replace(self, computed=Summary(logits))
 
     def with_logit_bias(
         self, tokens: Int[Tensor, "B W R"], values: Float[Tensor, "B W R"]
     ) -> "View":
         """Returns a view whose statistics follow logits raised at a few tokens of each position.
 
-        No copy of the logits is made, unless the view has such a bias already.
-
         Args:
-            tokens: Token ids, each at most once per position and the most likely one among them;
-                -1 marks an unused slot.
-            values: Numbers to add to the logits of these tokens, at least 0; 0 in unused slots.
+            tokens: Token ids, each at most once per position; -1 marks an unused slot.
+            values: Numbers to add to the logits of these tokens; 0 in unused slots.
         """
-        raised = self._window.with_bias(tokens, values)
-        return replace(self, computed=raised.computed, logit_bias=raised.bias)
+        return replace(self, computed=self.computed.raised(tokens, values))
 
     def decided(self, tokens: Int[Tensor, "B W"]) -> Int[Tensor, "B W"]:
         """Returns the tokens to write: that in `proposed` if there is one, else the given one."""
@@ -382,15 +374,12 @@ class View:
             eligible=self.eligible[rows, columns],
             committed=self._num_committed,
             leave_one_out=None if self.leave_one_out is None else self.leave_one_out[rows, columns],
-            logit_bias=None if self.logit_bias is None else self.logit_bias.at(rows, columns),
             proposed=None if self.proposed is None else self.proposed[rows, columns],
         )
 
     @cached_property
     def _window(self) -> WindowLogits:
-        return WindowLogits(
-            self.tokens, self.computed, self.masked, self.reads_committed, self.logit_bias
-        )
+        return WindowLogits(self.tokens, self.computed, self.masked, self.reads_committed)
 
     def _defer(
         self, values: Float[Tensor, "B W"], *, scale: float = 1.0, raised: float = 0.0
@@ -422,6 +411,4 @@ def _taken(part: Any, rows: Int[Tensor, " N"]) -> Any:
     """Returns some rows of a part of a view, and a value that all rows share as it is."""
     if isinstance(part, Summary):
         return part.take(rows)
-    if isinstance(part, LogitBias):
-        return part.at(rows)
     return part[rows] if isinstance(part, Tensor) else part

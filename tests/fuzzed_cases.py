@@ -271,10 +271,9 @@ def _verifier(rng: random.Random, align: int) -> verify.Verifier:
                 verify.MinimumSpan(rng.randint(1, 2)), verify.ScoreThreshold(-1.0),
                 verify.ScoreThreshold(0.3, -0.5),
                 verify.ScoreThreshold(0.0, penalise="dynamic", estimate="margin", confidence=0.3),
-                verify.UCB(),
             )
         )  # fmt: skip
-        return verify.S2D2(router, rng.choice(("blocks", "causal")), rng.choice((1, 1, 2)))
+        return verify.S2D2(router, rng.choice(("blocks", "causal")))
     if kind < 0.55:
         return verify.NoVerifier()
     if kind < 0.75:
@@ -282,7 +281,7 @@ def _verifier(rng: random.Random, align: int) -> verify.Verifier:
         return verify.SelfVerify(rng.randint(1, 5), evaluate, rng.choice(("block", "next")))
     target = tiny_target(VOCAB_SIZE, rng.randint(0, 2), 2.0)
     if kind < 0.8:
-        return verify.Guided(target, rng.randint(1, 8), rng.randint(1, 4), rng.choice((0.0, 0.2)))
+        return verify.Guided(target, rng.randint(1, 8), rng.choice((0.0, 0.2, 1.0)))
     proxy = verify.NGram(VOCAB_SIZE).fit([[*WORDS]])
     drafting = rng.choice(
         (verify.PathSearch(), verify.PathSearch(num_forwards=2),

@@ -183,14 +183,6 @@ def pinned(view: View, **statistics: Sequence[Sequence[float]]) -> View:
     return view
 
 
-def raised(view: View) -> View:
-    """Returns the view with the most likely token of each mask made likelier."""
-    tokens = torch.stack([view.most_likely, torch.full_like(view.tokens, -1)], -1)
-    values = torch.zeros(tokens.shape)
-    values[..., 0] = 0.7 * view.masked
-    return view.with_logit_bias(tokens, values)
-
-
 def committed(sampler: Sampler, view: View, state: State = None) -> list[list[int]]:
     """Returns the positions of each row that a sampler commits in one step."""
     state = sampler.init(view) if state is None else state

@@ -13,7 +13,7 @@ import torch
 
 from dllm_decode.cli.listing import show
 from dllm_decode.models.families import FAMILIES
-from dllm_decode.models.loading.find import Hub, find_config
+from dllm_decode.models.loading.find import find_config
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.needs import ModelNeeds, free_bytes, needs_of
 from dllm_decode.models.loading.stored_formats import AS_TRAINED
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     if options.model is None:
         return show(options)
     address = parse_model(options.model)
-    folder = find_config(address.source, Hub(options.revision or None))
+    folder = find_config(address.source, options.revision or None)
     parts = asdict(address)
     named = {name: parts[name] for name in ("family", "mask_id", "block_length")}
     needs = needs_of(folder, **named)

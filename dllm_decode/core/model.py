@@ -214,17 +214,16 @@ class UniformState(Protocol):
     """A model whose canvas begins as random tokens in place of [MASK].
 
     Its `mask_id` is `vocab_size`, which is no token: it marks columns of later blocks. The wanted
-    columns are the canvas; the columns before them are its context, and later ones are not read.
+    columns are the canvas; the columns before them are its context, and later ones are not read. It
+    need not read `ForwardInputs.belief`.
 
     Attributes:
         canvas_length: Tokens of a canvas, by default; a block is one canvas.
         unread_ids: Tokens that a prompt must not have, such as those of images.
-        reads_belief: True if the model reads `ForwardInputs.belief`.
     """
 
     canvas_length: int
     unread_ids: tuple[int, ...]
-    reads_belief: bool
 
 
 @runtime_checkable

@@ -70,7 +70,6 @@ def facts_of(model: MaskPredictor) -> frozenset[Fact]:
         Fact.SEES_BOTH_WAYS: model.causal_block_length == 0,
         Fact.HAS_MASK: not is_uniform_state,
         Fact.UNIFORM_STATE: is_uniform_state,
-        Fact.READS_BELIEF: isinstance(model, UniformState) and model.reads_belief,
         Fact.ANY_SUBSET: isinstance(model, AnySubset),
     }
     return frozenset(fact for fact, holds in holds_by_fact.items() if holds)
@@ -136,21 +135,12 @@ def default_sampler(model: MaskPredictor) -> Sampler:
 
 
 def warn_of_settings_without_effect(decoder: Decoder) -> None:
-    """Warns of settings that have no effect in this combination.
-
-    A verifier that never asks the sampler begins a block with each forward, so that policies that
-    compute everything at the start of a block save nothing.
-    """
-    model, cache, config = decoder.model, decoder.cache, decoder.config
-    if model.causal_block_length and type(cache).hidden is not CachePolicy.hidden:
-        warnings.warn(
-            f"{cache!r} hides nothing: the blocks of {model.name} see no later ones.", stacklevel=4
-        )
+    """Warns of a sampler and a block length that the verifier never asks for."""
     if decoder.verifier.asks_sampler:
         return
-    idle = [repr(decoder.sampler)] if decoder.sampler != default_sampler(model) else []
-    idle += [f"block_length={config.block_length}"] if config.block_length is not None else []
-    idle += [repr(cache)] if Fact.BEGINS_BLOCKS_ANEW in cache.gives else []
+    sampler, block_length = decoder.sampler, decoder.config.block_length
+    idle = [repr(sampler)] if sampler != default_sampler(decoder.model) else []
+    idle += [f"block_length={block_length}"] if block_length is not None else []
     for setting in idle:
         warnings.warn(
             f"{setting} has no effect: {decoder.verifier!r} never asks the sampler.", stacklevel=4

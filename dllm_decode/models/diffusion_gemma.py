@@ -27,7 +27,6 @@ class DiffusionGemma:
     Attributes:
         name: See `MaskPredictor`, also for attributes that are not listed here.
         canvas_length: See `UniformState`; read from config.json.
-        reads_belief: True.
         unread_ids: See `UniformState`; the tokens of images.
         fingerprint: See `Fingerprinted`.
         files: The files that the model was read from.
@@ -36,7 +35,6 @@ class DiffusionGemma:
 
     logit_shift = 0
     causal_block_length = 0
-    reads_belief = True
     banned_ids: tuple[int, ...] = ()
 
     def __init__(

@@ -15,13 +15,12 @@ from dllm_decode.verify.ar_verify.drafting.sampled import Sampled
 from dllm_decode.verify.ar_verify.drafting.tree import Tree
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.guided import Guided
-from dllm_decode.verify.s2d2.routing import UCB, MinimumSpan, Router, ScoreThreshold
+from dllm_decode.verify.s2d2.routing import MinimumSpan, Router, ScoreThreshold
 from dllm_decode.verify.s2d2.s2d2 import S2D2
 from dllm_decode.verify.self_verify.self_verify import SelfVerify
 
 __all__ = [
     "S2D2",
-    "UCB",
     "ARVerify",
     "AnySubsetVerify",
     "Draft",

@@ -39,6 +39,15 @@ class Summary:
         truncation = None if self.truncation is None else self.truncation.take(rows)
         return Summary(self.model_logits[rows], columns, truncation, self.compiled)
 
+    def raised(self, tokens: Int[Tensor, "B W R"], values: Float[Tensor, "B W R"]) -> "Summary":
+        """Returns a copy of the logits, raised at a few tokens; see `View.with_logit_bias`."""
+        if self.columns is not None:
+            index = self.columns[..., None].expand(-1, -1, tokens.shape[2])
+            tokens, values = tokens.gather(1, index), values.gather(1, index)
+        logits = statistics.widen(self.logits)
+        logits = logits.scatter_add(-1, tokens.clamp(min=0), values.to(logits.dtype))
+        return Summary(logits, self.columns, compiled=self.compiled)
+
     @cached_property
     def logits(self) -> Float[Tensor, "B N V"]:
         """Logits that samplers see."""

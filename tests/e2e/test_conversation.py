@@ -38,7 +38,7 @@ def test_a_question_is_answered_with_any_verifier(
     ("verifier", "message"),
     [
         ("ARVerfy(CausalTarget('mini-ar'))", "did you mean 'ARVerify'?"),
-        ("Guided(CausalTarget('mini-ar'), top_k=0)", "top_k must be"),
+        ("Guided(CausalTarget('mini-ar'), ratio=2.0)", "ratio must be"),
     ],
 )
 def test_a_mistyped_verifier_is_refused_before_a_model_is_loaded(

@@ -18,7 +18,6 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import new_decoder, run
 from dllm_decode.verify import (
     S2D2,
-    UCB,
     AnySubsetVerify,
     ARVerify,
     DraftLength,
@@ -35,7 +34,7 @@ NUM_MODELS = 200
 SCALES, RAISED = (1.0, 3.0, 8.0, 20.0), (0.0, 2.0, 5.0, 25.0)
 VERIFIERS: tuple[Verifier, ...] = (
     NoVerifier(), SelfVerify(3), SelfVerify(3, "tree"), SelfVerify(2, reach="block"),
-    S2D2(UCB()), S2D2(MinimumSpan(1), min_tokens=3), S2D2(), AnySubsetVerify(3), Guided(TARGET),
+    S2D2(MinimumSpan(1)), S2D2(), AnySubsetVerify(3), Guided(TARGET),
     ARVerify(TARGET, LENGTH, PathSearch(num_forwards=2)), ARVerify(TARGET, LENGTH, Tree(budget=6)),
     ARVerify(TARGET, LENGTH, Sampled()),
 )  # fmt: skip
@@ -97,7 +96,7 @@ def is_refused(model: Adversary, sampler: Sampler, verifier: Verifier) -> bool:
 @pytest.mark.parametrize("sampler", FEW, ids=repr)
 def test_samplers_that_revise_finish_under_s2d2(sampler: Sampler) -> None:
     """ReMDM settled masks: a round that verified had dropped its last step."""
-    assert errors(MODELS[2], sampler, S2D2(UCB())) == []
+    assert errors(MODELS[2], sampler, S2D2(MinimumSpan(2))) == []
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def test_a_setting_outside_its_range_is_refused(
 KINDS = (
     samplers.Sampler, dllm_decode.CachePolicy, dllm_decode.BlockSchedule, dllm_decode.Verifier,
     dllm_decode.Drafting, dllm_decode.DraftLength, dllm_decode.MinimumSpan, dllm_decode.NGram,
-    dllm_decode.ScoreThreshold, dllm_decode.UCB,
+    dllm_decode.ScoreThreshold,
 )  # fmt: skip
 PLUGINS = [
     plugin

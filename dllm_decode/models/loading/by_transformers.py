@@ -1,7 +1,7 @@
 """Loads models that transformers computes: safetensors only, no remote code."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,12 +90,7 @@ def fingerprint_of_network(network: nn.Module) -> str:
 
 
 def load_diffusion_gemma(
-    folder: Path,
-    name: str,
-    device: Any,
-    dtype: torch.dtype | None,
-    *,
-    max_memory: Mapping[int | str, int | str] | None,
+    folder: Path, name: str, device: Any, dtype: torch.dtype | None
 ) -> "DiffusionGemma":
     """Loads a model without its image encoder; see `load_model`.
 
@@ -117,7 +112,6 @@ def load_diffusion_gemma(
         unread="vision",
         dtype="auto" if dtype is None else dtype,
         device_map=device if is_spread else None,
-        max_memory=max_memory,
     )
     network.model.encoder.vision_tower = None
     if not is_spread:

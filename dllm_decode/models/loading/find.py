@@ -3,10 +3,10 @@
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from dllm_decode.core.files import finish_files
 from dllm_decode.models.loading.json_files import read_json
@@ -18,16 +18,7 @@ _CONFIG_FILES = (
 )  # fmt: skip
 
 
-class Hub(NamedTuple):
-    """How a repository of the hub is read; the fields are arguments of `load_model`."""
-
-    revision: str | None = None
-    token: str | bool | None = None
-    cache_dir: str | Path | None = None
-    local_files_only: bool = False
-
-
-def find_model(source: str | Path, hub: Hub = Hub()) -> Path:
+def find_model(source: str | Path, revision: str | None = None) -> Path:
     """Returns the folder of an embedded model, of a path or of a download; see `load_model`.
 
     Raises:
@@ -35,14 +26,14 @@ def find_model(source: str | Path, hub: Hub = Hub()) -> Path:
         OSError: If the model cannot be downloaded.
         ValueError: If the source is in GGUF, or a revision is passed with a source on this disk.
     """
-    folder = find_here(source, hub.revision)
-    return _download(str(source), hub) if folder is None else folder
+    folder = find_here(source, revision)
+    return _download(str(source), revision) if folder is None else folder
 
 
-def find_config(source: str | Path, hub: Hub = Hub()) -> Path:
+def find_config(source: str | Path, revision: str | None = None) -> Path:
     """Returns a folder with the configuration of a model; downloads nothing but that."""
-    folder = find_here(source, hub.revision)
-    return _download(str(source), hub, _CONFIG_FILES) if folder is None else folder
+    folder = find_here(source, revision)
+    return _download(str(source), revision, _CONFIG_FILES) if folder is None else folder
 
 
 def find_here(source: str | Path, revision: str | None = None) -> Path | None:
@@ -82,33 +73,20 @@ def _has_gguf_alone(folder: Path) -> bool:
     return folder.is_dir() and any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
 
 
-def _download(hub_id: str, hub: Hub, files: Sequence[str] = _HUB_FILES) -> Path:
+def _download(hub_id: str, revision: str | None, files: Sequence[str] = _HUB_FILES) -> Path:
     """Returns the folder of a repository: in the cache if it is complete there, else downloaded.
 
     Without a network, asking the hub about cached files would take up to 24 seconds.
     """
     from huggingface_hub import snapshot_download
 
-    fetch = partial(
-        snapshot_download,
-        hub_id,
-        revision=hub.revision,
-        cache_dir=hub.cache_dir,
-        token=hub.token,
-        allow_patterns=list(files),
-    )
-    named = repr(hub_id) if hub.revision is None else f"{hub_id!r} with revision={hub.revision!r}"
-    try:
+    fetch = partial(snapshot_download, hub_id, revision=revision, allow_patterns=list(files))
+    named = repr(hub_id) if revision is None else f"{hub_id!r} with revision={revision!r}"
+    with suppress(OSError, ValueError):
         cached = Path(fetch(local_files_only=True))
         is_config = files is _CONFIG_FILES and (cached / "config.json").is_file()
-        if hub.local_files_only or is_config or _has_weights(cached):
+        if is_config or _has_weights(cached):
             return cached
-    except (OSError, ValueError) as error:
-        if hub.local_files_only:
-            raise OSError(
-                f"{named} is not in the cache ({type(error).__name__}), and local_files_only=True "
-                "forbids to download it."
-            ) from None
     try:
         return Path(fetch(local_files_only=False))
     except (OSError, ValueError) as error:

@@ -1,7 +1,6 @@
 """Reads official checkpoints from an embedded asset, a folder or the hub; safetensors only."""
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Optional, TypeAlias, Unpack
 
@@ -11,7 +10,7 @@ from dllm_decode.models.families import CheckpointFacts, Family, family_of
 from dllm_decode.models.families.reader import ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
 from dllm_decode.models.loading.by_transformers import load_diffusion_gemma, load_xlnet
-from dllm_decode.models.loading.find import Hub, find_model
+from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.needs import (
     generation_of,
@@ -77,11 +76,7 @@ def load_model(
     device: Device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | Path | None = None,
-    local_files_only: bool = False,
     adapter: str | Path | None = None,
-    max_memory: Mapping[int | str, int | str] | None = None,
     quantize: str | None = None,
     compile: bool = False,
     graphs: bool = False,
@@ -107,13 +102,8 @@ def load_model(
             A warning is logged if a large model is in bfloat16 or float16 and the CPU has no
             instructions for them.
         revision: Branch, tag or commit of a hub id. If the cache has it, the hub is not asked.
-        token: Token of the hub, for private repositories; `None`: that of `hf auth login`.
-        cache_dir: Folder of downloads; `None`: the default of huggingface_hub.
-        local_files_only: Never ask the hub.
         adapter: A folder or hub id with a LoRA adapter in PEFT's format, which is merged into the
             weights.
-        max_memory: For "auto", the limit for weights on each device: {0: "20GB", 1: "40GB"}.
-            Keys, values and logits need further memory. `None`: nine tenths of the free memory.
         quantize: Fewer bits for the matrices of the layers, see `quantize_layers`. For speed:
             "fp8" on CUDA, from compute capability 8.9 on; "int8" on a CPU with AVX-512 VNNI. For
             memory alone: "int8" or "int4" on an accelerator, with the extra `int8`. Needs one
@@ -150,10 +140,8 @@ def load_model(
     place_on = chosen_device(one_of("device", device, "device_map", options.get("device_map")))
     chosen_dtype = _dtype(one_of("dtype", dtype, "torch_dtype", options.get("torch_dtype")))
     _check_ways(compile, graphs, quantize)
-    hub = Hub(revision, token, cache_dir, local_files_only)
-    folder = find_model(source, hub)
-    adapter_hub = hub._replace(revision=None)
-    lora = None if adapter is None else read_adapter(find_model(adapter, adapter_hub))
+    folder = find_model(source, revision)
+    lora = None if adapter is None else read_adapter(find_model(adapter))
     config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
     stored = stored_format(config, file=file)
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
@@ -170,7 +158,7 @@ def load_model(
         }  # fmt: skip
         return _by_transformers(
             kind, folder, package_options, name=name, device=place_on, dtype=chosen_dtype,
-            tokenizer=tokenizer, max_memory=max_memory,
+            tokenizer=tokenizer,
         )  # fmt: skip
     chosen_family = family_of(config, family, file=file)
     loaded_tokenizer = read_tokenizer(
@@ -191,7 +179,7 @@ def load_model(
     if lora is not None:
         lora.check(chosen_family.tensors(transformer))
     transformer.to(chosen_dtype or stored_dtype)
-    placed = place(transformer, place_on, max_memory=max_memory)
+    placed = place(transformer, place_on)
     devices = {*placed.values()}
     if (
         any(place.type == "mps" for place in devices)
@@ -244,7 +232,6 @@ def _by_transformers(
     device: Device,
     dtype: torch.dtype | None,
     tokenizer: Literal["required", "optional"],
-    max_memory: Mapping[int | str, int | str] | None,
 ) -> tuple[LoadedModel, Optional["transformers.PreTrainedTokenizerBase"]]:
     """Loads a model of `_BY_TRANSFORMERS`; `options` are those of networks of this package."""
     supported = _BY_TRANSFORMERS[kind]
@@ -254,8 +241,7 @@ def _by_transformers(
         folder, kind, "required" if is_causal else tokenizer, fast=not is_causal
     )
     if kind == "diffusion_gemma":
-        gemma = load_diffusion_gemma(folder, name, device, dtype, max_memory=max_memory)
-        return gemma, loaded_tokenizer
+        return load_diffusion_gemma(folder, name, device, dtype), loaded_tokenizer
     device = "cuda" if device == "auto" else device
     if kind == "xlnet":
         mask_id = options["mask_id"]

@@ -15,7 +15,7 @@ from samplers.checks import shown
 
 Device: TypeAlias = str | int | torch.device
 
-# Share of a device's memory for weights, without limits; the rest is for keys, values, logits.
+# Share of a device's free memory for weights; the rest is for keys, values, logits.
 _SHARE = 0.9
 
 
@@ -64,20 +64,11 @@ def _tell_of_cuda() -> None:
     )
 
 
-def place(
-    transformer: Transformer,
-    device: Device,
-    *,
-    max_memory: Mapping[int | str, int | str] | None = None,
-) -> dict[str, torch.device]:
+def place(transformer: Transformer, device: Device) -> dict[str, torch.device]:
     """Returns the device of each part of a model on the meta device; see `load_model`."""
-    if max_memory is not None and device != "auto":
-        raise ValueError(
-            f"max_memory sets limits for device='auto', got device={device!r}. Leave one out."
-        )
     parts = ["embedding", *(f"layers.{i}" for i in range(transformer.config.num_layers)), "norm"]
     parts += [] if transformer.config.tied_head else ["lm_head"]
-    devices = _inferred(transformer, max_memory) if device == "auto" else {"": device}
+    devices = _inferred(transformer) if device == "auto" else {"": device}
     placed: dict[str, Device] = {}
     for part in parts:
         name = next(name for name in (part, part.partition(".")[0], "") if name in devices)
@@ -85,8 +76,8 @@ def place(
     if left := [part for part, where in placed.items() if where == "disk"]:
         raise ValueError(
             f"The accelerators, or the CPU if there is none, must have room for all weights, got "
-            f"none for {', '.join(left)}. Pass a smaller dtype, more max_memory, device='cpu', or "
-            "device='cuda' with quantize='int8'."
+            f"none for {', '.join(left)}. Pass a smaller dtype, device='cpu', or device='cuda' "
+            "with quantize='int8'."
         )
     resolved = {where: available(where) for where in {*placed.values()}}
     return {part: resolved[where] for part, where in placed.items()}
@@ -137,16 +128,12 @@ def empty(module: nn.Module, device: str | torch.device) -> None:
         setattr(module.get_submodule(owner), leaf, nn.Parameter(values))
 
 
-def _inferred(
-    transformer: Transformer, max_memory: Mapping[int | str, int | str] | None
-) -> Mapping[str, Device]:
+def _inferred(transformer: Transformer) -> Mapping[str, Device]:
     """Returns a device by name of a part, or of several; "disk" for parts that fit nowhere."""
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_max_memory
 
-    limits = get_max_memory(None if max_memory is None else dict(max_memory))
-    if max_memory is None:
-        limits = {name: int(_SHARE * limit) for name, limit in limits.items()}
+    limits = {name: int(_SHARE * limit) for name, limit in get_max_memory().items()}
     if len(limits) > 1:
         # Weights in the memory of the CPU would be copied to an accelerator in every forward.
         limits.pop("cpu", None)

@@ -7,7 +7,7 @@ import torch
 
 from dllm_decode.models.loading.adapters import read_adapter
 from dllm_decode.models.loading.by_transformers import by_transformers, load_by_transformers
-from dllm_decode.models.loading.find import Hub, find_model
+from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.other_names import LoadOptions, one_of, require_options
 from dllm_decode.models.loading.placement import Device, available
@@ -64,7 +64,7 @@ def load_target(
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     place = available(device)
-    folder = find_model(source, Hub(revision))
+    folder = find_model(source, revision)
     read_json(folder / "config.json")
     weight_files(folder)
     with by_transformers(folder):

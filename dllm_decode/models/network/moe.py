@@ -20,8 +20,6 @@ from dllm_decode.models.network.shares import equal_shares, on_threads
 
 # If a thread waits for a busy processor, the other threads compute its later shares.
 _SHARES_PER_THREAD = 4
-# With more tokens, experts without them are too much work. No graph has more, see `MOST_COLUMNS`.
-_FEW_TOKENS = 512
 
 
 class MLP(nn.Module):
@@ -131,13 +129,12 @@ class Experts(Packable):
     Tokens are sorted by expert, so that each expert's tokens are neighbours. `grouped_mm` of torch,
     which transformers' experts call too, computes one product for each of the two matrices. On CUDA
     only the device knows where an expert's tokens end, so that nothing waits and the forward can be
-    recorded. On an accelerator, in types that `grouped_mm` lacks, every expert maps each of a few
-    tokens instead, so that nothing waits there either.
+    recorded; there `grouped_mm` has bfloat16 alone.
 
     On a CPU, `grouped_mm` multiplies expert by expert, and does not read the weights of experts
-    without tokens. A loop does the same for packed weights and in other dtypes. One such product
-    takes less time than waking a second thread, so that each thread of torch computes some of the
-    experts by itself.
+    without tokens. A loop does the same for packed weights, and in types that `grouped_mm` lacks.
+    One such product takes less time than waking a second thread, so that each thread of torch
+    computes some of the experts by itself.
     """
 
     def __init__(self, config: MoEConfig, hidden_size: int) -> None:
@@ -152,27 +149,11 @@ class Experts(Packable):
         weights = routing.weights
         if not (self.config.weighs_in_float32 or self.config.mixes_in_float32):
             weights = weights.to(hidden.dtype)
-        outputs = self._by_all if self._is_for_all(hidden) else self._sorted
-        products = outputs(hidden, routing.experts) * weights[..., None]
+        products = self._sorted(hidden, routing.experts) * weights[..., None]
         if not self.config.mixes_in_float32:
             products = products.to(hidden.dtype)
         summed: Tensor = products.sum(1).to(hidden.dtype)
         return summed
-
-    def _is_for_all(self, hidden: Float[Tensor, "T H"]) -> bool:
-        """Returns whether every expert is to map every token."""
-        is_decoded = not torch.is_grad_enabled() and len(hidden) <= _FEW_TOKENS
-        return is_decoded and hidden.device.type != "cpu" and not self._can_group(hidden)
-
-    def _by_all(
-        self, hidden: Float[Tensor, "T H"], experts: Int[Tensor, "T A"]
-    ) -> Float[Tensor, "T A H"]:
-        """Maps each token by all experts, and selects the outputs of its own."""
-        outputs = swiglu(hidden @ self.gate_up.mT) @ self.down.mT
-        selected: Tensor = outputs[
-            experts, torch.arange(len(hidden), device=hidden.device)[:, None]
-        ]
-        return selected
 
     def _sorted(
         self, hidden: Float[Tensor, "T H"], experts: Int[Tensor, "T A"]

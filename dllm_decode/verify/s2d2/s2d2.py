@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,7 +22,6 @@ from dllm_decode.verify.acceptance import accept_by_ratio
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.s2d2.routing import Router, ScoreThreshold
 from samplers.base import Decision, Sampler
-from samplers.checks import count_from
 from samplers.facts import Fact
 from samplers.logits.float64 import widest
 from samplers.logits.noise import position_keys
@@ -94,18 +93,16 @@ class S2D2(Verifier):
     https://arxiv.org/abs/2603.25702; the rule is that of the authors' code,
     github.com/phymhan/S2D2 at 279500a.
     Differs: Any sampler, and batches. The authors' rows that do not verify commit confidences above
-    a threshold, as `ConfidenceThreshold` does or, on LLaDA 2.1, `JointThreshold`. With `min_tokens`
-    above 1 the sampler's whole step is added. Fast-dLLM v2 is drafted in whole blocks, by the
-    authors in sub-blocks. Not offered: acceptance above a fixed ratio, tempered ratios,
-    top-p and top-k. Noise is keyed by seed, request and position.
+    a threshold, as `ConfidenceThreshold` does or, on LLaDA 2.1, `JointThreshold`. Fast-dLLM v2 is
+    drafted in whole blocks, by the authors in sub-blocks. Not offered: the router that is a bandit,
+    the sampler's step in addition to few verified tokens, acceptance above a fixed ratio, tempered
+    ratios, top-p and top-k. Noise is keyed by seed, request and position.
 
     Attributes:
-        router: Decides which rows verify: `ScoreThreshold()`, `MinimumSpan()` or `UCB()`.
+        router: Decides which rows verify: `ScoreThreshold()` or `MinimumSpan()`.
         attend_to_text: How columns before the first unsettled one see each other, in every forward.
             "blocks": as the model was trained. "causal": each sees the columns up to itself, as in
             the left-to-right mode; the authors' AR-like caching, published for SDAR.
-        min_tokens: A row whose verification commits fewer tokens takes the sampler's step too; at
-            least 1.
 
     Raises:
         ValueError: If an attribute is none of these.
@@ -113,7 +110,6 @@ class S2D2(Verifier):
 
     router: Router = field(default_factory=ScoreThreshold)
     attend_to_text: AttendToText = "blocks"
-    min_tokens: Annotated[int, count_from(1, "tokens")] = 1
 
     @property
     def needs(self) -> frozenset[Fact]:
@@ -158,8 +154,7 @@ class S2D2(Verifier):
         to_verify = _ToVerify(span, filled_in, rows, max(lengths), until)
         state, verified = _verified(decoder, state, seen, to_verify)
         state = state.with_drafts(drafted=counts, accepted=verified.accepted)
-        is_short = chosen & (verified.commit.sum(-1) < self.min_tokens)
-        decision = _merged(seen.view, decision, verified, chosen, is_short)
+        decision = _merged(seen.view, decision, verified, chosen)
         if verified.logits is not None:
             seen = seen._replace(view=seen.view.with_logits(verified.logits))
         return state, seen._replace(decision=decision)
@@ -276,14 +271,10 @@ def _log_law(view: View, logits: Float[Tensor, "N S V"]) -> Float[Tensor, "N S V
 
 
 def _merged(
-    view: View,
-    decision: Decision,
-    verified: Verified,
-    chosen: Bool[Tensor, " B"],
-    is_short: Bool[Tensor, " B"],
+    view: View, decision: Decision, verified: Verified, chosen: Bool[Tensor, " B"]
 ) -> Decision:
     """Returns the sampler's decision, with the verified tokens in rows that verify."""
-    is_taken = ~view.masked | ~(chosen & ~is_short)[:, None]
+    is_taken = ~view.masked | ~chosen[:, None]
     proposed = view.proposal if decision.tokens is None else decision.tokens
     # An editing sampler settles a block as a whole, once it has seen the block full.
     settle = None if decision.settle is None else decision.settle & ~chosen[:, None]

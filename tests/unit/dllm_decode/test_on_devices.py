@@ -221,7 +221,7 @@ JUDGES: dict[str, Any] = {
     "look again": lambda target: ARVerify(target, DraftLength(4, 4), PathSearch(num_forwards=3)),
     "tree": lambda target: ARVerify(target, DraftLength(4, 4), Tree(budget=8)),
     "sample": lambda target: ARVerify(target, DraftLength(2, 4), Sampled()),
-    "guided": lambda target: Guided(target, 4, top_k=200),
+    "guided": lambda target: Guided(target, 4, ratio=0.0),
 }
 
 

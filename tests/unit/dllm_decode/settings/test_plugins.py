@@ -6,14 +6,14 @@ from plugins_under_test import CACHES, INSTANCES
 from dllm_decode import CachePolicy, Verifier
 from dllm_decode.blocks import AdaptiveBlocks, BlockSchedule, MultiBlock, SlidingWindow
 from dllm_decode.settings.plugins import KINDS, check_plugin, parse
-from dllm_decode.verify import S2D2, UCB, AnySubsetVerify, SelfVerify
+from dllm_decode.verify import S2D2, AnySubsetVerify, MinimumSpan, SelfVerify
 from samplers import Sampler
 
 
 def test_every_plug_in_is_read_from_its_repr() -> None:
     assert [parse(repr(sampler), Sampler) for sampler in INSTANCES] == [*INSTANCES]
     assert [parse(repr(cache), CachePolicy) for cache in CACHES] == [*CACHES]
-    for verifier in (SelfVerify(3), AnySubsetVerify(7), S2D2(router=UCB())):
+    for verifier in (SelfVerify(3), AnySubsetVerify(7), S2D2(router=MinimumSpan(4))):
         assert parse(repr(verifier), Verifier) == verifier
     several = MultiBlock(4, 0.5, 0.25, max_open=2, order="entropy", forces="every")
     for schedule in (

@@ -1,5 +1,4 @@
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from toys import HashModel
 
 from dllm_decode import (
     S2D2,
-    UCB,
     CachePolicy,
     DualCache,
     FreeCache,
@@ -21,13 +19,11 @@ from dllm_decode import (
     NoVerifier,
     PrefixCache,
     ScoreThreshold,
-    StepEvent,
     decode,
     decode_many,
 )
 from dllm_decode.core.model import ForwardInputs, MaskPredictor
 from dllm_decode.verify import Router
-from dllm_decode.verify.s2d2.routing import Rewards
 from samplers import ConfidenceThreshold, JointThreshold, Sampler, View
 from samplers.base import Decision
 
@@ -104,77 +100,6 @@ def test_a_full_block_that_a_router_chooses_is_settled_beside_a_row_that_verifie
     for row, alone in enumerate(decode_many(model, PROMPTS, sampler, num_rows=1, **options)):
         assert torch.equal(together.tokens[row], alone.tokens[0])
         assert together.nfe[row] == alone.nfe[0]
-
-
-Context = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Compared(Router[Rewards]):
-    """Compares each choice of UCB for one answer with its rule, one number at a time.
-
-    It also observes the decode, for the rewards.
-    """
-
-    router: UCB
-    block_length: int
-    choices: list[tuple[Context, int]] = field(default_factory=list)
-    rewards: dict[tuple[Context, int], list[float]] = field(default_factory=dict)
-    opened: dict[int, int] = field(default_factory=dict)
-
-    def init(self, view: View) -> Rewards:
-        return self.router.init(view)
-
-    def verifies(self, view: View, span: Tensor, state: Rewards) -> tuple[Tensor, Rewards]:
-        chosen, state = self.router.verifies(view, span, state)
-        masks = int((view.eligible & view.masked).sum())
-        if masks:
-            filled = self.opened.setdefault(int(view.start), masks) - masks
-            context = self.context(filled, view.entropy[span].tolist(), view.vocab_size)
-            scores = [self.score(context, action) for action in (0, 1)]
-            self.choices.append((context, int(scores[1] >= scores[0])))
-            assert chosen.tolist() == [scores[1] >= scores[0]]
-        return chosen, state
-
-    def context(self, num_filled: int, entropies: list[float], vocab: int) -> Context:
-        router, length = self.router, len(entropies)
-        shares = (
-            ((length - 1) / (self.block_length - 1), router.span_bins),
-            (num_filled / self.block_length, router.progress_bins),
-            (sum(entropies) / length / math.log(vocab), router.entropy_bins),
-        )
-        return tuple(min(int(share * number), number - 1) for share, number in shares)
-
-    def score(self, context: Context, action: int) -> float:
-        seen = self.rewards.get((context, action), [])
-        if not seen:
-            return math.inf
-        bonus = math.sqrt(math.log(len(self.choices) + 1) / len(seen))
-        return sum(seen) / len(seen) + self.router.beta * bonus
-
-    def __call__(self, event: StepEvent) -> None:
-        (row,) = event.rows
-        block = slice(row.opening.start, row.opening.stop)
-        masks, left = (int(at.masked[0, block].sum()) for at in (event.before, event.after))
-        if masks:
-            num_forwards = 1 + self.choices[-1][1]
-            self.rewards.setdefault(self.choices[-1], []).append((masks - left) / num_forwards)
-
-
-@pytest.mark.exhaustive(3)
-@pytest.mark.parametrize("router", [UCB(), UCB(0.2, 3, 1, 4)], ids=repr)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_bandit_decides_and_learns_as_its_rule_says(family: str, router: UCB) -> None:
-    model, choices = model_of(family, 0, 2.0, 4, ()), []
-    for sampler in (ConfidenceThreshold(0.4), JointThreshold(0.4, 0.2, 3)):
-        for seed, prompt in enumerate(PROMPTS[:2]):
-            compared = Compared(router, 4)
-            decode(
-                model, [prompt], sampler, verifier=S2D2(compared), gen_length=40, temperature=0.8,
-                stop_at_eos=False, seed=seed, observers=[compared],
-            )  # fmt: skip
-            choices += [action for _, action in compared.choices]
-    assert 0.1 < sum(choices) / len(choices) < 0.9
 
 
 def test_wrong_use_is_refused_by_name() -> None:

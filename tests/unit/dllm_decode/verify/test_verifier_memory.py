@@ -40,7 +40,7 @@ def tensors(tree: Any) -> list[Tensor]:
 CASES: dict[str, tuple[Callable[[CausalTarget], Any], float, list[list[int]]]] = {
     "guided, ragged": (lambda target: Guided(target, DRAFTED), 0.0, [[1, 2, 3], [4] * 40]),
     "guided, all rules": (
-        lambda target: Guided(target, DRAFTED, top_k=9, ratio=0.1, threshold=1e-9), 0.0, [[1]],
+        lambda target: Guided(target, DRAFTED, ratio=0.1, threshold=1e-9), 0.0, [[1]],
     ),
     "searched, with every EOS": (
         lambda target: ARVerify(target, LENGTH, PathSearch(eos="always")), 0.0, [[1, 2, 3]],

@@ -19,7 +19,6 @@ from samplers.logits.statistics import (
     highest_one,
     log_probability,
     most_likely,
-    num_larger,
     ranks,
     top_k,
 )
@@ -68,30 +67,20 @@ def confident_logits(dtype: torch.dtype) -> Tensor:
     return logits.to(dtype)
 
 
-@pytest.mark.parametrize("raised", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_confidences_near_one_have_a_resolution_of_their_own(
-    dtype: torch.dtype, raised: bool
-) -> None:
+def test_confidences_near_one_have_a_resolution_of_their_own(dtype: torch.dtype) -> None:
     """A bug: exp(logit - log_normaliser) has the resolution of the logits, 4e-6 at 40, so that
     different confidences tied, and some crossed a threshold of 0.9999."""
     logits = confident_logits(dtype)
     view = view_with(logits)
-    exact = logits.double()
-    if raised:
-        tokens = torch.tensor([77_777, 5, -1]).expand(1, 24, 3)
-        values = torch.tensor([0.25, 3.0, 0.0]).expand(1, 24, 3)
-        view = view.with_logit_bias(tokens, values)
-        exact = exact.scatter_add(-1, tokens[..., :2], values[..., :2].double())
-    share = exact.softmax(-1)
+    share = logits.double().softmax(-1)
     confident = share.amax(-1) > 0.99
     assert confident.sum() >= 20
     best = torch.full_like(view.tokens, 77_777)
     for got in (view.confidence, view.probability(best), view.likeliest(2).probabilities[..., 0]):
         assert (got.double() - share.amax(-1))[confident].abs().max() <= 2e-7
     direct = statistics.probability(logits, best)
-    if not raised:
-        assert (direct.double() - share.amax(-1))[confident].abs().max() <= 2e-7
+    assert (direct.double() - share.amax(-1))[confident].abs().max() <= 2e-7
     unlikely = view.probability(torch.full_like(best, 5)).double()
     torch.testing.assert_close(unlikely, share[..., 5], rtol=2e-5, atol=0)
 
@@ -236,18 +225,13 @@ def test_nothing_is_computed_for_an_empty_batch() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_ranks_and_log_probabilities_of_given_tokens_are_those_of_the_whole_distribution(
+def test_log_probabilities_of_given_tokens_are_those_of_the_whole_distribution(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Chunks of two positions, so that there are several.
     monkeypatch.setitem(statistics._CHUNK_BYTES, "cpu", 2 * 8 * 30)
     logits = random_view(dtype).logits
     tokens = torch.arange(12).view(3, 4) * 2
-    token_logits = logits.gather(-1, tokens[..., None])
-    assert torch.equal(
-        num_larger(logits, token_logits.squeeze(-1)), (logits > token_logits).sum(-1)
-    )
-    assert len((logits > token_logits).sum(-1).unique()) > 3
     exact = (logits.double() / 0.7).log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
     logprobs = log_probability(logits, tokens, 0.7)
     assert logprobs.dtype == torch.float64

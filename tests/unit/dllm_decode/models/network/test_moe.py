@@ -159,11 +159,3 @@ def test_grouped_products_are_the_loop(
 def test_impossible_mixtures_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIGS["softmax"], **change)
-
-
-@CONFIG
-def test_all_experts_for_each_token_are_its_own_experts(config: MoEConfig) -> None:
-    layer, tokens = make(config), random(5, H, seed=7)
-    chosen = layer.router(tokens).experts
-    expected = layer.experts._sorted(tokens, chosen)
-    assert torch.allclose(layer.experts._by_all(tokens, chosen), expected, atol=1e-10)
