@@ -100,7 +100,7 @@ def play(
         view = View(
             tokens=tokens, computed=Summary(logits_of(style, seed, step, (B, W, V)).to(dtype)),
             masked=masked, eligible=unsettled & in_block, start=4, gen_length=4 + W + 2,
-            committed=4 + (~masked).sum(-1), temperature=temperature,
+            num_committed=4 + (~masked).sum(-1), temperature=temperature,
             noise_keys=row_keys(seed, torch.arange(B)), block_start=before, block_length=width,
             leave_one_out=torch.rand(B, W, generator=generator) * ~masked
             if Fact.LEAVE_ONE_OUT in sampler.needs

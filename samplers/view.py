@@ -79,7 +79,7 @@ class View:
         start: Answer position of the window's first column; negative if the window begins inside
             the prompt.
         gen_length: Answer length in tokens.
-        committed: Number of answer positions that hold a token, in and outside the window; on a
+        num_committed: Number of answer positions that hold a token, in and outside the window; on a
             block-causal model also columns that fill up the last block, up to `gen_length`. `None`
             counts the window's.
         temperature: Gumbel-max temperature of the proposals, 0 is greedy. A tensor is in float64 if
@@ -109,7 +109,7 @@ class View:
     eligible: Bool[Tensor, "B W"]
     start: Int[Tensor, " B"] | int
     gen_length: Int[Tensor, " B"] | int
-    committed: Int[Tensor, " B"] | None = None
+    num_committed: Int[Tensor, " B"] | None = None
     temperature: Float[Tensor, " B"] | float = 0.0
     noise_keys: Int[Tensor, " B"] | None = None
     block_start: Int[Tensor, " B"] | int = 0
@@ -372,7 +372,7 @@ class View:
             computed=Summary(self.computed.logits[rows, columns]),
             masked=self.masked[rows, columns],
             eligible=self.eligible[rows, columns],
-            committed=self._num_committed,
+            num_committed=self._num_committed,
             leave_one_out=None if self.leave_one_out is None else self.leave_one_out[rows, columns],
             proposed=None if self.proposed is None else self.proposed[rows, columns],
         )
@@ -392,7 +392,7 @@ class View:
 
     @property
     def _num_committed(self) -> Int[Tensor, " B"]:
-        return (~self.masked).sum(-1) if self.committed is None else self.committed
+        return (~self.masked).sum(-1) if self.num_committed is None else self.num_committed
 
 
 def by_row(number: Int[Tensor, " B"] | int) -> Int[Tensor, "B 1"] | int:

@@ -56,7 +56,9 @@ class Watch:
         for index, tokens, unsettled, row in zip(*parts, strict=True):
             answer = slice(row.prompt_length, row.prompt_length + row.config.gen_length)
             self.steps.setdefault(index, []).append((tokens[answer], unsettled[answer]))
-            is_inside = index not in fresh and row.steps > 1 and row.unsettled < row.opening.stop
+            is_inside = (
+                index not in fresh and row.steps > 1 and row.first_unsettled < row.opening.stop
+            )
             self.note("a row joined inside another row's block", is_inside and bool(fresh))
         self.note("rows at different blocks", len({r.opening.start - r.first for r in rows}) > 1)
         self.note("rows of different temperature", len({r.config.temperature for r in rows}) > 1)
@@ -65,7 +67,7 @@ class Watch:
         self.note("a row moved", [index for index in indices if index in self.order] != stayed)
         self.order = indices
         for row, has_ended in zip(rows, event.ended.tolist(), strict=True):
-            self.note_row(row, has_ended and row.unsettled < row.answer_end)
+            self.note_row(row, has_ended and row.first_unsettled < row.answer_end)
 
     def note_row(self, row: Row, has_ended_early: bool) -> None:
         """Notes what a row is doing, and whether it has ended before its answer was full."""

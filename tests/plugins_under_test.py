@@ -161,7 +161,7 @@ def with_gaps(
     return view_with(
         logits, tokens=row, masked=masked, eligible=masked & (columns < block_length),
         gen_length=gen_length, block_length=block_length,
-        committed=None if committed is None else torch.tensor([committed]), **options,
+        num_committed=None if committed is None else torch.tensor([committed]), **options,
     )  # fmt: skip
 
 

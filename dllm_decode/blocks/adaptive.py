@@ -101,9 +101,9 @@ class AdaptiveBlocks(BlockSchedule):
         previous = row.opening
         if previous != CLOSED:
             (stop,) = row.numbers.blocks
-            if row.unsettled < stop:
+            if row.first_unsettled < stop:
                 return previous._replace(stop=stop, block=(previous.start, stop), note=None)
-        start, end = row.unsettled, row.end
+        start, end = row.first_unsettled, row.end
         num_seen = max(1, math.floor(self.window * (end - row.first)))
         usual = min(start + block_length, end)
         # The new block may be this long until the logits decide where it ends.

@@ -104,5 +104,5 @@ def block_of(row: Row, block_length: int) -> tuple[int, int]:
         row: The row.
         block_length: Tokens of each block, counted from `row.first`.
     """
-    start = row.unsettled - (row.unsettled - row.first) % block_length
+    start = row.first_unsettled - (row.first_unsettled - row.first) % block_length
     return start, min(start + block_length, row.end)

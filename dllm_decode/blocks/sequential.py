@@ -30,6 +30,6 @@ class Sequential(BlockSchedule):
         return frozenset({Fact.WHOLE_BLOCKS})
 
     def opening(self, row: Row, block_length: int, shift: int) -> Opening:
-        if row.unsettled < row.opening.stop:
+        if row.first_unsettled < row.opening.stop:
             return row.opening
         return Opening.of_block(*block_of(row, block_length))

@@ -69,7 +69,7 @@ class SlidingWindow(BlockSchedule):
         return canvas.unsettled
 
     def opening(self, row: Row, block_length: int, shift: int) -> Opening:
-        start, unsettled = row.unsettled, row.numbers.blocks
+        start, unsettled = row.first_unsettled, row.numbers.blocks
         if self.within == "answer":
             stop = self._stop(unsettled, start, row.end)
             done = row.end - row.first - sum(unsettled[row.first : row.end])

@@ -41,8 +41,8 @@ class SubBlocks(BlockSchedule):
 
     def opening(self, row: Row, block_length: int, shift: int) -> Opening:
         start, stop = block_of(row, block_length)
-        if shift and row.unsettled == start:
+        if shift and row.first_unsettled == start:
             return Opening.of_block(start, start + 1)
-        first = row.unsettled - (row.unsettled - start) % self.sub_block_length
+        first = row.first_unsettled - (row.first_unsettled - start) % self.sub_block_length
         block = Opening.of_block(start, stop)
         return block._replace(start=first, stop=min(first + self.sub_block_length, stop))

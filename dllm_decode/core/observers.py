@@ -238,8 +238,8 @@ def final_tokens(rows: Sequence[Row], canvas: Canvas, *, is_final: bool) -> list
     """
     answers = []
     for row, tokens in zip(rows, canvas.tokens.tolist(), strict=True):
-        is_open = row.unsettled < row.opening.stop
-        stop = row.unsettled if is_final or not is_open else row.opening.start
+        is_open = row.first_unsettled < row.opening.stop
+        stop = row.first_unsettled if is_final or not is_open else row.opening.start
         answer = tokens[row.prompt_length : min(stop, row.answer_end)]
         answers.append(before_end(answer, canvas.eos_ids))
     return answers

@@ -158,7 +158,7 @@ class Row(NamedTuple):
         first: First column of the row's first block: the first column of the answer or, on a
             block-causal model, of the model's block in which the answer begins.
         end: First column after the row.
-        unsettled: First unsettled column.
+        first_unsettled: First unsettled column.
         started_s: When the row joined, by `time.perf_counter`.
         opening: The open columns; `CLOSED` before the first round.
         is_fresh: True if the sampler's state has to begin anew.
@@ -177,7 +177,7 @@ class Row(NamedTuple):
     request: Request
     first: int
     end: int
-    unsettled: int
+    first_unsettled: int
     started_s: float = 0.0
     opening: Opening = CLOSED
     is_fresh: bool = True

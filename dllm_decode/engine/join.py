@@ -152,10 +152,10 @@ def ended_at_once(state: State, num_joined: int) -> list[int]:
     for number in range(len(state.rows) - num_joined, len(state.rows)):
         row = state.rows[number]
         request = row.request
-        given_tokens = request.template[: row.unsettled - row.prompt_length]
+        given_tokens = request.template[: row.first_unsettled - row.prompt_length]
         is_over = any(token in state.canvas.eos_ids for token in given_tokens)
         has_ended = request.config.stop_at_eos and is_over
-        if has_ended or row.unsettled >= row.answer_end:
+        if has_ended or row.first_unsettled >= row.answer_end:
             ended.append(number)
     return ended
 

@@ -140,7 +140,7 @@ def advance(
                 "counted."
             )
         row = row._replace(
-            unsettled=unsettled,
+            first_unsettled=unsettled,
             steps=row.steps + (n in stepping),
             numbers=readings.numbers[n],
             error=row.error or error,

@@ -103,7 +103,7 @@ def view_of(
         eligible=eligible,
         start=_shared(starts, device),
         gen_length=_shared([row.config.gen_length for row in rows], device),
-        committed=(size - not_written.sum(-1)).minimum(canvas.gen_lengths),
+        num_committed=(size - not_written.sum(-1)).minimum(canvas.gen_lengths),
         temperature=temperature_of(rows, masked.device),
         noise_keys=state.noise_keys,
         # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.

@@ -188,7 +188,9 @@ class Lane:
         for number, (row, job) in enumerate(zip(event.rows, jobs, strict=True)):
             if job is not None:
                 job.num_rounds += 1
-                self._count(job, min(row.unsettled, row.answer_end) - row.prompt_length, row.nfe)
+                self._count(
+                    job, min(row.first_unsettled, row.answer_end) - row.prompt_length, row.nfe
+                )
                 if job.watch is not None:
                     job.watch(event, number, job.num_rounds - 1)
         self._told += _shown(event, jobs)

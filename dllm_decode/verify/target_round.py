@@ -136,13 +136,13 @@ def ask_drafter(
         drafts: States of some rows to look at; `None`: the canvas.
         lengths: Columns of each row that count as its open block; `None`: `width`.
     """
-    window = Window.of([row.unsettled for row in state.rows], width, state.canvas)
+    window = Window.of([row.first_unsettled for row in state.rows], width, state.canvas)
     # Caches begin anew with the first look of each draft, because the target may have written any
     # token. Later looks continue it.
     turn_forwards = 0 if drafts is None else 1
     lengths = [width] * len(state.rows) if lengths is None else lengths
     rows = [
-        row.with_block(row.unsettled, min(row.unsettled + length, row.end))._replace(
+        row.with_block(row.first_unsettled, min(row.first_unsettled + length, row.end))._replace(
             turn_forwards=turn_forwards
         )
         for row, length in zip(state.rows, lengths, strict=True)

@@ -140,7 +140,7 @@ class Enumerated:
         tokens = torch.tensor([(*canvas, *after)]).expand(num_rows, -1)
         written = replace(state.canvas, tokens=tokens.clone(), unsettled=tokens == MASK)
         first = next(n for n in OPEN if canvas[n] == MASK)
-        rows = tuple(row._replace(unsettled=first) for row in state.rows)
+        rows = tuple(row._replace(first_unsettled=first) for row in state.rows)
         return open_blocks(self.decoder, state._replace(canvas=written, rows=rows))
 
     def law(self, canvas: Canvas = CANVAS) -> tuple[Law, float]:

@@ -56,7 +56,7 @@ class Constraints(NamedTuple):
             canvas: The canvas of these rows.
         """
         constrained = [rows[number] for number in self.rows]
-        starts = tuple(min(row.unsettled, row.answer_end) for row in constrained)
+        starts = tuple(min(row.first_unsettled, row.answer_end) for row in constrained)
         if starts == self.starts:
             return self
         ends = canvas.prompt_lengths + canvas.gen_lengths

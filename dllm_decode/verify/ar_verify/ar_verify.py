@@ -165,7 +165,7 @@ class ARVerify(TargetVerifier):
         # Few widths, because libraries keep scratch memory for each.
         width = round_up(longest + 1, _STRIDE)
         if not self.drafting.num_forwards:
-            window = Window.of([row.unsettled for row in state.rows], width, state.canvas)
+            window = Window.of([row.first_unsettled for row in state.rows], width, state.canvas)
             size = (len(wanted), width, decoder.model.vocab_size)
             nothing = torch.zeros(size, device=wanted.device)
             look = Look(view_of(decoder, state, window, nothing), window)

@@ -134,7 +134,7 @@ class S2D2(Verifier):
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
         until: list[int] = []
         if self.attend_to_text == "causal":
-            until = [row.unsettled for row in state.rows]
+            until = [row.first_unsettled for row in state.rows]
         state, seen = look(decoder, state, edit=_causal(until))
         span = first_run(seen.view.eligible & seen.view.masked)
         memory = self.router.init(seen.view) if state.verifier is None else state.verifier

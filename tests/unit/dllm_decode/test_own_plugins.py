@@ -57,7 +57,7 @@ class GrowingBlocks(BlockSchedule):
 
     def opening(self, row: Row, block_length: int, shift: int) -> Opening:
         start, length = row.first, min(2, block_length)
-        while start + length <= row.unsettled:
+        while start + length <= row.first_unsettled:
             start, length = start + length, min(2 * length, block_length)
         return Opening.of_block(start, min(start + length, row.end))
 
@@ -167,7 +167,7 @@ class CutBlocks(BlockSchedule):
         return frozenset({Fact.ONE_STEP_A_FORWARD})
 
     def opening(self, row: Row, block_length: int, shift: int) -> Opening:
-        start, (first, stop) = row.unsettled, block_of(row, block_length)
+        start, (first, stop) = row.first_unsettled, block_of(row, block_length)
         bounds = (start, min(start + 2, stop))
         return Opening(start, start + 1, bounds, phase=(first, stop), turn=(first,))
 
@@ -195,7 +195,7 @@ class LooksAhead(Verifier):
         return num_masks
 
     def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        window = Window.of([row.unsettled for row in state.rows], self.width, state.canvas)
+        window = Window.of([row.first_unsettled for row in state.rows], self.width, state.canvas)
         branches = Branches.of_rows(state.canvas) if self.in_branches else None
         state, logits = forward(decoder, state, Pass(window, branches=branches))
         view = view_of(decoder, state, window, logits)

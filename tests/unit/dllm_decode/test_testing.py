@@ -92,7 +92,7 @@ def test_blocks_that_end_where_those_of_one_model_end_by_chance_are_found() -> N
 
     def opening(self: Any, row: Any, block_length: int, shift: int) -> Opening:
         start, length = row.first, 4
-        while start + length <= row.unsettled:
+        while start + length <= row.first_unsettled:
             start, length = start + length, 2 * length
         return Opening.of_block(start, min(start + length, row.end))
 

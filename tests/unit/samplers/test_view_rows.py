@@ -35,7 +35,7 @@ def joined(block_starts: tuple[int, ...]) -> View:
     return view_with(
         logits_of("drifting", 1, 0, (4, 10, 12)), tokens=tokens, masked=masked,
         eligible=masked & (columns < starts + 4), start=STARTS, gen_length=GEN_LENGTHS,
-        committed=torch.tensor([4, 41, 2, 15]), temperature=TEMPERATURES, block_length=4,
+        num_committed=torch.tensor([4, 41, 2, 15]), temperature=TEMPERATURES, block_length=4,
         noise_keys=row_keys(1, torch.arange(4)), block_start=starts[:, 0],
     )  # fmt: skip
 

@@ -33,7 +33,14 @@ def query(step: int, **more: Any) -> CacheQuery:
     block, end, shift = Opening.of_block(8, 12), more.pop("end", 20), more.pop("shift", 0)
     numbers = Numbers(cache=more.pop("numbers", ()))
     row = row_of(
-        4, 16, unsettled=8, opening=block, turn_forwards=step, last_needed=4, nfe=8, numbers=numbers
+        4,
+        16,
+        first_unsettled=8,
+        opening=block,
+        turn_forwards=step,
+        last_needed=4,
+        nfe=8,
+        numbers=numbers,
     )
     return CacheQuery(row._replace(**more), end, shift)
 
@@ -72,8 +79,8 @@ def test_a_sub_block_is_computed_alone_once_its_first_token_is_settled() -> None
     cache = SubBlockCache()
     assert cache.recompute(query(0)) == columns((4, 20))
     inside = {"last_needed": 8, "opening": Opening(10, 12, (8, 12), (8, 12), (8, 12))}
-    assert cache.recompute(query(1, unsettled=10, **inside)) == columns((8, 20))
-    assert cache.recompute(query(1, unsettled=11, **inside)) == columns((10, 12))
+    assert cache.recompute(query(1, first_unsettled=10, **inside)) == columns((8, 20))
+    assert cache.recompute(query(1, first_unsettled=11, **inside)) == columns((10, 12))
 
 
 def test_a_window_hides_what_is_far_after_the_block_but_not_the_row_s_last_columns() -> None:
