@@ -78,7 +78,7 @@ def answering(template: str) -> Iterator[tuple[Any, Any]]:
 
     import openai
 
-    limits = Limits(max_tokens=256, gen_length=256, max_length=1024, max_columns=4096)
+    limits = Limits(max_tokens=256, gen_length=256, max_length=1024)
     decoder = decoder_of(model, FixedSchedule(64), gen_length=256)
     with (
         served({"default": decoder}, limits=limits, tokenizer=tokenizer) as (url, _),

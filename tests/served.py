@@ -1,4 +1,4 @@
-"""A server on 127.0.0.1 in a thread of the test, jobs without HTTP, a streamer and a browser."""
+"""A server on 127.0.0.1 in a thread of the test, jobs without HTTP, and a browser."""
 
 import base64
 import json
@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
-from torch import Tensor
 
 from dllm_decode import DecodeConfig, load_model, new_decoder
 from dllm_decode.engine.decoder import Decoder
@@ -34,7 +33,7 @@ QUESTIONS = [
 ]
 INDICES = count(10_000)
 THRESHOLD = ConfidenceThreshold(0.9)
-LIMITS = Limits(max_tokens=128, gen_length=64, max_length=512, max_columns=4096)
+LIMITS = Limits(max_tokens=128, gen_length=64, max_length=512)
 
 
 def chat_of(question: str) -> list[dict[str, str]]:
@@ -126,23 +125,6 @@ def served(
         server.should_exit = True
         thread.join(20.0)
         bound.close()
-
-
-class Streamer:
-    def __init__(self) -> None:
-        self.drafts: list[Tensor] = []
-        self.texts: list[Tensor] = []
-        self.ended = 0
-
-    def put_draft(self, value: Tensor) -> None:
-        self.drafts.append(value)
-
-    def put(self, value: Tensor) -> None:
-        assert not self.ended
-        self.texts.append(value)
-
-    def end(self) -> None:
-        self.ended += 1
 
 
 # Chromium without a window, told what to do through two pipes (the DevTools protocol).

@@ -91,7 +91,7 @@ class Server:
         reasoning_parser: How the model marks its reasoning; auto: as its chat template does.
         weights_root: Clients with the key of --api-key may replace the weights by those of
             folders below this folder. `None`: nobody may.
-        quiet: Log neither requests nor the throughput.
+        quiet: Log no requests.
     """
 
     served_name: Name | None = None

@@ -1,40 +1,22 @@
 """The command `chat`: questions and answers, turn by turn."""
 
 import importlib
-import json
 import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 
 from rich.console import Console
 
-from dllm_decode import StepEvent
 from dllm_decode.cli.listing import SAID
 from dllm_decode.cli.speaker import Speaker, load_speaker
-from dllm_decode.core.files import write_text
-from dllm_decode.core.output import before_end
-from dllm_decode.settings.addresses import read_option
-from dllm_decode.settings.files import output_file, read_input
-from dllm_decode.settings.options import OPTIONS
+from dllm_decode.settings.files import read_input
 from dllm_decode.settings.plugins import parse
 from samplers import Sampler
-
-
-@dataclass
-class Known:
-    """An observer that keeps the tokens of an answer that are settled."""
-
-    tokens: list[int] = field(default_factory=list)
-
-    def __call__(self, event: StepEvent) -> None:
-        after = event.after
-        settled = after.tokens[0][after.in_answer[0] & ~after.unsettled[0]]
-        self.tokens = before_end(settled.tolist(), after.eos_ids)
 
 
 @dataclass
@@ -51,27 +33,19 @@ class Conversation:
     is_live: bool = False
 
     def ask(self, text: str) -> str:
-        """Answers a question, writes the answer, and returns its cost.
-
-        An answer that Ctrl-C stops is kept as far as it was decoded.
-        """
+        """Answers a question, writes the answer, and returns its cost."""
         turns = [*self.turns, {"role": "user", "content": text}]
-        observer = Known()
         try:
-            out = self.speaker.answer(turns, live=self.is_live, observers=[observer])
+            out = self.speaker.answer(turns, live=self.is_live)
         except KeyboardInterrupt:
-            answer = self.speaker.tokenizer.decode(observer.tokens, skip_special_tokens=True)
-            if not answer:
-                return "Stopped before the first word; the question is forgotten."
-            message = "Stopped; the question and the text so far are kept, /undo forgets both."
-        else:
-            answer, message = out.texts[0], out.cost
-            if not answer.strip():
-                message = f"The answer is empty: the model ended it at once. {message}"
+            return "Stopped; the question is forgotten."
+        answer = out.texts[0]
         if answer and not self.is_live:
             sys.stdout.write(f"{answer}\n")
         self.turns = [*turns, {"role": "assistant", "content": answer}]
-        return message
+        if not answer.strip():
+            return f"The answer is empty: the model ended it at once. {out.cost}"
+        return out.cost
 
     def help(self, _: str) -> str:
         """Returns the list of commands."""
@@ -106,31 +80,6 @@ class Conversation:
             self.speaker = self.speaker._replace(sampler=parse(text, Sampler))
         return f"The sampler is {self.speaker.sampler}."
 
-    def length(self, text: str) -> str:
-        """Returns the greatest length of answers; a text first replaces it."""
-        return self._option("gen_length", text, "Answers have at most {} tokens.")
-
-    def temperature(self, text: str) -> str:
-        """Returns the temperature; a text first replaces it."""
-        return self._option("temperature", text, "The temperature is {:g}.")
-
-    def _option(self, name: str, text: str, message: str) -> str:
-        config = self.speaker.config
-        if text:
-            config = replace(config, **{name: read_option(name, text, OPTIONS[name])})
-            # Refuses a length that does not fit the blocks.
-            self.speaker.decoder(self.speaker.sampler, config)
-            self.speaker = self.speaker._replace(config=config)
-        return message.format(getattr(config, name))
-
-    def save(self, text: str) -> str:
-        """Writes the conversation as JSON that `generate` takes."""
-        if not text:
-            return "A file must be named: /save FILE"
-        content = json.dumps(self.turns, ensure_ascii=False, indent=2)
-        write_text(output_file("/save", text), f"{content}\n")
-        return f"{len(self.turns)} turns are in {text}."
-
     def respond(self, text: str) -> str:
         """Runs a command or answers a question, and returns a message for the user."""
         name, _, rest = text.partition(" ")
@@ -152,9 +101,6 @@ COMMANDS = (
     ("/reset", "forget all questions and answers, but not the system text"),
     ("/system TEXT", "begin anew with a system text; without TEXT: with none"),
     ("/sampler EXPR", "use another sampler, such as LocalLeap(); without EXPR: name it"),
-    ("/length N", "take another length of answers; without N: name it"),
-    ("/temperature T", "take another temperature; without T: name it"),
-    ("/save FILE", "write the conversation as JSON, which generate() takes"),
     ("/help", "show this list"),
     ("/exit", "end the conversation, as Ctrl-D does; Ctrl-C stops an answer"),
 )
@@ -167,9 +113,6 @@ _ACTIONS: Mapping[str, Callable[[Conversation, str], str]] = {
     "/reset": Conversation.reset,
     "/system": Conversation.system,
     "/sampler": Conversation.sampler,
-    "/length": Conversation.length,
-    "/temperature": Conversation.temperature,
-    "/save": Conversation.save,
 }
 
 

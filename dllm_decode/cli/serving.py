@@ -58,8 +58,7 @@ def run(options: Namespace) -> int:
         deciding = [speaker.sampler] if speaker.verifier.asks_sampler else []
         plugins = ", ".join(map(repr, [*deciding, *service.plugins.values()]))
         _say(
-            f"{name} with {plugins}, {limits.num_rows} rows of at most "
-            f"{service.max_length} tokens, {limits.max_columns} tokens together."
+            f"{name} with {plugins}, {limits.num_rows} rows of at most {service.max_length} tokens."
         )
         if options.host not in LOCAL and options.api_key is None:
             _say(

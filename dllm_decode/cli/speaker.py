@@ -11,7 +11,6 @@ from dllm_decode import (
     DecodeConfig,
     GenerateOutput,
     MaskPredictor,
-    Observer,
     Verifier,
     generate,
     new_decoder,
@@ -53,7 +52,6 @@ class Speaker(NamedTuple):
         chat: UseTemplate = "auto",
         template: str = "",
         constraint: "constraints.Constraint | None" = None,
-        observers: Sequence[Observer] = (),
     ) -> GenerateOutput:
         """Answers a text or a chat as `generate` does; None fills `template` without a question.
 
@@ -73,7 +71,7 @@ class Speaker(NamedTuple):
                 cache=self.cache,
                 verifier=self.verifier,
                 blocks=self.blocks,
-                observers=observers if watch is None else [*observers, watch],
+                observers=[] if watch is None else [watch],
             )
 
     def decoder(self, sampler: Sampler[Any], config: DecodeConfig) -> Decoder:

@@ -13,15 +13,15 @@ from dllm_decode.core.model import MaskPredictor, UniformState, fingerprint_of
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config, require_integer
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, RequestQueue
-from dllm_decode.engine.compatibility import default_sampler, require_model
+from dllm_decode.engine.compatibility import require_model
 from dllm_decode.engine.decoder import Decoder, Verifier
-from dllm_decode.engine.loop import new_decoder, raise_errors, rounds
+from dllm_decode.engine.loop import raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
 from dllm_decode.text.constraints import Constraint
-from dllm_decode.text.generation import requests_of_texts, with_blanks
+from dllm_decode.text.generation import decoder_of_texts, requests_of_texts, with_blanks
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import shown
@@ -104,10 +104,9 @@ def roll_out(
     require_integer("num_return_sequences", num_return_sequences, least=1)
     require_integer("num_rows", num_rows, least=1)
     blanks, config = with_blanks(tokenizer, model, templates, config, options)
-    decoder = new_decoder(
-        model, default_sampler(model) if sampler is None else sampler, cache=cache,
-        verifier=verifier, blocks=blocks, config=config,
-    )  # fmt: skip
+    decoder = decoder_of_texts(
+        model, tokenizer, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config
+    )
     require_recordable(decoder)
     if config.temperature == 0.0 and num_return_sequences > 1:
         warnings.warn(

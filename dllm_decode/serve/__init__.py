@@ -8,8 +8,7 @@ forms.py     forms of answers            compiler.py   forms as automata, in tur
 worker.py    the process that compiles
 chats.py     messages as token ids       asks.py       requests as rows
 calls.py     calls in answers            answers.py    the JSON of answers
-responses.py   requests and answers as items  token_text.py  tokens as text
-read.py      typed reads                 errors.py     refusals in OpenAI's shape
+responses.py   requests and answers as items   errors.py     refusals in OpenAI's shape
 guard.py     key, host and size of a request
 metrics.py   counters                    limits.py     bounds
 log.py       lines of the log            documentation.py  the page of all paths

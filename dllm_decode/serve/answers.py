@@ -11,11 +11,10 @@ from prometheus_client import Histogram
 
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.serve.asks import ResponseChoice
-from dllm_decode.serve.errors import RefusedError
+from dllm_decode.serve.errors import RefusedError, writable
 from dllm_decode.serve.fields import Chat, Completion, StreamOptions
 from dllm_decode.serve.jobs import Drafted, Finished, Scored, Told
 from dllm_decode.serve.service import Channel, Service
-from dllm_decode.serve.token_text import text_and_bytes
 from dllm_decode.text.unknown_words import unknown_words
 
 Json: TypeAlias = dict[str, Any]
@@ -25,15 +24,6 @@ DONE = "data: [DONE]\n\n"
 def event(body: Json) -> str:
     """Returns a server-sent event; it ends with two line feeds, at which clients split events."""
     return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
-
-
-def usage_of(num_prompt_tokens: int, num_tokens: int) -> Json:
-    """Returns the numbers of tokens of a response."""
-    return {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_tokens,
-        "total_tokens": num_prompt_tokens + num_tokens,
-    }
 
 
 @dataclass(frozen=True)
@@ -119,7 +109,12 @@ class Exchange:
 
     def _usage(self) -> Json:
         """Returns the numbers of tokens so far."""
-        return usage_of(self.num_prompt_tokens, sum(choice.num_sent for choice in self.choices))
+        num_tokens = sum(choice.num_sent for choice in self.choices)
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": num_tokens,
+            "total_tokens": self.num_prompt_tokens + num_tokens,
+        }
 
     def _body(self, choices: Sequence[Json], usage: Json | None = None) -> Json:
         """Returns the response, or one chunk of it."""
@@ -151,7 +146,7 @@ class Exchange:
         """Returns a choice with the answer as it is after a round, open positions as null."""
         decode = self.service.tokenizer.decode
         pieces = [None if token is None else decode([token]) for token in draft.tokens]
-        canvas = {"round": draft.round, "tokens": pieces, "forced": draft.forced}
+        canvas = {"round": draft.round, "tokens": pieces}
         body = {"index": choice.number, **self._text_part(choice, {"content": ""})}
         return {**body, "canvas": canvas, "finish_reason": None}
 
@@ -224,8 +219,8 @@ class Exchange:
         }
 
     def _scored(self, token: int, logprob: float) -> Json:
-        text, content = text_and_bytes(self.service.tokenizer, token)
-        return {"token": text, "logprob": logprob, "bytes": list(content)}
+        text = self._text(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     def _text(self, token: int) -> str:
-        return text_and_bytes(self.service.tokenizer, token)[0]
+        return writable(self.service.tokenizer.decode([token]))

@@ -11,18 +11,17 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response, StreamingResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dllm_decode.serve import read as reads
 from dllm_decode.serve import weights
 from dllm_decode.serve.answers import Exchange, Json
 from dllm_decode.serve.asks import choices_of, prompts_of
 from dllm_decode.serve.documentation import documentation
 from dllm_decode.serve.errors import RefusedError, add_handlers
-from dllm_decode.serve.fields import Chat, Completion, Read, Weights
+from dllm_decode.serve.fields import Chat, Completion, Weights
 from dllm_decode.serve.forms import form_of
 from dllm_decode.serve.guard import Guard
-from dllm_decode.serve.log import Logged, log_throughput
+from dllm_decode.serve.log import Logged
 from dllm_decode.serve.responses import ItemExchange, ResponseFields, own_names
 from dllm_decode.serve.service import Channel, Service
 
@@ -72,9 +71,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        logging = asyncio.create_task(log_throughput(service))
         yield
-        logging.cancel()
         service.compiler.close()
         service.engine.close()
 
@@ -92,7 +89,7 @@ def create_app(
     _add_pages(app)
     # Anyone may see the pages and whether the server is well, also without the key.
     guarded = Guard(
-        app, service.limits, api_key=api_key, is_local=is_local,
+        app, service.limits.deadline_s, api_key=api_key, is_local=is_local,
         open_paths=("/health", "/docs", "/openapi.json", *_PAGE),
     )  # fmt: skip
     return Logged(guarded, service)
@@ -182,13 +179,6 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             exchange = await _begin(service, asked.as_chat(), request)
             return await _answer(exchange, ItemExchange(asked, exchange), request)
 
-    @app.post("/v1/read")
-    async def read(asked: Read, request: Request) -> Response:
-        """Reads the probability of each allowed answer."""
-        service.check_model(asked.model)
-        channel = service.channel(service.reads, client_of(request))
-        return await _whole(channel, service, request, reads.read(service, asked, channel))
-
 
 def _add_weights(app: FastAPI, service: Service, root: Path) -> None:
     @app.post("/v1/weights")
@@ -211,7 +201,7 @@ async def _begin(service: Service, asked: Completion | Chat, request: Request) -
     form, automaton = form_of(asked), None
     if form is not None:
         compiling = service.compiler.compile(form, client=channel.client)
-        automaton = await _unless_gone(service, request, channel.within(compiling))
+        automaton = await _unless_gone(request, channel.within(compiling))
     choices = choices_of(service, asked, prompts, channel, automaton)
     request.scope["choices"] = choices
     exchange = Exchange(service, asked, channel, choices, sum(map(len, prompts)))
@@ -224,8 +214,11 @@ async def _answer(
 ) -> Response:
     """Returns the response of an exchange, in the shape that the client asks for."""
     if exchange.asked.stream:
-        return _EventStream(exchange, shaped.stream())
-    return await _whole(exchange.channel, exchange.service, request, shaped.whole())
+        return _EventStream(exchange.channel, shaped.stream())
+    try:
+        return JSONResponse(await _unless_gone(request, shaped.whole()))
+    finally:
+        exchange.channel.cancel()
 
 
 def client_of(request: Request) -> str:
@@ -234,17 +227,7 @@ def client_of(request: Request) -> str:
     return f"{address} {request.headers.get('authorization', '')}"
 
 
-async def _whole(
-    channel: Channel, service: Service, request: Request, answer: Coroutine[Any, Any, Json]
-) -> Response:
-    """Waits for an answer, unless the client goes away first."""
-    try:
-        return JSONResponse(await _unless_gone(service, request, answer))
-    finally:
-        channel.cancel()
-
-
-async def _unless_gone(service: Service, request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Waits for some work, and ends the work if the client goes away first.
 
     Raises:
@@ -258,7 +241,6 @@ async def _unless_gone(service: Service, request: Request, work: Coroutine[Any, 
     finally:
         leaving.cancel()
         working.cancel()
-    service.metrics.hang_ups.inc()
     raise RefusedError(_HUNG_UP, "The client is gone.")
 
 
@@ -270,26 +252,17 @@ async def _hang_up(receive: Receive) -> None:
 class _EventStream(StreamingResponse):
     """A stream that cancels its jobs whenever it ends, even before the first chunk."""
 
-    def __init__(self, exchange: Exchange, events: AsyncIterator[str]) -> None:
-        """Streams the events of an exchange."""
+    def __init__(self, channel: Channel, events: AsyncIterator[str]) -> None:
+        """Streams events of the jobs of a channel."""
         super().__init__(
             events,
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
-        self._exchange = exchange
+        self._channel = channel
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_sent = False
-
-        async def sending(message: Message) -> None:
-            nonlocal is_sent
-            await send(message)
-            is_sent = message["type"] == "http.response.body" and not message.get("more_body")
-
         try:
-            await super().__call__(scope, receive, sending)
+            await super().__call__(scope, receive, send)
         finally:
-            self._exchange.channel.cancel()
-            if not is_sent:
-                self._exchange.service.metrics.hang_ups.inc()
+            self._channel.cancel()

@@ -16,6 +16,7 @@ from dllm_decode.serve.fields import Chat, Completion, CompletionFields
 from dllm_decode.serve.forms import CallText
 from dllm_decode.serve.jobs import Job, Recorder
 from dllm_decode.serve.service import Channel, Service
+from dllm_decode.text.brackets import split_blanks
 from dllm_decode.text.prose import Prose
 
 # Tokens at the end of a prompt that may begin the reasoning of its answer.
@@ -84,7 +85,7 @@ def choices_of(
     Raises:
         RefusedError: If an option is wrong.
     """
-    decoder, copies, most = channel.lane.decoder, asked.n or 1, service.limits.max_choices
+    decoder, copies, most = channel.lane.decoder, asked.n or 1, service.limits.max_waiting
     if len(prompts) * copies > most:
         message = f"A request may ask for at most {most} answers, got {len(prompts) * copies}."
         raise RefusedError(400, message, param="n")
@@ -92,7 +93,7 @@ def choices_of(
         message = "This model draws all tokens anew in each step; leave out log-probabilities."
         raise RefusedError(400, message, param="logprobs", code="unsupported_parameter")
     options = _options(service, asked, channel)
-    template = _template_ids(service, channel, asked.template or [])
+    template = _template_ids(service, channel, asked.template or "")
     _check_room(channel, automaton, template, options["gen_length"])
     stop: StopRule = NeverStop()
     if asked.stop:
@@ -101,7 +102,7 @@ def choices_of(
     choices = []
     for number in range(len(prompts) * copies):
         prompt, copy = prompts[number // copies], number % copies
-        service.check_lengths(len(prompt), options["gen_length"], field="max_tokens")
+        service.check_lengths(len(prompt), options["gen_length"])
         with refusing():
             request = decoder.request(
                 prompt, next(service.indices), noise_index=copy, template=template, stop=stop,
@@ -165,21 +166,19 @@ def _check_room(
         raise RefusedError(400, message, param="max_tokens")
 
 
-def _template_ids(service: Service, channel: Channel, parts: Sequence[str | int]) -> list[int]:
-    """Returns the token ids of a template: texts, and counts of open tokens.
+def _template_ids(service: Service, channel: Channel, text: str) -> list[int]:
+    """Returns the token ids of a text with blanks, the mask id where the text is open.
 
     Raises:
         RefusedError: If the template has more tokens than an answer may have.
     """
+    with refusing():
+        texts, lengths = split_blanks(text)
     token_ids: list[int] = []
-    most = service.limits.max_tokens
-    for part in parts:
-        if isinstance(part, str):
-            token_ids += service.ids(part)
-        else:
-            # A count can be of any size.
-            token_ids += [channel.lane.decoder.model.mask_id] * min(part, most + 1)
-        # Checked after each part, because there may be many.
+    mask_id, most = channel.lane.decoder.model.mask_id, service.limits.max_tokens
+    for length, words in zip([0, *lengths], texts, strict=True):
+        token_ids += [mask_id] * min(length, most + 1) + service.ids(words)
+        # Checked after each blank, because there may be many.
         if len(token_ids) > most:
             message = f"'template' must be at most {most} tokens on this server."
             raise RefusedError(400, message, param="template")

@@ -21,8 +21,8 @@ def chat_ids(
     service: Service,
     messages: Sequence[Turn],
     *,
-    tools: Sequence[dict[str, Any]] = (),
-    arguments: Mapping[str, Mapping[str, Any]] | None = None,
+    tools: Sequence[dict[str, Any]],
+    arguments: Mapping[str, Mapping[str, Any]],
 ) -> list[int]:
     """Returns the token ids of a chat, in the model's own template.
 
@@ -40,7 +40,7 @@ def chat_ids(
         message = "This model has no chat template. Use /v1/completions."
         raise RefusedError(400, message, param="messages")
     values: dict[str, Any] = {}
-    for param, variables in (arguments or {}).items():
+    for param, variables in arguments.items():
         _check_variables(service.tokenizer, param, variables, bool(tools))
         values |= variables
     text = _rendered(service, messages, tools, values)

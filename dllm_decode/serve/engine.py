@@ -17,20 +17,14 @@ from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import rounds
 from dllm_decode.models.loading.new_weights import replace_weights, version_of
 from dllm_decode.models.masked_transformer import own_network
-from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEvent, NewWeights
+from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEvent
 from dllm_decode.serve.limits import Limits
-from dllm_decode.text.streaming import still_forced
 
 _LOG = logging.getLogger(__name__)
 # The model counts as broken after this many failed rounds with no answer of any lane between them.
 _MAX_FAULTS = 3
 _CLOSE_S = 5.0
 _FAULT = "The decode failed. The server's log says why."
-
-_BEGUN_AGAIN = Failed(
-    503, "The weights of the model were replaced after a part of this answer was sent. Ask again.",
-    "weights_replaced",
-)  # fmt: skip
 
 ENDING = "The server is being stopped."
 """The reason of requests that the end of the server ends."""
@@ -49,12 +43,10 @@ class WeightsChange(NamedTuple):
 
     Attributes:
         folder: The weights.
-        new_weights: See `NewWeights`.
         version: Gets the version of the new weights, or the reason why nothing was changed.
     """
 
     folder: Path
-    new_weights: NewWeights
     version: "Future[str]"
 
 
@@ -66,22 +58,19 @@ class Lane:
     Attributes:
         decoder: Answers the requests.
         is_closed: True once the lane takes no more requests.
-        num_tokens: Tokens of answers since the lane was made, also of those that are not finished.
-        num_forwards: Forwards since the lane was made, counted for each row.
     """
 
     def __init__(self, decoder: Decoder, limits: Limits, changed: Condition) -> None:
         """Begins without jobs; `changed` is notified when jobs come, and guards shared state."""
         self.decoder = decoder
         self.is_closed = False
-        self.num_tokens = self.num_forwards = 0
         self._limits = limits
         self._changed = changed
         self._waiting: deque[Job] = deque()
         self._cancelled: list[Job] = []
         self._running: dict[int, Job] = {}
         self._told: list[tuple[Job, JobEvent]] = []
-        self._begin()
+        self.begin()
 
     @property
     def num_waiting(self) -> int:
@@ -121,7 +110,7 @@ class Lane:
         """
         self._exchange(takes_jobs)
         if not self._running:
-            self._begin()
+            self.begin()
             return "nothing"
         try:
             ended = next(self._rounds, ())
@@ -131,28 +120,13 @@ class Lane:
                 "The decode failed; all requests that had a row in its batch get an error."
             )
             self._end_running(Failed(500, _FAULT))
-            self._begin()
+            self.begin()
             return "failed"
         for answer in ended:
             self._finish(answer)
         if not ended:
             return "nothing"
         return "failed" if all(answer.error for answer in ended) else "answered"
-
-    def begin_again(self) -> None:
-        """Lets the jobs that have a row wait again, before all others, without keys and values.
-
-        Jobs that were told a part of their answer end with an error, because that part may change.
-        """
-        with self._changed:
-            left = [job for job in self._running.values() if job not in self._cancelled]
-            self._told += [(job, _BEGUN_AGAIN) for job in left if job.num_shown]
-            again = [job for job in left if not job.num_shown]
-            for job in again:
-                job.begin_again()
-            self._waiting.extendleft(reversed(again))
-            self._running.clear()
-        self._begin()
 
     def deliver(self) -> None:
         """Sends the jobs the round's events, in one call of `post` for all jobs that share it."""
@@ -171,7 +145,7 @@ class Lane:
             self._waiting.clear()
         self.deliver()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Begins with an empty batch, which takes memory in its first round."""
         self._queue = RequestQueue()
         # A last block may end after the longest answer.
@@ -185,12 +159,9 @@ class Lane:
     def _watch(self, event: StepEvent) -> None:
         """Updates the jobs after a round."""
         jobs = [self._running.get(row.request.index) for row in event.rows]
-        for number, (row, job) in enumerate(zip(event.rows, jobs, strict=True)):
+        for number, job in enumerate(jobs):
             if job is not None:
                 job.num_rounds += 1
-                self._count(
-                    job, min(row.first_unsettled, row.answer_end) - row.prompt_length, row.nfe
-                )
                 if job.watch is not None:
                     job.watch(event, number, job.num_rounds - 1)
         self._told += _shown(event, jobs)
@@ -200,16 +171,8 @@ class Lane:
         if answer.error:
             _LOG.error("One request ended with an error: %s", answer.error)
         if job is not None:
-            # Without the EOS that the engine has written to the end of the row.
-            self._count(job, len(answer.output.answers()[0]), int(answer.output.nfe[0]))
             told = Failed(500, _FAULT) if answer.error else Finished(answer.output)
             self._told.append((job, told))
-
-    def _count(self, job: Job, num_tokens: int, num_forwards: int) -> None:
-        """Updates the counts of a job; the host knows these numbers without waiting."""
-        self.num_tokens += num_tokens - job.num_tokens
-        self.num_forwards += num_forwards - job.num_forwards
-        job.num_tokens, job.num_forwards = num_tokens, num_forwards
 
     def _exchange(self, takes_jobs: bool) -> None:
         """Between two rounds: lets cancelled jobs leave and waiting ones join."""
@@ -218,7 +181,8 @@ class Lane:
                 if self._running.pop(job.request.index, None) is not None:
                     self._queue.cancel(job.request.index)
             self._cancelled.clear()
-            while takes_jobs and self._waiting and self._has_room(job := self._next_waiting()):
+            while takes_jobs and self._waiting and len(self._running) < self._limits.num_rows:
+                job = self._next_waiting()
                 self._waiting.remove(job)
                 self._running[job.request.index] = job
                 self._queue.put(job.request)
@@ -227,11 +191,6 @@ class Lane:
         """Returns the first job of the clients that have the fewest rows."""
         num_rows = Counter(job.client for job in self._running.values())
         return min(self._waiting, key=lambda job: num_rows[job.client])
-
-    def _has_room(self, job: Job) -> bool:
-        limits, jobs = self._limits, self._running.values()
-        num_columns = job.num_columns + sum(running.num_columns for running in jobs)
-        return len(jobs) < limits.num_rows and (not jobs or num_columns <= limits.max_columns)
 
     def _end_running(self, event: Failed) -> None:
         """Ends the jobs that have a row."""
@@ -280,16 +239,11 @@ class Engine:
         began_s = self._round_began_s
         return 0.0 if began_s is None else time.monotonic() - began_s
 
-    def load_weights(self, folder: Path, new_weights: NewWeights) -> "Future[str]":
-        """Lets the thread replace the model's weights between two rounds.
+    def load_weights(self, folder: Path) -> "Future[str]":
+        """Lets the thread replace the model's weights by those of a folder.
 
-        Meanwhile no round is run. Keys and values are dropped.
-
-        Args:
-            folder: As in `replace_weights`.
-            new_weights: "finish": rows that run are finished on the old weights, and no waiting job
-                joins before; "begin again": they begin again on the new ones, see
-                `Lane.begin_again`.
+        Rows that run are finished on the old weights, and no waiting job joins before. Then no
+        round is run until the new weights are read, and keys and values are dropped.
 
         Returns:
             A future of the new version, see `version_of`; or the exception of `replace_weights`.
@@ -300,7 +254,7 @@ class Engine:
         with self._changed:
             if self._is_closed or self._change is not None:
                 raise FullError
-            self._change = change = WeightsChange(folder, new_weights, Future())
+            self._change = change = WeightsChange(folder, Future())
             self._changed.notify()
         return change.version
 
@@ -328,9 +282,9 @@ class Engine:
             self._change.version.set_exception(FullError())
 
     def _replace_weights(self) -> None:
-        """Replaces the weights if new ones wait, unless rows that run must be finished first."""
+        """Replaces the weights if new ones wait and no row runs."""
         change = self._change
-        if change is None or (change.new_weights == "finish" and self.num_running):
+        if change is None or self.num_running:
             return
         if change.version.set_running_or_notify_cancel():
             try:
@@ -342,7 +296,7 @@ class Engine:
                 change.version.set_exception(error)
             else:
                 for lane in self.lanes.values():
-                    lane.begin_again()
+                    lane.begin()
                 change.version.set_result(version)
         with self._changed:
             self._change = None
@@ -386,10 +340,6 @@ def _shown(event: StepEvent, jobs: Sequence[Job | None]) -> Iterator[tuple[Job, 
 def _draft(event: StepEvent, number: int, job: Job) -> Drafted:
     """Returns the answer of a row after a round."""
     row = event.rows[number]
-    columns = number, slice(row.prompt_length, row.answer_end)
-    before, tokens = (part.tokens[columns].tolist() for part in (event.before, event.after))
-    if event.forced is not None:
-        fresh = [old != new for old, new in zip(before, tokens, strict=True)]
-        job.forced = still_forced(job.forced, event.forced[columns].tolist(), fresh)
+    tokens = event.after.tokens[number, row.prompt_length : row.answer_end].tolist()
     drafted = [None if token == event.after.mask_id else token for token in tokens]
-    return Drafted(drafted, job.num_rounds, [n for n, flag in enumerate(job.forced) if flag])
+    return Drafted(drafted, job.num_rounds)

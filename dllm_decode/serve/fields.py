@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeGuard
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from dllm_decode.serve.errors import RefusedError
-from dllm_decode.serve.jobs import NewWeights, Shown
+from dllm_decode.serve.jobs import Shown
 from dllm_decode.serve.parts import (
     Function,
     ResponseFormat,
@@ -54,7 +54,6 @@ _REASONS = {
 }  # fmt: skip
 """Why a field of another server is not supported, or the field to use."""
 
-MAX_SLOTS = 64
 MAX_STOPS = 16
 MAX_TOOLS = 128
 MAX_TOP_LOGPROBS = 20
@@ -69,14 +68,7 @@ def _stops(value: object) -> object:
     return [text for text in listed if text is not None]
 
 
-def _parts(value: object) -> object:
-    listed = value if isinstance(value, list) else [None]
-    if all(isinstance(part, str) or (_is_whole(part) and part > 0) for part in listed):
-        return value
-    raise ValueError("must be a list of texts and of numbers of open tokens, 1 or more")
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
+def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -139,7 +131,7 @@ class CompletionFields(AnswerFields):
     stop: Stops = Field(default_factory=list)
     n: Annotated[int, Field(ge=1)] | None = None
     stream_options: StreamOptions | None = None
-    template: Annotated[list[Text | int], BeforeValidator(_parts)] | None = None
+    template: Text | None = None
     return_trace: bool | None = None
     stream_mode: Literal["text", "denoise"] | None = None
     response_format: ResponseFormat | None = None
@@ -275,20 +267,6 @@ class Weights(Strict):
 
     model: Text | None = None
     folder: Annotated[Text, Field(min_length=1)]
-    new_weights: NewWeights = "finish"
-
-
-class Read(Strict):
-    """A request to /v1/read."""
-
-    model: Text | None = None
-    prompt: Text | None = None
-    messages: list[Turn] | None = None
-    text: Text
-    slots: Annotated[
-        dict[Text, Annotated[list[Text], Field(min_length=1, max_length=MAX_SLOTS)]],
-        Field(min_length=1, max_length=MAX_SLOTS),
-    ]
 
 
 def is_neutral(kind: type[BaseModel], name: str, value: object) -> bool:

@@ -9,9 +9,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dllm_decode.serve.errors import RefusedError
-from dllm_decode.serve.limits import Limits
 
 _OWN_NAMES = ("127.0.0.1", "localhost", "[::1]")
+_MAX_BODY_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Guard:
 
     Attributes:
         app: Gets the requests that are not refused.
-        limits: Size of a body, and seconds in which it must come.
+        deadline_s: Seconds in which the body of a request must come.
         api_key: The token of `Authorization: Bearer`; `None`: no token.
         is_local: Refuse names other than those of this machine, so that a web page cannot
             reach the server through a name of its own.
@@ -28,7 +28,7 @@ class Guard:
     """
 
     app: ASGIApp
-    limits: Limits
+    deadline_s: float
     api_key: str | None
     is_local: bool
     open_paths: Collection[str]
@@ -58,8 +58,7 @@ class Guard:
 
     def _bounded(self, receive: Receive) -> Receive:
         """Returns a `receive` that raises a refusal if a body is too large or comes too slowly."""
-        most, until_s = self.limits.max_body_bytes, self.limits.deadline_s
-        until: float | None = asyncio.get_running_loop().time() + until_s
+        until: float | None = asyncio.get_running_loop().time() + self.deadline_s
         num_bytes = 0
 
         async def bounded() -> Message:
@@ -70,8 +69,8 @@ class Guard:
             except TimeoutError:
                 raise RefusedError(408, "The body of the request came too slowly.") from None
             num_bytes += len(message.get("body", b""))
-            if num_bytes > most:
-                raise RefusedError(413, f"The body must have at most {most} bytes.")
+            if num_bytes > _MAX_BODY_BYTES:
+                raise RefusedError(413, f"The body must have at most {_MAX_BODY_BYTES} bytes.")
             # The app goes on receiving, until the client hangs up.
             until = until if message.get("more_body", False) else None
             return message

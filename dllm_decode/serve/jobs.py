@@ -13,9 +13,6 @@ from dllm_decode.core.rows import Request
 Shown: TypeAlias = Literal["nothing", "prefix", "canvas"]
 """The tokens that a job's owner is told in each round: none, those that are final, or all."""
 
-NewWeights: TypeAlias = Literal["begin again", "finish"]
-"""How rows that run are treated when the weights of their model are replaced."""
-
 # JSON has no -inf.
 LEAST_LOGPROB = -9999.0
 
@@ -27,15 +24,10 @@ class Grown(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """The answer's tokens after a round, `None` where they are open.
-
-    Attributes:
-        forced: Positions whose token a constraint forced against the model's own choice.
-    """
+    """The answer's tokens after a round, `None` where they are open."""
 
     tokens: list[int | None]
     round: int
-    forced: list[int]
 
 
 class Finished(NamedTuple):
@@ -122,9 +114,6 @@ class Job:
             before it.
         num_shown: Tokens that the owner was told so far.
         num_rounds: Rounds so far.
-        num_tokens: Tokens of the answer that are settled without a gap, from the first one on.
-        num_forwards: Forwards of the row so far.
-        forced: True at the positions whose token a constraint forced, if `shown` is "canvas".
     """
 
     request: Request
@@ -135,16 +124,3 @@ class Job:
     watch: Callable[[StepEvent, int, int], None] | None = None
     num_shown: int = 0
     num_rounds: int = 0
-    num_tokens: int = 0
-    num_forwards: int = 0
-    forced: list[bool] = field(default_factory=list)
-
-    @property
-    def num_columns(self) -> int:
-        """Tokens of the prompt and the answer."""
-        return len(self.request.prompt) + self.request.config.gen_length
-
-    def begin_again(self) -> None:
-        """Resets the counts of the job's progress."""
-        self.num_rounds = self.num_tokens = self.num_forwards = 0
-        self.forced = []

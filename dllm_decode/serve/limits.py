@@ -13,12 +13,9 @@ class Limits:
     Attributes:
         num_rows: Rows of one batch, at most.
         max_length: Tokens of a prompt and its answer together, at most.
-        max_columns: Tokens of all prompts and answers in one batch, at most.
         max_tokens: Tokens of an answer, at most.
         gen_length: Tokens of an answer if the request does not say.
-        max_choices: Answers of one HTTP request, at most: prompts times `n`.
         max_waiting: Answers that wait for a row, at most; more are refused with status 429.
-        max_body_bytes: Size of the body of a request, at most.
         deadline_s: Seconds after which a request is given up.
         grace_s: Seconds that running requests have once the server is told to end.
 
@@ -28,12 +25,9 @@ class Limits:
 
     num_rows: int = 8
     max_length: int = 4096
-    max_columns: int = 8 * 4096
     max_tokens: int = 1024
     gen_length: int = 256
-    max_choices: int = 64
     max_waiting: int = 256
-    max_body_bytes: int = 2**20
     deadline_s: float = 600.0
     grace_s: float = 30.0
 
@@ -43,7 +37,7 @@ class Limits:
                 require_integer(field.name, getattr(self, field.name), least=1)
             else:
                 require_not_negative(field.name, getattr(self, field.name))
-        for less, more in pairwise(("gen_length", "max_tokens", "max_length", "max_columns")):
+        for less, more in pairwise(("gen_length", "max_tokens", "max_length")):
             if getattr(self, less) > getattr(self, more):
                 raise ValueError(
                     f"{less} must be at most {more}={getattr(self, more)}, "

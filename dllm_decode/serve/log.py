@@ -1,6 +1,5 @@
-"""The log: a line for each request, and a line with the throughput while the server is busy."""
+"""The log: a line for each request."""
 
-import asyncio
 import logging
 import time
 from urllib.parse import quote
@@ -11,7 +10,6 @@ from dllm_decode.serve.service import Service
 
 LOG = logging.getLogger(__name__)
 _MAX_PATH = 200
-_EVERY_S = 10.0
 
 
 class Logged:
@@ -53,28 +51,3 @@ class Logged:
         path = quote(scope["path"][:_MAX_PATH])
         host = client[0] if client else "-"
         LOG.info("%s %s %s %d%s %.3f s", host, scope["method"], path, status, tokens, seconds)
-
-
-def work_of(service: Service) -> tuple[int, int]:
-    """Returns the tokens of answers since the server was started, and the forwards of their rows.
-
-    Tokens of answers that are not finished count too.
-    """
-    lanes = [service.engine.lanes[name] for name in service.samplers]
-    return sum(lane.num_tokens for lane in lanes), sum(lane.num_forwards for lane in lanes)
-
-
-async def log_throughput(service: Service, *, every_s: float = _EVERY_S) -> None:
-    """Logs the throughput of each interval in which the server was busy, until it is cancelled."""
-    before = work_of(service)
-    while True:
-        await asyncio.sleep(every_s)
-        now, engine = work_of(service), service.engine
-        if now != before or engine.num_running + engine.num_waiting:
-            tokens, forwards = (last - first for first, last in zip(before, now, strict=True))
-            LOG.info(
-                "%d running, %d waiting, %.1f tokens/s, %.2f tokens per forward",
-                engine.num_running, engine.num_waiting, tokens / every_s,
-                tokens / max(1, forwards),
-            )  # fmt: skip
-        before = now

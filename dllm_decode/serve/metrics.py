@@ -17,9 +17,6 @@ class Metrics:
         self.responses = Counter(
             "dllm_responses", "HTTP responses", ["path", "status"], registry=registry
         )
-        self.hang_ups = Counter(
-            "dllm_hang_ups", "Requests whose client went away", registry=registry
-        )
         self.first_chunk_s = Histogram(
             "dllm_first_chunk_seconds", "From a request to its first chunk",
             buckets=_SECONDS, registry=registry,

@@ -19,7 +19,6 @@ from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.jobs import Failed, Job, JobEvent, Told
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.metrics import Metrics
-from dllm_decode.text.reading import reading_decoder
 from dllm_decode.text.texts import Tokenizer
 from dllm_decode.verify import NoVerifier
 from samplers.facts import Fact, PlugIn
@@ -28,9 +27,6 @@ T = TypeVar("T")
 
 _RETRY_AFTER_S = 1
 _AS_TEMPLATE = Parsers()
-
-READS = "typed reads"
-"""Name of the lane of typed reads, which no request can name."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class Service:
         name: The model's name for clients.
         tokenizer: The tokenizer of the thread that reads requests.
         stop_tokenizer: A copy for the engine's thread, because threads must not share tokenizers.
-        engine: Lanes by name of their sampler, and one for typed reads if the model has a [MASK].
+        engine: Lanes by name of their sampler; the first is the default.
         metrics: Counters.
         compiler: Compiles constraints.
         parsers: How calls and reasoning are written in answers to chats.
@@ -72,8 +68,6 @@ class Service:
         """Starts the lanes of a model, by name of their sampler; the first is the default."""
         default = next(iter(decoders.values()))
         lanes = {name: _with_logprobs(decoder) for name, decoder in decoders.items()}
-        if not default.starts_as_noise:
-            lanes[READS] = reading_decoder(default.model, limits.max_tokens)
         engine = Engine(lanes, limits)
         compiler = Compiler(deepcopy(tokenizer), default)
         metrics = Metrics(engine)
@@ -100,20 +94,7 @@ class Service:
     @property
     def samplers(self) -> list[str]:
         """Names of the samplers that requests may name; the first is the default."""
-        return [name for name in self.engine.lanes if name != READS]
-
-    @property
-    def reads(self) -> Lane:
-        """The lane of typed reads.
-
-        Raises:
-            RefusedError: If the model is a uniform-state model, which has no [MASK].
-        """
-        if READS not in self.engine.lanes:
-            raise RefusedError(
-                400, f"{self.name} is a uniform-state model, which reads no choices."
-            )
-        return self.engine.lanes[READS]
+        return list(self.engine.lanes)
 
     def lane(self, name: str | None) -> Lane:
         """Returns the lane of a sampler; the first lane if `name` is `None`.
@@ -142,15 +123,12 @@ class Service:
         """Returns the token ids of a text, without special tokens."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def check_lengths(self, prompt_length: int, gen_length: int, *, field: str) -> None:
-        """Raises a refusal if an answer is too long, or a prompt and its answer together.
-
-        `field` names the field that sets the length of the answer.
-        """
+    def check_lengths(self, prompt_length: int, gen_length: int) -> None:
+        """Raises a refusal if an answer is too long, or a prompt and its answer together."""
         most = self.limits.max_tokens
         if gen_length > most:
-            message = f"{field!r} must be at most {most} tokens on this server, got {gen_length}."
-            raise RefusedError(400, message, param=field)
+            message = f"'max_tokens' must be at most {most} on this server, got {gen_length}."
+            raise RefusedError(400, message, param="max_tokens")
         if prompt_length + gen_length > self.max_length:
             message = (
                 f"Prompt and answer must have at most {self.max_length} tokens together on this "

@@ -23,7 +23,7 @@ async def replace(service: Service, root: Path, asked: Weights, channel: Channel
     """
     folder = await asyncio.to_thread(_folder_below, root, asked.folder)
     try:
-        changing = service.engine.load_weights(folder, asked.new_weights)
+        changing = service.engine.load_weights(folder)
         version = await channel.within(asyncio.wrap_future(changing))
     except FullError:
         message = "Other weights are being loaded, or the server ends. Try again later."

@@ -36,7 +36,7 @@ from dllm_decode.text import constraints
 from dllm_decode.text.answers import GenerateOutput, answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
 from dllm_decode.text.generate_options import GenerateOptions, by_our_names
-from dllm_decode.text.streaming import DraftStreamer, PrefixStreamer, answer_stream
+from dllm_decode.text.streaming import PrefixStreamer, answer_stream
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import shown
@@ -58,7 +58,7 @@ def generate(
     verifier: Verifier = NoVerifier(),
     blocks: BlockSchedule = Sequential(),
     observers: Sequence[Observer] = (),
-    streamer: PrefixStreamer | DraftStreamer | None = None,
+    streamer: PrefixStreamer | None = None,
     constraint: "constraints.Constraint | Sequence[constraints.Constraint | None] | None" = None,
     stop_strings: str | Sequence[str] = (),
     num_return_sequences: int = 1,
@@ -105,10 +105,9 @@ def generate(
         verifier: Runs the forwards of a round, and may decide in the sampler's place.
         blocks: Which positions are open, as in `decode`.
         observers: Called after each round with a `StepEvent`.
-        streamer: A streamer of transformers, for a single input. One with `put_draft`, such as
-            `TextDiffusionStreamer`, is shown the whole answer after each round; any other, such as
-            `TextStreamer`, is shown the committed tokens that no mask precedes. Both are given the
-            prompt first, as transformers does; `skip_prompt=True` hides the prompt.
+        streamer: A streamer of transformers, such as `TextStreamer`, for a single input. It is
+            given the prompt first, as transformers does (`skip_prompt=True` hides the prompt), and
+            then the committed tokens that no mask precedes.
         constraint: The texts that the answer may be: `Regex`, `JsonSchema` or `OneOf`; for all
             inputs, or a list with one for each, `None` for any text. See docs/structured.md.
         stop_strings: Texts that end an answer; they and the text after them are not returned.
@@ -139,11 +138,9 @@ def generate(
     require_model(model)
     require_observers(observers)
     blanks, config = with_blanks(tokenizer, model, templates, config, overrides)
-    sampler = default_sampler(model) if sampler is None else sampler
-    require_plugins(model, sampler, cache, verifier, blocks)
-    decoder = new_decoder(
-        model, sampler.with_tokenizer(tokenizer), cache=cache, verifier=verifier,
-        blocks=blocks.with_tokenizer(tokenizer), config=config, return_logprobs=return_logprobs,
+    decoder = decoder_of_texts(
+        model, tokenizer, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config,
+        return_logprobs=return_logprobs,
     )  # fmt: skip
     if inputs is None and blanks:
         prompts: list[Prompt] = [start_ids(tokenizer)] * len(blanks)
@@ -168,6 +165,30 @@ def generate(
     if num_return_sequences > 1 and config.temperature == 0.0 and not decoder.starts_as_noise:
         _warn_of_copies(decoded, num_return_sequences)
     return GenerateOutput(answers, decoded)
+
+
+def decoder_of_texts(
+    model: MaskPredictor,
+    tokenizer: Tokenizer,
+    sampler: Sampler | None,
+    *,
+    cache: CachePolicy,
+    verifier: Verifier,
+    blocks: BlockSchedule,
+    config: DecodeConfig,
+    return_logprobs: bool = False,
+) -> Decoder:
+    """Returns a decoder of the arguments of `generate`, whose plug-ins know the tokenizer.
+
+    Raises:
+        ValueError: If the arguments do not fit together.
+    """
+    sampler = default_sampler(model) if sampler is None else sampler
+    require_plugins(model, sampler, cache, verifier, blocks)
+    return new_decoder(
+        model, sampler.with_tokenizer(tokenizer), cache=cache, verifier=verifier,
+        blocks=blocks.with_tokenizer(tokenizer), config=config, return_logprobs=return_logprobs,
+    )  # fmt: skip
 
 
 def _progress(num_answers: int) -> AbstractContextManager[Observer]:

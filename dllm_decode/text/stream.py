@@ -10,13 +10,14 @@ from dllm_decode.core.observers import StepEvent, final_tokens
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
-from dllm_decode.engine.compatibility import default_sampler, require_model, require_plugins
+from dllm_decode.engine.compatibility import require_model
 from dllm_decode.engine.decoder import Decoder, Verifier
-from dllm_decode.engine.loop import new_decoder, raise_errors, rounds
+from dllm_decode.engine.loop import raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import requests_of
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.generate_options import GenerateOptions, by_our_names
+from dllm_decode.text.generation import decoder_of_texts
 from dllm_decode.text.prose import Prose
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
@@ -63,11 +64,9 @@ def stream(
     inputs, strings, updates = by_our_names(inputs, stop_strings, config, options)
     require_tokenizer(tokenizer)
     require_model(model)
-    sampler = default_sampler(model) if sampler is None else sampler
-    require_plugins(model, sampler, cache, verifier, blocks)
-    decoder = new_decoder(
-        model, sampler.with_tokenizer(tokenizer), cache=cache, verifier=verifier,
-        blocks=blocks.with_tokenizer(tokenizer), config=config.updated(**updates),
+    decoder = decoder_of_texts(
+        model, tokenizer, sampler, cache=cache, verifier=verifier, blocks=blocks,
+        config=config.updated(**updates),
     )  # fmt: skip
     prompts = prompt_ids(tokenizer, inputs, chat=chat)
     if len(prompts) != 1:

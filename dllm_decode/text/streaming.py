@@ -6,11 +6,9 @@ from itertools import groupby
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
-from torch import Tensor
 
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.observers import Observer, StepEvent, final_tokens
@@ -21,7 +19,6 @@ from samplers.checks import shown
 
 _MASK = "·"
 _FRESH = "bold black on yellow"
-_FORCED = " underline"
 _UNKNOWN_BYTES = "\ufffd"
 
 # More tokens than this after the answer are shown as a count, as in replays.
@@ -31,17 +28,6 @@ _SHORT_TAIL = 6
 @runtime_checkable
 class PrefixStreamer(Protocol):
     """The interface of transformers' `TextStreamer`: tokens in their order, once each."""
-
-    def put(self, value: torch.Tensor) -> None: ...
-
-    def end(self) -> None: ...
-
-
-@runtime_checkable
-class DraftStreamer(Protocol):
-    """The interface of transformers' `TextDiffusionStreamer`: drafts to overwrite, then text."""
-
-    def put_draft(self, value: torch.Tensor) -> None: ...
 
     def put(self, value: torch.Tensor) -> None: ...
 
@@ -58,7 +44,6 @@ def stream_to_terminal(
             decode(model, prompts, sampler, observers=[watch])
 
     Tokens of the last step are highlighted, masks are dots, and a count replaces the tail.
-    Tokens that a constraint forced against the model's own choice are underlined.
     In the end only the answer is left; if the output is not a terminal, nothing else is written.
     With `decode_many`, the answer is shown while you iterate.
 
@@ -88,7 +73,6 @@ class _LiveView:
         self._console = console
         self._answer: list[int] = []
         self._num_rounds = 0
-        self._forced: list[bool] = []
         self.live: Live | None = None
 
     def __call__(self, event: StepEvent) -> None:
@@ -103,22 +87,15 @@ class _LiveView:
             before = event.before.take(index).answers()[0].tolist()
             fresh = [old != new for old, new in zip(before, tokens, strict=True)]
             row = event.rows[int(index)]
-            told = f"round {self._num_rounds}, forward {event.forwards}"
-            if event.forced is not None:
-                forced = event.forced[index][0, row.prompt_length : row.answer_end].tolist()
-                self._forced = still_forced(self._forced, forced, fresh)
-                told += f", forced tokens (underlined): {sum(self._forced)}"
-            marks = [_FORCED if flag else "" for flag in self._forced or [False] * len(tokens)]
-            styles = [f"{_FRESH * new}{mark}" for new, mark in zip(fresh, marks, strict=True)]
             num_open = row.opening.stop - row.prompt_length
-            text = self._drawn(tokens, styles, after, num_open=num_open)
-            counted = Text(told, style="dim")
+            text = self._drawn(tokens, fresh, after, num_open=num_open)
+            counted = Text(f"round {self._num_rounds}, forward {event.forwards}", style="dim")
             self.live.update(Group(self._last_lines(text), counted), refresh=True)
 
     def _drawn(
-        self, tokens: list[int], styles: list[str], canvas: Canvas, *, num_open: int
+        self, tokens: list[int], fresh: list[bool], canvas: Canvas, *, num_open: int
     ) -> Text:
-        """Returns the answer in the styles of its tokens, and a count in place of its tail.
+        """Returns the answer with its fresh tokens highlighted, and a count in place of its tail.
 
         The tail is what follows the first EOS; without one, the masks after the open block.
         """
@@ -134,8 +111,8 @@ class _LiveView:
             if is_mask:
                 text.append((_MASK + separator) * (stop - start), style="dim")
             else:
-                for piece, style in self._pieces(tokens[start:stop], styles[start:stop]):
-                    text.append(piece, style=style.strip())
+                for piece, is_fresh in self._pieces(tokens[start:stop], fresh[start:stop]):
+                    text.append(piece, style=_FRESH if is_fresh else "")
                 text.append(separator)
             start = stop
         if tail < len(tokens):
@@ -144,20 +121,20 @@ class _LiveView:
             text.append(f"{space}… {named} \u00d7 {len(tokens) - tail}", style="dim")
         return text
 
-    def _pieces(self, tokens: list[int], styles: list[str]) -> Iterator[tuple[str, str]]:
-        """Yields the text of tokens in parts of one style.
+    def _pieces(self, tokens: list[int], fresh: list[bool]) -> Iterator[tuple[str, bool]]:
+        """Yields the text of tokens in parts that are fresh as a whole, or not at all.
 
         The tokens are decoded together, because a character may take several tokens of a byte-level
         tokenizer; a character with a missing token is shown as a mask.
         """
         text = self._tokenizer.decode(tokens)
         start = num_tokens = 0
-        for style, group in groupby(styles):
+        for is_fresh, group in groupby(fresh):
             num_tokens += len(list(group))
             is_last = num_tokens == len(tokens)
             decoded = self._tokenizer.decode(tokens[:num_tokens]).rstrip(_UNKNOWN_BYTES)
             stop = len(text) if is_last else max(start, len(decoded))
-            yield text[start:stop].replace(_UNKNOWN_BYTES, _MASK), style
+            yield text[start:stop].replace(_UNKNOWN_BYTES, _MASK), is_fresh
             start = stop
 
     def _last_lines(self, text: Text) -> Text:
@@ -169,33 +146,6 @@ class _LiveView:
     def final(self) -> Text:
         """Returns the text of the answer."""
         return Text(self._tokenizer.decode(self._answer))
-
-
-def still_forced(before: Sequence[bool], now: Sequence[bool], fresh: Sequence[bool]) -> list[bool]:
-    """Returns which tokens of an answer a constraint has forced, after a round.
-
-    `before` is the last result, or empty; this round forced `now`, and changed `fresh`.
-    """
-    held = before or [False] * len(now)
-    return [forced or (old and not new) for old, forced, new in zip(held, now, fresh, strict=True)]
-
-
-class DraftStream:
-    """An observer that feeds a streamer with the whole answer as a draft, until it has ended."""
-
-    def __init__(self, streamer: DraftStreamer, *, row: int = 0) -> None:
-        self._streamer = streamer
-        self._row = row
-
-    def __call__(self, event: StepEvent) -> None:
-        index = event.index_of(self._row)
-        if index is not None and not event.ended[index].any():
-            self._streamer.put_draft(_answer_of(event, index))
-
-    def close(self, answer: list[int]) -> None:
-        """Puts the final answer, and ends the stream."""
-        self._streamer.put(torch.tensor(answer, dtype=torch.long))
-        self._streamer.end()
 
 
 class PrefixStream:
@@ -232,10 +182,8 @@ class PrefixStream:
         self._num_put = max(self._num_put, len(tokens))
 
 
-def answer_stream(
-    streamer: PrefixStreamer | DraftStreamer, requests: Sequence[Request]
-) -> PrefixStream | DraftStream:
-    """Returns an observer that feeds a streamer of either kind, which is given the prompt.
+def answer_stream(streamer: PrefixStreamer, requests: Sequence[Request]) -> PrefixStream:
+    """Returns an observer that feeds a streamer, which is given the prompt.
 
     Raises:
         ValueError: If it is no streamer, or there is more than one request.
@@ -248,14 +196,7 @@ def answer_stream(
         raise ValueError(f"streamer must be given with a single input, got {len(requests)}.")
     # As transformers does; its streamers have an option to skip the prompt.
     streamer.put(torch.as_tensor(requests[0].prompt))
-    return DraftStream(streamer) if isinstance(streamer, DraftStreamer) else PrefixStream(streamer)
-
-
-def _answer_of(event: StepEvent, index: Int[Tensor, " 1"]) -> Int[Tensor, " A"]:
-    """Returns the answer of a row after the round, on the host."""
-    answer = event.after.take(index).answers()[0].cpu()
-    # Later blocks of a uniform-state model hold no token.
-    return answer[answer < event.view.vocab_size]
+    return PrefixStream(streamer)
 
 
 def _separator_of(tokenizer: Detokenizer, token: int) -> str:

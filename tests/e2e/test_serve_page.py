@@ -76,7 +76,7 @@ def test_a_question_is_answered_on_the_page(
 @pytest.mark.slow
 @NEEDS_BROWSER
 def test_parts_of_an_answer_are_given_on_the_page(page: Browser, url: str) -> None:
-    template = "emma now has {5} . after giving some away emma has {5} ."
+    template = "emma now has [MASK:5] . after giving some away emma has [MASK:5] ."
     text = send(page, url, {"message": QUESTIONS[0], "template": template})
     assert "emma now has 12 + 30 = 42 . after giving some away emma has 42 - 8 = 34 ." in text
 
@@ -134,9 +134,6 @@ def test_unknown_words_and_empty_answers_are_named_on_the_page(page: Browser, ur
     text = send(page, url, {"message": "zebras", "regex": "()"})
     assert "The model does not know these words: zebras." in text
     assert "The answer is empty" in text
-    send(page, url, {"message": QUESTIONS[0], "regex": "15"})
-    # The token, and the end that follows it.
-    assert page.value("document.querySelectorAll('.forced').length") >= 2
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ MODEL, TOKENIZER = load_model("mini")
 ANSWERS = generate(
     MODEL, TOKENIZER, [chat_of(text) for text in QUESTIONS], ConfidenceThreshold(0.9), gen_length=64
 ).texts
-LIMITS = Limits(num_rows=8, max_tokens=64, gen_length=64, max_length=512, max_columns=4096)
+LIMITS = Limits(num_rows=8, max_tokens=64, gen_length=64, max_length=512)
 
 
 CHATS = "/v1/chat/completions"

@@ -1,6 +1,5 @@
 """Answers that always have a given form: `generate` and the command line, with `mini`."""
 
-import io
 import json
 import re
 from functools import partial
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from dllm_decode import (
     JsonSchema,
@@ -21,7 +19,6 @@ from dllm_decode import (
     roll_out,
 )
 from dllm_decode.cli.main import main
-from dllm_decode.text.streaming import stream_to_terminal
 
 QUESTION = (
     "emma has 12 apples . emma finds 5 more apples and then gives 2 apples to ben . "
@@ -70,15 +67,6 @@ def test_events_tell_the_tokens_that_a_constraint_forced(options: Any) -> None:
         ask(constraint=constraint, observers=[watch], **ASKED, **options)
         # The model's own answer is 15.
         assert forced == (["42"] if constraint == Regex(r".*#### 42") else [])
-
-
-def test_the_live_view_underlines_forced_tokens() -> None:
-    file = io.StringIO()
-    with stream_to_terminal(TOKENIZER, console=Console(file=file, force_terminal=True)) as watch:
-        ask(constraint=Regex(r".*#### 42"), observers=[watch], **ASKED)
-    underlined = r"\x1b\[[0-9;]*\b4\b[0-9;]*m *42"
-    assert re.search(underlined, file.getvalue())
-    assert "forced tokens (underlined): 1" in file.getvalue()
 
 
 def test_several_answers_and_templates_keep_the_form() -> None:

@@ -2,7 +2,7 @@
 const byId = (id) => document.getElementById(id);
 const EXAMPLE = "emma has 12 apples. emma finds 30 more apples and then gives 8 apples to ben. " +
   "how many apples does emma have now?";
-const EXAMPLE_TEMPLATE = "emma now has {5} . after giving some away emma has {5} .";
+const EXAMPLE_TEMPLATE = "emma now has [MASK:5] . after giving some away emma has [MASK:5] .";
 const RAMP = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 const LONG_RUN = 4;
 let messages = [], running = null;
@@ -27,8 +27,7 @@ function tint(node, share) {
 class Canvas {
   constructor(node) { this.node = node; this.tokens = []; this.rounds = []; this.round = 0; }
 
-  update({ tokens, round, forced }) {
-    this.forced = new Set(forced);
+  update({ tokens, round }) {
     tokens.forEach((token, at) => { if (token !== this.tokens[at]) this.rounds[at] = round; });
     this.tokens = tokens;
     this.round = round;
@@ -46,10 +45,6 @@ class Canvas {
   box(token, at) {
     if (token === null) return make("span", "token masked");
     const node = make("span", this.rounds[at] === this.round ? "token fresh" : "token", token || "∅");
-    if (this.forced.has(at)) {
-      node.classList.add("forced");
-      node.title = "The form forced this token; the model's own choice was another one.";
-    }
     tint(node, this.round > 1 ? (this.rounds[at] - 1) / (this.round - 1) : 0);
     return node;
   }
@@ -84,18 +79,11 @@ async function* eventsOf(response) {
   }
 }
 
-/** Texts that are given, and numbers of tokens that are open. */
-function templateOf(text) {
-  return text.split(/\{(\d+)\}/).map((part, at) => (at % 2 ? Number(part) : part.trim()))
-    .filter((part) => part !== "");
-}
-
 function asked() {
-  const template = templateOf(byId("template").value);
   return {
     messages, stream: true, stream_mode: "denoise", return_trace: true,
     max_tokens: Number(byId("length").value), temperature: Number(byId("temperature").value),
-    sampler: byId("sampler").value || null, template: template.length ? template : null,
+    sampler: byId("sampler").value || null, template: byId("template").value || null,
     structured_outputs: byId("regex").value ? { regex: byId("regex").value } : null,
   };
 }

@@ -24,7 +24,6 @@ def test_a_missing_extra_is_named(
     [
         ({"num_rows": 0}, "num_rows must be at least 1"),
         ({"gen_length": 2048}, "gen_length must be at most max_tokens=1024"),
-        ({"max_columns": 100}, "max_length must be at most max_columns=100"),
         ({"deadline_s": -1.0}, "deadline_s must be at least 0"),
     ],
 )

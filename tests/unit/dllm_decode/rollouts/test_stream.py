@@ -9,7 +9,16 @@ import torch
 from tiny_models import tiny_gemma
 from toys import tiny_target
 
-from dllm_decode import ARVerify, Regex, Rollout, generate, load_model, roll_out, score
+from dllm_decode import (
+    AdaptiveBlocks,
+    ARVerify,
+    Regex,
+    Rollout,
+    generate,
+    load_model,
+    roll_out,
+    score,
+)
 from dllm_decode.models.loading.new_weights import version_of
 from samplers import ConfidenceThreshold
 
@@ -38,6 +47,14 @@ def test_groups_come_as_they_end_with_the_answers_of_generate() -> None:
     # A group is yielded before the last one has begun.
     stream = roll_out(MODEL, TOKENIZER, QUESTIONS, SAMPLER, **OPTIONS | {"num_rows": 3})
     assert next(stream).prompt_index == 0
+
+
+def test_plug_ins_with_texts_know_the_tokenizer() -> None:
+    """Delimiters that are texts were refused: "Use generate"."""
+    options: Any = OPTIONS | {"blocks": AdaptiveBlocks()}
+    expected = generate(MODEL, TOKENIZER, QUESTIONS[:1], SAMPLER, **options)
+    (group,) = roll_out(MODEL, TOKENIZER, QUESTIONS[:1], SAMPLER, **options)
+    assert [answer.text for answer in group.answers] == expected.texts
 
 
 def largest_gap(rollouts: Any, law: Any = "model", model: Any = MODEL) -> float:

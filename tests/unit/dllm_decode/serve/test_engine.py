@@ -31,7 +31,7 @@ from eval.tasks import Ledgers, WordProblems
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, JointThreshold, Sampler
 from samplers.view import View
 
-LIMITS = Limits(num_rows=4, max_tokens=128, gen_length=64, max_length=512, max_columns=2048)
+LIMITS = Limits(num_rows=4, max_tokens=128, gen_length=64, max_length=512)
 MODEL, TOKENIZER = load_model("mini")
 PROMPTS = prompt_ids(TOKENIZER, [chat_of(text) for text in QUESTIONS])
 
@@ -126,19 +126,6 @@ def test_too_many_waiting_jobs_are_refused_all_or_none() -> None:
         engine.close()
         with pytest.raises(FullError):
             lane.submit(jobs[2:])
-
-
-def test_rows_share_a_budget_of_columns() -> None:
-    limits = Limits(num_rows=8, max_columns=300, max_length=300, max_tokens=128, gen_length=64)
-    with engine_of(decoder_of(MODEL, FixedSchedule(4)), limits=limits) as (_, (lane,)):
-        jobs = [Told(lane.decoder, PROMPTS[0], gen_length=100) for _ in range(5)]
-        batch_sizes = []
-        for told in jobs:
-            told.job.watch = lambda event, number, step: batch_sizes.append(len(event.rows))
-        assert 2 * jobs[0].job.num_columns <= 300 < 3 * jobs[0].job.num_columns
-        lane.submit([told.job for told in jobs])
-        assert all(isinstance(told.next(), Finished) for told in jobs)
-        assert max(batch_sizes) == 2
 
 
 def run_out_of_memory(found: Tensor) -> Tensor:

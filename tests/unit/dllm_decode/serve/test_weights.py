@@ -25,7 +25,7 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 
 MODEL, TOKENIZER = load_model("mini", dtype="float32")
 KEY = {"authorization": "Bearer secret"}
-LIMITS = Limits(num_rows=2, max_tokens=64, gen_length=64, max_length=512, max_columns=4096)
+LIMITS = Limits(num_rows=2, max_tokens=64, gen_length=64, max_length=512)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,6 @@ def test_the_server_answers_with_its_new_weights(server: Any, name: str) -> None
         ({"folder": ""}, None, "must have a length of at least 1"),
         ({"folder": 3}, None, "must be a text, got 3"),
         ({}, None, "'folder' must be given"),
-        ({"folder": "other", "new_weights": "now"}, None, "'begin again' or 'finish'"),
         ({"folder": "other", "adapter": "x"}, "unknown_parameter", "is not a field"),
         ({"folder": "other", "model": "gpt"}, "model_not_found", "is 'mini'"),
     ],
@@ -179,10 +178,10 @@ def test_without_the_option_there_is_no_such_path() -> None:
 
 def test_rows_that_run_finish_on_the_old_weights(server: Any) -> None:
     client, service, _ = server
-    body = {"folder": "other", "new_weights": "finish"}
+    body = {"folder": "other"}
     with ThreadPoolExecutor() as pool:
         running = pool.submit(asked, client, sampler="slow")
-        wait_until(lambda: service.engine.lanes["slow"].num_forwards > 3)
+        wait_until(lambda: service.engine.num_running == 1)
         changing = pool.submit(client.post, "/v1/weights", json=body)
         wait_until(lambda: service.engine._change is not None)
         busy = client.post("/v1/weights", json=body)
@@ -194,37 +193,13 @@ def test_rows_that_run_finish_on_the_old_weights(server: Any) -> None:
     assert busy.json()["error"]["code"] == "weights_busy"
 
 
-def test_rows_that_run_begin_again_on_the_new_weights(server: Any) -> None:
-    """Steps of such rows are counted anew; a stream that has sent a part ends with an error."""
-    client, service, _ = server
-    more = {"sampler": "slow", "return_trace": True}
-    body = {"messages": chat_of(QUESTIONS[0]), "max_tokens": 64, **more}
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(client.post, "/v1/chat/completions", json=body)
-        with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as stream:
-            lines = (line for line in stream.iter_lines() if line)
-            first = next(lines)
-            change = {"folder": "other", "new_weights": "begin again"}
-            assert client.post("/v1/weights", json=change).status_code == 200
-            remaining = list(lines)
-        choice = answer.result().json()["choices"][0]
-    assert '"content"' in first
-    assert '"code": "weights_replaced"' in remaining[-2]
-    assert remaining[-1] == "data: [DONE]"
-    assert choice["message"]["content"] == text_of(OTHER, SLOW)
-    assert max(choice["trace"]["steps"]) < choice["trace"]["forwards"]
-    wait_until(lambda: service.engine.num_running == 0)
-
-
 def test_wrong_weights_leave_rows_that_run_alone(server: Any) -> None:
     client, service, _ = server
     with ThreadPoolExecutor() as pool:
         running = pool.submit(asked, client, sampler="slow")
-        wait_until(lambda: service.engine.lanes["slow"].num_forwards > 3)
-        body = {"folder": "nan", "new_weights": "begin again"}
-        assert client.post("/v1/weights", json=body).status_code == 400
+        wait_until(lambda: service.engine.num_running == 1)
+        assert client.post("/v1/weights", json={"folder": "nan"}).status_code == 400
         assert running.result() == text_of(MODEL, SLOW)
-    assert service.engine.lanes["slow"].num_forwards < 80
 
 
 @pytest.mark.parametrize(
