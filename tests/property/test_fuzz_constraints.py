@@ -92,7 +92,8 @@ def decoded(seed: int, events: Counter[str]) -> None:
     patterns = [language_of(rng.randrange(NUM_LANGUAGES)) for _ in PROMPTS]
     automata = compiled(model, patterns)
     shortest = [automaton.least_length() or 0 for automaton in automata if automaton is not None]
-    gen_length = max([length, *shortest]) + rng.choice((0, 1, 4))
+    # Prophet's answer, among the samplers, has three tokens.
+    gen_length = max([3, length, *shortest]) + rng.choice((0, 1, 4))
     templates: list[list[int]] = []
     for sampler in rng.choices(SAMPLERS, k=2):
         plugins = plugins_of(rng, model, sampler, length)
