@@ -1,4 +1,4 @@
-"""The command `calibrate`: settings from cautious to bold, decoded as far as the tests need."""
+"""The command `calibrate`: settings from cautious to bold, decoded until one fails the test."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 
 def run(options: argparse.Namespace) -> int:
     """Calibrates, writes the card and shows it; 0 if a setting is certified, 1 if none is."""
-    guarantee = Guarantee(options.max_drop, options.confidence, options.test)
+    guarantee = Guarantee(options.max_drop, options.confidence)
     place = Place.of_launch()
     if place.world_size > 1:
         raise ValueError(
@@ -45,15 +45,12 @@ def run(options: argparse.Namespace) -> int:
     settings = [c.settings for c in checked]
     with open_part(folder, checked, retry_errors=options.retry_errors) as part:
         folder.claim(settings)
-        warnings = _warnings(folder, selection, settings, options, guarantee)
+        warnings = _warnings(folder, selection, settings, guarantee)
         for warning in warnings:
             sys.stderr.write(f"WARNING: {warning}\n")
         warn_of_unknown_words(checked)
         with Reporter(Console(stderr=True)) as reporter:
-            card = calibrate(
-                checked[0], checked[1:], guarantee, part, reporter,
-                agreement=options.agreement,
-            )  # fmt: skip
+            card = calibrate(checked[0], checked[1:], guarantee, part, reporter)
     rungs_by_key = {c.settings.key(""): rung for c, rung in zip(checked, rungs, strict=True)}
     chosen = asdict(rungs_by_key[RunSettings.of(card.setting).key("")])
     expressions = {name: text for name, text in chosen.items() if name != "model"}
@@ -116,7 +113,6 @@ def _warnings(
     folder: Folder,
     selection: Selection,
     settings: Sequence[RunSettings],
-    options: argparse.Namespace,
     guarantee: Guarantee,
 ) -> list[str]:
     """Records the calibration's choices; returns warnings of choices perhaps made after looking."""
@@ -125,10 +121,8 @@ def _warnings(
         warnings.append("The model may have been trained on the split 'train'.")
     decoded_keys = {record["settings"] for record in folder.records()}
     decoded = [setting for setting in settings[1:] if setting.key("") in decoded_keys]
-    choice = digest([
-        [setting.written() for setting in settings], options.agreement,
-        guarantee.max_drop, guarantee.confidence, guarantee.test,
-    ])  # fmt: skip
+    written = [setting.written() for setting in settings]
+    choice = digest([written, guarantee.max_drop, guarantee.confidence])
     file = folder.path / CHOICES_FILE
     earlier: dict[str, list[str]] = (
         read_object(file, dict[str, list[str]], remedy="move it elsewhere") if file.exists() else {}
