@@ -58,14 +58,13 @@ class Student:
         self._source = self.loaded.files[0].parent
         self._lora: LoRA | None = None
         if rank:
-            require_lora(self.model, rank=rank, alpha=rank)
+            require_lora(self.model, rank)
 
     def optimisers(self) -> Sequence[Optimizer]:
         """Makes the weights trainable, or LoRA's additions to them, and returns the optimisers."""
         options, model = self._options, self.model
         if options.lora_rank:
-            rank = options.lora_rank
-            self._lora = LoRA(model, rank=rank, alpha=rank, seed=options.seed)
+            self._lora = LoRA(model, rank=options.lora_rank, seed=options.seed)
         else:
             model.requires_grad_(True)
         if options.muon is not None:
