@@ -5,9 +5,8 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from msgspec import structs
 from rich.console import Console
 
 from dllm_decode.settings.files import digest, output_file, read_object, write_json
@@ -15,7 +14,6 @@ from dllm_decode.settings.models import Place, open_model
 from dllm_decode.settings.options import given_of
 from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
-from eval.runs.provenance import machine_of
 from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, open_part, plan_of
 from eval.runs.settings import Parts, RunSettings, run_of
@@ -50,14 +48,7 @@ def run(options: argparse.Namespace) -> int:
             sys.stderr.write(f"WARNING: {warning}\n")
         warn_of_unknown_words(checked)
         with Reporter(Console(stderr=True)) as reporter:
-            card = calibrate(checked[0], checked[1:], guarantee, part, reporter)
-    rungs_by_key = {c.settings.key(""): rung for c, rung in zip(checked, rungs, strict=True)}
-    chosen = asdict(rungs_by_key[RunSettings.of(card.setting).key("")])
-    expressions = {name: text for name, text in chosen.items() if name != "model"}
-    card = structs.replace(
-        card, expressions=expressions, warnings=tuple(warnings),
-        machine=machine_of(checked[0].run.model.device),
-    )  # fmt: skip
+            card = calibrate(checked, rungs, guarantee, part, reporter, warnings=warnings)
     card.write(card_file)
     console = Console(highlight=False)
     console.print(card.text(), markup=False, soft_wrap=not console.is_terminal, end="")

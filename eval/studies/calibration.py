@@ -1,57 +1,60 @@
 """Decodes settings from cautious to bold, until one cannot be certified; returns the card."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from eval.runs.provenance import now
+from eval.runs.provenance import machine_of, now
 from eval.runs.records import Record, score_of
 from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, RecordPart, Worker
+from eval.runs.settings import Parts
 from eval.studies.card import Card, Rating, name_of
-from eval.studies.procedure import Guarantee, Pairs, certify
+from eval.studies.procedure import Guarantee, certify
 
 
 def calibrate(
-    reference: Checked,
-    ladder: Sequence[Checked],
+    settings: Sequence[Checked],
+    expressions: Sequence[Parts],
     guarantee: Guarantee,
     part: RecordPart,
     reporter: Reporter,
+    *,
+    warnings: Sequence[str],
 ) -> Card:
-    """Compares settings, from cautious to bold, with the reference; decodes no more than it needs.
+    """Compares settings, from cautious to bold, with the first one, the reference.
 
+    Decodes no more than the test needs. `expressions` are the settings as the user gave them.
     Raises ValueError if a score is undefined, or the reference raised.
     """
     looked: list[list[Record]] = []
 
-    def records_of(checked: Checked) -> list[Record]:
+    def scores_of(checked: Checked) -> list[float]:
         batches = Worker(checked, part, reporter).decode_missing()
-        return [record for batch in batches for record in batch]
+        looked.append([record for batch in batches for record in batch])
+        return [_score(record) for record in looked[-1]]
 
-    def pairs(checked: Checked) -> Pairs:
-        looked.append(records_of(checked))
-        return list(zip(reference_scores, map(_score, looked[-1]), strict=True))
-
-    reference_records = records_of(reference)
-    _require_answered(reference_records)
-    reference_scores = [_score(record) for record in reference_records]
-    verdicts = certify(map(pairs, ladder), guarantee)
-    ratings = tuple(
-        Rating(checked.settings.written(), verdict, _speed(records))
-        for checked, verdict, records in zip(ladder, verdicts, looked, strict=False)
-    )
-    certified = [rating for rating in ratings if rating.verdict.certified]
-    best = max(certified, key=lambda rating: rating.tokens_per_forward, default=None)
+    reference, *ladder = settings
+    reference_scores = scores_of(reference)
+    _require_answered(looked[0])
+    pairs = (list(zip(reference_scores, scores_of(checked), strict=True)) for checked in ladder)
+    verdicts = certify(pairs, guarantee)
+    speeds = [_speed(records) for records in looked]
+    written = [checked.settings.written() for checked in settings]
+    num_certified = sum(verdict.certified for verdict in verdicts)
+    # The reference is the first; only the last verdict may be without a certificate.
+    best = max(range(1, num_certified + 1), key=speeds.__getitem__, default=0)
+    chosen = asdict(expressions[best])
     return Card(
-        setting=best.setting if best else reference.settings.written(),
-        expressions={},
-        is_certified=best is not None,
+        setting=written[best],
+        expressions={name: text for name, text in chosen.items() if name != "model"},
+        is_certified=best > 0,
         guarantee=guarantee,
-        reference=reference.settings.written(),
-        reference_tokens_per_forward=_speed(reference_records),
-        ratings=ratings,
-        untested=tuple(name_of(checked.settings.written()) for checked in ladder[len(verdicts) :]),
-        warnings=(),
-        machine={},
+        reference=written[0],
+        reference_tokens_per_forward=speeds[0],
+        ratings=tuple(map(Rating, written[1:], verdicts, speeds[1:])),
+        untested=tuple(map(name_of, written[len(looked) :])),
+        warnings=tuple(warnings),
+        machine=machine_of(reference.run.model.device),
         date=now(),
     )
 
