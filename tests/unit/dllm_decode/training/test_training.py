@@ -255,16 +255,6 @@ def test_a_run_of_one_step_trains(num_samples: int) -> None:
         assert not torch.equal(weight, initial)
 
 
-def test_a_partial_checkpoint_is_ignored(tmp_path: Path) -> None:
-    model, progress = short_run(tmp_path)
-    (tmp_path / "partial").mkdir()
-    (tmp_path / "partial" / "progress.json").write_text("{")
-    resumed, found = short_run(tmp_path)
-    assert (found.step, found.samples) == (progress.step, progress.samples) == (1, 16)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, resumed.state_dict()[name]), name
-
-
 @pytest.mark.parametrize("name", ["progress.json", "model.safetensors", "optimizer_1.bin"])
 def test_a_checkpoint_with_a_torn_or_a_missing_file_is_refused(name: str, tmp_path: Path) -> None:
     """Without moments a run went on, ended with other weights, and said nothing."""
