@@ -60,8 +60,6 @@ class Calibration:
         reference: Setting that the others are compared with: one token a step.
         max_drop: Greatest drop of the accuracy, as a share.
         confidence: Probability with which the guarantee holds.
-        test: Exact binomial on regressions, betting on the drop, or both at half each.
-        agreement: Certify that answers equal the reference's; no labels are needed.
         card: File of the card. `None`: card.json in the folder.
     """
 
@@ -72,8 +70,6 @@ class Calibration:
     reference: Expression = "FixedSchedule(10000)"
     max_drop: float = 0.02
     confidence: float = 0.95
-    test: Literal["both", "binomial", "betting"] = "both"
-    agreement: bool = False
     card: File | None = None
 
 

@@ -24,13 +24,11 @@ class FilterExamples:
     Attributes:
         confidences: Probability of the most likely token at each position; 1 after a short block.
         final: Whether that token is the reference's; true after a short block.
-        masked: Positions that held [MASK].
         prompts: Index of the prompt an example comes from.
     """
 
     confidences: Float[Tensor, "N K"]
     final: Bool[Tensor, "N K"]
-    masked: Bool[Tensor, "N K"]
     prompts: Int[Tensor, " N"]
 
     def __len__(self) -> int:
@@ -87,9 +85,7 @@ def collect_examples(
         confidences = view.probability(view.most_likely).float().masked_fill(after_end, 1.0)
         final = (view.most_likely == oracle.reference(view)) | after_end
         prompt_numbers = event.requests + first_prompt
-        collected.append(
-            FilterExamples(confidences.cpu(), final.cpu(), view.masked.cpu(), prompt_numbers.cpu())
-        )
+        collected.append(FilterExamples(confidences.cpu(), final.cpu(), prompt_numbers.cpu()))
 
     decode(model, prompts, oracle, cache=cache, config=config, observers=[collect])
     return join(collected)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -23,33 +23,26 @@ from samplers.learn2pd import new_network
 
 LEAST_PROMPTS = 10
 """The fewest prompts that `split` takes: a tenth of them must be at least one."""
+ACTIVATION = "relu"
 
 
 class Splits(NamedTuple):
-    """Examples by purpose; no prompt is in two of them."""
+    """Examples by purpose; no prompt is in both."""
 
     train: FilterExamples
     val: FilterExamples
-    test: FilterExamples
 
 
 def split(examples: FilterExamples, seed: int) -> Splits:
-    """Splits `LEAST_PROMPTS` prompts or more: 80 % to train, 10 % each to validate and to test."""
+    """Splits `LEAST_PROMPTS` prompts or more: nine tenths to train, a tenth to validate."""
     names = examples.prompts.unique()
     if len(names) < LEAST_PROMPTS:
         raise ValueError(
             f"There must be at least {LEAST_PROMPTS} prompts, got {len(names)}; collect more."
         )
     order = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))]
-    tenth = len(names) // 10
-    val, test, rest = (
-        examples.where(torch.isin(examples.prompts, chosen))
-        for chosen in order.split([tenth, tenth, len(names) - 2 * tenth])
-    )
-    return Splits(rest, val, test)
-
-
-Counted = Literal["all", "masked"]
+    is_val = torch.isin(examples.prompts, order[: len(names) // 10])
+    return Splits(examples.where(~is_val), examples.where(is_val))
 
 
 @dataclass(frozen=True)
@@ -61,36 +54,20 @@ class FilterSettings:
 
     Attributes:
         hidden_sizes: Units of each hidden layer.
-        activation: Between layers: relu, tanh or gelu.
         num_steps: Updates, each on all examples, at least 1.
         learning_rate: Of AdamW, above 0 and finite.
-        counted: Positions in the loss: all of the block as in the paper, or those still masked.
         seed: Of the initial weights, in signed 64 bits.
     """
 
     hidden_sizes: tuple[int, ...] = (32,)
-    activation: str = "relu"
     num_steps: int = 5_000
     learning_rate: float = 3e-3
-    counted: Counted = "all"
     seed: int = 0
 
     def __post_init__(self) -> None:
         require_count("num_steps", self.num_steps, 1)
         require_positive("learning_rate", self.learning_rate)
         require_integer("seed", self.seed, least=-(2**63), most=2**63 - 1)
-
-
-class Acceptance(NamedTuple):
-    """How well a rule accepts the proposals at masked positions of held-out blocks.
-
-    Attributes:
-        precision: Share of the accepted proposals that are final; 1 if none is accepted.
-        recall: Share of the final proposals that are accepted.
-    """
-
-    precision: float
-    recall: float
 
 
 def train_filter(
@@ -116,19 +93,17 @@ def train_filter(
     """
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
-        network = new_network(
-            train_on.confidences.shape[1], settings.hidden_sizes, settings.activation
-        )
+        network = new_network(train_on.confidences.shape[1], settings.hidden_sizes, ACTIVATION)
     network.to(train_on.confidences.device)
     optimiser = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate)
     best, least = copy.deepcopy(network), math.inf
     for step in range(1, settings.num_steps + 1):
         optimiser.zero_grad()
-        _loss(network, train_on, settings.counted).backward()
+        _loss(network, train_on).backward()
         optimiser.step()
         if step % max(1, settings.num_steps // 100) == 0 or step == settings.num_steps:
             with torch.no_grad():
-                loss = _loss(network, val, settings.counted)
+                loss = _loss(network, val)
             require_finite("The loss", [loss], step)
             observe(step, loss.item())
             if loss.item() < least:
@@ -137,26 +112,10 @@ def train_filter(
     return best
 
 
-def _loss(network: nn.Module, examples: FilterExamples, counted: Counted) -> Float[Tensor, ""]:
-    losses = F.binary_cross_entropy_with_logits(
-        network(examples.confidences), examples.final.float(), reduction="none"
-    )
-    if counted == "all":
-        return losses.mean()
-    return (losses * examples.masked).sum() / examples.masked.sum().clamp(min=1)
-
-
-def acceptance(
-    scores: Float[Tensor, "N K"], examples: FilterExamples, threshold: float
-) -> Acceptance:
-    """Measures the rule that accepts masked positions whose score exceeds a threshold."""
-    accepted = (scores > threshold) & examples.masked
-    final = examples.final & examples.masked
-    right = int((accepted & final).sum())
-    return Acceptance(
-        precision=right / int(accepted.sum()) if accepted.any() else 1.0,
-        recall=right / max(1, int(final.sum())),
-    )
+def _loss(network: nn.Module, examples: FilterExamples) -> Float[Tensor, ""]:
+    """Returns the mean over all positions of the blocks, committed ones included."""
+    logits = network(examples.confidences)
+    return F.binary_cross_entropy_with_logits(logits, examples.final.float())
 
 
 def save_filter(
@@ -185,7 +144,7 @@ def save_filter(
         "fingerprint": fingerprint,
         "block_length": str(block_length),
         "hidden_sizes": json.dumps(settings.hidden_sizes),
-        "activation": settings.activation,
+        "activation": ACTIVATION,
         "threshold": str(threshold),
         "settings": repr(settings),
     }

@@ -2,16 +2,14 @@
 
 import math
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple
+from typing import Generic
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -43,34 +41,22 @@ class Settings:
 
     Attributes:
         num_samples: Rows after which the run ends, at least 1.
-        minutes: Minutes after which the run ends, evaluations and earlier sessions included.
         folder: For checkpoints, one after each evaluation; `None`: no checkpoints.
         evaluate_every: Steps between evaluations, at least 1.
-        evaluate_every_s: Seconds between evaluations.
         seed: Seed of all that is random in the loss.
     """
 
-    num_samples: int | float = math.inf
-    minutes: float = math.inf
+    num_samples: int
     folder: Path | None = None
     evaluate_every: int | float = math.inf
-    evaluate_every_s: float = math.inf
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "evaluate_every"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not self.minutes > 0:
-            raise ValueError(f"minutes must be above 0, got {self.minutes}.")
-        if math.isinf(self.num_samples) and math.isinf(self.minutes):
-            raise ValueError("num_samples or minutes must be finite, got no end of the run.")
-
-    def spent(self, progress: Progress) -> float:
-        """Returns the share of the run that is over, 1 at its end."""
-        minutes = progress.elapsed_s / 60
-        # The last step may go past the end.
-        return min(1.0, max(progress.samples / self.num_samples, minutes / self.minutes))
+        for name, count in (
+            ("num_samples", self.num_samples), ("evaluate_every", self.evaluate_every)
+        ):  # fmt: skip
+            if not count >= 1:
+                raise ValueError(f"{name} must be at least 1, got {count}.")
 
 
 def train(
@@ -86,10 +72,9 @@ def train(
 ) -> Progress:
     """Trains until the run ends.
 
-    Without a limit of time, a run that was killed and started again gives the same weights as an
-    uninterrupted run. Gradients are averaged over processes, so that two processes with one forward
-    a step replace one process with two. Each process holds the whole model. Losses and measurements
-    go to the accelerator's trackers too.
+    A run that was killed and started again gives the same weights as an uninterrupted run.
+    Gradients are averaged over processes, so that two processes with one forward a step replace one
+    process with two. Each process holds the whole model.
 
     Args:
         objective: Model and loss.
@@ -100,7 +85,7 @@ def train(
         evaluate: Measures the current model on every process, from the progress of the run;
             called as the settings say, and at the end.
         observe: Called on the first process after each step, with the share of the run that is
-            over and with words: steps, samples, the loss and the samples a second.
+            over and with words: steps, samples and the loss.
         resume: Continue from the latest checkpoint in the folder, if there is one.
 
     Returns:
@@ -108,30 +93,20 @@ def train(
 
     Raises:
         RuntimeError: If the loss or a weight is not finite.
-        ValueError: If the checkpoint was changed, or is of another model.
+        ValueError: If the checkpoint cannot be read, or is of another model.
     """
     run = _Run(objective, optimisers, source, settings, accelerator)
-    spent = run.start(resumes=resume)
-    while spent < 1:
-        objective.advance(spent)
-        loss = run.step(spent)
-        # The clocks of processes differ, so the first one decides.
-        spent, is_due = broadcast_object_list([*run.turn()])
-        loss = accelerator.reduce(loss, "mean")
+    if resume:
+        run.load()
+    while run.spent < 1:
+        objective.advance(run.spent)
+        loss = accelerator.reduce(run.step(), "mean")
         require_finite("The loss", [loss], run.progress.step)
-        run.log({"loss": loss.item(), "samples_per_s": run.samples_per_s})
         if accelerator.is_main_process:
-            observe(spent, run.said(loss.item()))
-        if is_due:
+            observe(run.spent, run.said(loss.item()))
+        if run.spent >= 1 or run.progress.step % settings.evaluate_every == 0:
             run.measure(evaluate)
     return run.progress
-
-
-class _Turn(NamedTuple):
-    """How much of the run is over after a step, and whether an evaluation is due."""
-
-    spent: float
-    is_due: bool
 
 
 class _Losses(nn.Module, Generic[BatchT]):
@@ -175,35 +150,30 @@ class _Run(Generic[BatchT]):
         self._weights = _trained(losses)
         self._checkpoints: Checkpoints | None = None
         if settings.folder is not None:
-            self._checkpoints = Checkpoints(settings.folder, accelerator, losses, optimisers)
+            self._checkpoints = Checkpoints(settings.folder, accelerator, losses)
 
-    def start(self, *, resumes: bool) -> float:
-        """Loads the latest checkpoint if the run resumes; returns the share that is over."""
-        if resumes and self._checkpoints is not None:
+    def load(self) -> None:
+        """Loads the latest checkpoint, if there is one."""
+        if self._checkpoints is not None:
             self.progress = self._checkpoints.load()
-        self._measured_s = time.perf_counter()
-        self._started_s = self._measured_s - self.progress.elapsed_s
-        return self._settings.spent(self.progress)
 
     @property
-    def samples_per_s(self) -> float:
-        """Rows a second, over all sessions of the run, evaluations included."""
-        return self.progress.samples / max(self.progress.elapsed_s, 1e-9)
+    def spent(self) -> float:
+        """The share of the run that is over, 1 at its end."""
+        # The last step may go past the end.
+        return min(1.0, self.progress.samples / self._settings.num_samples)
 
     def said(self, loss: float) -> str:
         """Returns the progress in words."""
-        return (
-            f"step {self.progress.step:,}, {self.progress.samples:,} samples, loss {loss:.3f}, "
-            f"{self.samples_per_s:,.0f} samples/s"
-        )
+        return f"step {self.progress.step:,}, {self.progress.samples:,} samples, loss {loss:.3f}"
 
-    def step(self, spent: float) -> Float[Tensor, ""]:
+    def step(self) -> Float[Tensor, ""]:
         """Takes one optimiser step and returns this process' loss."""
         self._model.train()
         accelerator = self._accelerator
         rank, world_size = accelerator.process_index, accelerator.num_processes
         parts = self._source.parts(self.progress.step, rank, world_size)
-        self._set_learning_rates(spent, world_size * sum(part.num_rows for part in parts))
+        self._set_learning_rates(world_size * sum(part.num_rows for part in parts))
         total = torch.zeros((), device=accelerator.device)
         for i, part in enumerate(parts, start=1):
             seed = random.Random(f"{self._settings.seed};{part.key}").getrandbits(62)
@@ -219,34 +189,18 @@ class _Run(Generic[BatchT]):
         self.progress.step += 1
         return total / sum(part.weight for part in parts)
 
-    def turn(self) -> _Turn:
-        """Updates the elapsed time of the progress, and returns the work that is due."""
-        now_s, settings, progress = time.perf_counter(), self._settings, self.progress
-        progress.elapsed_s = now_s - self._started_s
-        spent = settings.spent(progress)
-        is_due = spent >= 1 or progress.step % settings.evaluate_every == 0
-        return _Turn(spent, is_due or now_s - self._measured_s > settings.evaluate_every_s)
-
     def measure(self, evaluate: Evaluate) -> None:
         """Evaluates, notes the result and writes a checkpoint."""
         self._model.eval()
-        require_finite("The weights", _trained(self.losses), self.progress.step)
-        measured = dict(evaluate(self.progress))
-        self._measured_s = time.perf_counter()
         progress = self.progress
-        progress.elapsed_s = self._measured_s - self._started_s
-        progress.history.append({
-            "step": float(progress.step), "samples": float(progress.samples),
-            "elapsed_s": progress.elapsed_s, **measured,
-        })  # fmt: skip
-        self.log(measured)
+        require_finite("The weights", _trained(self.losses), progress.step)
+        counts = {"step": float(progress.step), "samples": float(progress.samples)}
+        progress.history.append({**counts, **evaluate(progress)})
         if self._checkpoints is not None:
             self._checkpoints.save(progress)
 
-    def log(self, values: Mapping[str, float]) -> None:
-        self._accelerator.log(dict(values), step=self.progress.step)
-
-    def _set_learning_rates(self, spent: float, num_rows: int) -> None:
+    def _set_learning_rates(self, num_rows: int) -> None:
+        spent = self.spent
         end = min(1.0, spent + num_rows / self._settings.num_samples)
         # Not the rate of 0 before the first step, with which a run of one step would train nothing.
         factor = linear_decay(spent) or linear_decay((spent + end) / 2)

@@ -23,10 +23,10 @@ _LINEAR_MAPS = r"layers\.\d+\.(attention\.(qkv|output)|mlp\.(shared\.)?(gate_up|
 class LoRA:
     """Low-rank additions to every linear map of the layers; all other weights are frozen.
 
-    To a matrix W is added (alpha / rank) B A, A of `rank` rows and B of `rank` columns; B begins at
-    0, so that training begins at the model as it is. Queries, keys and values are one linear map
-    here: they share A. In a mixture of experts, attention, dense layers and the shared expert are
-    trained, not the routed experts.
+    To a matrix W is added B A, A of `rank` rows and B of `rank` columns; B begins at 0, so that
+    training begins at the model as it is. Queries, keys and values are one linear map here: they
+    share A. In a mixture of experts, attention, dense layers and the shared expert are trained, not
+    the routed experts.
 
     Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
     https://arxiv.org/abs/2106.09685, by the package peft.
@@ -34,25 +34,22 @@ class LoRA:
     Args:
         model: Gets the additions, in float32 at least. A new model has LLaDA's names of matrices.
         rank: Between 1 and the hidden size of the model.
-        alpha: At least 1.
         seed: Seed of torch's global generator, which draws the first values of A, so that a
             run that is started again begins with the same values.
 
     Raises:
-        ValueError: If a number is out of range, or the package peft is not installed.
+        ValueError: If the rank is out of range, or the package peft is not installed.
     """
 
-    def __init__(
-        self, model: MaskedTransformer, *, rank: int = 128, alpha: int = 128, seed: int = 0
-    ) -> None:
-        require_lora(model, rank=rank, alpha=alpha)
+    def __init__(self, model: MaskedTransformer, *, rank: int = 128, seed: int = 0) -> None:
+        require_lora(model, rank)
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.tuners_utils import cast_adapter_dtype
 
         transformer = model.transformer
         self._transformer = transformer
         self._official = list(_official(transformer, model.family or LLADA))
-        self._config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=_LINEAR_MAPS)
+        self._config = LoraConfig(r=rank, lora_alpha=rank, target_modules=_LINEAR_MAPS)
         torch.manual_seed(seed)
         inject_adapter_in_model(self._config, transformer, adapter_name=_ADAPTER)
         cast_adapter_dtype(transformer, adapter_name=_ADAPTER)
@@ -93,13 +90,13 @@ class LoRA:
             write_weights(written / "adapter_model.safetensors", tensors, {"format": "pt"})
 
 
-def require_lora(model: MaskedTransformer, *, rank: int, alpha: int) -> None:
-    """Raises ValueError if `LoRA` would: if a number is out of range, or peft is not installed."""
+def require_lora(model: MaskedTransformer, rank: int) -> None:
+    """Raises ValueError if `LoRA` would: if the rank is out of range, or peft is not installed."""
     most = model.transformer.config.hidden_size
-    if not 1 <= rank <= most or alpha < 1:
+    if not 1 <= rank <= most:
         raise ValueError(
-            f"rank must be between 1 and {most}, the hidden size of {model.name}, and alpha at "
-            f"least 1, got {rank} and {alpha}. Choose others, or train all weights."
+            f"rank must be between 1 and {most}, the hidden size of {model.name}, got "
+            f"{rank}. Choose another, or train all weights."
         )
     if find_spec("peft") is None:
         raise ValueError(

@@ -9,10 +9,11 @@ from dllm_decode import DecodeConfig, decode
 from dllm_decode.engine.loop import new_decoder
 from dllm_decode.settings.plugins import parse
 from eval.metrics.statistics import wilson
-from eval.oracle.exact import joint_of
-from eval.oracle.joint import left_to_right
+from eval.oracle.joint import Joint, left_to_right
 from eval.oracle.oracle import OracleModel
 from eval.runs.names import parse_task
+from eval.tasks import Example, ListTask, Task
+from eval.tasks.lists import valid_outputs
 from samplers import Sampler
 
 _SAMPLERS = (
@@ -62,3 +63,16 @@ def run(options: argparse.Namespace) -> int:
         write(f"  {text}: accuracy {num_right / options.rows:.3f} [{low:.3f}, {high:.3f}], "
               f"NFE {out.nfe.double().mean():.2f}")  # fmt: skip
     return 0
+
+
+def joint_of(task: Task, example: Example) -> Joint:
+    """Returns the exact distribution over the right answers to an example, items only.
+
+    Raises ValueError if the task's right answers are not known.
+    """
+    if not isinstance(task, ListTask):
+        raise ValueError(
+            f"The right answers to {task.name} are not known in closed form; "
+            "choose a list task, such as 'lists/shuffle?n=4'."
+        )
+    return Joint.uniform(valid_outputs(example.meta["request"]))

@@ -6,7 +6,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations
 from typing import TypeAlias
 
 Answer: TypeAlias = tuple[int, ...]
@@ -66,46 +65,11 @@ class Joint:
         """Returns the exact probability that draws at temperature 1 end in a possible answer."""
         return _accuracy(self.answers, list(partition))
 
-    def random_order_accuracy(self, sizes: Sequence[int]) -> Fraction:
-        """Returns the accuracy if each step draws `sizes[step]` positions, chosen at random.
-
-        The sizes are positive and sum to the answer's length.
-        """
-        return self._in_random_order(self.answers, tuple(range(self.length)), tuple(sizes))
-
-    def _in_random_order(
-        self, answers: Mapping[Answer, Fraction], left: tuple[int, ...], sizes: tuple[int, ...]
-    ) -> Fraction:
-        """Returns the accuracy of drawing the positions in `left`, given the other symbols."""
-        if len(answers) == 1:
-            return Fraction(1)
-        drawn = tuple(s for place, s in enumerate(next(iter(answers))) if place not in left)
-        # Many orders draw the same symbols at the same positions.
-        key = left, drawn, sizes
-        if key not in self._known:
-            total = Fraction(0)
-            for chosen in combinations(left, sizes[0]):
-                rest = tuple(place for place in left if place not in chosen)
-                for share, group in _draws(answers, chosen):
-                    total += share * self._in_random_order(group, rest, sizes[1:])
-            self._known[key] = total / math.comb(len(left), sizes[0])
-        return self._known[key]
-
-    @cached_property
-    def _known(self) -> dict[tuple[tuple[int, ...], Answer, tuple[int, ...]], Fraction]:
-        return {}
-
 
 def left_to_right(length: int, tokens_per_step: int) -> list[range]:
     """Returns the partition that commits `tokens_per_step` positions a step, left to right."""
     starts = range(0, length, tokens_per_step)
     return [range(start, min(start + tokens_per_step, length)) for start in starts]
-
-
-def even_sizes(length: int, num_steps: int) -> list[int]:
-    """Returns how many positions each step of an even schedule commits, the remainder first."""
-    base, rest = divmod(length, num_steps)
-    return [base + (step < rest) for step in range(num_steps) if base + (step < rest)]
 
 
 def _marginals(

@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 
 from eval.metrics.costs import COSTS, CostMeasure, Row, speed_of, usual_cost
 from eval.metrics.curves import ExampleSet, RowGroup, group_of, method_of, titles_of
-from eval.metrics.metrics import TradeOff
-from eval.oracle.exact import curve
 from eval.reports.advice import advice
 from eval.reports.names import names_of
 from eval.reports.pooling import Pooled, identity
@@ -14,7 +12,6 @@ from eval.reports.summary import MeasuredFolder, measured
 from eval.reports.table import further_tables, origin
 from eval.reports.templates import fill
 from eval.runs.folder import Folder
-from eval.runs.names import LISTS, parse_task
 from eval.runs.records import Record
 
 Link = Mapping[tuple[ExampleSet, str], str]
@@ -55,7 +52,6 @@ def page_of(
             "rows": _shown(settings), "examples": _examples(settings, group.asked, replays or {}),
             "origin": origin(rows, summary), "cost": (cost or usual_cost(rows)).name,
             "advice": {measure.name: advice(rows, measure) for measure in COSTS.values()},
-            "exact": _exact(group.asked.task),
             "tables": "\n\n".join(further_tables(rows, summary)),
         })  # fmt: skip
     name, notice = found.folder.path.resolve().name, unfinished_notice(summary["rows"])
@@ -64,13 +60,6 @@ def page_of(
         "costs": {measure.name: measure._asdict() for measure in COSTS.values()},
     }  # fmt: skip
     return fill("report", title=f"{name}{' (unfinished)' if notice else ''}", content=content)
-
-
-def _exact(task: str) -> list[TradeOff]:
-    """Returns the curve of an exact model on a list task, empty for other tasks."""
-    # A report must not need the modules and files of other tasks.
-    exact = parse_task(task).task if task.startswith(LISTS) else None
-    return curve(exact, exact.examples(num_examples=1)[0]) if exact else []
 
 
 def unfinished_notice(rows: Iterable[Row]) -> str:

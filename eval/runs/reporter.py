@@ -82,7 +82,7 @@ class Reporter:
         self._label, self._sums = label, Sums(num_examples, done)
         self._num_begun += 1
         if not self._num_settings:
-            # A calibration decodes as many examples as its tests need.
+            # A calibration ends at the first setting that it cannot certify.
             self._begin_bar(num_examples - len(done))
         if not self._console.is_terminal or len(done) == num_examples:
             self._say()

@@ -1,13 +1,12 @@
-"""The command `calibrate`: settings from cautious to bold, decoded as far as the tests need."""
+"""The command `calibrate`: settings from cautious to bold, decoded until one fails the test."""
 
 import argparse
 import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from msgspec import structs
 from rich.console import Console
 
 from dllm_decode.settings.files import digest, output_file, read_object, write_json
@@ -15,7 +14,6 @@ from dllm_decode.settings.models import Place, open_model
 from dllm_decode.settings.options import given_of
 from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
-from eval.runs.provenance import machine_of
 from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, check_runs, open_part
 from eval.runs.settings import Parts, RunSettings, run_of
@@ -29,7 +27,7 @@ CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 
 def run(options: argparse.Namespace) -> int:
     """Calibrates, writes the card and shows it; 0 if a setting is certified, 1 if none is."""
-    guarantee = Guarantee(options.max_drop, options.confidence, options.test)
+    guarantee = Guarantee(options.max_drop, options.confidence)
     place = Place.of_launch()
     if place.world_size > 1:
         raise ValueError(
@@ -45,22 +43,12 @@ def run(options: argparse.Namespace) -> int:
     settings = [c.settings for c in checked]
     with open_part(folder, checked) as part:
         folder.claim(settings)
-        warnings = _warnings(folder, selection, settings, options, guarantee)
+        warnings = _warnings(folder, selection, settings, guarantee)
         for warning in warnings:
             sys.stderr.write(f"WARNING: {warning}\n")
         warn_of_unknown_words(checked)
         with Reporter(Console(stderr=True)) as reporter:
-            card = calibrate(
-                checked[0], checked[1:], guarantee, part, reporter,
-                agreement=options.agreement,
-            )  # fmt: skip
-    rungs_by_key = {c.settings.key(""): rung for c, rung in zip(checked, rungs, strict=True)}
-    chosen = asdict(rungs_by_key[RunSettings.of(card.setting).key("")])
-    expressions = {name: text for name, text in chosen.items() if name != "model"}
-    card = structs.replace(
-        card, expressions=expressions, warnings=tuple(warnings),
-        machine=machine_of(checked[0].run.model.device),
-    )  # fmt: skip
+            card = calibrate(checked, rungs, guarantee, part, reporter, warnings=warnings)
     card.write(card_file)
     console = Console(highlight=False)
     console.print(card.text(), markup=False, soft_wrap=not console.is_terminal, end="")
@@ -116,7 +104,6 @@ def _warnings(
     folder: Folder,
     selection: Selection,
     settings: Sequence[RunSettings],
-    options: argparse.Namespace,
     guarantee: Guarantee,
 ) -> list[str]:
     """Records the calibration's choices; returns warnings of choices perhaps made after looking."""
@@ -125,10 +112,8 @@ def _warnings(
         warnings.append("The model may have been trained on the split 'train'.")
     decoded_keys = {record["settings"] for record in folder.records()}
     decoded = [setting for setting in settings[1:] if setting.key("") in decoded_keys]
-    choice = digest([
-        [setting.written() for setting in settings], options.agreement,
-        guarantee.max_drop, guarantee.confidence, guarantee.test,
-    ])  # fmt: skip
+    written = [setting.written() for setting in settings]
+    choice = digest([written, guarantee.max_drop, guarantee.confidence])
     file = folder.path / CHOICES_FILE
     earlier: dict[str, list[str]] = (
         read_object(file, dict[str, list[str]], remedy="move it elsewhere") if file.exists() else {}

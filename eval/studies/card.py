@@ -15,15 +15,15 @@ from eval.runs.names import SELECTION, parse_task
 from eval.runs.settings import RunSettings, named_parts
 from eval.studies.procedure import Guarantee, Judgement
 
-Format = Literal["dllm-decode calibration card 3"]
-FORMAT: Format = "dllm-decode calibration card 3"
+Format = Literal["dllm-decode calibration card 4"]
+FORMAT: Format = "dllm-decode calibration card 4"
 
 # These may differ; any other difference voids the guarantee. Noise is certified, its seed is not.
 _FREE = ("sampler", "task", "task_version", "examples", "num_examples", "batch_size", "seed")
 
 
 class Rating(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tested setting, as records have it, and the verdict of the tests.
+    """A tested setting, as records have it, and the verdict of the test.
 
     `tokens_per_forward` is measured on the tested prompts; forwards of a target count.
     """
@@ -44,7 +44,6 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         expressions: Sampler, cache, verifier and blocks of `setting` as the user gave them, with
             the modules of the user's own classes.
         is_certified: True if a setting other than the reference is certified.
-        agreement: True if answers must equal the reference's, not only be right as often.
         reference: The setting that the others are compared with.
         ratings: Every setting that was tested, in the order of the test.
         untested: Settings after the first that could not be certified.
@@ -57,7 +56,6 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     expressions: dict[str, str]
     is_certified: bool
     guarantee: Guarantee
-    agreement: bool
     reference: dict[str, Any]
     reference_tokens_per_forward: float
     ratings: tuple[Rating, ...]
@@ -123,11 +121,10 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         share = f"{self.guarantee.confidence:.4g}"
         if not self.is_certified:
             return f"No setting could be certified at confidence {share}: keep the reference."
-        what = "answers differ from the reference's in" if self.agreement else "accuracy drops by"
         speed = next(r.tokens_per_forward for r in self.ratings if r.setting == self.setting)
         return (
-            f"{name_of(self.setting)}: with confidence {share}, {what} at most "
-            f"{self.guarantee.max_drop:.4g}; {speed:.2f} tokens/forward."
+            f"{name_of(self.setting)}: with confidence {share}, accuracy drops by at "
+            f"most {self.guarantee.max_drop:.4g}; {speed:.2f} tokens/forward."
         )
 
 
@@ -171,19 +168,8 @@ def name_of(setting: Mapping[str, Any]) -> str:
 
 def _outcome(rating: Rating, guarantee: Guarantee) -> str:
     verdict = rating.verdict
-    p_values = [
-        f"{name} p = {p:.3g}"
-        for name, p in (("binomial", verdict.binomial_p), ("betting", verdict.betting_p))
-        if p is not None
-    ]
-    text = "certified" if verdict.certified else "not certified"
-    text += (
-        f", n = {verdict.num_prompts}, {verdict.num_lost} lost, {verdict.num_gained} gained, "
-        f"{', '.join(p_values)} (level {guarantee.level:.4g}), "
-        f"{rating.tokens_per_forward:.2f} tokens/forward"
+    return (
+        f"{'certified' if verdict.certified else 'not certified'}, n = {verdict.num_prompts}, "
+        f"{verdict.num_lost} lost, {verdict.num_gained} gained, p = {verdict.p_value:.3g} "
+        f"(level {guarantee.level:.4g}), {rating.tokens_per_forward:.2f} tokens/forward"
     )
-    if verdict.num_needed is not None:
-        text += f"; about {verdict.num_needed - verdict.num_prompts} more prompts would certify it"
-    elif not verdict.certified:
-        text += "; more prompts would not certify it at this rate"
-    return text

@@ -1,15 +1,14 @@
 """Learn then test with a fixed sequence: settings from cautious to bold, until one fails."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from eval.metrics.statistics import Number
-from eval.studies.bounds import betting_p, binomial_p, num_prompts_needed
 
-Test: TypeAlias = Literal["both", "binomial", "betting"]
 Pairs: TypeAlias = Sequence[tuple[Number, Number]]
-"""Scores of some prompts, under the reference and under a setting."""
+"""Scores in [0, 1] of all prompts, under the reference and under a setting."""
 
 
 @dataclass(frozen=True)
@@ -17,16 +16,12 @@ class Guarantee:
     """The promise that is to be certified.
 
     Attributes:
-        max_drop: Greatest drop of the accuracy; with agreement, greatest rate of other answers.
+        max_drop: Greatest drop of the mean score.
         confidence: Probability with which no setting is certified falsely.
-        test: "binomial" on regressions, for few pairs that differ; "betting" on the drop, where
-            regressions and gains cancel, and which may stop early; "both", each at half the error.
-            Choose it before looking.
     """
 
     max_drop: float = 0.02
     confidence: float = 0.95
-    test: Test = "both"
 
     def __post_init__(self) -> None:
         for name, share in (("max_drop", self.max_drop), ("confidence", self.confidence)):
@@ -35,18 +30,8 @@ class Guarantee:
 
     @property
     def level(self) -> float:
-        """Probability of a false certificate that each test may spend."""
-        return (1 - self.confidence) / (2 if self.test == "both" else 1)
-
-    @property
-    def bets(self) -> bool:
-        """True if the betting test is used."""
-        return self.test != "binomial"
-
-    @property
-    def counts(self) -> bool:
-        """True if the binomial test is used."""
-        return self.test != "betting"
+        """Probability of a false certificate."""
+        return 1 - self.confidence
 
 
 @dataclass(frozen=True)
@@ -54,13 +39,10 @@ class Judgement:
     """The verdict on one setting.
 
     Attributes:
-        num_lost: Regressions; with agreement, answers that differ.
-        num_gained: Prompts wrong under the reference and right under the setting.
+        num_lost: Prompts with a lower score under the setting than under the reference.
+        num_gained: Prompts with a higher score.
         drop: Observed mean drop of the score.
-        binomial_p: None if the test is not used, or the betting test certified early.
-        betting_p: None if the test is not used.
-        num_needed: Prompts that would certify at the observed rate of losses; None if certified,
-            or if no number would.
+        p_value: Of the hypothesis that the mean drop is too large; see `binomial_p`.
     """
 
     certified: bool
@@ -68,59 +50,48 @@ class Judgement:
     num_lost: int
     num_gained: int
     drop: float
-    binomial_p: float | None
-    betting_p: float | None
-    num_needed: int | None = None
+    p_value: float
 
 
-def judge(pairs: Iterator[Pairs], guarantee: Guarantee) -> Judgement:
-    """Tests one setting, prompt by prompt; stops as soon as the betting test certifies.
+def binomial_p(num_lost: int, num_prompts: int, max_rate: float) -> float:
+    """Returns P(Bin(n, max_rate) <= num_lost), exactly.
 
-    `pairs` are batches of scores under the reference and under the setting, in the order of the
-    prompts. With agreement the reference's score is 1, and the setting's 1 if it agrees. Raises
-    ValueError without prompts, or if the binomial test is needed for scores other than 0 and 1.
+    This is a p-value of "the rate of lost prompts is above `max_rate`" for a number of prompts that
+    was fixed before looking. A prompt loses at most a score of 1, so the mean drop is at most the
+    rate of lost prompts, and the test certifies the drop too.
+
+    Source: Angelopoulos et al. 2021, "Learn then Test", https://arxiv.org/abs/2110.01052, the exact
+    test of a binary loss.
     """
-    seen: list[tuple[Number, Number]] = []
-    betting = exact = None
-    certified = False
-    for batch in pairs:
-        seen += batch
-        if guarantee.bets:
-            betting = betting_p([a - c for a, c in seen], guarantee.max_drop)
-            certified = betting <= guarantee.level
-        if certified:
-            break
-    if not seen:
-        raise ValueError("A calibration needs at least one prompt, got none.")
-    drops = [a - c for a, c in seen]
-    num_lost, num_prompts = sum(drop > 0 for drop in drops), len(seen)
-    if not certified and guarantee.counts:
-        if any(score not in (0, 1) for pair in seen for score in pair):
-            raise ValueError(
-                f"The test {guarantee.test!r} needs scores of 0 or 1, got others; "
-                "choose --test betting."
-            )
-        exact = binomial_p(num_lost, num_prompts, guarantee.max_drop)
-        certified = exact <= guarantee.level
+    log_rate, log_rest = math.log(max_rate), math.log1p(-max_rate)
+    terms = [
+        math.lgamma(num_prompts + 1) - math.lgamma(i + 1) - math.lgamma(num_prompts - i + 1)
+        + i * log_rate + (num_prompts - i) * log_rest
+        for i in range(num_lost + 1)
+    ]  # fmt: skip
+    return min(1.0, math.fsum(math.exp(term) for term in terms))
+
+
+def judge(pairs: Pairs, guarantee: Guarantee) -> Judgement:
+    """Tests one setting on at least one prompt."""
+    drops = [reference - score for reference, score in pairs]
+    num_lost, num_prompts = sum(drop > 0 for drop in drops), len(drops)
+    p_value = binomial_p(num_lost, num_prompts, guarantee.max_drop)
     return Judgement(
-        certified=certified,
+        certified=p_value <= guarantee.level,
         num_prompts=num_prompts,
         num_lost=num_lost,
         num_gained=sum(drop < 0 for drop in drops),
         drop=sum(drops) / num_prompts,
-        binomial_p=exact,
-        betting_p=betting,
-        num_needed=None if certified else num_prompts_needed(
-            num_lost, num_prompts, guarantee.max_drop, guarantee.level
-        ),
-    )  # fmt: skip
+        p_value=p_value,
+    )
 
 
-def certify(settings: Iterable[Iterator[Pairs]], guarantee: Guarantee) -> list[Judgement]:
+def certify(settings: Iterable[Pairs], guarantee: Guarantee) -> list[Judgement]:
     """Tests settings in their order and stops at the first that cannot be certified.
 
-    Each setting is an iterator as `judge` takes it; iterators of untested settings are not started.
-    Only the last verdict may be without a certificate.
+    The pairs of later settings are not asked for. Only the last verdict may be without a
+    certificate.
 
     The probability that any certified setting breaks the guarantee is at most 1 - confidence,
     without a correction for their number: only the first setting that truly breaks it can be

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from dllm_decode.core.stopping import cut_at
 from samplers.checks import shown
 
 Turn = dict[str, str]
@@ -92,11 +91,6 @@ class Task(ABC):
         return ("train", "val", "test")
 
     @property
-    def stop(self) -> tuple[str, ...]:
-        """Strings that end an answer; `score` cuts the text at the first of them."""
-        return ()
-
-    @property
     def marker(self) -> str:
         """Text of an answer after which its result comes; empty: the answer is its result."""
         return ""
@@ -130,10 +124,6 @@ class Task(ABC):
 
         The score named `primary` is always present. True and False count as 1 and 0.
         """
-
-    def extract(self, text: str) -> str:
-        """Returns the part of an answer that decides whether answers agree; by default all text."""
-        return " ".join(cut_at(text, self.stop).split())
 
     def require(self, split: str, num_examples: int | None) -> None:
         """Raises ValueError if the split does not exist or `num_examples` is not positive."""

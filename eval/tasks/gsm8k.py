@@ -177,10 +177,6 @@ class Gsm8k(FileTask):
         return WORDINGS[self.published.wording]
 
     @property
-    def stop(self) -> tuple[str, ...]:
-        return self.wording.stop
-
-    @property
     def marker(self) -> str:
         return self.wording.marker
 
@@ -204,16 +200,12 @@ class Gsm8k(FileTask):
         `####`, or `The answer is` where the protocol writes `Q:`, is right. Numbers are compared as
         text without `,`, `$` and a final full stop, so that `18.00` is not `18`.
         """
-        text = cut_at(text, self.stop)
+        text = cut_at(text, self.wording.stop)
         gold = example.meta["answer"]
         return {
             "answer": float(strict_answer(text, self.wording.strict) == gold),
             "answer_flexible": float(flexible_answer(text) == gold),
         }
-
-    def extract(self, text: str) -> str:
-        """Returns the last number; the whole text if it has no number."""
-        return flexible_answer(cut_at(text, self.stop)) or super().extract(text)
 
     def _rows(self, split: str) -> list[WorkedQuestion]:
         objects = hub_rows(split) if self.path is None else read_objects(file_of(self.path, split))

@@ -82,11 +82,6 @@ class WordProblems(GeneratedTask):
             "format": float(SOLUTION.fullmatch(text.strip()) is not None),
         }
 
-    def extract(self, text: str) -> str:
-        """Returns the number after `####`; the whole text if it has no such number."""
-        strict = STRICT_ANSWER.search(text)
-        return strict[1] if strict else super().extract(text)
-
 
 def example_of(plan: NumberPlan, numbers: Numbers, rng: random.Random, split: str) -> Example:
     """Returns the problem with these numbers, and with people and objects drawn by `rng`."""

@@ -38,8 +38,6 @@ class FilterOptions:
     Attributes:
         output: The filter; FILE.run has all that is needed to go on.
         hidden: Units of each hidden layer.
-        activation: Between the layers.
-        counted: Positions in the loss: a whole block, or its masks.
         steps: Updates.
         learning_rate: Learning rate of AdamW.
         threshold: Thresholds at which the filter is judged; the file names the first.
@@ -49,8 +47,6 @@ class FilterOptions:
 
     output: File = "learn2pd.safetensors"
     hidden: list[Positive] = field(default_factory=lambda: [32], metadata={"nargs": "*"})
-    activation: Literal["relu", "tanh", "gelu"] = "relu"
-    counted: Literal["all", "masked"] = "all"
     steps: Positive = 5_000
     learning_rate: Annotated[float, "RATE"] = 3e-3
     threshold: list[Annotated[float, Meta(ge=0.0, le=1.0), "P"]] = field(
@@ -70,7 +66,6 @@ class Distilled:
         sampler: How held-out prompts are decoded.
         evaluate_every: Steps after which held-out prompts are decoded and a checkpoint is written.
         seed: Seed of masks and of the order of rows.
-        log_with: Log to tensorboard, in the output folder, or to wandb.
     """
 
     output: Folder = "runs/distil"
@@ -78,9 +73,6 @@ class Distilled:
     sampler: Expression = "EntropyThreshold(0.5)"
     evaluate_every: Positive = 200
     seed: int = 0
-    log_with: list[Literal["tensorboard", "wandb"]] = field(
-        default_factory=list, metadata={"nargs": "+"}
-    )
 
 
 @dataclass(frozen=True)
@@ -103,13 +95,10 @@ class Training:
     Attributes:
         lora_rank: Train additions of so low a rank instead of all weights, such as 128 in
             dParallel; 0 trains all weights.
-        lora_alpha: Scale of the additions. `None`: the rank.
-        temperature: Temperature of the entropy in the loss.
         entropy_weight: Weight of the entropy in the loss: 2 for LLaDA, 1 for Dream in the authors'
             code.
         greatest_share: The share of a block that is masked at most, with --method d3llm.
         epochs: Times each answer is learned.
-        minutes: Train so long instead; two such runs differ.
         rows: Answers in one forward of the training, per device.
         forwards: Forwards of the training in one step, per device, whose gradients are averaged;
             the forwards that are measured and shown are those of decoding.
@@ -118,12 +107,9 @@ class Training:
     """
 
     lora_rank: Count = 0
-    lora_alpha: Positive | None = None
-    temperature: float = 0.5
     entropy_weight: float = 2.0
     greatest_share: float = 0.8
     epochs: Amount = 6.0
-    minutes: Amount | None = None
     rows: Positive = 1
     forwards: Positive = 8
     learning_rate: Rate = 2e-5

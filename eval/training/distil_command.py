@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ _REFUSED = (
 
 _NOT_OF_TRAINING = (
     # They change where and how fast a run goes, but not its result.
-    "name", "output", "threads", "device", "log_with",
+    "name", "output", "threads", "device",
     # They decide the teacher's answers, and are part of `settings_of_answers`.
     "model", "revision", "dtype", "task", "prompts", "batch_size", "teacher_sampler",
     "gen_length", "block_length", "cache",
@@ -77,8 +76,6 @@ def run(options: argparse.Namespace) -> int:
     accelerator = Accelerator(
         cpu=options.device == "cpu",
         mixed_precision=options.precision,
-        log_with=options.log_with or None,
-        project_dir=options.output,
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=has_unused)],
     )
     if accelerator.is_main_process:
@@ -92,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises ValueError if options of command and launch do not fit, or a package is missing."""
+    """Raises ValueError if options of command and launch do not fit."""
     for variable in _REFUSED:
         if os.environ.get(variable, "").lower() not in ("", "no", "false", "0"):
             raise ValueError(
@@ -102,16 +99,6 @@ def check(options: argparse.Namespace) -> None:
             )
     if options.muon is not None and options.lora_rank:
         raise ValueError("--muon must be left out beside --lora-rank: it is for whole matrices.")
-    if options.lora_alpha and not options.lora_rank:
-        raise ValueError(
-            "--lora-alpha must be left out without --lora-rank: it is the scale of its additions."
-        )
-    for package in options.log_with:
-        if find_spec(package) is None:
-            raise ValueError(
-                f"--log-with {package} needs the package {package}; install it with: pip install "
-                f"{package}."
-            )
 
 
 @dataclass(frozen=True)
@@ -147,7 +134,6 @@ class Distillation:
         on_first(self.accelerator, lambda: claim(self.folder, of_answers, settings))
         demonstrations = self.demonstrations(console)
         on_first(self.accelerator, lambda: claim_training(self.folder, settings))
-        self.accelerator.init_trackers("distil", {k: str(v) for k, v in settings.items()})
         before = self.scores(self.folder / "before.json")
         console.print(before.said("before"), highlight=False)
         history = self.train(demonstrations, console)
@@ -193,12 +179,9 @@ class Distillation:
             eos_id=student.model.eos_ids[0], num_rows=options.rows,
             num_forwards=options.forwards, device=accelerator.device, seed=options.seed,
         )  # fmt: skip
-        # Minutes replace epochs.
-        by_epochs = max(1, math.ceil(options.epochs * len(demonstrations)))
         settings = Settings(
-            num_samples=by_epochs if options.minutes is None else math.inf,
-            minutes=options.minutes or math.inf, folder=self.folder / "checkpoints",
-            evaluate_every=options.evaluate_every, seed=options.seed,
+            math.ceil(options.epochs * len(demonstrations)), self.folder / "checkpoints",
+            options.evaluate_every, options.seed,
         )  # fmt: skip
         with ProgressBar(console, options.method) as bar:
 

@@ -5,10 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
 
 from dllm_decode import CachePolicy, NoVerifier
 from dllm_decode.core.files import new_file
@@ -24,7 +22,6 @@ from dllm_decode.training.filter_examples import FilterExamples, collect_example
 from dllm_decode.training.learn2pd import (
     LEAST_PROMPTS,
     FilterSettings,
-    acceptance,
     save_filter,
     split,
     train_filter,
@@ -44,9 +41,6 @@ from eval.training.run_folder import SETTINGS_FILE, claim, claim_training, writi
 from samplers import FixedSchedule, Learn2PD, Sampler
 from samplers.expression import expression_of
 
-PLAIN = (0.5, 0.7, 0.8, 0.9, 0.96, 0.99)
-"""Thresholds of the table of held-out blocks."""
-
 
 def run(options: argparse.Namespace) -> int:
     """Collects examples, trains a filter on them, writes it and judges it.
@@ -61,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
         least=LEAST_PROMPTS,
     )  # fmt: skip
     settings = FilterSettings(
-        hidden_sizes=tuple(options.hidden), activation=options.activation, num_steps=options.steps,
-        learning_rate=options.learning_rate, counted=options.counted, seed=options.seed,
+        hidden_sizes=tuple(options.hidden), num_steps=options.steps,
+        learning_rate=options.learning_rate, seed=options.seed,
     )  # fmt: skip
     loaded = open_model(options.model, options, options.revision)
     questions.warn(loaded.tokenizer)
@@ -128,8 +122,6 @@ class FilterTraining:
                 splits.train, splits.val, settings,
                 observe=lambda step, loss: bar.update(step, f"validation loss {loss:.4f}"),
             )  # fmt: skip
-        thresholds = sorted({*options.threshold, *PLAIN})
-        console.print(_table_of_blocks(network, splits.test, thresholds))
         save_filter(
             network, Path(options.output), model=judging.model.name, settings=settings,
             threshold=options.threshold[0], fingerprint=fingerprint_of(judging.model),
@@ -197,19 +189,3 @@ def read_examples(file: Path) -> FilterExamples:
         return FilterExamples(**load_file(file))
     except (OSError, SafetensorError, TypeError) as error:
         raise ValueError(f"{file} must hold examples of a filter, got {error}; {ANEW}.") from None
-
-
-def _table_of_blocks(
-    network: nn.Module, examples: FilterExamples, thresholds: list[float]
-) -> Table:
-    """Compares the filter with the plain confidence at several thresholds."""
-    scores = network(examples.confidences).sigmoid().detach()
-    table = Table(title=f"{len(examples)} blocks of other training prompts, masked positions")
-    for column in ("threshold", "filter: right", "found", "confidence: right", "found"):
-        table.add_column(column, justify="right")
-    for threshold in thresholds:
-        cells = [f"{threshold:.2f}"]
-        for values in (scores, examples.confidences):
-            cells += [f"{share:.3f}" for share in acceptance(values, examples, threshold)]
-        table.add_row(*cells)
-    return table

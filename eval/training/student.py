@@ -56,16 +56,15 @@ class Student:
         self.objective = self._objective()
         self.written = "adapter" if rank else "model"
         self._source = self.loaded.files[0].parent
-        self._sizes = {"rank": rank, "alpha": options.lora_alpha or rank}
         self._lora: LoRA | None = None
         if rank:
-            require_lora(self.model, **self._sizes)
+            require_lora(self.model, rank)
 
     def optimisers(self) -> Sequence[Optimizer]:
         """Makes the weights trainable, or LoRA's additions to them, and returns the optimisers."""
         options, model = self._options, self.model
         if options.lora_rank:
-            self._lora = LoRA(model, seed=options.seed, **self._sizes)
+            self._lora = LoRA(model, rank=options.lora_rank, seed=options.seed)
         else:
             model.requires_grad_(True)
         if options.muon is not None:
@@ -86,7 +85,7 @@ class Student:
     def _objective(self) -> Objective[Batch]:
         options, length = self._options, self.config.block_length
         assert length is not None
-        loss = CertaintyLoss(options.method, options.temperature, options.entropy_weight)
+        loss = CertaintyLoss(options.method, entropy_weight=options.entropy_weight)
         # The authors' curriculum, 16 to 32, in proportion to the block length.
         lengths = tuple(max(1, length * quarters // 4) for quarters in (2, 2, 3, 3, 4, 4))
         curriculum = Curriculum(options.greatest_share, lengths)

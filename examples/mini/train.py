@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--output", type=Path, default=Path("runs"), help="folder for everything")
     add("--start-from", help="folder or name of a model, instead of the recipe's")
     add("--device", default="cpu")
-    add("--samples", type=int, help="length of each run in rows, instead of the recipe's minutes")
+    add("--samples", type=int, help="length of each run in rows, instead of the recipe's")
     add("--evaluate-on", type=int, help="questions of each kind, instead of the recipe's")
     add("--resume", action="store_true", help="continue from the checkpoints")
     add("--compile", action="store_true", help="compile the layers; needs a C++ compiler")
@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name = options.name if i == len(runs) else f"{options.name}-{i}"
         run.start_from = run.start_from if options.start_from is None else options.start_from
         run.evaluate_on = options.evaluate_on or run.evaluate_on
+        run.samples = options.samples or run.samples
         run.device = options.device
         train_one(options, run, name)
         options.start_from = str(options.output / name)
@@ -94,11 +95,9 @@ def train_one(options: Namespace, run: Namespace, name: str) -> None:
         torch._dynamo.config.recompile_limit = 64
         for layer in layers:
             layer.compile(dynamic="ledgers" in run.rows)
-    length = {"num_samples": options.samples} if options.samples else {"minutes": run.minutes}
     settings = training.Settings(
-        folder=options.output / f"{name}-checkpoints", seed=run.seed,
-        evaluate_every_s=60 * run.evaluate_every, **length,
-    )  # fmt: skip
+        run.samples, options.output / f"{name}-checkpoints", run.evaluate_every, run.seed
+    )
     source = training.KindRows(
         kinds_of(tokenizer, run.rows, tuple(run.gen_lengths)), eos_id=int(tokenizer.eos_token_id),
         device=run.device, seed=run.seed,
@@ -120,11 +119,11 @@ def train_one(options: Namespace, run: Namespace, name: str) -> None:
             evaluate=evaluate, resume=options.resume,
             observe=bar.update,
         )  # fmt: skip
-        bar.say(f"{progress.samples:,} samples, {progress.elapsed_s / 60:.1f} min; wrote {folder}")
+        bar.say(f"{progress.samples:,} samples; wrote {folder}")
     record = {
-        "settings": vars(run) | {"samples": options.samples}, "mixtures": TABLE["mixtures"],
+        "settings": vars(run), "mixtures": TABLE["mixtures"],
         "revision": package_commit(), "samples": progress.samples, "steps": progress.step,
-        "elapsed_s": round(progress.elapsed_s, 1), "history": progress.history,
+        "history": progress.history,
     }  # fmt: skip
     (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -81,14 +81,6 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     assert f"model digest: {teacher.fingerprint} -> another. Choose" in capsys.readouterr().err
 
 
-def test_a_run_that_diverges_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It ended in a traceback."""
-    words = options(tmp_path / "run", "--evaluate-every", "100", "--learning-rate", "1e8")
-    assert distil(*words) == 2
-    assert "must be finite, got " in capsys.readouterr().err
-    assert not (tmp_path / "run" / "model").exists()
-
-
 def test_wrong_answers_are_kept_by_the_option_that_the_error_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,14 +91,6 @@ def test_wrong_answers_are_kept_by_the_option_that_the_error_names(
     assert "or pass --keep-wrong" in capsys.readouterr().err
     monkeypatch.delattr(teacher_answers, "ask")
     assert distil(*words, "--keep-wrong", "--epochs", "0.5") == 0
-
-
-@pytest.mark.parametrize("address", ["mini?quantize=int8", "mini?adapter=mini"])
-def test_a_model_that_is_not_as_stored_is_refused(
-    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert distil(*options(tmp_path), "--model", address) == 2
-    assert f"must be left out, got '{address}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("plugin", ["deepspeed", "fsdp"])

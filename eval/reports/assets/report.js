@@ -217,15 +217,14 @@ function placeLabels(found, frame) {
 }
 function drawPicture() {
   const drawn = task.rows.filter(isPlaced);
-  const exact = cost.name === "forwards" ? task.exact : [];
   byId("picture-head").textContent = `Accuracy against ${cost.axis}`;
   byId("svg").hidden = !drawn.length;
   if (!drawn.length) { byId("picture").textContent = "No setting has accuracy and speed yet."; return; }
   const width = Math.max(320, Math.min(1100, byId("picture").clientWidth || 900));
   const height = width < 600 ? 340 : 440;
   const frame = { left: 46, right: width - 12, top: 12, bottom: height - 44 };
-  const speeds = drawn.flatMap((r) => r.speeds[cost.name]).concat(exact.map((p) => p[0]));
-  const heights = drawn.flatMap((r) => r.accuracy).concat(exact.map((p) => p[1]));
+  const speeds = drawn.flatMap((r) => r.speeds[cost.name]);
+  const heights = drawn.flatMap((r) => r.accuracy);
   const [x0, x1] = [Math.min(...speeds) / 1.12, Math.max(...speeds) * 1.25];
   const [y0, y1] = [Math.max(-.02, Math.min(...heights) - .04), Math.min(1.02, Math.max(...heights) + .04)];
   const place = (x, y) => [
@@ -234,9 +233,6 @@ function drawPicture() {
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `Accuracy against ${cost.axis}; the table has the numbers` });
   drawAxes(svg, frame, place, [x0, x1, y0, y1]);
-  if (exact.length) svg.append(make("path", { class: "exact", fill: "none",
-    d: "M" + exact.map(([x, y]) => place(x, y).join(" ")).join("L") },
-  make("title", {}, "exact model, random order")));
   drawLines(svg, drawn, place);
   const found = marks(place);
   placeLabels(found, frame);
@@ -244,7 +240,7 @@ function drawPicture() {
   const unfinished = drawn.some((row) => row.missing) ? " \u2013 unfinished" : "";
   byId("picture").replaceChildren(svg, make("p", { class: "soft" },
     `Numbers are those of the table; crosses are 95 % intervals; lines join settings of a method; ` +
-    `hold the pointer on a mark to see its method alone${exact.length ? "; dotted: an exact model in random order" : ""}${unfinished}.`));
+    `hold the pointer on a mark to see its method alone${unfinished}.`));
   const copy = svg.cloneNode(true);
   copy.prepend(make("style", {}, document.querySelector("style").textContent));
   exportTo("svg", "accuracy.svg", "image/svg+xml", new XMLSerializer().serializeToString(copy));

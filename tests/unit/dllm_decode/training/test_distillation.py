@@ -204,9 +204,9 @@ def test_every_family_is_trained_and_its_new_weights_are_written(
 def test_lora_trains_little_and_is_read_back_as_an_adapter(family: str, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     model, plain = (load_tiny(family, dtype="float32") for _ in range(2))
-    lora = LoRA(model, rank=3, alpha=6)
+    lora = LoRA(model, rank=3)
     torch.rand(1)
-    restarted = LoRA(load_tiny(family, dtype="float32"), rank=3, alpha=6)
+    restarted = LoRA(load_tiny(family, dtype="float32"), rank=3)
     for first, second in zip(lora.weights, restarted.weights, strict=True):
         assert torch.equal(first, second), "a run that is started again begins as before"
     trained, everything = (sum(w.numel() for w in ws) for ws in (lora.weights, plain.parameters()))
@@ -235,7 +235,7 @@ def test_checkpoints_of_lora_hold_what_is_trained_only(tmp_path: Path) -> None:
 
     def student() -> MaskedTransformer:
         model = tiny_model()
-        LoRA(model, rank=2, alpha=2)
+        LoRA(model, rank=2)
         return model
 
     uninterrupted, resumed = student(), student()

@@ -1,16 +1,13 @@
-"""Closed forms of list operations, in exact rationals, against enumeration by `Joint`."""
+"""Distributions over answers against published numbers, and the model that knows them."""
 
 import math
-from fractions import Fraction
-from itertools import permutations, product
 
 import pytest
 import torch
 
 from dllm_decode import ForwardInputs, StepEvent, decode
 from eval.commands import evaluate as main
-from eval.oracle.exact import accuracy
-from eval.oracle.joint import Joint, even_sizes, left_to_right
+from eval.oracle.joint import Joint, left_to_right
 from eval.oracle.oracle import OracleModel
 from eval.tasks.lists import ListQuestion, valid_outputs
 from samplers import ConfidenceThreshold, FixedSchedule
@@ -18,12 +15,9 @@ from samplers import ConfidenceThreshold, FixedSchedule
 WORDS = {"replace_any": "new", "insert_any": "new", "remove_any": "", "shuffle": ""}
 
 
-def request(keyword: str, n: int) -> ListQuestion:
-    return ListQuestion(keyword, tuple(f"item{i}" for i in range(n)), word=WORDS[keyword])
-
-
 def listed(keyword: str, n: int) -> Joint:
-    return Joint.uniform(valid_outputs(request(keyword, n)))
+    items = tuple(f"item{i}" for i in range(n))
+    return Joint.uniform(valid_outputs(ListQuestion(keyword, items, word=WORDS[keyword])))
 
 
 # Total correlation in bits and one-step accuracy, to the digits in which the table was published.
@@ -40,27 +34,10 @@ TABLE = {
 def test_accuracies_and_total_correlations_are_the_closed_forms(keyword: str, n: int) -> None:
     joint = listed(keyword, n)
     bits, published = TABLE[n][keyword]
-    one_step = [range(joint.length)]
-    assert joint.accuracy(one_step) == accuracy(request(keyword, n), [joint.length])
     assert joint.total_correlation == pytest.approx(bits, abs=6e-4)
-    assert float(joint.accuracy(one_step)) == pytest.approx(published, abs=6e-5)
-
-
-def test_latin_squares_have_known_accuracies() -> None:
-    rows = list(permutations(range(3)))
-    squares = [
-        sum(square, ())
-        for square in product(rows, repeat=3)
-        if all(len(set(column)) == 3 for column in zip(*square, strict=True))
-    ]
-    assert len(squares) == 12
-    order3 = Joint.uniform(squares)
-    assert order3.total_correlation == pytest.approx(10.680, abs=6e-4)
-    assert order3.accuracy([range(9)]) == Fraction(12, 3**9)
-    assert order3.accuracy(left_to_right(9, 3)) == Fraction(1, 18)
-    assert order3.accuracy(left_to_right(9, 2)) == Fraction(2, 3)
-    transversals = [[0, 4, 8], [1, 5, 6], [2, 3, 7]]
-    assert order3.accuracy(transversals) == Fraction(1, 4)
+    assert float(joint.accuracy(left_to_right(joint.length, joint.length))) == pytest.approx(
+        published, abs=6e-5
+    )
 
 
 @pytest.mark.parametrize("sizes", [[5], [2, 2, 1], [1, 1, 1, 1, 1]])
@@ -77,11 +54,6 @@ def test_accuracy_is_at_least_two_to_minus_the_lost_bits(keyword: str, sizes: li
     if max(sizes) == 1:
         assert joint.accuracy(partition) == 1
         assert bound == pytest.approx(1.0)
-
-
-def test_an_even_schedule_commits_the_remainder_first() -> None:
-    assert even_sizes(5, 2) == [3, 2]
-    assert even_sizes(2, 5) == [1, 1]
 
 
 def test_the_model_gives_the_exact_conditionals_of_ragged_rows() -> None:

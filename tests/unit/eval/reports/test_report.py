@@ -10,21 +10,16 @@ from eval_runs import folder_of
 
 from dllm_decode import DecodeConfig
 from eval.commands import evaluate as main
-from eval.metrics.metrics import TradeOff
 from eval.metrics.statistics import wilson
-from eval.oracle.exact import accuracy, curve, joint_of
-from eval.oracle.joint import Joint
 from eval.reports.command import show
 from eval.reports.replay import picture_of, replay_page
 from eval.reports.report import write_report
 from eval.reports.summary import measured
 from eval.reports.table import other_scores
 from eval.runs.folder import Folder
-from eval.runs.names import parse_task
 from eval.runs.records import Record
 from eval.runs.runner import execute
 from eval.runs.settings import RunSettings
-from eval.tasks.lists import ListQuestion, valid_outputs
 
 SETTINGS = replace(
     eval_runs.SETTINGS, num_examples=4, decoding=DecodeConfig(gen_length=6, block_length=3)
@@ -157,49 +152,6 @@ def test_folders_without_records_or_without_traces(tmp_path: Path) -> None:
     runs = [replace(run, trace=False) for run in eval_runs.runs()[:1]]
     write_report(measured(execute(runs, tmp_path / "untraced")))
     assert not list((tmp_path / "untraced").glob("replay-*"))
-
-
-@pytest.mark.parametrize("sizes", [[4], [3, 1], [1, 2, 1]])
-@pytest.mark.parametrize("keyword", ["shuffle", "replace_any", "agree", "copy"])
-def test_formulas_of_exact_models_agree_with_enumeration(keyword: str, sizes: list[int]) -> None:
-    items = ("a", "b", "c") if keyword == "agree" else ("a", "b", "c", "d")
-    request = ListQuestion(keyword, items, number=4, word="new")
-    joint = Joint.uniform(valid_outputs(request))
-    assert accuracy(request, sizes) == joint.random_order_accuracy(sizes)
-
-
-def test_the_curve_of_an_exact_model_is_that_of_its_whole_answer() -> None:
-    """Brackets and EOS are tokens too: the same curve from a joint distribution that has them."""
-    task = parse_task("lists/remove_any?n=4").task
-    example = task.examples(num_examples=1)[0]
-    items = joint_of(task, example)
-    joint = Joint.uniform([("[", *answer, "]", "EOS") for answer in items.answers])
-    points = curve(task, example)
-    assert points[0] == TradeOff(6.0, pytest.approx(0.75))
-    assert points[1] == TradeOff(3.0, pytest.approx(float(joint.random_order_accuracy([3, 3]))))
-    assert points[-1] == TradeOff(1.0, 1.0)
-    assert curve(parse_task("word_problems").task, example) == []
-    assert curve(parse_task("lists/shuffle").task, example) == []
-
-
-def test_curves_of_long_lists_are_drawn_or_left_out() -> None:
-    """Nine items to shuffle were refused for their 362,880 answers after the decode; six places
-    to insert took two minutes in each report, seven hours."""
-
-    def curve_of(address: str) -> list[TradeOff]:
-        task = parse_task(address).task
-        return curve(task, task.examples(num_examples=1)[0])
-
-    assert curve_of("lists/shuffle?n=9")[-1] == TradeOff(1.0, 1.0)
-    assert len(curve_of("lists/insert_any?n=6")) == 10
-    assert curve_of("lists/insert_any?n=9") == []
-
-
-def test_random_orders_are_the_mean_of_all_orders() -> None:
-    joint = Joint.uniform(["aab", "aba", "bba", "abc"])
-    orders = [[(first,), tuple({0, 1, 2} - {first})] for first in range(3)]
-    accuracies = [joint.accuracy(order) for order in orders]
-    assert joint.random_order_accuracy([1, 2]) == sum(accuracies) / 3
 
 
 @pytest.fixture

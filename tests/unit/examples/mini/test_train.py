@@ -46,9 +46,6 @@ def test_a_recipe_trains_its_last_run_or_all_runs(
     train.main([name, "--samples", "10", "--evaluate-on", "1", "--output", str(tmp_path)])
     folders = [tmp_path / f"{name}-{i}" for i in range(1, len(recipe["runs"]))]
     runs = [record(folder) for folder in (*folders, tmp_path / name)]
-    assert [run["settings"]["minutes"] for run in runs] == [
-        run["minutes"] for run in recipe["runs"]
-    ]
     assert all(run["steps"] > 1 and run["samples"] >= 10 for run in runs)
     begun = [run["settings"]["start_from"] for run in runs]
     assert begun == [recipe.get("start_from", ""), *map(str, folders)]

@@ -339,7 +339,7 @@ def test_an_adapter_of_a_joined_tensor_is_read_back(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     write_checkpoint(tmp_path, OWN, CONFIG)
     model, _ = load_model(tmp_path, family=OWN)
-    lora = LoRA(model, rank=2, alpha=2)
+    lora = LoRA(model, rank=2)
     for weight in lora.weights:
         torch.nn.init.normal_(weight)
     lora.save(tmp_path / "adapter", base=str(tmp_path))
