@@ -281,7 +281,7 @@ def _verifier(rng: random.Random, align: int) -> verify.Verifier:
         return verify.SelfVerify(rng.randint(1, 5), evaluate, rng.choice(("block", "next")))
     target = tiny_target(VOCAB_SIZE, rng.randint(0, 2), 2.0)
     if kind < 0.8:
-        return verify.Guided(target, rng.randint(1, 8), rng.choice((0.0, 0.2, 1.0)))
+        return verify.Guided(target, rng.randint(1, 8), rng.randint(1, 4), rng.choice((0.0, 0.2)))
     proxy = verify.NGram(VOCAB_SIZE).fit([[*WORDS]])
     drafting = rng.choice(
         (verify.PathSearch(), verify.PathSearch(num_forwards=2),

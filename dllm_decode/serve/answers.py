@@ -212,8 +212,10 @@ class Exchange:
         return {
             "tokens": [self._text(token) for token, _ in pairs],
             "token_logprobs": [scored.logprob for _, scored in pairs],
+            # Of tokens with equal texts the likeliest stays.
             "top_logprobs": [
-                {self._text(token): logprob for token, logprob in scored.top} for _, scored in pairs
+                {self._text(token): logprob for token, logprob in reversed(scored.top)}
+                for _, scored in pairs
             ],
             "text_offset": [len(choice.prose.whole(tokens[:at])) for at in positions],
         }

@@ -45,8 +45,7 @@ def require_known(options: Namespace) -> None:
             require_plugin(part, text)
     for name in OPTIONS:
         for value in _given(options, name):
-            # The length of an answer may be "task" in some commands.
-            DecodeConfig().updated(**({} if value == "task" else {name: value}))
+            DecodeConfig().updated(**{name: value})
     for address in _given(options, "model"):
         # A folder may have a question mark in its name.
         find_here(address if Path(address).is_dir() else address.partition("?")[0])

@@ -1,21 +1,23 @@
-"""Checkpoints of a training run: complete or absent."""
+"""Checkpoints of a training run: complete or absent, and refused by name if a file was changed."""
 
+import hashlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from accelerate import Accelerator
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dllm_decode.core.files import sync
 
-PROGRESS_FILE = "progress.json"
+RECORD_FILE = "progress.json"
 
 
-class Progress(msgspec.Struct, forbid_unknown_fields=True):
+class Progress(msgspec.Struct):
     """How far a run is.
 
     Attributes:
@@ -29,11 +31,12 @@ class Progress(msgspec.Struct, forbid_unknown_fields=True):
     history: list[dict[str, float]] = msgspec.field(default_factory=list)
 
 
-# Errors by which msgspec, torch and safetensors refuse a file.
-_UNREADABLE = (
-    msgspec.MsgspecError, OSError, ValueError, RuntimeError, EOFError, UnpicklingError,
-    SafetensorError,
-)  # fmt: skip
+class _Record(Progress, forbid_unknown_fields=True, kw_only=True):
+    """The file that completes a checkpoint: progress, what is trained, digests of the files."""
+
+    format: Literal[4]
+    trained: list[str]
+    files: dict[str, str]
 
 
 class Checkpoints:
@@ -44,8 +47,15 @@ class Checkpoints:
     random generators in pickles. Frozen weights are left out.
     """
 
-    def __init__(self, folder: Path, accelerator: Accelerator, model: nn.Module) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        accelerator: Accelerator,
+        model: nn.Module,
+        optimisers: Sequence[Optimizer],
+    ) -> None:
         self._folder, self._accelerator, self._model = folder, accelerator, model
+        self._trained = describe(model, optimisers)
         accelerator.register_save_state_pre_hook(self._leave_out)
         accelerator.register_load_state_pre_hook(self._unwrap)
 
@@ -66,7 +76,11 @@ class Checkpoints:
             ) from error
         self._accelerator.wait_for_everyone()
         if is_main:
-            (partial / PROGRESS_FILE).write_bytes(msgspec.json.encode(progress))
+            record = _Record(
+                **msgspec.structs.asdict(progress), format=4, trained=self._trained,
+                files=_digests(partial),
+            )  # fmt: skip
+            (partial / RECORD_FILE).write_bytes(msgspec.json.encode(record))
             for file in (*partial.rglob("*"), partial):
                 sync(file)
             partial.rename(target)
@@ -78,22 +92,21 @@ class Checkpoints:
         """Restores the latest checkpoint in place, if there is one, and returns its progress.
 
         Raises:
-            ValueError: If a file is missing or damaged, or the checkpoint is of another model,
+            ValueError: If a file is missing or changed, or the checkpoint is of another model,
                 other optimisers or another version.
         """
         latest = max(self._folder.glob("step-*"), default=None)
         if latest is None:
             return Progress()
-        try:
-            progress = msgspec.json.decode((latest / PROGRESS_FILE).read_bytes(), type=Progress)
-            self._accelerator.load_state(str(latest), strict=False)
-        except _UNREADABLE as error:
+        record = _read(latest)
+        if differing := {*self._trained} ^ {*record.trained}:
             raise ValueError(
-                f"{latest} must be a whole checkpoint of this training, got: {error}. Restore it "
-                "from a copy, go on with the settings and the version that wrote it, or remove it "
-                "to begin the training anew."
-            ) from error
-        return progress
+                f"{latest} must be of the model and the optimisers that are trained, got others: "
+                f"{', '.join(sorted(differing)[:4])}. Pass the sizes and optimisers it was made "
+                "with, or another output folder."
+            )
+        self._accelerator.load_state(str(latest), strict=False)
+        return Progress(record.step, record.samples, record.history)
 
     def _leave_out(self, models: list[Any], states: list[dict[str, Tensor]], _: str) -> None:
         states[:] = [_trained(self._model) for _ in states]
@@ -101,6 +114,48 @@ class Checkpoints:
     def _unwrap(self, models: list[Any], _: str) -> None:
         # Unwrapped as in the checkpoint, because the number of processes may have changed.
         models[:] = [self._model for _ in models]
+
+
+def describe(model: nn.Module, optimisers: Sequence[Optimizer]) -> list[str]:
+    """Names trained weights with dtypes and sizes, and optimisers with their numbers of weights."""
+    lines = [
+        f"{name} {str(weight.dtype).removeprefix('torch.')} {list(weight.shape)}"
+        for name, weight in _trained(model).items()
+    ]
+    for optimiser in optimisers:
+        num_weights = sum(len(group["params"]) for group in optimiser.param_groups)
+        lines.append(f"{type(optimiser).__name__} of {num_weights} weights")
+    return lines
+
+
+def _read(checkpoint: Path) -> _Record:
+    file = checkpoint / RECORD_FILE
+    remedy = (
+        "Restore it from a copy, go on with the version that wrote it, or remove "
+        f"{checkpoint} to begin the training anew."
+    )
+    try:
+        record = msgspec.json.decode(file.read_bytes(), type=_Record)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{file} must be as this version writes it, got {error}. {remedy}"
+        ) from None
+    digests = _digests(checkpoint)
+    for name in sorted({*record.files, *digests}):
+        if record.files.get(name) != digests.get(name):
+            got = "another content" if name in digests else "nothing"
+            raise ValueError(f"{checkpoint / name} must be as it was written, got {got}. {remedy}")
+    return record
+
+
+def _digests(checkpoint: Path) -> dict[str, str]:
+    digests = {}
+    for file in sorted(checkpoint.rglob("*")):
+        if file.is_file() and file.name != RECORD_FILE:
+            with file.open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            digests[str(file.relative_to(checkpoint))] = digest
+    return digests
 
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:

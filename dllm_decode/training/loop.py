@@ -150,7 +150,7 @@ class _Run(Generic[BatchT]):
         self._weights = _trained(losses)
         self._checkpoints: Checkpoints | None = None
         if settings.folder is not None:
-            self._checkpoints = Checkpoints(settings.folder, accelerator, losses)
+            self._checkpoints = Checkpoints(settings.folder, accelerator, losses, optimisers)
 
     def load(self) -> None:
         """Loads the latest checkpoint, if there is one."""

@@ -20,7 +20,7 @@ from dllm_decode.verify.target_round import (
     decide_draft,
 )
 from samplers.checks import Probability, Share, count_from
-from samplers.logits.statistics import gather, leading, most_likely, probability
+from samplers.logits.statistics import gather, leading, most_likely, num_larger, probability
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Guided(TargetVerifier):
 
     In each round the mask predictor proposes a token at each of the next `num_proposals` masked
     positions, and the target reads them in one forward. The longest beginning whose every token
-    passes is committed, and at least the first token. A token passes if its probability is at least
-    `ratio` times that of the target's likeliest token, and above `threshold`. By default it must be
-    the likeliest.
+    passes is committed, and at least the first token. A token passes if it is among the target's
+    `top_k` likeliest, and its probability is at least `ratio` times the likeliest one's and above
+    `threshold`. By default it must be the likeliest.
 
     Nothing is guaranteed about the text, which neither the mask predictor nor the target would
     write alone. Every token is the mask predictor's proposal given the tokens committed before; the
@@ -46,12 +46,13 @@ class Guided(TargetVerifier):
     with FreeCache.
     Differs: If all proposals passed, the code goes on with the next ones of the same forward; here
     a new forward makes them. `ratio` follows the code, the paper may mean the mask predictor's own
-    probability. The code's rank that a token may have, and its random acceptance, are left out.
+    probability. The code's random acceptance is left out.
 
     Attributes:
         target: Reads proposals.
         num_proposals: Positions proposed in a round, at least 1.
-        ratio: Least share, in [0, 1], of the likeliest token's probability; 1: the likeliest alone.
+        top_k: Rank, from 1, that a token may have at most.
+        ratio: Least share, in [0, 1], of the likeliest token's probability.
         threshold: Probability, in [0, 1), that a token must exceed.
 
     Raises:
@@ -60,7 +61,8 @@ class Guided(TargetVerifier):
 
     target: CausalTarget
     num_proposals: Annotated[int, count_from(1)] = 32
-    ratio: Share = 1.0
+    top_k: Annotated[int, count_from(1)] = 1
+    ratio: Share = 0.0
     threshold: Probability = 0.0
 
     def __post_init__(self) -> None:
@@ -91,8 +93,12 @@ class Guided(TargetVerifier):
 
     def _passes(self, draft: Draft, judged: TargetRound) -> Bool[Tensor, "B K"]:
         logits, best = judged.logits, most_likely(judged.logits)
-        drafted = gather(logits, draft.tokens)
-        passes = (drafted - gather(logits, best)).exp() >= self.ratio
+        drafted, largest = gather(logits, draft.tokens), gather(logits, best)
+        passes = (drafted - largest).exp() >= self.ratio
+        if self.top_k == 1:
+            passes &= drafted == largest
+        else:
+            passes &= num_larger(logits, drafted) < self.top_k
         if self.threshold > 0.0:
             return passes & (probability(logits, draft.tokens) > self.threshold)
         return passes & (drafted > -torch.inf)

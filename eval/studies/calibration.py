@@ -64,7 +64,7 @@ def _score(record: Record) -> float:
     if score is None:
         raise ValueError(
             f"The score {record['primary']!r} must be defined for every answer, got none for "
-            f"{record['example']}; choose another task."
+            f"{record['example']}; install the extra that the score needs, or choose another task."
         )
     return float(score)
 

@@ -152,6 +152,15 @@ def gather(logits: Float[Tensor, "B W V"], tokens: Int[Tensor, "B W"]) -> Float[
     return widen(logits.gather(-1, tokens[..., None]).squeeze(-1))
 
 
+def num_larger(logits: Float[Tensor, "B W V"], values: Float[Tensor, "B W"]) -> Int[Tensor, "B W"]:
+    """Counts the tokens whose logit exceeds a value."""
+
+    def count(logits: Float[Tensor, "n V"], values: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
+        return (logits > values[:, None]).sum(-1)
+
+    return _by_chunk(count, logits, values)
+
+
 def log_probability(
     logits: Float[Tensor, "B W V"],
     tokens: Int[Tensor, "B W"],

@@ -131,3 +131,11 @@ def test_a_refusal_ends_every_process(tmp_path: Path) -> None:
     assert [code for code, _ in outcomes] == [2, 2]
     assert "--output must be new or hold a run" in outcomes[0][1]
     assert "must be" not in outcomes[1][1]
+
+
+def test_a_run_that_diverges_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It ended in a traceback."""
+    words = options(tmp_path / "run", "--evaluate-every", "100", "--learning-rate", "1e8")
+    assert distil(*words) == 2
+    assert "must be finite, got " in capsys.readouterr().err
+    assert not (tmp_path / "run" / "model").exists()

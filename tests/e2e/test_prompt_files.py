@@ -182,6 +182,7 @@ def test_a_line_that_cannot_be_answered_is_named_before_anything_is_decoded(
         (["a", "--input", "a", "--output", "b"], "must be given without a text, --template"),
         (["--template", "[MASK]", "--gen-length", "8"], "must be left out with --template"),
         (["--template", "[MASK]", "--stop-at-eos"], "must be left out with --template"),
+        (["--input", "absent", "--output", "b"], "must be a file of JSON lines, got 'absent'"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(

@@ -38,7 +38,9 @@ def guided_alone(
         judged[:, banned] = -torch.inf
         num_kept = 0
         for token, law in zip(proposal, judged.softmax(-1), strict=False):
-            if law[token] < guided.ratio * law.max() or law[token] <= guided.threshold:
+            rank = int((law > law[token]).sum())
+            is_likely = law[token] >= guided.ratio * law.max() and law[token] > guided.threshold
+            if rank >= guided.top_k or not is_likely:
                 break
             num_kept += 1
             if token in stops:
@@ -63,7 +65,7 @@ def check(number: int) -> Counter[str]:
     prompts = [chance.choices(range(22), k=chance.randint(1, 9)) for _ in range(3)]
     gen_length = chance.randint(1, 14)
     guided = Guided(
-        target, chance.choice([1, 3, 32]), chance.choice([0.0, 0.1, 1.0]),
+        target, chance.choice([1, 3, 32]), chance.choice([1, 6, 24]), chance.choice([0.0, 0.1]),
         chance.choice([0.0, 0.02]),
     )  # fmt: skip
     out = decode(

@@ -155,3 +155,10 @@ def _require_recordable(transformer: Transformer) -> None:
             f"'fp8', got quantize={transformer.quantized!r} and the devices {devices}. Load it "
             "with graphs=False."
         )
+    dtype = transformer.embedding.weight.dtype
+    has_experts = transformer.config.moe is not None
+    if has_experts and transformer.device.type == "cuda" and dtype != torch.bfloat16:
+        raise ValueError(
+            f"A mixture of experts with graphs must be in bfloat16 on CUDA, got {dtype}. Pass "
+            "dtype='bfloat16', or load it with graphs=False."
+        )

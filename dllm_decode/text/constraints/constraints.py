@@ -76,7 +76,7 @@ class Regex(Constraint):
         _require_expression(self.expression, owner="Regex")
 
     def octets(self) -> Octets:
-        return written(full_match(self.expression), is_quoted=False)
+        return written(full_match(self.expression), is_quoted=False).smallest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ class OneOf(Constraint):
         return tuple(self.choices)
 
     def octets(self) -> Octets:
-        return written(words(self.choices), is_quoted=False)
+        return written(words(self.choices), is_quoted=False).smallest()
 
 
 @dataclass(frozen=True, eq=False)

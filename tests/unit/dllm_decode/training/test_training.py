@@ -1,5 +1,6 @@
 """Training: schedules, masks, optimisers, losses, and runs that are interrupted."""
 
+import json
 import math
 import random
 from collections.abc import Callable
@@ -232,14 +233,13 @@ def test_the_causal_loss_is_that_of_transformers_over_the_answer_and_one_eos() -
 
 
 def short_run(
-    folder: Path | None, *, num_samples: int = 16, only_adam: bool = False, **sizes: int
+    folder: Path | None, *, num_samples: int = 16, others: Any = None, **sizes: int
 ) -> tuple[MaskedTransformer, Progress]:  # fmt: skip
     """Trains a tiny model for one step, or goes on with it."""
     model = tiny_model(**sizes)
     optimisers = make_optimisers(model, matrix_lr=0.02, other_lr=0.003)
     progress = train(
-        MaskedDiffusion(model, MaskSampler()),
-        [AdamW(model.parameters())] if only_adam else optimisers,
+        MaskedDiffusion(model, MaskSampler()), others(model) if others else optimisers,
         KindRows([KIND], eos_id=EOS), Settings(num_samples=num_samples, folder=folder),
         accelerator=Accelerator(cpu=True), evaluate=lambda _: {"loss": 1.0},
     )  # fmt: skip
@@ -255,26 +255,78 @@ def test_a_run_of_one_step_trains(num_samples: int) -> None:
         assert not torch.equal(weight, initial)
 
 
-@pytest.mark.parametrize("name", ["progress.json", "model.safetensors", "optimizer_1.bin"])
-def test_a_checkpoint_with_a_torn_or_a_missing_file_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_partial_checkpoint_is_ignored(tmp_path: Path) -> None:
+    model, progress = short_run(tmp_path)
+    (tmp_path / "partial").mkdir()
+    (tmp_path / "partial" / "progress.json").write_text("{")
+    resumed, found = short_run(tmp_path)
+    assert (found.step, found.samples) == (progress.step, progress.samples) == (1, 16)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("others", "sizes", "named"),
+    [
+        (None, {"hidden_size": 16}, r"model\.transformer\.embedding\.weight float32 \[24, 16\]"),
+        (
+            lambda model: make_optimisers(model, matrix_lr=1.0, other_lr=1.0)[:1],
+            {},
+            "AdamW of 7 weights",
+        ),
+        (lambda model: [AdamW(model.parameters())], {}, r"AdamW of 15 weights, AdamW of 7"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(
+    others: Any, sizes: Any, named: str, tmp_path: Path
+) -> None:
+    """Moments of one optimiser were given to another, or to none."""
+    short_run(tmp_path)
+    with pytest.raises(ValueError, match=rf"step-00000001 must be of the model .*{named}"):
+        short_run(tmp_path, others=others, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (b"", "Input data was truncated"),
+        (b'{"\xff": 1}', "'utf-8' codec can't decode byte 0xff"),
+        ({"format": 3}, "Invalid enum value 3 - at `$.format`"),
+        ({"step": "1"}, "Expected `int`, got `str` - at `$.step`"),
+        ({"more": 1}, "Object contains unknown field `more`"),
+    ],
+)
+def test_a_damaged_record_is_refused_with_file_and_field(
+    change: bytes | dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    """A run ended in a traceback, or began at 0 with trained weights."""
+    short_run(tmp_path)
+    file = tmp_path / "step-00000001" / "progress.json"
+    if not isinstance(change, bytes):
+        change = json.dumps(json.loads(file.read_text()) | change).encode()
+    file.write_bytes(change)
+    with pytest.raises(
+        ValueError, match=r"progress\.json must be as this version writes"
+    ) as caught:
+        short_run(tmp_path)
+    assert sentence in str(caught.value)
+    assert f"remove {file.parent} to begin the training anew" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin", "optimizer_1.bin"])
+def test_a_checkpoint_with_a_changed_or_a_missing_file_is_refused(
+    name: str, tmp_path: Path
+) -> None:
     """Without moments a run went on, ended with other weights, and said nothing."""
     short_run(tmp_path)
     file = tmp_path / "step-00000001" / name
-    file.write_bytes(file.read_bytes()[:-9])
-    message = r"step-00000001 must be a whole checkpoint .* remove it to begin"
-    with pytest.raises(ValueError, match=message):
+    # The file is as long as before.
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(ValueError, match=f"{name} must be as it was written, got another"):
         short_run(tmp_path)
     file.unlink()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"{name} must be as it was written, got nothing"):
         short_run(tmp_path)
-
-
-@pytest.mark.parametrize("options", [{"hidden_size": 16}, {"only_adam": True}])
-def test_a_checkpoint_of_another_training_is_refused(options: Any, tmp_path: Path) -> None:
-    """Moments of one optimiser were given to another, or to none."""
-    short_run(tmp_path)
-    with pytest.raises(ValueError, match="step-00000001 must be a whole checkpoint of this train"):
-        short_run(tmp_path, **options)
 
 
 def test_training_learns_and_the_weights_are_written_in_half_precision(

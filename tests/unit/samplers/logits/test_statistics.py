@@ -19,6 +19,7 @@ from samplers.logits.statistics import (
     highest_one,
     log_probability,
     most_likely,
+    num_larger,
     ranks,
     top_k,
 )
@@ -225,13 +226,18 @@ def test_nothing_is_computed_for_an_empty_batch() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_log_probabilities_of_given_tokens_are_those_of_the_whole_distribution(
+def test_ranks_and_log_probabilities_of_given_tokens_are_those_of_the_whole_distribution(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Chunks of two positions, so that there are several.
     monkeypatch.setitem(statistics._CHUNK_BYTES, "cpu", 2 * 8 * 30)
     logits = random_view(dtype).logits
     tokens = torch.arange(12).view(3, 4) * 2
+    token_logits = logits.gather(-1, tokens[..., None])
+    assert torch.equal(
+        num_larger(logits, token_logits.squeeze(-1)), (logits > token_logits).sum(-1)
+    )
+    assert len((logits > token_logits).sum(-1).unique()) > 3
     exact = (logits.double() / 0.7).log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
     logprobs = log_probability(logits, tokens, 0.7)
     assert logprobs.dtype == torch.float64

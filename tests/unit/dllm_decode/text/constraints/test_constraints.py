@@ -211,3 +211,10 @@ def test_a_choice_needs_texts(choices: Any) -> None:
         OneOf(["\ud800"])
     with pytest.raises(ValueError, match="OneOf must be given a list of texts"):
         OneOf(choices)
+
+
+@pytest.mark.parametrize("constraint", [Regex(".{2,30}"), OneOf(["été", "étang", "orange"])])
+def test_an_automaton_has_the_fewest_states(constraint: Constraint) -> None:
+    assert len(constraint.octets()) == len(constraint.octets().smallest())
+    # `.{0,1800}` has 18,001 states, of 20,000.
+    assert len(Regex(".{0,1800}").octets()) == 18_001

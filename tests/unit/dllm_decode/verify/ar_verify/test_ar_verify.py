@@ -341,7 +341,7 @@ def test_what_the_target_cannot_say_is_neither_drafted_nor_written(
 ) -> None:
     """Guided diffusion let the target read such tokens, which gave an IndexError or nonsense."""
     target = small_target()
-    guided = Guided(target, ratio=0.1)
+    guided = Guided(target, top_k=9)
     out = decode(
         DriftingModel(), PROMPTS, FixedSchedule(2), gen_length=12, block_length=4,
         temperature=temperature,
