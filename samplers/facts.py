@@ -35,6 +35,7 @@ class Fact(CheckedFields):
     LOGITS_BEHIND_BLOCK: ClassVar["Fact"]
     LOGITS_OF_COMMITTED: ClassVar["Fact"]
     EXACT_REPLAY: ClassVar["Fact"]
+    BEGINS_BLOCKS_ANEW: ClassVar["Fact"]
     SAMPLER_DECIDES: ClassVar["Fact"]
     ONE_STEP_A_FORWARD: ClassVar["Fact"]
     LAST_LOOK: ClassVar["Fact"]
@@ -89,6 +90,11 @@ Fact.EXACT_REPLAY = Fact(
     "cache",
     "a cache policy whose logits depend on the committed tokens, not on the number of forwards",
     "NoCache(), PrefixCache(), DualCache() or FreeCache(), without refresh_every",
+)
+Fact.BEGINS_BLOCKS_ANEW = Fact(
+    "cache",
+    "a cache policy that computes every column in the first forward of each block",
+    "PrefixCache() or DualCache()",
 )
 Fact.SAMPLER_DECIDES = Fact(
     "verifier",

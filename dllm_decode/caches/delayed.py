@@ -40,7 +40,7 @@ class DelayedCache(CachePolicy):
 
     @property
     def gives(self) -> frozenset[Fact]:
-        return frozenset({Fact.LOGITS_BEHIND_BLOCK})
+        return frozenset({Fact.LOGITS_BEHIND_BLOCK, Fact.BEGINS_BLOCKS_ANEW})
 
     def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B L"]:
         """Returns 1 for a column that is masked, was when last computed, or was never computed."""

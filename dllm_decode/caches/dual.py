@@ -34,7 +34,7 @@ class DualCache(CachePolicy):
 
     @property
     def gives(self) -> frozenset[Fact]:
-        facts = frozenset({Fact.LOGITS_OF_COMMITTED})
+        facts = frozenset({Fact.LOGITS_OF_COMMITTED, Fact.BEGINS_BLOCKS_ANEW})
         return facts if self.refresh_every else facts | {Fact.EXACT_REPLAY}
 
     def recompute(self, query: CacheQuery) -> Columns:

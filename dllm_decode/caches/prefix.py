@@ -32,7 +32,8 @@ class PrefixCache(CachePolicy):
 
     @property
     def gives(self) -> frozenset[Fact]:
-        return RECOMPUTED if self.refresh_every else RECOMPUTED | {Fact.EXACT_REPLAY}
+        facts = RECOMPUTED | {Fact.BEGINS_BLOCKS_ANEW}
+        return facts if self.refresh_every else facts | {Fact.EXACT_REPLAY}
 
     def recompute(self, query: CacheQuery) -> Columns:
         if refreshes(query.row.turn_forwards, self.refresh_every):

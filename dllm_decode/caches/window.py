@@ -49,7 +49,9 @@ class SuffixWindow(Hiding):
     @property
     def gives(self) -> frozenset[Fact]:
         # Columns are left out, also some that follow the open block.
-        return self.inner.gives - {Fact.EVERY_COLUMN, Fact.LOGITS_BEHIND_BLOCK}
+        return self.inner.gives - {
+            Fact.EVERY_COLUMN, Fact.LOGITS_BEHIND_BLOCK, Fact.BEGINS_BLOCKS_ANEW
+        }  # fmt: skip
 
     @property
     def reads_history(self) -> bool:

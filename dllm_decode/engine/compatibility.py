@@ -135,12 +135,21 @@ def default_sampler(model: MaskPredictor) -> Sampler:
 
 
 def warn_of_settings_without_effect(decoder: Decoder) -> None:
-    """Warns of a sampler and a block length that the verifier never asks for."""
+    """Warns of settings that have no effect in this combination.
+
+    A verifier that never asks the sampler begins a block with each forward, so that policies that
+    compute everything at the start of a block save nothing.
+    """
+    model, cache, config = decoder.model, decoder.cache, decoder.config
+    if model.causal_block_length and type(cache).hidden is not CachePolicy.hidden:
+        warnings.warn(
+            f"{cache!r} hides nothing: the blocks of {model.name} see no later ones.", stacklevel=4
+        )
     if decoder.verifier.asks_sampler:
         return
-    sampler, block_length = decoder.sampler, decoder.config.block_length
-    idle = [repr(sampler)] if sampler != default_sampler(decoder.model) else []
-    idle += [f"block_length={block_length}"] if block_length is not None else []
+    idle = [repr(decoder.sampler)] if decoder.sampler != default_sampler(model) else []
+    idle += [f"block_length={config.block_length}"] if config.block_length is not None else []
+    idle += [repr(cache)] if Fact.BEGINS_BLOCKS_ANEW in cache.gives else []
     for setting in idle:
         warnings.warn(
             f"{setting} has no effect: {decoder.verifier!r} never asks the sampler.", stacklevel=4

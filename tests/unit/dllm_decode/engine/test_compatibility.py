@@ -38,6 +38,7 @@ from dllm_decode import (
     SuffixWindow,
     Verifier,
     decode,
+    new_decoder,
 )
 from dllm_decode.blocks import Opening, block_of
 from dllm_decode.core.columns import columns
@@ -324,6 +325,8 @@ def test_a_subclass_without_fields_of_its_own_needs_no_decorator() -> None:
     [
         ({"sampler": Factor(1.0)}, r"^Factor\(.*\) has no effect: Guided\(.* never asks"),
         ({"block_length": 4}, "^block_length=4 has no effect: Guided"),
+        ({"cache": DualCache()}, r"^DualCache\(.*\) has no effect: Guided"),
+        ({"cache": DelayedCache()}, r"^DelayedCache\(.*\) has no effect: Guided"),
     ],
 )
 def test_what_a_verifier_never_reads_is_warned_of(idle: dict[str, Any], said: str) -> None:
@@ -336,6 +339,12 @@ def test_what_a_verifier_never_reads_is_warned_of(idle: dict[str, Any], said: st
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         decode(model, [[1]], **{**options, "verifier": NoVerifier(), "cache": NoCache()})
+
+
+def test_a_window_on_a_block_causal_model_is_warned_of() -> None:
+    model = tiny("sdar")
+    with pytest.warns(UserWarning, match="hides nothing: the blocks of sdar see no later ones"):
+        new_decoder(model, ConfidenceThreshold(0.9), cache=SuffixWindow(NoCache(), 4))
 
 
 def test_a_plug_in_may_need_a_fact_of_its_own() -> None:
