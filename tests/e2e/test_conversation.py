@@ -202,20 +202,3 @@ def test_unknown_words_are_named_at_every_question(
         warnings.simplefilter("default")
         assert chat_on_terminal(monkeypatch, "zebras", "/reset", "zebras") == 0
     assert capsys.readouterr().err.count("not known to the tokenizer: zebras.") == 2
-
-
-@pytest.mark.parametrize(
-    ("verifier", "message"),
-    [
-        ("ARVerfy(CausalTarget('mini-ar'))", "did you mean 'ARVerify'?"),
-        ("Guided(CausalTarget('mini-ar'), top_k=0)", "top_k must be"),
-    ],
-)
-def test_a_mistyped_verifier_is_refused_before_a_model_is_loaded(
-    verifier: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["generate", QUESTION, "--model", "none/no-such-model", "--verifier", verifier]
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "no-such-model" not in error

@@ -62,6 +62,7 @@ QUICK = {
     "generate q --sampler 'FixedSchedule(8, \"margn\")'": 'must be one of "confidence", "random"',
     "generate q --verifier 'SelfVerify(4, \"tre\")'": 'must be one of "batch", "tree"',
     "generate q --verifier 'Guided(CausalTarget(\"mini-ar\"), top_k=0)'": "top_k must be",
+    "generate q --verifier 'ARVerfy(CausalTarget(\"mini-ar\"))'": "did you mean 'ARVerify'?",
     "generate q --regex [": "got an end where a part must follow in '['.",
     "eval calibrate word_problms out --ladder steps": "A task must be one of word_problems",
     "generate q --temperature nan": "temperature must be a finite number, got nan.",
