@@ -71,7 +71,7 @@ _DTYPES = {
 
 
 class _NetworkOptions(NamedTuple):
-    """Options of `load_model` for networks of this package; `_BY_TRANSFORMERS` lists which others have."""
+    """Options for networks of this package; `_BY_TRANSFORMERS` lists which other models have."""
 
     adapter: str | Path | None
     quantize: str | None
