@@ -62,7 +62,8 @@ from .text.constraints import JsonSchema, OneOf, Regex
 from .text.generation import generate
 from .text.reading import ReadAnswer, ReadChoice, read
 from .text.stream import stream
-from .text.streaming import PrefixStream, stream_to_terminal
+from .text.streamer import PrefixStream
+from .text.terminal import stream_to_terminal
 from .verify import (
     S2D2,
     AnySubsetVerify,

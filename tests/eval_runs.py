@@ -19,7 +19,7 @@ from toys import HashModel
 from dllm_decode import DecodeConfig, ForwardInputs, decode
 from dllm_decode.blocks import Sequential
 from dllm_decode.models import new_llada, save_model
-from dllm_decode.settings.models import Place
+from dllm_decode.settings.ranks import ProcessRank
 from eval.metrics.costs import COSTS, CostMeasure, Row
 from eval.reports.table import show_settings
 from eval.runs.folder import Folder
@@ -250,4 +250,4 @@ def write_tasks(folder: Path, num_docs: int = 7) -> Path:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    execute(runs(), sys.argv[1], place=Place.of_launch())
+    execute(runs(), sys.argv[1], place=ProcessRank.of_launch())

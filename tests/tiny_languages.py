@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from dllm_decode.core.language import Automaton
+from dllm_decode.core.automaton import Automaton
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.text.constraints import Regex, Vocabulary, compile_constraint
 

@@ -8,6 +8,7 @@ from dllm_decode.cli.input_lines import read_prompts
 from dllm_decode.settings.commands import GOES_ON
 from dllm_decode.settings.constraints import named_constraint
 from dllm_decode.settings.files import input_file, output_file, read_input
+from dllm_decode.settings.ranks import ALONE, ProcessRank
 from dllm_decode.text.brackets import split_blanks, split_choices
 
 if TYPE_CHECKING:
@@ -23,9 +24,8 @@ def generate_once(options: Namespace) -> int:
     constraint = _constraint(options)
     chat: Literal["auto", False] = False if options.plain else "auto"
     from dllm_decode.cli.speaker import load_speaker
-    from dllm_decode.settings.models import ALONE, Place
 
-    place = Place.of_launch() if options.input else ALONE
+    process = ProcessRank.of_launch() if options.input else ALONE
     speaker = load_speaker(options)
     if options.input:
         from dllm_decode.cli.prompt_files import answer_file
@@ -33,7 +33,7 @@ def generate_once(options: Namespace) -> int:
         try:
             done = answer_file(
                 speaker, options.input, options.output, num_rows=options.num_rows or 8, chat=chat,
-                progress=place.rank == 0 and sys.stderr.isatty(), place=place,
+                progress=process.rank == 0 and sys.stderr.isatty(), process=process,
             )  # fmt: skip
         except KeyboardInterrupt:
             sys.stderr.write(GOES_ON)

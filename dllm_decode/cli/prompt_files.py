@@ -7,6 +7,7 @@ rank 0 of 2, and leaves out prompts that have an answer in any file of the same 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +33,8 @@ from dllm_decode.settings.files import (
     output_file,
     whole_lines,
 )
-from dllm_decode.settings.models import ALONE, Place
 from dllm_decode.settings.plugins import sources_of
+from dllm_decode.settings.ranks import ALONE, ProcessRank
 from dllm_decode.text.answer_progress import AnswerProgress
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
@@ -71,6 +72,57 @@ class Prompted(NamedTuple):
     key: str
 
 
+@dataclass(frozen=True)
+class _Reader:
+    """Makes lines of the input into requests; errors name the line.
+
+    Attributes:
+        source: The file, as errors name it.
+        chat: How texts are read.
+    """
+
+    speaker: Speaker
+    source: str
+    chat: UseTemplate
+
+    def template(self, number: int, text: str) -> list[int]:
+        """Returns the token ids of a line's template."""
+        try:
+            return template_ids(self.speaker.tokenizer, text, self.speaker.model)
+        except ValueError as error:
+            raise self._refusal(number, error) from None
+
+    def request(
+        self, decoder: Decoder, number: int, line: InputLine, template: Sequence[int]
+    ) -> Request:
+        """Returns the request of a line."""
+        tokenizer = self.speaker.tokenizer
+        try:
+            inputs = line.messages if line.text is None else line.text
+            prompts: list[Prompt] = (
+                [start_ids(tokenizer)]
+                if inputs is None
+                else prompt_ids(tokenizer, inputs, chat=self.chat)
+            )
+            stop: StopRule = NeverStop()
+            if line.stop_strings:
+                stop = StopStrings(tokenizer, line.stop_strings)
+            gen_length = self.speaker.config.gen_length
+            options: RequestOptions = {"gen_length": gen_length, **line.options()}
+            if template:
+                options = filling_options(template, line.options())
+            constraint = None if line.constraint is None else constraint_of(line.constraint)
+            return decoder.request(
+                prompts[0], number, template=template, stop=stop,
+                constraint=compiled(decoder, tokenizer, constraint), **options,
+            )  # fmt: skip
+        except ValueError as error:
+            raise self._refusal(number, error) from None
+
+    def _refusal(self, number: int, error: ValueError) -> ValueError:
+        return ValueError(f"{place_of(self.source, number)}: {error}")
+
+
 def answer_file(
     speaker: Speaker,
     source: str,
@@ -79,7 +131,7 @@ def answer_file(
     num_rows: int,
     chat: UseTemplate,
     progress: bool,
-    place: Place = ALONE,
+    process: ProcessRank = ALONE,
 ) -> str:
     """Answers the prompts of a file that have no answer yet, and returns a summary of the work.
 
@@ -89,8 +141,9 @@ def answer_file(
     """
     output = output_file("--output", target)
     lines = read_prompts(Path(source))
+    reader = _Reader(speaker, source, chat)
     templates = {
-        number: _template(speaker, line.template, place_of(source, number))
+        number: reader.template(number, line.template)
         for number, line in lines.items()
         if line.template is not None
     }
@@ -101,38 +154,38 @@ def answer_file(
     prompted = [
         Prompted(
             line,
-            _request(speaker, decoder, number, line, templates.get(number, ()), source, chat),
+            reader.request(decoder, number, line, templates.get(number, ())),
             digest([*settings, number, msgspec.to_builtins(line)]),
         )
         for number, line in lines.items()
     ]
     keys = {p.request.index: p.key for p in prompted}
-    mine = prompted[place.rank :: place.world_size]
-    file = output_file("--output", str(_file_of(output, place)))
-    with _one_run(output, place, digest([*keys.values()])):
-        done = _done(output, place, keys, source)
+    mine = prompted[process.rank :: process.world_size]
+    file = output_file("--output", str(_file_of(output, process)))
+    with _one_run(output, process, digest([*keys.values()])):
+        done = _done(output, process, keys, source)
         left = {p.request.index: p for p in mine if p.request.index not in done}
         _decode(decoder, speaker.tokenizer, left, file, num_rows=num_rows, progress=progress)
     before = f"; {len(mine) - len(left)} were there before" if len(mine) > len(left) else ""
     return f"{len(left)} answers written to {file}{before}."
 
 
-def _file_of(output: Path, place: Place) -> Path:
+def _file_of(output: Path, process: ProcessRank) -> Path:
     """Returns the file in which a process writes its answers."""
-    if place.world_size == 1:
+    if process.world_size == 1:
         return output
-    return output.with_stem(f"{output.stem}.{place.rank}-of-{place.world_size}")
+    return output.with_stem(f"{output.stem}.{process.rank}-of-{process.world_size}")
 
 
 @contextmanager
-def _one_run(output: Path, place: Place, settings: str) -> Iterator[None]:
+def _one_run(output: Path, process: ProcessRank, settings: str) -> Iterator[None]:
     """Holds the lock of a rank; all locks of a run have its number of ranks and settings as name.
 
     Raises ValueError if another process has the same rank, or any process is of another run.
     """
-    run = f"-of-{place.world_size}.{settings}.lock"
-    own = output.with_name(f".{output.name}.{place.rank}{run}")
-    refusal = f"Another process writes {_file_of(output, place)}; wait until it ends."
+    run = f"-of-{process.world_size}.{settings}.lock"
+    own = output.with_name(f".{output.name}.{process.rank}{run}")
+    refusal = f"Another process writes {_file_of(output, process)}; wait until it ends."
     with only_writer(own, refusal):
         locks = re.compile(rf"\.{re.escape(output.name)}\.\d+(-of-\d+\.\w+\.lock)")
         for lock in output.parent.iterdir():
@@ -149,43 +202,6 @@ def _one_run(output: Path, place: Place, settings: str) -> Iterator[None]:
         yield
 
 
-def _template(speaker: Speaker, text: str, where: str) -> list[int]:
-    try:
-        return template_ids(speaker.tokenizer, text, speaker.model)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def _request(
-    speaker: Speaker,
-    decoder: Decoder,
-    number: int,
-    line: InputLine,
-    template: Sequence[int],
-    source: str,
-    chat: UseTemplate,
-) -> Request:
-    tokenizer = speaker.tokenizer
-    try:
-        inputs = line.messages if line.text is None else line.text
-        prompts: list[Prompt] = (
-            [start_ids(tokenizer)] if inputs is None else prompt_ids(tokenizer, inputs, chat=chat)
-        )
-        stop: StopRule = NeverStop()
-        if line.stop_strings:
-            stop = StopStrings(tokenizer, line.stop_strings)
-        options: RequestOptions = {"gen_length": speaker.config.gen_length, **line.options()}
-        if template:
-            options = filling_options(template, line.options())
-        constraint = None if line.constraint is None else constraint_of(line.constraint)
-        return decoder.request(
-            prompts[0], number, template=template, stop=stop,
-            constraint=compiled(decoder, tokenizer, constraint), **options,
-        )  # fmt: skip
-    except ValueError as error:
-        raise ValueError(f"{place_of(source, number)}: {error}") from None
-
-
 def _settings(speaker: Speaker, chat: UseTemplate) -> list[object]:
     """Returns all that answers depend on: options, files of the model and of plug-ins, and code."""
     plugins = (speaker.sampler, speaker.cache, speaker.verifier, speaker.blocks)
@@ -197,13 +213,13 @@ def _settings(speaker: Speaker, chat: UseTemplate) -> list[object]:
     ]  # fmt: skip
 
 
-def _done(output: Path, place: Place, keys: Mapping[int, str], source: str) -> set[int]:
+def _done(output: Path, process: ProcessRank, keys: Mapping[int, str], source: str) -> set[int]:
     """Returns the numbers of the prompts that are answered in a file of any rank, or of none.
 
     Removes a torn last line of our own file; rank 0 also those of runs with other numbers of ranks.
     """
     ranks = re.compile(rf"{re.escape(output.stem)}(\.\d+-of-(\d+))?{re.escape(output.suffix)}")
-    own, done = _file_of(output, place), set()
+    own, done = _file_of(output, process), set()
     for file in output.parent.iterdir():
         name = ranks.fullmatch(file.name)
         if not name:
@@ -216,7 +232,7 @@ def _done(output: Path, place: Place, keys: Mapping[int, str], source: str) -> s
                     "this command, but prompt or settings differ; choose another --output."
                 )
             done.add(answered.line - 1)
-        if file == own or (place.rank == 0 and int(name[2] or 1) != place.world_size):
+        if file == own or (process.rank == 0 and int(name[2] or 1) != process.world_size):
             mend_last_line(file, b'{"line":')
     return done
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.sockets import LOCAL, bind
 from dllm_decode.settings.addresses import parse_model
-from dllm_decode.settings.known import require_plugin
+from dllm_decode.settings.known import require_known_plugins
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "jinja2")
 
@@ -81,7 +81,7 @@ def _other_samplers(options: Namespace) -> dict[str, str]:
             raise ValueError(
                 f"--allow-sampler must be NAME=EXPR, with a name of its own, got {text!r}."
             )
-        require_plugin("sampler", expression)
+        require_known_plugins("sampler", expression)
         samplers[name] = expression
     return samplers
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from dllm_decode.core.automaton import Automaton
 from dllm_decode.core.columns import Columns
-from dllm_decode.core.language import Automaton
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.stopping import NeverStop, StopRule

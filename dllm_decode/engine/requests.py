@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
-from dllm_decode.core.language import Automaton
+from dllm_decode.core.automaton import Automaton
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, RequestOptions
 from dllm_decode.core.prompts import Prompt, filling_options
 from dllm_decode.core.rows import Request

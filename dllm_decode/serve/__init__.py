@@ -5,7 +5,8 @@ jobs.py      requests of the loop, and the events that their owners are told
 service.py   the model that is served, and channels for events to a request
 fields.py    the JSON of requests        parts.py      messages, tools and forms in it
 forms.py     forms of answers            compiler.py   forms as automata, in turns
-worker.py    the process that compiles
+compiler_process.py   the process that compiles them
+warm_up.py   recorded graphs, before clients wait for them
 chats.py     messages as token ids       asks.py       requests as rows
 calls.py     calls in answers            answers.py    the JSON of answers
 responses.py   requests and answers as items   errors.py     refusals in OpenAI's shape

@@ -5,19 +5,18 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
 
 from prometheus_client import Histogram
 
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.serve.asks import ResponseChoice
+from dllm_decode.serve.calls import Json
 from dllm_decode.serve.errors import RefusedError, writable
 from dllm_decode.serve.fields import Chat, Completion, StreamOptions
 from dllm_decode.serve.jobs import Drafted, Finished, Scored, Told
 from dllm_decode.serve.service import Channel, Service
 from dllm_decode.text.unknown_words import unknown_words
 
-Json: TypeAlias = dict[str, Any]
 DONE = "data: [DONE]\n\n"
 
 

@@ -10,6 +10,7 @@ from dllm_decode.settings.arguments import CallParser, ReasoningParser
 from dllm_decode.text.prose import num_begun
 
 Json: TypeAlias = dict[str, Any]
+"""A JSON object."""
 
 
 class Tags(NamedTuple):

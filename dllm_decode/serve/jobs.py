@@ -9,12 +9,10 @@ import torch
 from dllm_decode.core.observers import StepEvent
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request
+from dllm_decode.text.reading import LEAST_LOGPROB
 
 Shown: TypeAlias = Literal["nothing", "prefix", "canvas"]
 """The tokens that a job's owner is told in each round: none, those that are final, or all."""
-
-# JSON has no -inf.
-LEAST_LOGPROB = -9999.0
 
 
 class Grown(NamedTuple):

@@ -5,7 +5,7 @@ import json
 import logging
 from pathlib import Path, PurePath
 
-from dllm_decode.serve.answers import Json
+from dllm_decode.serve.calls import Json
 from dllm_decode.serve.engine import FullError
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.fields import Weights

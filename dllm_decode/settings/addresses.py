@@ -72,7 +72,6 @@ def construct(
     options: Mapping[str, str],
     *,
     others: Collection[str] = (),
-    never: tuple[type, ...] = (),
 ) -> Any:
     """Calls a constructor with options, which are read from text by the types that it declares.
 
@@ -80,12 +79,7 @@ def construct(
     Raises ValueError if an option is unknown or missing, a text is not of the declared type, or an
     option has a type that cannot be read from text.
     """
-    # An address must not allow programs to run; only an option of the command may do so.
-    declared = {
-        key: option
-        for key, option in signature(make, eval_str=True).parameters.items()
-        if option.annotation not in never
-    }
+    declared = signature(make, eval_str=True).parameters
     for key in options:
         if key not in declared:
             names = ", ".join([*others, *declared])

@@ -42,7 +42,7 @@ def require_known(options: Namespace) -> None:
     """
     for part in _PACKAGES:
         for text in _given(options, part):
-            require_plugin(part, text)
+            require_known_plugins(part, text)
     for name in OPTIONS:
         for value in _given(options, name):
             DecodeConfig().updated(**{name: value})
@@ -57,7 +57,7 @@ def _given(options: Namespace, name: str) -> Iterator[Any]:
     yield from (value for value in values if value not in (None, ""))
 
 
-def require_plugin(part: str, text: str) -> None:
+def require_known_plugins(part: str, text: str) -> None:
     """Raises ValueError unless a text names plug-ins of ours with arguments in their ranges."""
     if text.startswith("@"):
         if not Path(text[1:]).is_file():

@@ -1,9 +1,8 @@
-"""Opens the model that an address names, and reads the ranks of the processes of a launch."""
+"""Opens the model that an address names."""
 
 import argparse
-import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,48 +14,7 @@ from dllm_decode.models.loading.load import LoadedModel
 from dllm_decode.models.targets.causal_only import CausalOnly
 from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.plugins import no_target
-
-_LAUNCH_VARIABLES = {
-    "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
-    "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
-    "local_rank": ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
-}
-
-
-@dataclass(frozen=True)
-class Place:
-    """The rank of this process; `local_rank` counts only the processes of its machine."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-
-    @staticmethod
-    def of_launch() -> "Place":
-        """Reads the ranks that `accelerate launch`, `torchrun` or `mpirun` gives each process.
-
-        Raises ValueError if there is no rank, or one that is not below the number of processes.
-        """
-        ranks = {}
-        for field_name, variables in _LAUNCH_VARIABLES.items():
-            name = next((name for name in variables if name in os.environ), None)
-            if name is None:
-                continue
-            if not os.environ[name].isdecimal():
-                raise ValueError(f"{name} must be a whole number, got {os.environ[name]!r}.")
-            ranks[field_name] = int(os.environ[name])
-        place = Place(**ranks)
-        if place.world_size > 1 and "rank" not in ranks:
-            raise ValueError(f"RANK must be set too, got {place.world_size} processes without one.")
-        if place.rank >= place.world_size:
-            raise ValueError(
-                "The environment must give the rank of a process below the number of processes, "
-                f"got rank {place.rank} of {place.world_size}. Unset RANK, or set WORLD_SIZE too."
-            )
-        return place
-
-
-ALONE = Place()
+from dllm_decode.settings.ranks import ProcessRank
 
 
 class Loaded(NamedTuple):
@@ -93,7 +51,7 @@ def load(
     graphs: bool = False, revision: str = "", needs_tokenizer: bool = True,
 ) -> Loaded:  # fmt: skip
     """Loads the model of an address, as `load_model` does; "cuda" is the process's own GPU."""
-    own_device = f"cuda:{Place.of_launch().local_rank}" if device == "cuda" else device
+    own_device = f"cuda:{ProcessRank.of_launch().local_rank}" if device == "cuda" else device
     loaded: tuple[LoadedModel, Any] = load_model(
         **asdict(parse_model(source)), device=own_device, dtype=dtype, compile=compile,
         graphs=graphs, revision=revision or None,

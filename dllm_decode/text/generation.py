@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
-from dllm_decode.core.language import Automaton
+from dllm_decode.core.automaton import Automaton
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.observers import Observer
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_integer
@@ -36,7 +36,7 @@ from dllm_decode.text import constraints
 from dllm_decode.text.answers import GenerateOutput, answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
 from dllm_decode.text.generate_options import GenerateOptions, by_our_names
-from dllm_decode.text.streaming import PrefixStreamer, answer_stream
+from dllm_decode.text.streamer import PrefixStreamer, answer_stream
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import shown

@@ -31,8 +31,8 @@ from samplers.view import View
 Piece: TypeAlias = list[int] | Choice
 """A part of a text: token ids, or a choice."""
 
-# JSON has no -inf.
-_LEAST_LOGPROB = -9999.0
+LEAST_LOGPROB = -9999.0
+"""Least log-probability that is told, because JSON has no -inf."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,15 @@ def read(
     if len(prompts) != 1:
         raise ValueError(f"read takes one input, got {len(prompts)}.")
     plan = ReadPlan.of(pieces, model.mask_id)
-    decoder = reading_decoder(model, max(len(look.template) for look in plan.looks))
+    decoder = reading_decoder(model, max(len(row.template) for row in plan.rows))
 
     def watch(event: StepEvent) -> None:
-        for row, number in enumerate(event.requests.tolist()):
-            plan.looks[number].watch(event, row)
+        for index, number in enumerate(event.requests.tolist()):
+            plan.rows[number].watch(event, index)
 
     requests = [
-        decoder.request(prompts[0], number, template=look.template, gen_length=len(look.template))
-        for number, look in enumerate(plan.looks)
+        decoder.request(prompts[0], number, template=row.template, gen_length=len(row.template))
+        for number, row in enumerate(plan.rows)
     ]
     for _ in raise_errors(run(decoder, RequestQueue(requests), num_rows, [watch])):
         pass
@@ -169,7 +169,7 @@ class ReadRow:
             probabilities = view.probability(tokens.to(device))[0].tolist()
             for position, token in token_at.items():
                 probability = probabilities[position - first]
-                logprob = math.log(probability) if probability > 0.0 else _LEAST_LOGPROB
+                logprob = math.log(probability) if probability > 0.0 else LEAST_LOGPROB
                 self.found[position, token] = logprob
             unread = [pair for pair in unread if pair not in self.found]
 
@@ -182,28 +182,28 @@ class ReadPlan(NamedTuple):
     """The rows of a read.
 
     Attributes:
-        looks: The rows, each once.
+        rows: The rows, each once.
         answers: For each choice and each answer of the choice, where the answer's tokens are read.
     """
 
-    looks: list[ReadRow]
+    rows: list[ReadRow]
     answers: list[list[list[TokenRead]]]
 
     @staticmethod
     def of(pieces: Sequence[Piece], mask_id: int) -> "ReadPlan":
         """Returns the rows that read every choice of a text."""
-        looks: dict[tuple[int, ...], ReadRow] = {}
+        rows: dict[tuple[int, ...], ReadRow] = {}
         answers = [
-            [_steps(pieces, piece, answer, mask_id, looks) for answer in piece.token_ids]
+            [_steps(pieces, piece, answer, mask_id, rows) for answer in piece.token_ids]
             for piece in pieces
             if isinstance(piece, Choice)
         ]
-        return ReadPlan(list(looks.values()), answers)
+        return ReadPlan(list(rows.values()), answers)
 
     def logprobs(self) -> list[list[float]]:
         """Returns the log-probability of each answer of each choice, once all rows have run."""
         return [
-            [max(_LEAST_LOGPROB, sum(row.found[key] for row, key in reads)) for reads in choice]
+            [max(LEAST_LOGPROB, sum(row.found[key] for row, key in reads)) for reads in choice]
             for choice in self.answers
         ]
 
@@ -213,9 +213,9 @@ def _steps(
     choice: Choice,
     answer: tuple[int, ...],
     mask_id: int,
-    looks: dict[tuple[int, ...], ReadRow],
+    rows: dict[tuple[int, ...], ReadRow],
 ) -> list[TokenRead]:
-    """Returns where each token of an answer is read; adds the necessary rows to `looks`."""
+    """Returns where each token of an answer is read; adds the necessary rows to `rows`."""
     steps: list[TokenRead] = []
     for number, token in enumerate(answer):
         template: list[int] = []
@@ -226,9 +226,9 @@ def _steps(
                 template += [*answer[:number], *[mask_id] * (len(answer) - number)]
             else:
                 template += piece.masked(mask_id) if isinstance(piece, Choice) else piece
-        look = looks.setdefault(tuple(template), ReadRow(tuple(template)))
-        look.wanted.add((start + number, token))
-        steps.append((look, (start + number, token)))
+        row = rows.setdefault(tuple(template), ReadRow(tuple(template)))
+        row.wanted.add((start + number, token))
+        steps.append((row, (start + number, token)))
     return steps
 
 

@@ -109,7 +109,7 @@ class Checkpoints:
         return Progress(record.step, record.samples, record.history)
 
     def _leave_out(self, models: list[Any], states: list[dict[str, Tensor]], _: str) -> None:
-        states[:] = [_trained(self._model) for _ in states]
+        states[:] = [_without_frozen(self._model) for _ in states]
 
     def _unwrap(self, models: list[Any], _: str) -> None:
         # Unwrapped as in the checkpoint, because the number of processes may have changed.
@@ -120,7 +120,7 @@ def describe(model: nn.Module, optimisers: Sequence[Optimizer]) -> list[str]:
     """Names trained weights with dtypes and sizes, and optimisers with their numbers of weights."""
     lines = [
         f"{name} {str(weight.dtype).removeprefix('torch.')} {list(weight.shape)}"
-        for name, weight in _trained(model).items()
+        for name, weight in _without_frozen(model).items()
     ]
     for optimiser in optimisers:
         num_weights = sum(len(group["params"]) for group in optimiser.param_groups)
@@ -158,7 +158,7 @@ def _digests(checkpoint: Path) -> dict[str, str]:
     return digests
 
 
-def _trained(model: nn.Module) -> dict[str, Tensor]:
+def _without_frozen(model: nn.Module) -> dict[str, Tensor]:
     named = model.named_parameters(remove_duplicate=False)
     frozen = {name for name, weight in named if not weight.requires_grad}
     return {name: value for name, value in model.state_dict().items() if name not in frozen}

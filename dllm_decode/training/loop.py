@@ -126,7 +126,7 @@ class _Losses(nn.Module, Generic[BatchT]):
             return self._objective.loss(batch, generator)
 
 
-def _trained(module: nn.Module) -> list[nn.Parameter]:
+def _trained_weights(module: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in module.parameters() if weight.requires_grad]
 
 
@@ -147,7 +147,7 @@ class _Run(Generic[BatchT]):
         ]
         losses = _Losses(objective)
         self.losses, *self._optimisers = accelerator.prepare(losses, *optimisers)
-        self._weights = _trained(losses)
+        self._weights = _trained_weights(losses)
         self._checkpoints: Checkpoints | None = None
         if settings.folder is not None:
             self._checkpoints = Checkpoints(settings.folder, accelerator, losses, optimisers)
@@ -193,7 +193,7 @@ class _Run(Generic[BatchT]):
         """Evaluates, notes the result and writes a checkpoint."""
         self._model.eval()
         progress = self.progress
-        require_finite("The weights", _trained(self.losses), progress.step)
+        require_finite("The weights", _trained_weights(self.losses), progress.step)
         counts = {"step": float(progress.step), "samples": float(progress.samples)}
         progress.history.append({**counts, **evaluate(progress)})
         if self._checkpoints is not None:

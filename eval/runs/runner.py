@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from dllm_decode.settings.models import ALONE, Place
+from dllm_decode.settings.ranks import ALONE, ProcessRank
 from eval.runs.answers import answer, said_of
 from eval.runs.folder import Folder
 from eval.runs.names import Selection
@@ -56,7 +56,11 @@ class Worker:
     """
 
     def __init__(
-        self, checked: Checked, part: RecordPart, reporter: Reporter = SILENT, place: Place = ALONE
+        self,
+        checked: Checked,
+        part: RecordPart,
+        reporter: Reporter = SILENT,
+        place: ProcessRank = ALONE,
     ) -> None:
         self._run, examples, self._settings = checked
         size = self._run.batch_size
@@ -145,7 +149,7 @@ def execute(
     runs: Sequence[Run],
     folder: str | Path,
     *,
-    place: Place = ALONE,
+    place: ProcessRank = ALONE,
     reporter: Reporter = SILENT,
     on_plan: Callable[[list[Checked], list[RunSettings]], None] = lambda checked, others: None,
 ) -> Folder:
@@ -182,7 +186,7 @@ def execute(
 
 @contextmanager
 def open_part(
-    folder: Folder, runs: Sequence[Checked], place: Place = ALONE
+    folder: Folder, runs: Sequence[Checked], place: ProcessRank = ALONE
 ) -> Iterator[RecordPart]:
     """Locks this process's part of a folder; yields it with the records that are not errors.
 

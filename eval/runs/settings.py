@@ -10,7 +10,7 @@ import msgspec
 
 from dllm_decode import CachePolicy, DecodeConfig, MaskPredictor, NoCache, NoVerifier, Verifier
 from dllm_decode.blocks import BlockSchedule, Sequential
-from dllm_decode.core.language import Automaton
+from dllm_decode.core.automaton import Automaton
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import new_decoder
 from dllm_decode.settings.files import canonical, converted, digest_of_text

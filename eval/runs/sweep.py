@@ -16,9 +16,10 @@ from rich.console import Console
 from dllm_decode import DecodeConfig
 from dllm_decode.settings.constraints import named_constraint
 from dllm_decode.settings.files import canonical, decoded, is_of
-from dllm_decode.settings.models import Loaded, Place, open_model
+from dllm_decode.settings.models import Loaded, open_model
 from dllm_decode.settings.options import OPTIONS, axes_of
 from dllm_decode.settings.plugins import KINDS, check_plugin
+from dllm_decode.settings.ranks import ProcessRank
 from dllm_decode.text.constraints import constraint_of
 from eval.runs.folder import Folder
 from eval.runs.named_files import toml_of
@@ -161,7 +162,7 @@ def run_sweep(options: argparse.Namespace, warn: Warn) -> Measured:
 
 def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
     """Decodes the answers that the results folder lacks; checks all before the first forward."""
-    place = Place.of_launch()
+    place = ProcessRank.of_launch()
     Folder(options.out).require_usable()
     settings: list[RunSettings] = []
 

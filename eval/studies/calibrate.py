@@ -10,8 +10,9 @@ from dataclasses import replace
 from rich.console import Console
 
 from dllm_decode.settings.files import digest, output_file, read_object, write_json
-from dllm_decode.settings.models import Place, open_model
+from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_of
+from dllm_decode.settings.ranks import ProcessRank
 from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
 from eval.runs.reporter import Reporter
@@ -28,7 +29,7 @@ CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 def run(options: argparse.Namespace) -> int:
     """Calibrates, writes the card and shows it; 0 if a setting is certified, 1 if none is."""
     guarantee = Guarantee(options.max_drop, options.confidence)
-    place = Place.of_launch()
+    place = ProcessRank.of_launch()
     if place.world_size > 1:
         raise ValueError(
             "calibrate must run in one process, got several: decode the settings with `sweep` "

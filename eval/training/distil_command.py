@@ -17,8 +17,8 @@ from rich.console import Console
 from dllm_decode import CachePolicy
 from dllm_decode.core.progress_bar import ProgressBar
 from dllm_decode.settings.files import write_json
-from dllm_decode.settings.models import Place
 from dllm_decode.settings.plugins import parse
+from dllm_decode.settings.ranks import ProcessRank
 from dllm_decode.training import Progress, Settings, train
 from dllm_decode.training.teacher import Demonstration, Lessons
 from eval.runs.settings import Run
@@ -123,9 +123,9 @@ class Distillation:
         return Path(self.options.output)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ProcessRank:
         """The rank of this process and the number of processes."""
-        return Place(self.accelerator.process_index, self.accelerator.num_processes)
+        return ProcessRank(self.accelerator.process_index, self.accelerator.num_processes)
 
     def run(self) -> None:
         """Runs the parts of the command; each part continues where it stopped."""

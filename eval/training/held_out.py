@@ -13,7 +13,7 @@ from msgspec import Meta
 from rich.table import Table
 
 from dllm_decode.settings.files import ANEW, read_object, write_json
-from dllm_decode.settings.models import ALONE, Place
+from dllm_decode.settings.ranks import ALONE, ProcessRank
 from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
 from eval.reports.comparison import difference
 from eval.runs.answers import answer
@@ -79,7 +79,7 @@ def measure(
     run: Run,
     examples: Sequence[Example],
     *,
-    place: Place = ALONE,
+    place: ProcessRank = ALONE,
     gather: Callable[[list[Any]], list[Any]] = lambda results: results,
 ) -> HeldOutScores:
     """Decodes and scores examples of the task of a run.

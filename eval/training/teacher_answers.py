@@ -10,7 +10,7 @@ from rich.console import Console
 from dllm_decode.core.observers import Trace
 from dllm_decode.core.progress_bar import ProgressBar
 from dllm_decode.settings.files import read_object, write_json
-from dllm_decode.settings.models import Place
+from dllm_decode.settings.ranks import ProcessRank
 from dllm_decode.training.teacher import Demonstration
 from eval.runs.answers import answer
 from eval.runs.settings import Run
@@ -24,7 +24,7 @@ class _Answers(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def answer_all(
-    run: Run, questions: Questions, folder: Path, place: Place, console: Console
+    run: Run, questions: Questions, folder: Path, place: ProcessRank, console: Console
 ) -> None:
     """Writes the answers to those batches of this process that have no file yet."""
     examples, prompts = questions.examples, questions.encoded(run.tokenizer)

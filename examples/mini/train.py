@@ -36,7 +36,7 @@ from dllm_decode.models import MaskedTransformer, new_llada, save_model
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.training.block_diffusion import BlockDiffusion, hidden_of_copies
-from dllm_decode.training.saving import copy_by_words, start_from, write_fast_dllm_v2
+from dllm_decode.training.from_model import copy_by_words, start_from, write_fast_dllm_v2
 from eval.runs.provenance import package_commit
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 

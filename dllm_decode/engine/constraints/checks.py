@@ -1,6 +1,6 @@
 """Refuses requests whose answers cannot be, or will not be, one of their constraint's texts."""
 
-from dllm_decode.core.language import EOS_CLASS, Automaton
+from dllm_decode.core.automaton import EOS_CLASS, Automaton
 from dllm_decode.core.model import MaskPredictor, UniformState
 from dllm_decode.core.rows import Request
 from samplers.base import Sampler

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dllm_decode.core.language import Automata
+from dllm_decode.core.automaton import Automata
 from samplers.logits import noise
 from samplers.logits.float64 import in_float64, widest
 from samplers.logits.statistics import divided

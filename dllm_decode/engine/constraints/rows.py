@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from dllm_decode.core.automaton import Automata
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.language import Automata
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
 

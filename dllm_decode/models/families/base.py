@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from dllm_decode.models.families.reader import MOST_LENGTH, Config, ConfigReader, is_integer, shown
+from dllm_decode.models.families.reader import (
+    MOST_LENGTH,
+    Config,
+    ConfigReader,
+    as_json,
+    is_integer,
+)
 from dllm_decode.models.network.config import NetworkConfig
 from dllm_decode.models.network.parts import pattern_of
 from dllm_decode.models.network.transformer import Transformer
@@ -182,8 +188,8 @@ class Family:
             if not config.is_one_of(refusal.key, refusal.allowed):
                 raise ValueError(
                     f"{config.file}: {self.name} checkpoints need {refusal.key!r} to be "
-                    f"{refusal.required}, got {shown(config.value(refusal.key))}. This variant is "
-                    "not implemented; choose another checkpoint."
+                    f"{refusal.required}, got {as_json(config.value(refusal.key))}. This variant "
+                    "is not implemented; choose another checkpoint."
                 )
 
     def _shape(self, config: ConfigReader) -> NetworkConfig:

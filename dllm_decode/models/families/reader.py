@@ -105,7 +105,7 @@ class ConfigReader:
     def error(self, key: str, required: str, value: object) -> ValueError:
         """Returns the error that names a key, its file, and what its value must be."""
         name = self._prefix + key
-        return ValueError(f"{self.file}: {name!r} must be {required}, got {shown(value)}.")
+        return ValueError(f"{self.file}: {name!r} must be {required}, got {as_json(value)}.")
 
     def is_one_of(self, key: str, allowed: Iterable[object]) -> bool:
         """Says whether a key is absent or has one of these values; true is not 1, nor false 0.
@@ -144,6 +144,6 @@ def is_integer(value: object, least: int, most: int) -> bool:
     return type(value) is int and least <= value <= most
 
 
-def shown(value: object) -> str:
+def as_json(value: object) -> str:
     """Returns a value as messages quote it, null as JSON writes it."""
     return "null" if value is None else repr(value)

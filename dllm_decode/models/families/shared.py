@@ -5,7 +5,7 @@ from operator import floordiv
 from typing import Any, NamedTuple
 
 from dllm_decode.models.families.base import Refusal
-from dllm_decode.models.families.reader import MOST_LENGTH, ConfigReader, shown
+from dllm_decode.models.families.reader import MOST_LENGTH, ConfigReader, as_json
 from dllm_decode.models.network.config import MoEConfig, NetworkConfig
 from dllm_decode.models.network.rope import Llama3Scaling, RopeScaling, YarnScaling
 
@@ -176,7 +176,7 @@ def _collect(stated: dict[str, Any], place: ConfigReader, key: str) -> None:
     """Adds the value of a key if there is one; raises if another place has a different value."""
     value = place.value(key)
     if value is not None and stated.setdefault(key, value) != value:
-        raise place.error(key, f"{shown(stated[key])} as elsewhere in the file", value)
+        raise place.error(key, f"{as_json(stated[key])} as elsewhere in the file", value)
 
 
 def _place(config: ConfigReader) -> str:

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from dllm_decode.core.files import finish_files
-from dllm_decode.models.families.reader import ConfigReader, shown
+from dllm_decode.models.families.reader import ConfigReader, as_json
 from dllm_decode.models.loading.json_files import read_json
 from dllm_decode.models.loading.weights import check_finite, check_float_storage, open_weights
 
@@ -108,8 +108,9 @@ def read_adapter(folder: Path) -> Adapter:
     for key, allowed in _PLAIN.items():
         if not config.is_one_of(key, allowed):
             raise ValueError(
-                f"{config.file}: {key!r} must be {shown(allowed[0])} for an adapter that is "
-                f"merged, got {shown(config.value(key))}. Merge it with PEFT, and load the result."
+                f"{config.file}: {key!r} must be {as_json(allowed[0])} for an adapter that is "
+                f"merged, got {as_json(config.value(key))}. Merge it with PEFT, and load the "
+                "result."
             )
     if not path.is_file():
         raise FileNotFoundError(

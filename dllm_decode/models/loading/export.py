@@ -10,7 +10,7 @@ from torch import Tensor
 from dllm_decode.core.files import finish_files, new_files
 from dllm_decode.models.families import LLADA
 from dllm_decode.models.families.reader import ConfigReader
-from dllm_decode.models.loading.json_files import read_json, write_json
+from dllm_decode.models.loading.json_files import read_json, write_sorted_json
 from dllm_decode.models.loading.placement import empty, new_on_meta
 from dllm_decode.models.loading.weights import INDEX, shards_of, write_weights
 from dllm_decode.models.masked_transformer import MaskedTransformer
@@ -144,10 +144,10 @@ def save_model(
         for name, tensor in family.tensors(model.transformer).items()
     }
     with new_files(folder, earlier) as written:
-        write_json(written / "config.json", config)
+        write_sorted_json(written / "config.json", config)
         if source is None:
             ends = {"eos_token_id": _one_or_list(model.eos_ids), "pad_token_id": model.eos_ids[0]}
-            write_json(written / "generation_config.json", ends)
+            write_sorted_json(written / "generation_config.json", ends)
         for name, content in contents.items():
             (written / name).write_bytes(content)
         if tokenizer is not None:
@@ -223,7 +223,7 @@ def _write_shards(
         write_weights(folder / file, copies, {"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        write_json(folder / INDEX, index)
+        write_sorted_json(folder / INDEX, index)
 
 
 def _initialise(transformer: Transformer, seed: int) -> None:

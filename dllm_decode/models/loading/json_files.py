@@ -29,7 +29,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def write_json(path: Path, content: Mapping[str, object]) -> None:
+def write_sorted_json(path: Path, content: Mapping[str, object]) -> None:
     """Writes an object with sorted keys."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

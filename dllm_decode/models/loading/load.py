@@ -2,12 +2,12 @@
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Optional, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Literal, NamedTuple, Optional, TypeAlias, Unpack
 
 import torch
 
 from dllm_decode.models.families import CheckpointFacts, Family, family_of
-from dllm_decode.models.families.reader import ConfigReader
+from dllm_decode.models.families.reader import Config, ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
 from dllm_decode.models.loading.by_transformers import load_diffusion_gemma, load_xlnet
 from dllm_decode.models.loading.find import find_model
@@ -68,6 +68,18 @@ _DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
+
+
+class _NetworkOptions(NamedTuple):
+    """Options for networks of this package; `_BY_TRANSFORMERS` lists which other models have."""
+
+    adapter: str | Path | None
+    quantize: str | None
+    block_length: int | None
+    compile: bool
+    graphs: bool
+    family: str | Family | None
+    mask_id: int | None
 
 
 def load_model(
@@ -141,34 +153,53 @@ def load_model(
     chosen_dtype = _dtype(one_of("dtype", dtype, "torch_dtype", options.get("torch_dtype")))
     _check_ways(compile, graphs, quantize)
     folder = find_model(source, revision)
-    lora = None if adapter is None else read_adapter(find_model(adapter))
-    config, file = read_json(folder / "config.json"), repr(str(folder / "config.json"))
-    stored = stored_format(config, file=file)
+    config = read_json(folder / "config.json")
+    stored = stored_format(config, file=repr(str(folder / "config.json")))
     name = Path(source).resolve().name if Path(source).is_dir() else str(source)
     kind = "causal" if family == "causal" else str(config.get("model_type"))
+    network_options = _NetworkOptions(
+        adapter=adapter, quantize=quantize, block_length=block_length, compile=compile,
+        graphs=graphs, family=family, mask_id=mask_id,
+    )  # fmt: skip
     if kind in _BY_TRANSFORMERS:
         if stored is not AS_TRAINED:
             raise ValueError(
                 f"Weights of {name}, which transformers computes, must be stored as they were "
                 f"trained, got {stored.name}. Load the original checkpoint."
             )
-        package_options = {
-            "adapter": adapter, "quantize": quantize, "block_length": block_length,
-            "compile": compile, "graphs": graphs, "family": family, "mask_id": mask_id,
-        }  # fmt: skip
         return _by_transformers(
-            kind, folder, package_options, name=name, device=place_on, dtype=chosen_dtype,
+            kind, folder, network_options, name=name, device=place_on, dtype=chosen_dtype,
             tokenizer=tokenizer,
         )  # fmt: skip
-    chosen_family = family_of(config, family, file=file)
+    return _load_network(
+        folder, config, network_options, stored=stored, name=name, device=place_on,
+        dtype=chosen_dtype, tokenizer=tokenizer,
+    )  # fmt: skip
+
+
+def _load_network(
+    folder: Path,
+    config: Config,
+    options: _NetworkOptions,
+    *,
+    stored: StoredFormat,
+    name: str,
+    device: Device,
+    dtype: torch.dtype | None,
+    tokenizer: Literal["required", "optional"],
+) -> tuple[MaskedTransformer, Optional["transformers.PreTrainedTokenizerBase"]]:
+    """Loads a model whose network is one of this package."""
+    file, quantize = repr(str(folder / "config.json")), options.quantize
+    lora = None if options.adapter is None else read_adapter(find_model(options.adapter))
+    chosen_family = family_of(config, options.family, file=file)
     loaded_tokenizer = read_tokenizer(
         folder, chosen_family.name, tokenizer, fast=chosen_family.fast_tokenizer
     )
     facts = chosen_family.read(
         config,
         file=file,
-        mask_id=mask_id,
-        block_length=block_length,
+        mask_id=options.mask_id,
+        block_length=options.block_length,
         tokenizer_mask_id=None if loaded_tokenizer is None else loaded_tokenizer.mask_token_id,
         tokenizer_eos_id=None if loaded_tokenizer is None else loaded_tokenizer.eos_token_id,
         generation=generation_of(folder),
@@ -178,8 +209,8 @@ def load_model(
     stored_dtype = check_weights(transformer, chosen_family, files, stored)
     if lora is not None:
         lora.check(chosen_family.tensors(transformer))
-    transformer.to(chosen_dtype or stored_dtype)
-    placed = place(transformer, place_on)
+    transformer.to(dtype or stored_dtype)
+    placed = place(transformer, device)
     devices = {*placed.values()}
     if (
         any(place.type == "mps" for place in devices)
@@ -212,30 +243,31 @@ def load_model(
         is_causal_too=chosen_family.is_causal_too,
     )
     # Graphs keep the weights that they read, which quantising replaces.
-    model.compiled, model.graphs = compile, graphs and quantize is None
+    model.compiled, model.graphs = options.compile, options.graphs and quantize is None
     model.family = chosen_family
     _read_weights(model, chosen_family, files, lora, stored)
     model.files = (*model_files(folder), *(() if lora is None else lora.files))
     if quantized_on is not None:
         assert quantize is not None
         quantize_layers(transformer, quantized_on, quantize)
-        model.graphs = graphs
+        model.graphs = options.graphs
     return model.eval().requires_grad_(False), loaded_tokenizer
 
 
 def _by_transformers(
     kind: str,
     folder: Path,
-    options: dict[str, Any],
+    options: _NetworkOptions,
     *,
     name: str,
     device: Device,
     dtype: torch.dtype | None,
     tokenizer: Literal["required", "optional"],
 ) -> tuple[LoadedModel, Optional["transformers.PreTrainedTokenizerBase"]]:
-    """Loads a model of `_BY_TRANSFORMERS`; `options` are those of networks of this package."""
+    """Loads a model of `_BY_TRANSFORMERS`."""
     supported = _BY_TRANSFORMERS[kind]
-    require_left_out({key: value for key, value in options.items() if key not in supported}, name)
+    given = options._asdict().items()
+    require_left_out({key: value for key, value in given if key not in supported}, name)
     is_causal = kind == "causal"
     loaded_tokenizer = read_tokenizer(
         folder, kind, "required" if is_causal else tokenizer, fast=not is_causal
@@ -244,8 +276,7 @@ def _by_transformers(
         return load_diffusion_gemma(folder, name, device, dtype), loaded_tokenizer
     device = "cuda" if device == "auto" else device
     if kind == "xlnet":
-        mask_id = options["mask_id"]
-        xlnet = load_xlnet(folder, loaded_tokenizer, name, device, dtype, mask_id=mask_id)
+        xlnet = load_xlnet(folder, loaded_tokenizer, name, device, dtype, mask_id=options.mask_id)
         return xlnet, loaded_tokenizer
     assert loaded_tokenizer is not None
     target = load_target(folder, loaded_tokenizer, device=device, dtype=dtype)

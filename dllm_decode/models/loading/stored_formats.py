@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from dllm_decode.models.families.reader import ConfigReader, shown
+from dllm_decode.models.families.reader import ConfigReader, as_json
 
 Parts: TypeAlias = Mapping[str, Shaped[Tensor, "..."]]
 Shapes: TypeAlias = Mapping[str, list[int]]
@@ -132,7 +132,7 @@ def stored_format(config: Mapping[str, Any], *, file: str) -> StoredFormat:
     if not quantization:
         return AS_TRAINED
     if not isinstance(quantization, Mapping):
-        raise _refused(shown(quantization), file)
+        raise _refused(as_json(quantization), file)
     reader = ConfigReader(quantization, file=file, prefix="quantization_config.")
     method = str(quantization.get("quant_method", "an unknown method"))
     for key in _NOT_IMPLEMENTED:

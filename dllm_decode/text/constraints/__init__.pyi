@@ -1,4 +1,4 @@
-from .automata import (
+from .compilation import (
     build_automaton,
     compile_constraint,
 )

@@ -28,7 +28,7 @@ from dllm_decode import (
     decode,
     decode_many,
 )
-from dllm_decode.text.streaming import stream_to_terminal
+from dllm_decode.text.terminal import stream_to_terminal
 from eval.runs.reporter import Reporter
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 

@@ -12,7 +12,7 @@ import pytest
 import samplers
 from dllm_decode import CachePolicy, Verifier, blocks, caches, verify
 from dllm_decode.settings.declared import declared, exported
-from dllm_decode.settings.known import plugin_names, require_plugin
+from dllm_decode.settings.known import plugin_names, require_known_plugins
 from samplers import ALL_SAMPLERS
 from samplers.facts import PlugIn
 
@@ -133,10 +133,10 @@ def test_arguments_are_read_from_the_source_as_python_reads_them() -> None:
 
 
 def test_plug_ins_of_ones_own_and_targets_are_left_to_their_classes() -> None:
-    require_plugin("sampler", "CreditDecoding(no_such_module2:Rule(9))")
-    require_plugin("verifier", "ARVerify(CausalTarget('mini-ar'))")
+    require_known_plugins("sampler", "CreditDecoding(no_such_module2:Rule(9))")
+    require_known_plugins("verifier", "ARVerify(CausalTarget('mini-ar'))")
     with pytest.raises(ValueError, match="radius must be a whole number"):
-        require_plugin("sampler", "LocalLeap(radius=0.5)")
+        require_known_plugins("sampler", "LocalLeap(radius=0.5)")
 
 
 @pytest.mark.parametrize(

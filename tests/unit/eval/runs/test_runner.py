@@ -18,7 +18,8 @@ from toys import tiny_target
 
 from dllm_decode import CausalTarget, DelayedCache, FreeCache
 from dllm_decode.blocks import Sequential
-from dllm_decode.settings.models import Loaded, Place
+from dllm_decode.settings.models import Loaded
+from dllm_decode.settings.ranks import ProcessRank
 from eval.commands import evaluate as main
 from eval.reports.names import names_of
 from eval.reports.replay import panels_of
@@ -109,33 +110,10 @@ def test_several_processes_score_every_example_once(whole: Path, tmp_path: Path)
 
 
 def test_another_number_of_processes_finishes_the_folder(whole: Path, tmp_path: Path) -> None:
-    execute(eval_runs.runs(), tmp_path, place=Place(1, 3))
+    execute(eval_runs.runs(), tmp_path, place=ProcessRank(1, 3))
     assert measured(Folder(tmp_path)).summary["rows"][0]["num_missing"] > 0
     execute(eval_runs.runs(), tmp_path)
     assert summary_of(tmp_path) == summary_of(whole)
-
-
-@pytest.mark.parametrize(
-    ("rank", "size", "message"),
-    [
-        ("1", None, "below the number of processes, got rank 1 of 1"),
-        ("2", "2", "below the number of processes, got rank 2 of 2"),
-        (None, "8", "RANK must be set too, got 8 processes without one"),
-        ("-1", "2", "RANK must be a whole number, got '-1'."),
-        ("0", "two", "WORLD_SIZE must be a whole number, got 'two'."),
-        ("", "2", "RANK must be a whole number, got ''."),
-    ],
-)
-def test_a_rank_outside_its_world_is_refused(
-    rank: str | None, size: str | None, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half of the examples were decoded, and no report was written."""
-    for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
-        monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=message):
-        Place.of_launch()
 
 
 def test_a_folder_takes_settings_added_and_corrected(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dllm_decode.cli.main import main
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.settings.files import write_json
-from dllm_decode.settings.models import Place
+from dllm_decode.settings.ranks import ProcessRank
 from eval.runs.settings import Run
 from eval.training.filter_command import read_examples
 from eval.training.held_out import HeldOutScores, compared, measure, read_measured
@@ -126,9 +126,14 @@ def test_a_measurement_is_the_same_however_many_processes_share_it(tmp_path: Pat
     assert set(alone.forwards) <= set(range(1, 5))
     rank_1: list[Any] = []
     measure(
-        run, judged.examples, place=Place(1, 2), gather=lambda mine: rank_1.extend(mine) or mine
+        run,
+        judged.examples,
+        place=ProcessRank(1, 2),
+        gather=lambda mine: rank_1.extend(mine) or mine,
     )
-    shared = measure(run, judged.examples, place=Place(0, 2), gather=lambda mine: mine + rank_1)
+    shared = measure(
+        run, judged.examples, place=ProcessRank(0, 2), gather=lambda mine: mine + rank_1
+    )
     assert shared == alone
     alone.save(tmp_path / "measured.json")
     assert read_measured(tmp_path / "measured.json", judged) == alone

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dllm_decode.core.language import Automata
+from dllm_decode.core.automaton import Automata
 from dllm_decode.engine.constraints.paths import Path, Span, best_path, draw_path
 from dllm_decode.text.constraints import Regex, Vocabulary, compile_constraint
 from samplers.logits import noise, statistics

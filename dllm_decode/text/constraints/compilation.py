@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dllm_decode.core.language import DEAD_CLASS, EOS_CLASS, Automaton
+from dllm_decode.core.automaton import DEAD_CLASS, EOS_CLASS, Automaton
 from dllm_decode.text.constraints.constraints import Constraint
 from dllm_decode.text.constraints.machines import limits
 from dllm_decode.text.constraints.machines.octets import Octets

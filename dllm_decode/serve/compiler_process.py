@@ -9,14 +9,15 @@ from dataclasses import fields
 
 import torch
 
-from dllm_decode.core.language import Automaton
+from dllm_decode.core.automaton import Automaton
 from dllm_decode.text.constraints import Constraint, Vocabulary, build_automaton
 
 _MEMORY_BYTES = 8 << 30
 
 # The process looks for modules where this one does, whatever program started this one.
 _PROGRAM = (
-    "import sys; sys.path[:] = {path!r}; from dllm_decode.serve.worker import answer; answer()"
+    "import sys; sys.path[:] = {path!r}; "
+    "from dllm_decode.serve.compiler_process import compile_until_closed; compile_until_closed()"
 )
 
 
@@ -72,10 +73,10 @@ class CompilerProcess:
             self._process.stdin.flush()
 
 
-def answer() -> None:
-    """Reads a vocabulary and then constraints, and writes the parts of each automaton.
+def compile_until_closed() -> None:
+    """Reads a vocabulary, then constraints until the input is closed, and writes each automaton.
 
-    Where there is no automaton, the reason is written.
+    An automaton is written as its parts. Where there is none, the reason is written.
     """
     pipe, sys.stdout = sys.stdout.buffer, sys.stderr
     torch.set_num_threads(1)

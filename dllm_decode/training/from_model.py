@@ -13,7 +13,7 @@ from dllm_decode.core.files import new_files
 from dllm_decode.models import MaskedTransformer, load_model
 from dllm_decode.models.families import FAMILIES
 from dllm_decode.models.loading.export import files_of_model
-from dllm_decode.models.loading.json_files import read_json, write_json
+from dllm_decode.models.loading.json_files import read_json, write_sorted_json
 from dllm_decode.models.loading.weights import write_weights
 from dllm_decode.models.masked_transformer import own_network
 
@@ -149,7 +149,7 @@ def write_fast_dllm_v2(
         if name.endswith(_BIASED):
             tensors[name.replace(".weight", ".bias")] = weight.new_zeros(len(weight))
     with new_files(folder, files_of_model(folder)) as written:
-        write_json(written / "config.json", new_config)
+        write_sorted_json(written / "config.json", new_config)
         for file in (*source.glob("tokenizer*"), *source.glob("chat_template*")):
             shutil.copyfile(file, written / file.name)
         write_weights(written / "model.safetensors", tensors, {"format": "pt"})

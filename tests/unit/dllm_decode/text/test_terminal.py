@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from toys import HashModel
 
 from dllm_decode import DecodeOutput, ForwardInputs, Observer, StepEvent, decode
-from dllm_decode.text.streaming import stream_to_terminal
+from dllm_decode.text.terminal import stream_to_terminal
 from eval.metrics.costs import COSTS
 from eval.reports.summary import measured
 from eval.reports.table import show_settings

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from dllm_decode.core.language import DEAD_CLASS, EOS_CLASS, Automaton
+from dllm_decode.core.automaton import DEAD_CLASS, EOS_CLASS, Automaton
 from dllm_decode.text.constraints import (
     Constraint,
     JsonSchema,
