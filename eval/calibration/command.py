@@ -12,15 +12,15 @@ from rich.console import Console
 from dllm_decode.settings.files import digest, output_file, read_object, write_json
 from dllm_decode.settings.models import Place, open_model
 from dllm_decode.settings.options import given_of
+from eval.calibration.ladders import LADDERS, rung_of
+from eval.calibration.procedure import Guarantee
+from eval.calibration.search import certified_card
 from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
 from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, check_runs, open_part
 from eval.runs.settings import Parts, RunSettings, run_of
 from eval.runs.sweep import warn_of_unknown_words
-from eval.studies.calibration import calibrate
-from eval.studies.ladders import LADDERS, rung_of
-from eval.studies.procedure import Guarantee
 
 CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
             sys.stderr.write(f"WARNING: {warning}\n")
         warn_of_unknown_words(checked)
         with Reporter(Console(stderr=True)) as reporter:
-            card = calibrate(checked, rungs, guarantee, part, reporter, warnings=warnings)
+            card = certified_card(checked, rungs, guarantee, part, reporter, warnings=warnings)
     card.write(card_file)
     console = Console(highlight=False)
     console.print(card.text(), markup=False, soft_wrap=not console.is_terminal, end="")
