@@ -20,7 +20,7 @@ from eval.runs.names import Selection, parse_task
 from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, check_runs, open_part
 from eval.runs.settings import Parts, RunSettings, run_of
-from eval.runs.sweep import warn_of_unknown_words
+from eval.runs.sweep import warn_of_runs
 
 CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         warnings = _warnings(folder, selection, settings, guarantee)
         for warning in warnings:
             sys.stderr.write(f"WARNING: {warning}\n")
-        warn_of_unknown_words(checked)
+        warn_of_runs(checked)
         with Reporter(Console(stderr=True)) as reporter:
             card = certified_card(checked, rungs, guarantee, part, reporter, warnings=warnings)
     card.write(card_file)

@@ -16,17 +16,13 @@ from dllm_decode.settings.files import ANEW, read_object, write_json
 from dllm_decode.settings.models import ALONE, Place
 from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
 from eval.reports.comparison import difference
-from eval.runs.answers import answer
+from eval.runs.answers import answer, batch_seed
 from eval.runs.provenance import machine_of
 from eval.runs.records import ScoredExample
 from eval.runs.settings import Run
 from eval.tasks import Example
 from eval.training.questions import Questions
 from samplers.expression import expression_of
-from samplers.logits.noise import wrapped
-
-# As in `eval run`: no two rows share their noise.
-_BATCH_STRIDE = 1 << 32
 
 
 class HeldOutScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,7 +85,7 @@ def measure(
     """
     size, results = run.batch_size, []
     for start in range(0, len(examples), size)[place.rank :: place.world_size]:
-        seed = wrapped(run.decoding.seed + _BATCH_STRIDE * (start // size))
+        seed = batch_seed(run.decoding.seed, start // size)
         batch = examples[start : start + size]
         records = answer(run, batch, replace(run.decoding, seed=seed))
         for i, (example, record) in enumerate(zip(batch, records, strict=True), start):
