@@ -1,6 +1,5 @@
 """Accuracy and forwards of a sampler or a model on held-out prompts."""
 
-import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from dllm_decode.settings.files import ANEW, read_object, write_json
 from dllm_decode.settings.models import ALONE, Place
-from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
+from eval.metrics.statistics import mean, ratio_of_sums, share_interval
 from eval.reports.comparison import difference
 from eval.runs.answers import answer, batch_seed
 from eval.runs.provenance import machine_of
@@ -40,12 +39,10 @@ class HeldOutScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """The mean score with its 95 per cent interval: Wilson's where scores are 0 or 1."""
-        counts = all(score in (0, 1) for score in self.scores)
-        low, high = (
-            wilson(math.fsum(self.scores), len(self.scores)) if counts else bootstrap(self.scores)
-        )
-        return {"value": mean(self.scores), "low": low, "high": high}
+        """The mean score with its 95 per cent interval, see `share_interval`."""
+        is_binary = all(score in (0, 1) for score in self.scores)
+        _, bounds = share_interval(self.scores, is_binary=is_binary)
+        return {"value": mean(self.scores), **bounds._asdict()}
 
     @property
     def mean_forwards(self) -> float:
