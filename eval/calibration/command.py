@@ -106,12 +106,18 @@ def _warnings(
     settings: Sequence[RunSettings],
     guarantee: Guarantee,
 ) -> list[str]:
-    """Records the calibration's choices; returns warnings of choices perhaps made after looking."""
+    """Records the calibration's choices; returns reasons why the guarantee may be void."""
     warnings = []
     if selection.split == "train":
         warnings.append("The model may have been trained on the split 'train'.")
-    decoded_keys = {record["settings"] for record in folder.records()}
-    decoded = [setting for setting in settings[1:] if setting.key("") in decoded_keys]
+    tested_keys = {setting.key("") for setting in settings[1:]}
+    records = [record for record in folder.records() if record["settings"] in tested_keys]
+    num_errors = sum(record["error"] is not None for record in records)
+    if num_errors:
+        warnings.append(
+            f"Answers with an error, which score 0, are decoded anew ({num_errors} of the tested "
+            "settings): a setting may be certified only because the command was repeated."
+        )
     written = [setting.written() for setting in settings]
     choice = digest([written, guarantee.max_drop, guarantee.confidence])
     file = folder.path / CHOICES_FILE
@@ -125,9 +131,10 @@ def _warnings(
             "numbers: chosen after looking, they void the guarantee. Take other prompts "
             "(examples_seed, split)."
         )
-    elif decoded and choice not in earlier:
+    elif records and choice not in earlier:
+        num_decoded = len({record["settings"] for record in records})
         warnings.append(
-            f"{len(decoded)} of the settings had records before: the guarantee holds only if the "
+            f"{num_decoded} of the settings had records before: the guarantee holds only if the "
             "list was chosen without looking at them."
         )
     write_json(file, {**earlier, choice: prompts})
