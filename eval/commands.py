@@ -48,7 +48,7 @@ EVAL_COMMANDS = {
     ),
     "calibrate": Command(
         "find the fastest setting that keeps the accuracy, with a guarantee",
-        "eval.studies.actions:calibrate",
+        "eval.calibration.actions:calibrate",
         (_MEASURED, MODEL, OptionsOf(own.Calibration),
          OptionsOf(Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(),
          MACHINE, _RECORDING),

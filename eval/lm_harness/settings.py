@@ -6,13 +6,14 @@ from typing import Any
 
 from dllm_decode import CachePolicy, DecodeConfig, Verifier
 from dllm_decode.blocks import BlockSchedule
+from dllm_decode.engine.compatibility import default_sampler
 from dllm_decode.settings.files import digest
 from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.options import given_of
 from dllm_decode.settings.plugins import build_plugins
 from eval.lm_harness.generation import DEFAULT_LENGTH
 from eval.lm_harness.likelihood import Estimator, LeftToRight, MonteCarlo
-from samplers import ConfidenceThreshold, Sampler
+from samplers import Sampler
 from samplers.expression import expression_of
 
 
@@ -55,7 +56,7 @@ class LmSettings:
 
 def settings_of(options: argparse.Namespace, loaded: Loaded) -> LmSettings:
     """Returns the settings that the options of `lm` name; ValueError if one cannot be read."""
-    parts = vars(options) | {"sampler": options.sampler or repr(ConfidenceThreshold())}
+    parts = vars(options) | {"sampler": options.sampler or repr(default_sampler(loaded.model))}
     return LmSettings(
         model=options.model,
         revision=options.revision or None,

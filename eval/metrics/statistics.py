@@ -162,6 +162,20 @@ def bootstrap(values: Sequence[Number]) -> Bounds:
     return Bounds(*paired_bootstrap([0.0] * len(values), values)[1:])
 
 
+def share_interval(values: Sequence[Number], *, is_binary: bool) -> tuple[str, Bounds]:
+    """Returns the name and the bounds of a 95 per cent interval of the mean of values in [0, 1].
+
+    The interval always has a width. It is Wilson's ("wilson") if `is_binary`, or if all values are
+    equal, because the bootstrap's then has no width; otherwise the bootstrap's ("bootstrap").
+    `is_binary` says that each value is 0 or 1, or a mean of such values: these vary at most as much
+    as a share, so that Wilson's interval is too wide rather than too narrow. Raises ValueError if
+    there are no values.
+    """
+    if is_binary or len(set(values)) == 1:
+        return "wilson", wilson(math.fsum(values), len(values))
+    return "bootstrap", bootstrap(values)
+
+
 def ratio_of_sums(numerators: Sequence[Number], denominators: Sequence[Number]) -> Estimate:
     """Returns sum(numerators) / sum(denominators) with its 95 per cent bootstrap interval.
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 from rich.console import Console
 
+from eval.calibration.card import warn_of_misfits
 from eval.metrics.costs import COSTS, CostMeasure, usual_cost
 from eval.metrics.curves import asked_of, groups_of, titles_of
 from eval.reports.advice import advice
@@ -18,7 +19,6 @@ from eval.runs.folder import Folder
 from eval.runs.records import Record, trace_of
 from eval.runs.settings import RunSettings
 from eval.runs.sweep import Measured, run, run_sweep
-from eval.studies.card import warn_of_misfits
 
 
 def run_and_report(options: argparse.Namespace) -> int:

@@ -1,6 +1,5 @@
 """Computes a row of numbers for each setting from its records; see `docs/metrics.md`."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,13 +7,7 @@ from typing import Any, NamedTuple
 from eval.metrics.costs import Row
 from eval.metrics.curves import RowGroup, group_of, mark_fronts, methods, parallel_bench
 from eval.metrics.metrics import order_correlation, tokens_per
-from eval.metrics.statistics import (
-    bootstrap,
-    mean,
-    ratio_of_sums,
-    standard_error,
-    wilson,
-)
+from eval.metrics.statistics import mean, ratio_of_sums, share_interval, standard_error
 from eval.reports.comparison import difference, paired
 from eval.reports.pooling import Pooled, field, per_example, pools, primary_scores
 from eval.runs.folder import Folder
@@ -93,21 +86,15 @@ def _row(pool: Pooled) -> Row:
 
 
 def _accuracy(pool: Pooled) -> Row | None:
-    """Averages the primary score, with an interval over examples that always has a width.
+    """Averages the primary score, with an interval over examples; see `share_interval`.
 
-    The interval is Wilson's if every score is 0 or 1. With several seeds, each example's mean then
-    counts as that many right answers: a mean of values in [0, 1] varies at most as much as a share,
-    so that the interval is too wide rather than too narrow. Other scores have the bootstrap's, or
-    Wilson's if all are equal, because the bootstrap's then has no width.
+    With several seeds, each example counts with its mean over them.
     """
     values = list(primary_scores(pool).values())
     if not values:
         return None
     is_binary = all(score_of(record) in (0, 1, None) for record in pool.finished)
-    if is_binary or len(set(values)) == 1:
-        interval, bounds = "wilson", wilson(math.fsum(values), len(values))
-    else:
-        interval, bounds = "bootstrap", bootstrap(values)
+    interval, bounds = share_interval(values, is_binary=is_binary)
     return {"value": mean(values), **bounds._asdict(), "interval": interval,
             "standard_error": standard_error(values), "num_examples": len(values)}  # fmt: skip
 

@@ -14,8 +14,12 @@ from eval.runs.records import AnswerCost, RecordedTrace, ScoredExample, Told, to
 from eval.runs.settings import Run
 from eval.tasks import Example
 from eval.tasks.checks import FAILURES, checked_scores
+from samplers.logits.noise import wrapped
 
 NUM_TOKENS = 4
+
+# Distance of the seeds of batches.
+_BATCH_STRIDE = 1 << 32
 
 
 def answer(
@@ -76,6 +80,11 @@ def cost_of(prompt: Sequence[int], output: DecodeOutput, row: int) -> AnswerCost
         "batch_target_forwards": output.target_forwards,
         "batch_s": output.wall_s,
     }
+
+
+def batch_seed(seed: int, number: int) -> int:
+    """Returns the seed of a batch, so far from others that no two rows of a run share noise."""
+    return wrapped(seed + _BATCH_STRIDE * number)
 
 
 def said_of(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Encodes the prompts of examples, by any tokenizer."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -62,23 +63,25 @@ def templates_of(
     return templates
 
 
-def said_of_unknown_words(
-    tokenizer: PromptTokenizer, examples: Sequence[Example], *, chat: bool
-) -> str:
-    """Names the words of prompts that a tokenizer does not know, and counts the prompts.
+def warn_of_prompts(
+    label: str, tokenizer: PromptTokenizer, examples: Sequence[Example], *, chat: bool
+) -> None:
+    """Warns on standard error of words in prompts that a tokenizer does not know.
 
-    Returns:
-        A warning, as `generate` gives it; empty if every word is known.
+    The warning begins with `label`, says what `generate` says, and counts the prompts.
     """
     if unknown_id_of(tokenizer) is None:
-        return ""
+        return
     texts = [_text_of(tokenizer, example, chat=chat) for example in examples]
     prompts = [encode_prompt(tokenizer, example, chat=chat) for example in examples]
     unknown = unknown_words(tokenizer, texts, prompts)
     if not unknown.words:
-        return ""
+        return
     share = f"{unknown.num_prompts} of {len(examples)} prompts"
-    return f"{unknown} They occur in {share} ({unknown.num_prompts / len(examples):.0%})."
+    sys.stderr.write(
+        f"WARNING: {label}: {unknown} They occur in {share} "
+        f"({unknown.num_prompts / len(examples):.0%}).\n"
+    )
 
 
 def _text_of(tokenizer: PromptTokenizer, example: Example, *, chat: bool) -> str:

@@ -46,7 +46,7 @@ def package_commit() -> str | None:
     return f"{commit}+" if commit and changed else commit or None
 
 
-def version_of(package: str) -> str:
+def installed_version(package: str) -> str:
     """Returns the installed version of a package; "" if it is not installed."""
     try:
         return version(package)
@@ -58,7 +58,7 @@ def machine_of(device: str | torch.device) -> dict[str, Any]:
     """Describes the process that decodes: all but the date, which each record has."""
     device = torch.device(device)
     return {
-        "package": version_of(PACKAGE),
+        "package": installed_version(PACKAGE),
         "commit": package_commit(),
         "device": str(device),
         "device_name": device_name(device),
@@ -68,7 +68,7 @@ def machine_of(device: str | torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "versions": {name: installed for name in _OTHERS if (installed := version_of(name))},
+        "versions": {name: installed for name in _OTHERS if (installed := installed_version(name))},
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "command": " ".join(sys.argv[1:]),
     }
@@ -109,9 +109,10 @@ Notes: TypeAlias = Mapping[str, dict[str, Digests]]
 def require_unchanged(folder: Path, runs: Mapping[str, Run], kept: Collection[str]) -> Notes:
     """Checks that kept records were made with the current code and files.
 
-    `runs` has the run by setting (`Settings.key("")`); `kept` are settings that have records which
-    will not be decoded anew. Raises ValueError if the code of a plug-in, or a file that was read,
-    changed since. Returns the notes of all settings of the folder, to be written by `write_notes`.
+    `runs` has the run by setting (`RunSettings.key("")`); `kept` are settings that have records
+    which will not be decoded anew. Raises ValueError if the code of a plug-in, or a file that was
+    read, changed since. Returns the notes of all settings of the folder, to be written by
+    `write_notes`.
     """
     # Each file is read once, however many settings read it.
     digest = cache(digest_of_file)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dllm_decode.settings.ranks import ALONE, ProcessRank
-from eval.runs.answers import answer, said_of
+from eval.runs.answers import answer, batch_seed, said_of
 from eval.runs.folder import Folder
 from eval.runs.names import Selection
 from eval.runs.provenance import machine_of, now, package_commit, require_unchanged, write_notes
@@ -19,8 +19,7 @@ from eval.tasks import Example
 from eval.tasks.checks import FAILURES
 from samplers.logits.noise import wrapped
 
-# Seeds are this far apart, so that no two rows of a run share their noise.
-_BATCH_STRIDE = 1 << 32
+# Examples of a batch that failed are decoded alone, with seeds this far apart.
 _ROW_STRIDE = 1 << 20
 
 # The first examples of a process in each run do not count for its timings, because kernels are
@@ -40,7 +39,7 @@ class RecordPart(NamedTuple):
     """The file of this process in a results folder.
 
     `machine` is the name of the folder's note on the process; `done` maps keys to records:
-    records of earlier runs, and records that `Worker.finished` adds.
+    records of earlier runs, and records that `Worker.decode_missing` adds.
     """
 
     path: Path
@@ -91,7 +90,7 @@ class Worker:
         batch = self._batches[number]
         warm_up = self._num_begun < _NUM_WARM_UP
         self._num_begun += len(batch)
-        seed = wrapped(self._settings.decoding.seed + _BATCH_STRIDE * number)
+        seed = batch_seed(self._settings.decoding.seed, number)
         return self._decode(batch, seed, warm_up=warm_up)
 
     def _begin(self) -> None:

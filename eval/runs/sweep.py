@@ -24,7 +24,7 @@ from dllm_decode.text.constraints import constraint_of
 from eval.runs.folder import Folder
 from eval.runs.named_files import toml_of
 from eval.runs.names import Selection, matching, parse_task
-from eval.runs.prompts import said_of_unknown_words
+from eval.runs.prompts import warn_of_prompts
 from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, execute
 from eval.runs.settings import Parts, Run, RunSettings, run_of
@@ -174,7 +174,7 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
             sys.stderr.write(
                 f"The folder holds {len(others)} other settings; they stay in the report.\n"
             )
-        warn_of_unknown_words(runs)
+        warn_of_runs(runs)
         warn(sweep.samplers, settings)
 
     selections = sweep.selections()
@@ -198,16 +198,15 @@ def canonical_constraint(text: str) -> str:
     return canonical(value)
 
 
-def warn_of_unknown_words(runs: Sequence[Checked]) -> None:
-    """Warns on standard error, by task and model, of words that the tokenizer does not know."""
+def warn_of_runs(runs: Sequence[Checked]) -> None:
+    """Warns on standard error, by task and model, of unknown words in the prompts of runs."""
     warned = set()
     for run, examples, settings in runs:
         key = (settings.model, settings.task, settings.prompts)
         if key not in warned:
             warned.add(key)
-            text = said_of_unknown_words(run.tokenizer, examples, chat=settings.prompts == "chat")
-            if text:
-                sys.stderr.write(f"WARNING: {settings.task}, model {settings.model}: {text}\n")
+            label = f"{settings.task}, model {settings.model}"
+            warn_of_prompts(label, run.tokenizer, examples, chat=settings.prompts == "chat")
 
 
 def read_sweep(path: str | Path) -> Sweep:

@@ -1,6 +1,5 @@
 """Accuracy and forwards of a sampler or a model on held-out prompts."""
 
-import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,19 +13,15 @@ from rich.table import Table
 
 from dllm_decode.settings.files import ANEW, read_object, write_json
 from dllm_decode.settings.ranks import ALONE, ProcessRank
-from eval.metrics.statistics import bootstrap, mean, ratio_of_sums, wilson
+from eval.metrics.statistics import mean, ratio_of_sums, share_interval
 from eval.reports.comparison import difference
-from eval.runs.answers import answer
+from eval.runs.answers import answer, batch_seed
 from eval.runs.provenance import machine_of
 from eval.runs.records import ScoredExample
 from eval.runs.settings import Run
 from eval.tasks import Example
 from eval.training.questions import Questions
 from samplers.expression import expression_of
-from samplers.logits.noise import wrapped
-
-# As in `eval run`: no two rows share their noise.
-_BATCH_STRIDE = 1 << 32
 
 
 class HeldOutScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,12 +39,10 @@ class HeldOutScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """The mean score with its 95 per cent interval: Wilson's where scores are 0 or 1."""
-        counts = all(score in (0, 1) for score in self.scores)
-        low, high = (
-            wilson(math.fsum(self.scores), len(self.scores)) if counts else bootstrap(self.scores)
-        )
-        return {"value": mean(self.scores), "low": low, "high": high}
+        """The mean score with its 95 per cent interval, see `share_interval`."""
+        is_binary = all(score in (0, 1) for score in self.scores)
+        _, bounds = share_interval(self.scores, is_binary=is_binary)
+        return {"value": mean(self.scores), **bounds._asdict()}
 
     @property
     def mean_forwards(self) -> float:
@@ -89,7 +82,7 @@ def measure(
     """
     size, results = run.batch_size, []
     for start in range(0, len(examples), size)[place.rank :: place.world_size]:
-        seed = wrapped(run.decoding.seed + _BATCH_STRIDE * (start // size))
+        seed = batch_seed(run.decoding.seed, start // size)
         batch = examples[start : start + size]
         records = answer(run, batch, replace(run.decoding, seed=seed))
         for i, (example, record) in enumerate(zip(batch, records, strict=True), start):

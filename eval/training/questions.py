@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,7 +12,7 @@ from dllm_decode.engine.loop import new_decoder
 from dllm_decode.settings.addresses import split_address
 from dllm_decode.settings.models import Loaded
 from eval.runs.names import Selection, digest_of_examples, parse_task
-from eval.runs.prompts import PromptTokenizer, encode_prompt, said_of_unknown_words
+from eval.runs.prompts import PromptTokenizer, encode_prompt, warn_of_prompts
 from eval.runs.settings import Run, decoding_of
 from eval.tasks import Example
 from eval.training.run_folder import DIGEST
@@ -59,9 +58,9 @@ class Questions:
 
     def warn(self, tokenizer: PromptTokenizer) -> None:
         """Says on standard error which words of the prompts the tokenizer does not know."""
-        said = said_of_unknown_words(tokenizer, self.examples, chat=self.prompts == "chat")
-        if said:
-            sys.stderr.write(f"WARNING: {self.selection.address}: {said}\n")
+        warn_of_prompts(
+            self.selection.address, tokenizer, self.examples, chat=self.prompts == "chat"
+        )
 
     def described(self) -> dict[str, object]:
         """Returns what decides the questions, ready for JSON."""

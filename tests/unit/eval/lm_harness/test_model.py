@@ -30,7 +30,7 @@ from eval.lm_harness.records import records_of
 from eval.lm_harness.settings import LmSettings, settings_of
 from eval.oracle.joint import Joint
 from eval.oracle.oracle import OracleModel
-from samplers import ConfidenceThreshold, FixedSchedule
+from samplers import AcceptAndRenoise, ConfidenceThreshold, FixedSchedule, Sampler
 
 ROOT = Path(__file__).parents[4]
 
@@ -214,6 +214,16 @@ def mini(*words: str) -> DecodeLM:
     options = make_eval_parser().parse_args(line)
     loaded = open_model(options.model, options)
     return DecodeLM(loaded.model, loaded.tokenizer, settings_of(options, loaded))
+
+
+@pytest.mark.parametrize(
+    ("model", "sampler"),
+    [("mini", ConfidenceThreshold(0.9)), ("mini-uniform", AcceptAndRenoise())],
+)
+def test_the_default_sampler_is_the_one_that_the_help_names(model: str, sampler: Sampler) -> None:
+    """On a uniform-state model it was ConfidenceThreshold, too."""
+    options = make_eval_parser().parse_args(["lm", "--tasks", "any", "--model", model])
+    assert settings_of(options, open_model(model, options)).sampler == sampler
 
 
 def test_it_runs_offline(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

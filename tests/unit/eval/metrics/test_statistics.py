@@ -52,6 +52,19 @@ def test_the_paired_bootstrap_agrees_with_normal_theory_and_repeats() -> None:
     assert statistics.paired_bootstrap([0.0, 1.0, 2.0], [0.5, 1.5, 2.5]) == (0.5, 0.5, 0.5)
 
 
+def test_the_interval_of_a_share_has_a_width_even_if_all_scores_are_equal() -> None:
+    halves = [0.5] * 10
+    assert statistics.bootstrap(halves) == (0.5, 0.5)
+    expected = ("wilson", statistics.wilson(5, 10))
+    assert statistics.share_interval(halves, is_binary=False) == expected
+    name, bounds = statistics.share_interval([0.25, 0.75] * 5, is_binary=False)
+    assert (name, bounds) == ("bootstrap", statistics.bootstrap([0.25, 0.75] * 5))
+    # Means over two seeds of scores of 0 and 1.
+    seeds = [0.0, 0.5, 1.0, 1.0]
+    expected = ("wilson", statistics.wilson(2.5, 4))
+    assert statistics.share_interval(seeds, is_binary=True) == expected
+
+
 def test_a_ratio_of_sums_is_no_mean_of_ratios() -> None:
     ratio = statistics.ratio_of_sums([10, 1], [10, 10])
     assert ratio.value == 0.55

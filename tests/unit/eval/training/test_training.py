@@ -20,6 +20,7 @@ from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.settings.files import write_json
 from dllm_decode.settings.ranks import ProcessRank
+from eval.metrics.statistics import wilson
 from eval.runs.settings import Run
 from eval.training.filter_command import read_examples
 from eval.training.held_out import HeldOutScores, compared, measure, read_measured
@@ -179,6 +180,9 @@ def test_comparisons_are_paired() -> None:
     assert change["tokens_per_forward"] == pytest.approx(4.0)
     assert after.accuracy["low"] < 0.48 < after.accuracy["high"]
     assert HeldOutScores([0.5, 0.25], [1, 1], [1, 1]).accuracy["value"] == pytest.approx(0.375)
+    # Equal scores had an interval without a width.
+    equal = HeldOutScores([0.5] * 10, [1] * 10, [1] * 10).accuracy
+    assert (equal["low"], equal["high"]) == wilson(5, 10)
 
 
 @pytest.mark.usefixtures("without_forwards")

@@ -13,15 +13,15 @@ from dllm_decode.settings.files import digest, output_file, read_object, write_j
 from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_of
 from dllm_decode.settings.ranks import ProcessRank
+from eval.calibration.ladders import LADDERS, rung_of
+from eval.calibration.procedure import Guarantee
+from eval.calibration.search import certified_card
 from eval.runs.folder import Folder
 from eval.runs.names import Selection, parse_task
 from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, check_runs, open_part
 from eval.runs.settings import Parts, RunSettings, run_of
-from eval.runs.sweep import warn_of_unknown_words
-from eval.studies.calibration import calibrate
-from eval.studies.ladders import LADDERS, rung_of
-from eval.studies.procedure import Guarantee
+from eval.runs.sweep import warn_of_runs
 
 CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 
@@ -47,9 +47,9 @@ def run(options: argparse.Namespace) -> int:
         warnings = _warnings(folder, selection, settings, guarantee)
         for warning in warnings:
             sys.stderr.write(f"WARNING: {warning}\n")
-        warn_of_unknown_words(checked)
+        warn_of_runs(checked)
         with Reporter(Console(stderr=True)) as reporter:
-            card = calibrate(checked, rungs, guarantee, part, reporter, warnings=warnings)
+            card = certified_card(checked, rungs, guarantee, part, reporter, warnings=warnings)
     card.write(card_file)
     console = Console(highlight=False)
     console.print(card.text(), markup=False, soft_wrap=not console.is_terminal, end="")
@@ -107,12 +107,18 @@ def _warnings(
     settings: Sequence[RunSettings],
     guarantee: Guarantee,
 ) -> list[str]:
-    """Records the calibration's choices; returns warnings of choices perhaps made after looking."""
+    """Records the calibration's choices; returns reasons why the guarantee may be void."""
     warnings = []
     if selection.split == "train":
         warnings.append("The model may have been trained on the split 'train'.")
-    decoded_keys = {record["settings"] for record in folder.records()}
-    decoded = [setting for setting in settings[1:] if setting.key("") in decoded_keys]
+    tested_keys = {setting.key("") for setting in settings[1:]}
+    records = [record for record in folder.records() if record["settings"] in tested_keys]
+    num_errors = sum(record["error"] is not None for record in records)
+    if num_errors:
+        warnings.append(
+            f"Answers with an error, which score 0, are decoded anew ({num_errors} of the tested "
+            "settings): a setting may be certified only because the command was repeated."
+        )
     written = [setting.written() for setting in settings]
     choice = digest([written, guarantee.max_drop, guarantee.confidence])
     file = folder.path / CHOICES_FILE
@@ -126,9 +132,10 @@ def _warnings(
             "numbers: chosen after looking, they void the guarantee. Take other prompts "
             "(examples_seed, split)."
         )
-    elif decoded and choice not in earlier:
+    elif records and choice not in earlier:
+        num_decoded = len({record["settings"] for record in records})
         warnings.append(
-            f"{len(decoded)} of the settings had records before: the guarantee holds only if the "
+            f"{num_decoded} of the settings had records before: the guarantee holds only if the "
             "list was chosen without looking at them."
         )
     write_json(file, {**earlier, choice: prompts})

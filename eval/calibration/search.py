@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from eval.calibration.card import Card, Rating, name_of
+from eval.calibration.procedure import Guarantee, certify
 from eval.runs.provenance import machine_of, now
 from eval.runs.records import Record, score_of
 from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, RecordPart, Worker
 from eval.runs.settings import Parts
-from eval.studies.card import Card, Rating, name_of
-from eval.studies.procedure import Guarantee, certify
 
 
-def calibrate(
+def certified_card(
     settings: Sequence[Checked],
     expressions: Sequence[Parts],
     guarantee: Guarantee,
@@ -21,7 +21,7 @@ def calibrate(
     *,
     warnings: Sequence[str],
 ) -> Card:
-    """Compares settings, from cautious to bold, with the first one, the reference.
+    """Returns the card of settings, from cautious to bold, after the first one, the reference.
 
     Decodes no more than the test needs. `expressions` are the settings as the user gave them.
     Raises ValueError if a score is undefined, or the reference raised.

@@ -9,11 +9,11 @@ from eval_runs import runs, write_lines
 import eval as evaluation
 from dllm_decode import CachePolicy, DualCache
 from dllm_decode.settings.plugins import parse
+from eval.calibration.card import Card, read_card
+from eval.calibration.command import CHOICES_FILE
+from eval.calibration.ladders import LADDERS, rung_of
 from eval.commands import evaluate as main
 from eval.runs.runner import execute
-from eval.studies.calibrate import CHOICES_FILE
-from eval.studies.card import Card, read_card
-from eval.studies.ladders import LADDERS, rung_of
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler
 
 
@@ -91,6 +91,40 @@ def test_prompts_of_the_training_and_settings_that_were_decoded_before_are_told(
     trained, seen = read_card(tmp_path / "card.json").warnings
     assert "may have been trained on" in trained
     assert "1 of the settings had records before" in seen
+
+
+def test_errors_that_are_decoded_anew_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same command certified what it had refused, without a word."""
+    (tmp_path / "at_times.py").write_text(
+        "from dataclasses import dataclass\nfrom pathlib import Path\n"
+        "from samplers import ConfidenceThreshold, Sampler\n\n"
+        "@dataclass(frozen=True)\nclass AtTimes(Sampler):\n"
+        "    def step(self, view, state):\n"
+        "        if not Path(__file__).with_name('ready').exists():\n"
+        "            raise RuntimeError('out of memory')\n"
+        "        return ConfidenceThreshold(0.99).step(view, state)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    command = [
+        "calibrate", "word_problems?split=val&limit=3", str(tmp_path / "out"), "--sampler",
+        "at_times:AtTimes()", "--reference", "FixedSchedule(16)", "--gen-length", "64",
+        "--max-drop", "0.9", "--confidence", "0.9",
+    ]  # fmt: skip
+
+    def repeated() -> tuple[int, str]:
+        status = main(command)
+        warnings = read_card(tmp_path / "out" / "card.json").warnings
+        assert all(warning in capsys.readouterr().err for warning in warnings)
+        return status, "".join(warnings)
+
+    assert repeated() == (1, "")
+    (tmp_path / "ready").touch()
+    status, said = repeated()
+    assert status == 0
+    assert "(3 of the tested settings): a setting may be certified only because" in said
+    assert repeated() == (0, "")
 
 
 @pytest.mark.parametrize(

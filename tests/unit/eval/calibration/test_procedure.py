@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from eval.studies.procedure import Guarantee, Pairs, binomial_p, certify
+from eval.calibration.procedure import Guarantee, Pairs, binomial_p, certify
 
 
 @pytest.mark.parametrize(

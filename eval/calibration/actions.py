@@ -11,6 +11,6 @@ def calibrate(options: Namespace) -> int:
     """Finds the fastest setting that keeps the accuracy."""
     parse_task(options.task)
     require_folder_or_new(Path(options.out))
-    from eval.studies.calibrate import run
+    from eval.calibration.command import run
 
     return run(options)
