@@ -1,6 +1,5 @@
 """Training: schedules, masks, optimisers, losses, and runs that are interrupted."""
 
-import json
 import math
 import random
 from collections.abc import Callable
@@ -269,11 +268,6 @@ def test_a_partial_checkpoint_is_ignored(tmp_path: Path) -> None:
     ("others", "sizes", "named"),
     [
         (None, {"hidden_size": 16}, r"model\.transformer\.embedding\.weight float32 \[24, 16\]"),
-        (
-            lambda model: make_optimisers(model, matrix_lr=1.0, other_lr=1.0)[:1],
-            {},
-            "AdamW of 7 weights",
-        ),
         (lambda model: [AdamW(model.parameters())], {}, r"AdamW of 15 weights, AdamW of 7"),
     ],
 )
@@ -291,19 +285,15 @@ def test_a_checkpoint_of_another_training_is_refused(
     [
         (b"", "Input data was truncated"),
         (b'{"\xff": 1}', "'utf-8' codec can't decode byte 0xff"),
-        ({"format": 3}, "Invalid enum value 3 - at `$.format`"),
-        ({"step": "1"}, "Expected `int`, got `str` - at `$.step`"),
-        ({"more": 1}, "Object contains unknown field `more`"),
+        (b'{"format": 3}', "Invalid enum value 3 - at `$.format`"),
     ],
 )
 def test_a_damaged_record_is_refused_with_file_and_field(
-    change: bytes | dict[str, Any], sentence: str, tmp_path: Path
+    change: bytes, sentence: str, tmp_path: Path
 ) -> None:
     """A run ended in a traceback, or began at 0 with trained weights."""
     short_run(tmp_path)
     file = tmp_path / "step-00000001" / "progress.json"
-    if not isinstance(change, bytes):
-        change = json.dumps(json.loads(file.read_text()) | change).encode()
     file.write_bytes(change)
     with pytest.raises(
         ValueError, match=r"progress\.json must be as this version writes"
