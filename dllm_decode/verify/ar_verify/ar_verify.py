@@ -11,7 +11,7 @@ from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.passes import Branches, Window
 from dllm_decode.core.rows import Request
 from dllm_decode.core.sending import send
-from dllm_decode.core.sizes import round_up
+from dllm_decode.core.sizes import COLUMN_STRIDE, round_up
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.settle import state_after
 from dllm_decode.engine.state import Look, State
@@ -32,8 +32,6 @@ from samplers.calls import first_state, next_step
 from samplers.logits.statistics import certain_where, leading, most_likely
 from samplers.state import merge_state
 from samplers.view import View
-
-_STRIDE = 16
 
 
 class TargetState(NamedTuple):
@@ -163,7 +161,7 @@ class ARVerify(TargetVerifier):
         longest = int(wanted.max())
         # One position more than drafted, for the target's own token, which observers see too.
         # Few widths, because libraries keep scratch memory for each.
-        width = round_up(longest + 1, _STRIDE)
+        width = round_up(longest + 1, COLUMN_STRIDE)
         if not self.drafting.num_forwards:
             window = Window.of([row.first_unsettled for row in state.rows], width, state.canvas)
             size = (len(wanted), width, decoder.model.vocab_size)
