@@ -161,9 +161,8 @@ def _attend(
     repeated[:, 1:] = row_slots[:, 1:] == row_slots[:, :-1]
     sees_own = sees_own & ~repeated[:, None]
     # A further branch sees its own columns and those of branch 0, but those of no other branch.
-    one_hot = torch.eye(where.num_branches, dtype=torch.bool, device=row_slots.device)[
-        where.depths, 1:
-    ]
+    identity = torch.eye(where.num_branches, dtype=torch.bool, device=row_slots.device)
+    one_hot = identity[where.depths, 1:]
     further = (one_hot[:, None, :, None] & sees_own[:, :, None]).flatten(2)
     return torch.cat([attend.scatter(2, key_slots, sees_row), further], 2)
 
