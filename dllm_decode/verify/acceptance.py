@@ -146,14 +146,13 @@ def accept_by_ratio(
 
 
 def accept_within(draft: Draft, law: Float[Tensor, "B K V"], keys: Int[Tensor, "B K"]) -> Verdict:
-    """Accepts as `accept_by_ratio`, and adds no token after a draft that is accepted whole.
+    """Accepts as `accept_by_ratio`; the token after a draft that is accepted whole is arbitrary.
 
     Args:
         draft: The drawn tokens, and q.
         law: Logarithm of p at each token of the draft.
         keys: Noise keys of these positions.
     """
-    # The token after the last one is not used.
     law, keys = (torch.cat([values, values[:, -1:]], 1) for values in (law, keys))
     return accept_by_ratio(draft, law, keys)
 
