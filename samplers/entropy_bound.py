@@ -8,8 +8,6 @@ from samplers.checks import non_negative
 from samplers.logits.statistics import in_order, leading, ranks
 from samplers.view import View
 
-Order = Literal["entropy", "confidence", "margin"]
-
 
 @dataclass(frozen=True)
 class EntropyBound(Sampler[None]):
@@ -36,7 +34,7 @@ class EntropyBound(Sampler[None]):
     """
 
     bound: Annotated[float, non_negative("an entropy in nats")] = 0.1
-    order: Order = "entropy"
+    order: Literal["entropy", "confidence", "margin"] = "entropy"
 
     def step(self, view: View, state: None) -> tuple[Decision, None]:
         rank = ranks(view.scores(self.order), view.eligible)

@@ -30,6 +30,11 @@ class ScheduleState(NamedTuple):
     masks: Int[Tensor, " B"]
     steps: Int[Tensor, " B"]
 
+    @staticmethod
+    def begun(masks: Int[Tensor, " B"]) -> "ScheduleState":
+        """Returns the state before the first step."""
+        return ScheduleState(masks, torch.zeros_like(masks))
+
 
 @dataclass(frozen=True)
 class FixedSchedule(Sampler[ScheduleState]):
@@ -71,8 +76,7 @@ class FixedSchedule(Sampler[ScheduleState]):
     schedule: Schedule = "even"
 
     def init(self, view: View) -> ScheduleState:
-        masks = view.eligible.sum(-1)
-        return ScheduleState(masks, torch.zeros_like(masks))
+        return ScheduleState.begun(view.eligible.sum(-1))
 
     def step(self, view: View, state: ScheduleState) -> tuple[Decision, ScheduleState]:
         masks, steps = state

@@ -26,6 +26,12 @@ class Predicted(NamedTuple):
     steps: Int[Tensor, " B"]
     confidence: Float[Tensor, "B W"]
 
+    @staticmethod
+    def begun(view: View) -> "Predicted":
+        """Returns the state before the first step of a block."""
+        masks = view.eligible.sum(-1)
+        return Predicted(masks, torch.zeros_like(masks), torch.zeros_like(view.confidence))
+
 
 @dataclass(frozen=True)
 class MaskPredict(RevisingSampler[Predicted]):
@@ -50,8 +56,7 @@ class MaskPredict(RevisingSampler[Predicted]):
     steps_per_block: Annotated[int, count_from(1)] = 10
 
     def init(self, view: View) -> Predicted:
-        masks = view.eligible.sum(-1)
-        return Predicted(masks, torch.zeros_like(masks), torch.zeros_like(view.confidence))
+        return Predicted.begun(view)
 
     def step(self, view: View, state: Predicted) -> tuple[Decision, Predicted]:
         empty, filled = view.eligible & view.masked, view.eligible & ~view.masked

@@ -91,8 +91,7 @@ class PC(Sampler[ScheduleState]):
         return {}
 
     def init(self, view: View) -> ScheduleState:
-        masks = view.eligible.sum(-1)
-        return ScheduleState(masks, torch.zeros_like(masks))
+        return ScheduleState.begun(view.eligible.sum(-1))
 
     def step(self, view: View, state: ScheduleState) -> tuple[Decision, ScheduleState]:
         masks, steps = state

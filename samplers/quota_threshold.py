@@ -51,8 +51,8 @@ class QuotaThreshold(Sampler[ScheduleState]):
     def init(self, view: View) -> ScheduleState:
         # Columns after the row's end may follow a short last block.
         is_planned = view.masked | ~view.after_answer
-        masks = (is_planned if self.quota == "least" else view.eligible).sum(-1)
-        return ScheduleState(masks, torch.zeros_like(masks))
+        masks = is_planned if self.quota == "least" else view.eligible
+        return ScheduleState.begun(masks.sum(-1))
 
     def step(self, view: View, state: ScheduleState) -> tuple[Decision, ScheduleState]:
         after = ScheduleState(state.masks, state.steps + 1)

@@ -51,8 +51,7 @@ class ReMDMLoop(RevisingSampler[Predicted]):
         return min(self.steps_per_block, num_masks) + self.loop_steps
 
     def init(self, view: View) -> Predicted:
-        masks = view.eligible.sum(-1)
-        return Predicted(masks, torch.zeros_like(masks), torch.zeros_like(view.confidence))
+        return Predicted.begun(view)
 
     def step(self, view: View, state: Predicted) -> tuple[Decision, Predicted]:
         masks, steps = state.masks, state.steps

@@ -125,6 +125,12 @@ class ForwardInputs:
     rows: slice | Int[Tensor, " B"] | None = None
     belief: Float[Tensor, "B W V"] | None = None
 
+    def attending_within(
+        self, attend: Bool[Tensor, "B Q K"] | Bool[Tensor, "B 1 K"]
+    ) -> "ForwardInputs":
+        """Returns inputs in which a query sees a key only if `attend` allows this too."""
+        return replace(self, attend=attend if self.attend is None else attend & self.attend)
+
 
 @runtime_checkable
 class MaskPredictor(Protocol):

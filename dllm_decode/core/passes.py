@@ -99,8 +99,8 @@ class Branches(NamedTuple):
         tokens: The canvases.
         rows: Row of each canvas: first those of branch 0, then those of branch 1, and so on. The
             logits of a forward are in this order.
-        numbers: Number of each canvas among those of its row; below `Verifier.num_branches`, unless
-            `in_columns`. Branch 0 reads and writes the row's own cache slots, so that an
+        depths: Which branch of its row each canvas is, from 0; below `Verifier.num_branches`,
+            unless `in_columns`. Branch 0 reads and writes the row's own cache slots, so that an
             uncommitted draft there lasts until its columns are computed again; the others change
             neither caches nor what cache policies count. A row may have any set of branches; with
             `in_columns` it needs branch 0.
@@ -114,7 +114,7 @@ class Branches(NamedTuple):
 
     tokens: Int[Tensor, "N L"]
     rows: tuple[int, ...]
-    numbers: tuple[int, ...]
+    depths: tuple[int, ...]
     in_columns: bool = False
     causal_from: tuple[int, ...] = ()
 
@@ -123,15 +123,15 @@ class Branches(NamedTuple):
         """Returns a canvas as branch 0 of each row."""
         return Branches(canvas.tokens, tuple(range(len(canvas))), (0,) * len(canvas))
 
-    def rows_and_numbers(self, members: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Returns the rows and the numbers of some branches."""
-        return [self.rows[n] for n in members], [self.numbers[n] for n in members]
+    def rows_and_depths(self, members: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Returns the rows and the depths of some branches."""
+        return [self.rows[n] for n in members], [self.depths[n] for n in members]
 
     @property
     def writers(self) -> set[int]:
         """The rows of branches 0, which alone write the rows' own slots."""
-        pairs = zip(self.rows, self.numbers, strict=True)
-        return {row for row, number in pairs if number == 0}
+        pairs = zip(self.rows, self.depths, strict=True)
+        return {row for row, depth in pairs if depth == 0}
 
 
 Edit: TypeAlias = Callable[[ForwardInputs, tuple[int, ...]], ForwardInputs]

@@ -1,4 +1,4 @@
-"""Checks of what plug-ins return, where the engine calls them; `samplers.base` has a sampler's.
+"""Checks of what plug-ins return, where the engine calls them; `samplers.calls` has a sampler's.
 
 Each error names the plug-in. Rules that a decision or logits break are noted by
 `State.with_breach` instead; the rows in which a rule was broken end at the end of the round.
@@ -150,13 +150,13 @@ def require_hidden(decoder: Decoder, hidden: Columns, end: int) -> Columns:
 
 
 def require_branches(decoder: Decoder, state: State, branches: Branches) -> None:
-    """Raises RuntimeError unless branches are whole canvases, with numbers that are allowed."""
+    """Raises RuntimeError unless branches are whole canvases, with depths that are allowed."""
     if branches.causal_from and not branches.in_columns:
         raise RuntimeError("causal_from of Branches must be empty unless in_columns is True.")
     if branches.in_columns and not set(branches.rows) <= branches.writers:
         raise RuntimeError(
             "Branches in columns must have branch 0 of each of their rows, whose slots it writes, "
-            f"got the rows {branches.rows} and numbers {branches.numbers}."
+            f"got the rows {branches.rows} and depths {branches.depths}."
         )
     size = (len(branches.rows), state.canvas.width)
     if tuple(branches.tokens.shape) != size:
@@ -164,9 +164,9 @@ def require_branches(decoder: Decoder, state: State, branches: Branches) -> None
             f"tokens of Branches must be whole canvases, {size[0]} of {size[1]} columns, got the "
             f"shape {tuple(branches.tokens.shape)}."
         )
-    highest, num_branches = max(branches.numbers), decoder.verifier.num_branches
+    highest, num_branches = max(branches.depths), decoder.verifier.num_branches
     if not branches.in_columns and highest >= num_branches:
         raise RuntimeError(
-            f"numbers of Branches must be below num_branches of the verifier, {num_branches}, got "
+            f"depths of Branches must be below num_branches of the verifier, {num_branches}, got "
             f"{highest}. Override num_branches, or use in_columns=True."
         )

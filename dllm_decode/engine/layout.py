@@ -19,11 +19,7 @@ from torch import Tensor
 from dllm_decode.core.columns import Columns, count
 from dllm_decode.core.passes import Window
 from dllm_decode.core.sending import send
-from dllm_decode.core.sizes import round_up
-
-# Numbers of columns that are not one range are rounded up to a multiple of this, because libraries
-# keep scratch memory for each shape.
-_STRIDE = 16
+from dllm_decode.core.sizes import COLUMN_STRIDE, round_up
 
 
 class Plan(NamedTuple):
@@ -42,7 +38,7 @@ class Plan(NamedTuple):
     end: int
     needed: int
     hidden: Columns = ()
-    round_to: int = _STRIDE
+    round_to: int = COLUMN_STRIDE
 
     @property
     def first(self) -> int:

@@ -42,13 +42,13 @@ def with_room(decoder: Decoder, state: State, branches: Branches, layout: Layout
     if cache is None:
         return state
     if branches.in_columns:
-        num_further = max(branches.numbers) * max(group.columns.shape[1] for group in layout.groups)
+        num_further = max(branches.depths) * max(group.columns.shape[1] for group in layout.groups)
         if cache.num_slots < state.cache.num_slots + num_further:
             cache = cache.widened(state.cache.num_slots + num_further)
         return state._replace(cache=state.cache._replace(kv_cache=cache))
     pairs = [
         (row, row + branch * state.cache.capacity)
-        for row, branch in zip(branches.rows, branches.numbers, strict=True)
+        for row, branch in zip(branches.rows, branches.depths, strict=True)
         if branch
     ]
     if pairs:
@@ -63,20 +63,20 @@ class Packed(NamedTuple):
 
     Attributes:
         rows: The row of the forward.
-        numbers: The number of the branch within its row.
+        depths: Which branch of its row it is.
         num_rows: Rows of the forward.
-        depth: Branches of a row, at most.
+        num_branches: Branches of a row, at most.
     """
 
     rows: Int[Tensor, " N"]
-    numbers: Int[Tensor, " N"]
+    depths: Int[Tensor, " N"]
     num_rows: int
-    depth: int
+    num_branches: int
 
     def lay(self, parts: Shaped[Tensor, "N X ..."]) -> Shaped[Tensor, "B Y ..."]:
         """Lays out the values of all branches, branch after branch in each row."""
-        laid = parts.new_zeros(self.num_rows, self.depth, *parts.shape[1:])
-        laid[self.rows, self.numbers] = parts
+        laid = parts.new_zeros(self.num_rows, self.num_branches, *parts.shape[1:])
+        laid[self.rows, self.depths] = parts
         return laid.flatten(1, 2)
 
 
@@ -90,13 +90,13 @@ def packed_of(
     slots. Its keys and values are written after the row's slots; only this branch sees them.
     """
     device, cache, width = inputs.tokens.device, state.cache, inputs.tokens.shape[1]
-    rows, numbers = branches.rows_and_numbers(group.members)
+    rows, depths = branches.rows_and_depths(group.members)
     owners = list(dict.fromkeys(rows))
     where = Packed(
         send([owners.index(row) for row in rows], device),
-        send(numbers, device),
+        send(depths, device),
         len(owners),
-        max(numbers) + 1,
+        max(depths) + 1,
     )
     first_free, num_keys = width, width
     row_slots = torch.arange(width, device=device).expand_as(inputs.tokens)
@@ -105,7 +105,7 @@ def packed_of(
         first_free, num_keys, row_slots = cache.num_slots, group.num_keys, inputs.positions
         cache_inputs = {
             "slots": _slots(where, row_slots, first_free),
-            "kv_cache": cache.kv_cache.first(first_free + (where.depth - 1) * width),
+            "kv_cache": cache.kv_cache.first(first_free + (where.num_branches - 1) * width),
             "rows": cache_rows(state, owners, [0] * len(owners)),
         }
     # Without `causal_from`, attention is causal from a column on that no row has.
@@ -117,7 +117,7 @@ def packed_of(
         inputs,
         tokens=where.lay(inputs.tokens),
         positions=where.lay(inputs.positions),
-        wanted=where.lay(inputs.wanted + width * where.numbers[:, None]),
+        wanted=where.lay(inputs.wanted + width * where.depths[:, None]),
         attend=where.lay(_attend(where, attend, row_slots, causal)),
         **cache_inputs,
     )
@@ -127,12 +127,12 @@ def packed_of(
 def _slots(where: Packed, row_slots: Int[Tensor, "N X"], first_free: int) -> Int[Tensor, "B Y"]:
     """Returns the slots that are written: the row's by branch 0, free slots by the others."""
     width, device = row_slots.shape[1], row_slots.device
-    free = first_free + width * torch.arange(-1, where.depth - 1, device=device)
+    free = first_free + width * torch.arange(-1, where.num_branches - 1, device=device)
     slots = (free[:, None] + torch.arange(width, device=device)).repeat(where.num_rows, 1, 1)
     # A row with fewer branches than another computes columns that are never read.
-    is_first = (where.numbers == 0)[:, None]
-    written = torch.where(is_first, row_slots, slots[where.rows, where.numbers])
-    slots[where.rows, where.numbers] = written
+    is_first = (where.depths == 0)[:, None]
+    written = torch.where(is_first, row_slots, slots[where.rows, where.depths])
+    slots[where.rows, where.depths] = written
     return slots.flatten(1, 2)
 
 
@@ -151,7 +151,7 @@ def _attend(
         causal_from: Column of each branch from which on attention is causal.
     """
     key_slots = row_slots[:, None].expand(-1, row_slots.shape[1], -1)
-    visible, is_further = attend.gather(2, key_slots), (where.numbers > 0)[:, None, None]
+    visible, is_further = attend.gather(2, key_slots), (where.depths > 0)[:, None, None]
     causal, gap = row_slots >= causal_from[:, None], row_slots[:, :, None] - key_slots
     sees_row = visible & torch.where(causal[:, None], gap >= is_further.long(), ~is_further)
     sees_own = visible & (~causal[:, None] | (gap == 0))
@@ -161,15 +161,16 @@ def _attend(
     repeated[:, 1:] = row_slots[:, 1:] == row_slots[:, :-1]
     sees_own = sees_own & ~repeated[:, None]
     # A further branch sees its own columns and those of branch 0, but those of no other branch.
-    one_hot = torch.eye(where.depth, dtype=torch.bool, device=row_slots.device)[where.numbers, 1:]
+    identity = torch.eye(where.num_branches, dtype=torch.bool, device=row_slots.device)
+    one_hot = identity[where.depths, 1:]
     further = (one_hot[:, None, :, None] & sees_own[:, :, None]).flatten(2)
     return torch.cat([attend.scatter(2, key_slots, sees_row), further], 2)
 
 
 def unpack(packed: Float[Tensor, "B X V"], where: Packed) -> Float[Tensor, "N W V"]:
     """Returns the logits of each branch, from the logits of a packed forward."""
-    branches: Tensor = packed.unflatten(1, (where.depth, -1))
-    if len(branches) == 1 and where.depth == len(where.numbers):
+    branches: Tensor = packed.unflatten(1, (where.num_branches, -1))
+    if len(branches) == 1 and where.num_branches == len(where.depths):
         # The columns are in the order of the branches already, so that no copy is needed.
         return branches[0]
-    return branches[where.rows, where.numbers]
+    return branches[where.rows, where.depths]

@@ -10,7 +10,15 @@ from torch import Tensor
 from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.logits.float64 import widest
 from samplers.logits.noise import mix, uniform
-from samplers.logits.statistics import draw, gather, leading, log_probability
+from samplers.logits.statistics import (
+    divided,
+    draw,
+    gather,
+    law_temperature,
+    leading,
+    log_probability,
+)
+from samplers.view import View
 
 # Keys that separate the noise of these draws from each other and from the noise of drafts.
 _VERDICTS, _REPLACEMENTS = 2, 3
@@ -58,7 +66,7 @@ def accept(beginning: Beginning, draft: Draft, logits: Float[Tensor, "B K1 V"]) 
     for span in _spans(logits.shape[1]):
         written[:, span] = beginning.written(logits[:, span], span.start)
         # The tokens up to the first that the target would not have written.
-        accepted = leading((draft.tokens == written[:, :-1]) & _meant(draft))
+        accepted = leading((draft.tokens == written[:, :-1]) & _is_drafted(draft))
         if (accepted < span.stop).all():
             break
     return Verdict(written, accepted)
@@ -82,7 +90,7 @@ def accept_tree(
             committed text), given also the new token's depth. Called once per depth for all rows.
     """
     assert draft.parents is not None
-    is_drafted = _meant(draft)
+    is_drafted = _is_drafted(draft)
     node = torch.full_like(draft.counts, -1)
     walking = torch.ones_like(node, dtype=torch.bool)
     accepted = torch.zeros_like(node)
@@ -125,7 +133,7 @@ def accept_by_ratio(
     """
     assert draft.logs is not None
     limits = uniform(mix(keys[:, :-1] ^ _VERDICTS)).log()
-    passes, is_drafted = torch.zeros_like(limits, dtype=torch.bool), _meant(draft)
+    passes, is_drafted = torch.zeros_like(limits, dtype=torch.bool), _is_drafted(draft)
     for span in _spans(passes.shape[1]):
         drafted = draft.tokens[:, span]
         ratio = _log_probability(logs[:, span], drafted, temperature)
@@ -135,6 +143,18 @@ def accept_by_ratio(
             break
     shares = torch.ones_like(limits[:, 0])
     return _replaced(draft, logs, keys, leading(passes), shares=shares, temperature=temperature)
+
+
+def accept_within(draft: Draft, law: Float[Tensor, "B K V"], keys: Int[Tensor, "B K"]) -> Verdict:
+    """Accepts as `accept_by_ratio`; the token after a draft that is accepted whole is arbitrary.
+
+    Args:
+        draft: The drawn tokens, and q.
+        law: Logarithm of p at each token of the draft.
+        keys: Noise keys of these positions.
+    """
+    law, keys = (torch.cat([values, values[:, -1:]], 1) for values in (law, keys))
+    return accept_by_ratio(draft, law, keys)
 
 
 def accept_block(
@@ -188,6 +208,12 @@ def accept_block(
     return _replaced(draft, logs, keys, accepted, shares=shares, temperature=temperature)
 
 
+def log_law(view: View, logits: Float[Tensor, "N K V"]) -> Float[Tensor, "N K V"]:
+    """Returns log-probabilities at the rows' temperature, at 1 for greedy rows."""
+    temperature = law_temperature(view.temperature)
+    return divided(logits.to(widest(logits.device)), temperature).log_softmax(-1)
+
+
 def _replaced(
     draft: Draft,
     logs: Float[Tensor, "B K1 V"],
@@ -237,6 +263,6 @@ def _law(logs: Float[Tensor, "B V"], temperature: float | None) -> Float[Tensor,
     return (logs.to(widest(logs.device)) / temperature).softmax(-1)
 
 
-def _meant(draft: Draft) -> Bool[Tensor, "B K"]:
+def _is_drafted(draft: Draft) -> Bool[Tensor, "B K"]:
     places = torch.arange(draft.tokens.shape[1], device=draft.counts.device)
     return places < draft.counts[:, None]

@@ -1,6 +1,6 @@
 """Any-subset speculative decoding (ASSD): one model drafts several tokens and judges them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import torch
@@ -14,14 +14,13 @@ from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import view_of
-from dllm_decode.verify.acceptance import accept_by_ratio
+from dllm_decode.verify.acceptance import accept_within, log_law
 from dllm_decode.verify.drafts import Draft
 from samplers.base import Decision, Sampler
 from samplers.checks import count_from
 from samplers.facts import Fact
-from samplers.logits.float64 import widest
 from samplers.logits.noise import position_keys
-from samplers.logits.statistics import certain_where, divided, law_temperature, most_likely
+from samplers.logits.statistics import certain_where, most_likely
 from samplers.view import View
 
 
@@ -82,14 +81,12 @@ class AnySubsetVerify(Verifier):
         pass_ = Pass(window, places, edit=_in_order(state.canvas.given))
         state, q = forward(decoder, state, pass_)
         view = view_of(decoder, state, window, q, asked=places)
-        draft = Draft(view.proposal.gather(1, places), to_draft.counts, _log_law(view, q))
+        draft = Draft(view.proposal.gather(1, places), to_draft.counts, _exact_law(view, q))
         state, p = _judged(decoder, state, to_draft, view, q)
         view = view_of(decoder, state, window, p, asked=places)
-        law = _log_law(view, p)
         positions = view.positions.gather(1, places)
         keys = position_keys(state.noise_keys, torch.zeros_like(to_draft.counts), positions)
-        # After a draft that is accepted whole, no token is added: the last entry is not used.
-        verdict = accept_by_ratio(draft, *(torch.cat([x, x[:, -1:]], 1) for x in (law, keys)))
+        verdict = accept_within(draft, _exact_law(view, p), keys)
         state = state.with_drafts(drafted=to_draft.counts, accepted=verdict.accepted)
         order = (to_draft.drafted.cumsum(-1) - 1).clamp(min=0)
         decision = Decision(
@@ -151,12 +148,11 @@ def _judged(
     return state, p
 
 
-def _log_law(view: View, logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
+def _exact_law(view: View, logits: Float[Tensor, "B K V"]) -> Float[Tensor, "B K V"]:
     """Returns log-probabilities at the rows' temperature; greedy rows are certain of a token."""
-    tempered = divided(logits.to(widest(logits.device)), law_temperature(view.temperature))
     is_greedy = torch.as_tensor(view.temperature, device=logits.device) == 0.0
     is_greedy = is_greedy.view(-1, 1).expand(logits.shape[:2])
-    return certain_where(tempered.log_softmax(-1), is_greedy, most_likely(logits))
+    return certain_where(log_law(view, logits), is_greedy, most_likely(logits))
 
 
 def _in_order(given: Bool[Tensor, "N L"]) -> Edit:
@@ -170,6 +166,6 @@ def _in_order(given: Bool[Tensor, "N L"]) -> Edit:
         is_given = given[list(members), : columns.shape[1]]
         before = columns[:, None] < columns[..., None]
         attend = is_given[:, None] | (before & ~is_given[..., None])
-        return replace(inputs, attend=attend if inputs.attend is None else attend & inputs.attend)
+        return inputs.attending_within(attend)
 
     return edit

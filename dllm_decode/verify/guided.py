@@ -17,7 +17,7 @@ from dllm_decode.verify.target_round import (
     TargetVerifier,
     ask_drafter,
     ask_target,
-    decide_draft,
+    decision_of,
 )
 from samplers.checks import Probability, Share, count_from
 from samplers.logits.statistics import gather, leading, most_likely, num_larger, probability
@@ -88,7 +88,7 @@ class Guided(TargetVerifier):
         accepted = torch.minimum(leading(passed), no_eos)
         state = state.with_drafts(drafted=counts, accepted=accepted)
         num_kept = accepted.clamp(min=1)
-        seen = Look(view, window, decision=decide_draft(window, draft._replace(counts=num_kept)))
+        seen = Look(view, window, decision=decision_of(window, draft.tokens, num_kept))
         return state._replace(verifier=judged.past(num_kept)), seen
 
     def _passes(self, draft: Draft, judged: TargetRound) -> Bool[Tensor, "B K"]:

@@ -153,12 +153,12 @@ def ask_drafter(
     return state, window, logits
 
 
-def decide_draft(window: Window, draft: Draft) -> Decision:
-    """Returns the decision to write each row's draft from the window's first column on."""
-    tokens = draft.tokens[:, : window.width]
+def decision_of(window: Window, tokens: Int[Tensor, "B K"], counts: Int[Tensor, " B"]) -> Decision:
+    """Returns the decision to write each row's first tokens from the window's first column on."""
+    tokens = tokens[:, : window.width]
     tokens = pad(tokens, (0, window.width - tokens.shape[1]))
     offsets = torch.arange(window.width, device=tokens.device)
-    return Decision(commit=offsets < draft.counts[:, None], tokens=tokens)
+    return Decision(commit=offsets < counts[:, None], tokens=tokens)
 
 
 def ask_target(

@@ -46,11 +46,11 @@ class Replayed:
     def __init__(self, rounds: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
         self.rounds, self.judged = iter(rounds), 0
         self.now = next(self.rounds)
-        self.own_accept = any_subset.accept_by_ratio
+        self.own_accept = any_subset.accept_within
         monkeypatch.setattr(statistics, "draw", self.draft)
         monkeypatch.setattr(acceptance, "draw", self.replacement)
         monkeypatch.setattr(acceptance, "uniform", self.limits)
-        monkeypatch.setattr(any_subset, "accept_by_ratio", self.accept)
+        monkeypatch.setattr(any_subset, "accept_within", self.accept)
 
     def draft(self, logits: Tensor, temperature: float, keys: Tensor) -> Tensor:
         laws = (logits / temperature).softmax(-1)[0]
@@ -68,7 +68,7 @@ class Replayed:
     def accept(self, draft: Any, law: Tensor, keys: Tensor) -> Any:
         now = self.now
         assert draft.tokens[0].tolist() == now["draft"]
-        for ours, theirs in ((draft.logs[0], now["q"]), (law[0, :-1], now["p"])):
+        for ours, theirs in ((draft.logs[0], now["q"]), (law[0], now["p"])):
             if theirs is not None:
                 recorded = torch.tensor(theirs, dtype=torch.float64)
                 torch.testing.assert_close(ours.exp(), recorded, rtol=0.0, atol=1e-13)

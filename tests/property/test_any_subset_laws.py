@@ -85,13 +85,13 @@ class Enumerated:
         self.drafts: list[tuple[int, ...]] = []
         self.seen: tuple[Any, Tensor]
         self.known: dict[Canvas, tuple[Law, float]] = {}
-        original = any_subset.accept_by_ratio
+        original = any_subset.accept_within
 
         def accept(draft: Any, law: Tensor, keys: Tensor) -> Any:
             self.seen = draft, law
             return original(draft, law, keys)
 
-        monkeypatch.setattr(any_subset, "accept_by_ratio", accept)
+        monkeypatch.setattr(any_subset, "accept_within", accept)
         monkeypatch.setattr(statistics, "draw", lambda *_: torch.tensor(self.drafts))
 
     def rounds_from(self, canvas: Canvas) -> tuple[Law, int]:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dllm_decode.core.sizes import round_up
+from dllm_decode.core.sizes import COLUMN_STRIDE, round_up
 from dllm_decode.models.targets.network import (
     CausalInputs,
     CausalNetwork,
@@ -18,9 +18,6 @@ from dllm_decode.models.targets.trees import ancestors, tree_mask, tree_position
 
 if TYPE_CHECKING:
     import transformers
-
-# Columns are padded to a multiple of this, since libraries keep scratch memory for each shape.
-_STRIDE = 16
 
 # Greatest difference of a path's logits in a tree and alone, as a share of their range.
 _TREE_TOLERANCE = 0.05
@@ -180,11 +177,11 @@ class CausalTarget:
         gaps = first - first_logits
         width = first + max(after, num_logits)
         # A prompt is not padded, so that it often needs no attention mask.
-        width = round_up(width, _STRIDE) if past.num_slots else width
+        width = round_up(width, COLUMN_STRIDE) if past.num_slots else width
         tokens = _after_gaps(tokens, gaps, width=width)
         slots = torch.arange(past.num_slots, device=tokens.device)
         columns = torch.arange(width, device=tokens.device)
-        wanted = columns[first : first + round_up(num_logits, _STRIDE)]
+        wanted = columns[first : first + round_up(num_logits, COLUMN_STRIDE)]
         columns = columns - gaps[:, None]
         in_past = slots >= past.num_slots - past.lengths[:, None]
         if parents is None:

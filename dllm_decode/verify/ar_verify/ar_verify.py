@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.passes import Branches, Window
 from dllm_decode.core.rows import Request
 from dllm_decode.core.sending import send
-from dllm_decode.core.sizes import round_up
+from dllm_decode.core.sizes import COLUMN_STRIDE, round_up
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.settle import state_after
 from dllm_decode.engine.state import Look, State
@@ -26,14 +27,12 @@ from dllm_decode.verify.target_round import (
     TargetVerifier,
     ask_drafter,
     ask_target,
-    decide_draft,
+    decision_of,
 )
 from samplers.calls import first_state, next_step
 from samplers.logits.statistics import certain_where, leading, most_likely
 from samplers.state import merge_state
 from samplers.view import View
-
-_STRIDE = 16
 
 
 class TargetState(NamedTuple):
@@ -140,7 +139,8 @@ class ARVerify(TargetVerifier):
         state = state._replace(verifier=TargetState(past, after, memory))
         if decoder.return_logprobs or not self.drafting.num_forwards:
             seen = seen._replace(view=_with_target(seen.view, judged.logits, places))
-        return state, seen._replace(decision=decide_draft(seen.window, Draft(tokens, num_written)))
+        decision = decision_of(seen.window, tokens, num_written)
+        return state, seen._replace(decision=decision)
 
     def _held(self, state: State, beginning: Beginning) -> TargetState:
         """Returns the verifier's state; all but the past begins anew in new rows."""
@@ -163,7 +163,7 @@ class ARVerify(TargetVerifier):
         longest = int(wanted.max())
         # One position more than drafted, for the target's own token, which observers see too.
         # Few widths, because libraries keep scratch memory for each.
-        width = round_up(longest + 1, _STRIDE)
+        width = round_up(longest + 1, COLUMN_STRIDE)
         if not self.drafting.num_forwards:
             window = Window.of([row.first_unsettled for row in state.rows], width, state.canvas)
             size = (len(wanted), width, decoder.model.vocab_size)
@@ -181,40 +181,57 @@ class ARVerify(TargetVerifier):
     ) -> tuple[State, Float[Tensor, "B W V"]]:
         """Lets the sampler commit tokens to a draft and the mask predictor look again, in turn."""
         window, logits = seen.window, seen.view.computed.logits.clone()
-        # The sampler may commit drafted positions only.
-        offsets = torch.arange(window.width, device=wanted.device)
-        inside = window.put(
-            torch.zeros_like(state.canvas.unsettled), offsets < wanted[:, None], True
-        )
         whole, lengths = state.canvas, wanted.tolist()
-        drafted_only = canvas = replace(whole, unsettled=whole.unsettled & inside)
+        canvas = _drafted_only(whole, window, wanted)
+        state = state._replace(canvas=canvas)
         memory: Any = None
-        for step in range(1, self.drafting.num_forwards):
+        for _ in range(1, self.drafting.num_forwards):
             drafted = state._replace(canvas=canvas)
-            view = view_of(decoder, drafted, window, logits)
-            view = replace(view, temperature=0.0)
-            memory = first_state(decoder.sampler, view) if step == 1 else memory
-            decision, memory = next_step(decoder.sampler, view, memory)
-            canvas = state_after(decoder, drafted, window, view, decision).canvas
-            numbers = canvas.unsettled.any(-1).nonzero().squeeze(-1).tolist()
-            if not numbers:
+            canvas, memory = _after_sampler(decoder, drafted, window, logits, memory)
+            rows = canvas.unsettled.any(-1).nonzero().squeeze(-1).tolist()
+            if not rows:
                 break
-            drafts = Branches(canvas.tokens[numbers], tuple(numbers), (0,) * len(numbers))
+            drafts = Branches(canvas.tokens[rows], tuple(rows), (0,) * len(rows))
             # Only a row's own draft counts as its block, so that no row depends on its batch.
             state, _, new_logits = ask_drafter(
-                decoder, state._replace(canvas=drafted_only), self.target, window.width,
-                drafts=drafts, lengths=lengths,
-            )  # fmt: skip
-            state = state._replace(canvas=whole)
+                decoder, state, self.target, window.width, drafts=drafts, lengths=lengths
+            )
             if self.drafting.keeps_alternatives:
                 # A position with a token keeps the logits from which the token was committed.
-                is_open = window.part(canvas.unsettled)[numbers, :, None]
-                new_logits = torch.where(is_open, new_logits, logits[numbers])
-            logits[numbers] = new_logits
-        if self.drafting.keeps_alternatives:
-            return state, logits
-        tokens = window.part(canvas.tokens)
-        return state, certain_where(logits, tokens != canvas.mask_id, tokens)
+                is_open = window.part(canvas.unsettled)[rows, :, None]
+                new_logits = torch.where(is_open, new_logits, logits[rows])
+            logits[rows] = new_logits
+        if not self.drafting.keeps_alternatives:
+            tokens = window.part(canvas.tokens)
+            logits = certain_where(logits, tokens != canvas.mask_id, tokens)
+        return state._replace(canvas=whole), logits
+
+
+def _drafted_only(canvas: Canvas, window: Window, wanted: Int[Tensor, " B"]) -> Canvas:
+    """Returns a canvas in which only the first `wanted` columns of the window are open."""
+    offsets = torch.arange(window.width, device=wanted.device)
+    nowhere = torch.zeros_like(canvas.unsettled)
+    drafted = window.put(nowhere, offsets < wanted[:, None], True)
+    return replace(canvas, unsettled=canvas.unsettled & drafted)
+
+
+def _after_sampler(
+    decoder: Decoder, state: State, window: Window, logits: Float[Tensor, "B W V"], memory: Any
+) -> tuple[Canvas, Any]:
+    """Returns the canvas after a step of the sampler at temperature 0, and the sampler's state.
+
+    Args:
+        decoder: The decoder, with the sampler.
+        state: The rows, with their drafts as the canvas.
+        window: The columns of the logits.
+        logits: Logits of the window.
+        memory: The sampler's state; `None`: the sampler begins.
+    """
+    view = replace(view_of(decoder, state, window, logits), temperature=0.0)
+    if memory is None:
+        memory = first_state(decoder.sampler, view)
+    decision, memory = next_step(decoder.sampler, view, memory)
+    return state_after(decoder, state, window, view, decision).canvas, memory
 
 
 def _with_forwards(state: State, draft: Draft) -> State:

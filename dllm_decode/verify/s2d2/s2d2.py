@@ -1,7 +1,7 @@
 """Self-speculation (S2D2): a block-causal model verifies its own draft from left to right."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,14 +18,12 @@ from dllm_decode.engine.forward import forward
 from dllm_decode.engine.settle import note_sampler_breaches
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.views import look
-from dllm_decode.verify.acceptance import accept_by_ratio
+from dllm_decode.verify.acceptance import Verdict, accept_within, log_law
 from dllm_decode.verify.drafts import Draft
 from dllm_decode.verify.s2d2.routing import Router, ScoreThreshold
 from samplers.base import Decision, Sampler
 from samplers.facts import Fact
-from samplers.logits.float64 import widest
 from samplers.logits.noise import position_keys
-from samplers.logits.statistics import divided, law_temperature
 from samplers.view import View
 
 AttendToText = Literal["blocks", "causal"]
@@ -51,7 +49,7 @@ class _ToVerify(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """Verified tokens within the sampler's window, of all rows.
+    """Verified tokens within the sampler's window, of some rows or of all.
 
     Attributes:
         commit: Positions that get a token.
@@ -179,37 +177,57 @@ def _verified(
     decoder: Decoder, state: State, seen: Look, to_verify: _ToVerify
 ) -> tuple[State, Verified]:
     """Runs the second forward for some rows and accepts their proposals from the left."""
-    span, rows = to_verify.span, to_verify.rows
-    index = send(rows, state.device)
-    view, runs = seen.view.take(index), span[index]
-    first, counts = runs.long().argmax(-1, keepdim=True), runs.sum(-1)
-    offsets = first + torch.arange(to_verify.longest + 1, device=state.device)
-    places = offsets[:, :-1].clamp(max=runs.shape[1] - 1)
+    index = send(to_verify.rows, state.device)
+    view, run = seen.view.take(index), to_verify.span[index]
+    first, width = run.long().argmax(-1, keepdim=True), run.shape[1]
+    offsets = torch.arange(to_verify.longest, device=state.device)
+    places = (first + offsets).clamp(max=width - 1)
     state, logits = _left_to_right(decoder, state, seen.window, to_verify, places)
-    row_index = torch.arange(len(rows), device=state.device)[:, None]
-    draft = Draft(
-        view.proposal.gather(1, places), counts, _log_law(view, view.logits[row_index, places])
-    )
-    law = _log_law(view, logits)
-    keys = position_keys(
-        state.noise_keys[index], torch.zeros_like(counts), view.positions[:, :1] + offsets
-    )
-    # After a run that is accepted whole, no token is added: the last entry is not used.
-    verdict = accept_by_ratio(draft, torch.cat([law, law[:, -1:]], 1), keys)
-    offset = torch.arange(runs.shape[1], device=state.device) - first
-    commit = runs & (offset <= verdict.accepted[:, None])
-    tokens = verdict.tokens.gather(1, offset.clamp(0, verdict.tokens.shape[1] - 1))
-    everywhere = torch.zeros_like(seen.view.tokens)
-    laws = None
+    verdict = _verdict(view, places, run.sum(-1), logits, state.noise_keys[index])
+    # How many places after the first one of its run each column is.
+    order = torch.arange(width, device=state.device) - first
+    commit = run & (order <= verdict.accepted[:, None])
+    order = order.clamp(0, to_verify.longest - 1)
+    verified = Verified(commit, verdict.tokens.gather(1, order), verdict.accepted)
     if decoder.return_logprobs:
-        row_logits = logits[row_index, offset.clamp(0, logits.shape[1] - 1)]
-        row_logits = torch.where(commit[..., None], row_logits, view.logits)
-        laws = seen.view.logits.index_copy(0, index, row_logits)
-    return state, Verified(
-        torch.zeros_like(span).index_copy(0, index, commit),
-        everywhere.index_copy(0, index, tokens),
-        everywhere[:, 0].index_copy(0, index, verdict.accepted),
-        laws,
+        rows = torch.arange(len(order), device=state.device)[:, None]
+        laws = torch.where(commit[..., None], logits[rows, order], view.logits)
+        verified = verified._replace(logits=laws)
+    return state, _in_all_rows(verified, seen.view, index)
+
+
+def _verdict(
+    view: View,
+    places: Int[Tensor, "N S"],
+    counts: Int[Tensor, " N"],
+    logits: Float[Tensor, "N S V"],
+    noise_keys: Int[Tensor, " N"],
+) -> Verdict:
+    """Accepts proposals from the left: those at the first `counts` places of the view.
+
+    Args:
+        view: The view in which q drafted.
+        places: Offsets of the proposals in the view.
+        counts: Proposals of each row.
+        logits: Logits of p at these places.
+        noise_keys: Noise keys of the rows.
+    """
+    rows = torch.arange(len(places), device=places.device)[:, None]
+    q, p = log_law(view, view.logits[rows, places]), log_law(view, logits)
+    draft = Draft(view.proposal.gather(1, places), counts, q)
+    positions = view.positions.gather(1, places)
+    keys = position_keys(noise_keys, torch.zeros_like(counts), positions)
+    return accept_within(draft, p, keys)
+
+
+def _in_all_rows(verified: Verified, view: View, index: Int[Tensor, " N"]) -> Verified:
+    """Returns the verified tokens of some rows among all rows of the view."""
+    nothing, logits = torch.zeros_like(view.tokens), verified.logits
+    return Verified(
+        torch.zeros_like(view.masked).index_copy(0, index, verified.commit),
+        nothing.index_copy(0, index, verified.tokens),
+        nothing[:, 0].index_copy(0, index, verified.accepted),
+        None if logits is None else view.logits.index_copy(0, index, logits),
     )
 
 
@@ -259,15 +277,9 @@ def _causal(until: Sequence[int]) -> Edit:
         )
         limits = send([until[member] for member in members], columns.device)
         attend = (columns >= limits[:, None])[..., None] | (keys <= columns[..., None])
-        return replace(inputs, attend=attend if inputs.attend is None else attend & inputs.attend)
+        return inputs.attending_within(attend)
 
     return edit
-
-
-def _log_law(view: View, logits: Float[Tensor, "N S V"]) -> Float[Tensor, "N S V"]:
-    """Returns log-probabilities at the rows' temperature, at 1 for greedy rows."""
-    temperature = law_temperature(view.temperature)
-    return divided(logits.to(widest(logits.device)), temperature).log_softmax(-1)
 
 
 def _merged(
