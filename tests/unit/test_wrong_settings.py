@@ -26,7 +26,6 @@ CONSTRUCTORS = {
 # The expression, and a part of the sentence that refuses it. Plain ranges of single fields are few
 # here: they are declared, and the last test tries every field.
 WRONG = """
-AcceptAndRenoise(entropy_bound=0.0) | entropy_bound must be
 AcceptAndRenoise(t_max=inf) | t_max must be
 AcceptAndRenoise(t_min=0.0, t_max=0.0) | AcceptAndRenoise(t_min=0.0, t_max=0.001) is nearly
 ConfidenceThreshold(1.5) | threshold must be a probability in [0, 1], got 1.5.
@@ -45,22 +44,16 @@ PC(frequencies=3) | frequencies must be a name or a path, got 3.
 Prophet(thresholds=(7.5, 5.0)) | one entry more than edges
 Prophet(edges=(0.7, 0.3)) | ascending
 Prophet(edges=(0.7, 1.3)) | share in
-Prophet(answer_length=0) | answer_length must be a whole number of tokens, at least 1, got 0
 Prophet(answer_start=3, marker=(4,)) | got both. Leave one out
 Prophet(JointThreshold()) | Prophet needs a sampler that never changes
 SchED(high=1.0) | high must be at least low=2.5, got 1.0
-SchED(max_changed=2) | max_changed must be
-T2M(eos_early_stop=1) | eos_early_stop must be True or False, got 1
 Wino(min_accepts=30) | min_accepts must be at most max_accepts=20, got 30
 DelayedCache(0) | refresh_every must be a whole number of forwards, at least 1, got 0
 CutAtEos(SuffixWindow()) | that hides no columns itself
 SuffixWindow(SuffixWindow(NoCache(), 0), 9) | that hides no columns itself
-MultiBlock(open_at=1.5) | open_at must be
 AdaptiveBlocks([5]) | delimiters must be a tuple
 AdaptiveBlocks((-1,)) | delimiters must be a whole number, at least 0
-AdaptiveBlocks((5,), 1.5) | threshold must be a probability
 ARVerify(CausalTarget(), drafting=TheClassTree()) | the class Tree
-Guided(CausalTarget(), num_proposals=0) | num_proposals must be a whole number, at least 1, got 0
 Guided(CausalTarget(), threshold=1.0) | threshold must be below 1,
 ScoreThreshold(0.0, 0.5) | off must be below on=0.0, got 0.5
 DraftLength(0, 3) | shortest must be a whole number of tokens, at least 1, got 0
