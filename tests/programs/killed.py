@@ -44,12 +44,13 @@ if __name__ == "__main__":
     begun_s = time.monotonic()
     assert status_of(started(whole)) == 0
     took_s, chance = time.monotonic() - begun_s, random.Random(" ".join(killed[:1]))
+    may_be_done = False
     for _ in range(NUM_KILLS):
         child = started(killed)
         time.sleep(chance.uniform(0.0, took_s))
         os.kill(child, 9)
-        status_of(child)
+        may_be_done |= status_of(child) == 0
     sys.stderr.write("no room\n")
-    assert status_of(started(killed, limit)) == 2
+    assert status_of(started(killed, limit)) in ((0, 2) if may_be_done else (2,))
     sys.stderr.write("room\n")
     assert status_of(started(killed)) == 0

@@ -54,17 +54,19 @@ def compile_schema(document: Document, *, depth: int, space: Octets, extra_keys:
         limits.require_states(0)
         writer = _Writer(reader, loops, space, depth, extra_keys, limit)
         size = writer.size(root, None)
+        reason = f"about {size} states"
         if size > (_MAX_ESTIMATE if limit > _LIMITS[-1] else limits.MAX_BUILT):
             continue
         try:
             octets = writer.write(root, None).smallest()
-        except limits.TooLargeError:
+        except limits.TooLargeError as error:
+            reason = str(error)
             continue
         if octets.is_empty:
             raise SchemaError("# of a JSON schema must allow a value, got one that allows none.")
         if len(octets) <= limits.MAX_STATES:
             return octets
-    raise limits.TooLargeError(f"about {size} states")
+    raise limits.TooLargeError(reason)
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class _Writer:
         if array.most is None:
             return None
         room = self.limit // (self.size(array.rest, inner) + _STATES_OF_ITEM)
-        return max(array.least, len(array.first), min(array.most, room))
+        return min(array.most, max(array.least, len(array.first), room))
 
     def _array_size(self, array: Arrays, inner: int | None) -> int:
         most = self._most_items(array, inner)
