@@ -211,7 +211,7 @@ class Exchange:
         return {
             "tokens": [self._text(token) for token, _ in pairs],
             "token_logprobs": [scored.logprob for _, scored in pairs],
-            # Of tokens with equal texts the likeliest stays.
+            # Several tokens may have the same text; the likeliest one of them is kept.
             "top_logprobs": [
                 {self._text(token): logprob for token, logprob in reversed(scored.top)}
                 for _, scored in pairs

@@ -68,6 +68,12 @@ def _stops(value: object) -> object:
     return [text for text in listed if text is not None]
 
 
+def _with_blanks(value: object) -> object:
+    if not isinstance(value, str | None):
+        raise ValueError("must be a text with blanks, such as 'emma has [MASK:5] apples'")
+    return value
+
+
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -131,7 +137,7 @@ class CompletionFields(AnswerFields):
     stop: Stops = Field(default_factory=list)
     n: Annotated[int, Field(ge=1)] | None = None
     stream_options: StreamOptions | None = None
-    template: Text | None = None
+    template: Annotated[Text | None, BeforeValidator(_with_blanks)] = None
     return_trace: bool | None = None
     stream_mode: Literal["text", "denoise"] | None = None
     response_format: ResponseFormat | None = None

@@ -28,11 +28,10 @@ CONSTRUCTORS = {
 WRONG = """
 AcceptAndRenoise(t_min=0.0, t_max=0.0) | AcceptAndRenoise(t_min=0.0, t_max=0.001) is nearly
 ConfidenceThreshold(1.5) | threshold must be a probability in [0, 1], got 1.5.
-ConfidenceThreshold(NaN()) | threshold must be a probability in [0, 1], got nan.
 ConfidenceThreshold(True) | threshold must be a probability in [0, 1], got True.
+ConfidenceThreshold(NaN()) | threshold must be a probability in [0, 1], got nan.
 CreditDecoding(Wino()) | CreditDecoding needs a sampler that never changes
 FixedSchedule(0) | steps_per_block must be a whole number, at least 1, got 0.
-FixedSchedule(2.5) | steps_per_block must be a whole number, at least 1, got 2.5.
 JointThresholdInDel(delete_id=7, split_id=7) | delete_id and split_id must differ, got 7 twice
 LocalLeap(0.9, 0.95) | relaxed_threshold must be a probability in [0, threshold=0.9], got 0.95.
 EoTP(JointThreshold()) | EoTP needs a sampler that never changes
@@ -51,7 +50,6 @@ AdaptiveBlocks((-1,)) | delimiters must be a whole number, at least 0
 ARVerify(CausalTarget(), drafting=TheClassTree()) | the class Tree
 ScoreThreshold(0.0, 0.5) | off must be below on=0.0, got 0.5
 DraftLength(4, 3) | shortest must be between 1 and longest=3 tokens, got 4
-Pool(1) | order must be a whole number of tokens, at least 2, got 1
 Recycling(11) | k must be at most 10 tokens
 NGram(10, 1000000000000000000000000) | length must be a whole number of tokens, at most
 NGram(1073741824) | do not fit 64 bits

@@ -188,7 +188,7 @@ def _load_network(
     dtype: torch.dtype | None,
     tokenizer: Literal["required", "optional"],
 ) -> tuple[MaskedTransformer, Optional["transformers.PreTrainedTokenizerBase"]]:
-    """Loads a model whose network is one of this package."""
+    """Loads a model that a network of this package computes; see `load_model`."""
     file, quantize = repr(str(folder / "config.json")), options.quantize
     lora = None if options.adapter is None else read_adapter(find_model(options.adapter))
     chosen_family = family_of(config, options.family, file=file)

@@ -113,9 +113,10 @@ def _mixed(numbers: NDArray[np.integer]) -> NDArray[np.uint64]:
 def _merged(table: NDArray[np.integer], keys: Numbers) -> Numbers:
     """Returns a number for each state, equal for states from which the same texts are accepted.
 
-    States with equal keys count as equal until their next states differ (Hopcroft 1971). States
-    with an edge into a group with a new number are compared with each other, by sums of random
-    factors over these edges. Those that differ from the rest of their group get a new number.
+    States with equal keys count as equal until their next states differ. States with an edge into a
+    group with a new number are compared with each other, by sums of random factors over these
+    edges. Those that differ from the rest of their group get a new number. This is Hopcroft's
+    refinement (1971) without its bound: a large part may get the new number.
     """
     edges, factors = Edges(table), _RANDOM[: table.shape[1]]
     codes = _mixed(np.arange(1, len(table) + 1))
@@ -123,10 +124,13 @@ def _merged(table: NDArray[np.integer], keys: Numbers) -> Numbers:
     count = int(groups.max()) + 1
     sizes = np.bincount(groups, minlength=len(table))
     changed: Numbers = np.arange(len(table))
-    while changed.size and (pairs := edges.into(changed))[0].size:
+    while changed.size:
         require_states(0)
-        order = np.argsort(pairs[0], kind="stable")
-        sources, columns = pairs[0][order], pairs[1][order]
+        sources, columns = edges.into(changed)
+        if not sources.size:
+            break
+        order = np.argsort(sources, kind="stable")
+        sources, columns = sources[order], columns[order]
         states, begins = np.unique(sources, return_index=True)
         sums = np.add.reduceat(codes[groups[table[sources, columns]]] * factors[columns], begins)
         _, first, parts, counts = np.unique(
@@ -137,11 +141,7 @@ def _merged(table: NDArray[np.integer], keys: Numbers) -> Numbers:
         )
         olds = groups[states[first]]
         np.subtract.at(sizes, olds, counts)
-        # If nothing else is left of a group, its largest part keeps the number.
-        is_new = np.ones(len(olds), dtype=bool)
-        largest_first = np.argsort(-counts)
-        largest = largest_first[np.unique(olds[largest_first], return_index=True)[1]]
-        is_new[largest] = sizes[olds[largest]] > 0
+        is_new = ~_keeps_number(olds, counts, has_rest=sizes[olds] > 0)
         numbers = olds.copy()
         numbers[is_new] = np.arange(count, count + int(is_new.sum()))
         count += int(is_new.sum())
@@ -149,3 +149,15 @@ def _merged(table: NDArray[np.integer], keys: Numbers) -> Numbers:
         groups[states] = numbers[parts]
         changed = states[is_new[parts]]
     return groups
+
+
+def _keeps_number(groups: Numbers, counts: Numbers, *, has_rest: Mask) -> Mask:
+    """Returns which parts keep the number of their group: the largest, unless a rest is left.
+
+    Each part has the number of its group, and so many states.
+    """
+    largest_first = np.argsort(-counts)
+    largest = largest_first[np.unique(groups[largest_first], return_index=True)[1]]
+    keeps = np.zeros(len(groups), dtype=bool)
+    keeps[largest] = ~has_rest[largest]
+    return keeps

@@ -375,6 +375,8 @@ SENTENCES: list[tuple[dict[str, Any], str, str]] = [
      "'stream_options' needs \"stream\": true."),
     ({"template": "\ud800"}, "template",
      r"""'template' must be encodable as UTF-8, without lone surrogates, got "\ud800"."""),
+    ({"template": ["emma has", 5]}, "template",
+     "'template' must be a text with blanks, such as 'emma has [MASK:5] apples'."),
     ({"temprature": 1}, "temprature",
      "'temprature' is not a field of this request; did you mean 'temperature'?"),
     ({"wrong": 1}, "wrong", "'wrong' is not a field of this request, or not supported here."),

@@ -96,7 +96,7 @@ def test_prompts_of_the_training_and_settings_that_were_decoded_before_are_told(
 def test_errors_that_are_decoded_anew_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same command certified what it had refused, without a word."""
+    """A repeated command certified a setting that it had refused, and did not say why."""
     (tmp_path / "at_times.py").write_text(
         "from dataclasses import dataclass\nfrom pathlib import Path\n"
         "from samplers import ConfidenceThreshold, Sampler\n\n"

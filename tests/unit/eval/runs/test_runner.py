@@ -180,7 +180,7 @@ def test_an_example_that_raises_becomes_an_error_and_the_run_goes_on(tmp_path: P
     row = measured(Folder(tmp_path / "b")).summary["rows"][0]
     assert row["num_errors"] == len(failed)
     assert row["accuracy"]["num_examples"] == 10
-    # The same command decodes these examples alone again.
+    # A repeated command decodes only the examples that failed.
     assert len(execute(fussy, tmp_path / "b").records()) == 10
     lines = (tmp_path / "b" / "part-0.jsonl").read_text().splitlines()
     assert len(lines) == 10 + len(failed)
