@@ -96,8 +96,9 @@ class Recycling(Drafting):
         read = torch.cat([beginning.context(1), draft.tokens], -1)[:, : logits.shape[1]]
         columns = torch.arange(read.shape[1], device=read.device)
         is_accepted = torch.arange(places.shape[1], device=read.device) < verdict.accepted[:, None]
+        # The last token of the text, in column 0, is on the path of every row.
         path = torch.where(is_accepted, places + 1, 0)
-        on_path = torch.zeros_like(read, dtype=torch.bool).scatter(1, path, True)
+        on_path = (columns == 0).expand_as(read).scatter(1, path, True)
         # If several columns read the same token, the greatest number counts.
         numbers = len(columns) * (1 + on_path) - columns
         is_read = columns <= draft.counts[:, None]

@@ -69,6 +69,22 @@ def test_an_accepted_token_is_remembered_rather_than_a_rejected_one() -> None:
     assert beginning.memory[0].tolist() == MEMORY
 
 
+def test_a_repeated_token_is_remembered_alike_alone_and_beside_a_longer_path() -> None:
+    beginning = remembering(5)
+    assert beginning.memory is not None
+    draft = Draft(torch.tensor([[5, 1]]), torch.tensor([2]), parents=torch.tensor([[-1, 0]]))
+    logits = torch.eye(3, 8)[None]
+    memories = [
+        Recycling(1).memory_after(
+            beginning._replace(memory=beginning.memory[..., :1]), draft, logits,
+            Verdict(torch.tensor([[5, 1]]), torch.tensor([1]), torch.tensor([places])),
+        )
+        for places in ([0], [0, 1], [0, 0, 0])
+    ]  # fmt: skip
+    # The text's last 5, in column 0, was read before the accepted 5 in column 1.
+    assert [memory[0, 5].tolist() for memory in memories] == [[0]] * 3
+
+
 def test_more_tokens_than_the_vocabulary_has_are_not_remembered() -> None:
     target = tiny_target(seed=2)
     out = decode(
