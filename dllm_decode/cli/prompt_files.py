@@ -25,12 +25,12 @@ from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import raise_errors
 from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.files import (
-    decoded,
     digest,
     digest_of_file,
     mend_last_line,
     only_writer,
     output_file,
+    parse_json,
     whole_lines,
 )
 from dllm_decode.settings.plugins import sources_of
@@ -225,7 +225,7 @@ def _done(output: Path, process: ProcessRank, keys: Mapping[int, str], source: s
         if not name:
             continue
         for where, line in whole_lines(file):
-            answered = decoded(line, OutputLine, where, "choose another --output")
+            answered = parse_json(line, OutputLine, where, "choose another --output")
             if keys.get(answered.line - 1) != answered.key:
                 raise ValueError(
                     f"{where} must answer line {answered.line} of {source} with the settings of "

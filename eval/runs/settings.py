@@ -13,7 +13,7 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.core.automaton import Automaton
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import new_decoder
-from dllm_decode.settings.files import canonical, converted, digest_of_text
+from dllm_decode.settings.files import canonical_json, checked_value, digest_of_text
 from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.options import OPTIONS
 from dllm_decode.settings.plugins import build_plugins
@@ -69,11 +69,11 @@ class RunSettings:
 
     def key(self, example_id: str) -> str:
         """Returns the key of an example's record under these settings."""
-        return digest_of_text(f'{{"example":{canonical(example_id)},"settings":{self._text}}}')
+        return digest_of_text(f'{{"example":{canonical_json(example_id)},"settings":{self._text}}}')
 
     @cached_property
     def _text(self) -> str:
-        return canonical(self.written())
+        return canonical_json(self.written())
 
     def with_seed(self, seed: int) -> "RunSettings":
         """Returns the same settings with another seed."""
@@ -92,7 +92,7 @@ class RunSettings:
 
         Raises ValueError if a field is missing, unknown, of the wrong type or out of its range.
         """
-        values = msgspec.structs.asdict(converted(written, _WrittenSettings, where, NEW_FOLDER))
+        values = msgspec.structs.asdict(checked_value(written, _WrittenSettings, where, NEW_FOLDER))
         try:
             decoding = DecodeConfig(**{name: values.pop(name) for name in OPTIONS})
         except ValueError as error:
