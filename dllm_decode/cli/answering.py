@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dllm_decode.cli.input_lines import read_prompts
 from dllm_decode.settings.commands import GOES_ON
-from dllm_decode.settings.constraints import named_constraint
+from dllm_decode.settings.constraints import constraint_json
 from dllm_decode.settings.files import input_file, output_file, read_input
 from dllm_decode.settings.ranks import ALONE, ProcessRank
 from dllm_decode.text.brackets import split_blanks, split_choices
@@ -51,12 +51,12 @@ def generate_once(options: Namespace) -> int:
 
 def _constraint(options: Namespace) -> "Constraint | None":
     """Returns the constraint that options name; loads numpy if there is one, but no torch."""
-    named = named_constraint(options)
-    if named is None:
+    written = constraint_json(options)
+    if written is None:
         return None
     from dllm_decode.text.constraints import constraint_of
 
-    return constraint_of(named)
+    return constraint_of(written)
 
 
 def _check_generate(options: Namespace) -> None:

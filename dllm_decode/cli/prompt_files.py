@@ -20,7 +20,7 @@ from dllm_decode.core.files import append_text
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.prompts import Prompt, filling_options
-from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
+from dllm_decode.core.stopping import stop_rule
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import raise_errors
 from dllm_decode.settings.addresses import parse_model
@@ -39,7 +39,7 @@ from dllm_decode.text.answer_progress import AnswerProgress
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
 from dllm_decode.text.constraints import constraint_of
-from dllm_decode.text.generation import compiled
+from dllm_decode.text.requests import automaton_of
 from dllm_decode.text.texts import UseTemplate, prompt_ids
 from samplers.expression import expression_of
 
@@ -104,17 +104,15 @@ class _Reader:
                 if inputs is None
                 else prompt_ids(tokenizer, inputs, chat=self.chat)
             )
-            stop: StopRule = NeverStop()
-            if line.stop_strings:
-                stop = StopStrings(tokenizer, line.stop_strings)
             gen_length = self.speaker.config.gen_length
             options: RequestOptions = {"gen_length": gen_length, **line.options()}
             if template:
                 options = filling_options(template, line.options())
             constraint = None if line.constraint is None else constraint_of(line.constraint)
+            automaton = automaton_of(decoder, tokenizer, constraint)
             return decoder.request(
-                prompts[0], number, template=template, stop=stop,
-                constraint=compiled(decoder, tokenizer, constraint), **options,
+                prompts[0], number, template=template, stop=stop_rule(tokenizer, line.stop_strings),
+                constraint=automaton, **options,
             )  # fmt: skip
         except ValueError as error:
             raise self._refusal(number, error) from None

@@ -8,7 +8,7 @@ from functools import partial
 from dllm_decode.core.automaton import Automaton
 from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
+from dllm_decode.core.stopping import stop_rule
 from dllm_decode.serve.calls import MessageText
 from dllm_decode.serve.chats import chat_ids
 from dllm_decode.serve.errors import RefusedError, refusing
@@ -95,9 +95,7 @@ def choices_of(
     options = _options(service, asked, channel)
     template = _template_ids(service, channel, asked.template or "")
     _check_room(channel, automaton, template, options["gen_length"])
-    stop: StopRule = NeverStop()
-    if asked.stop:
-        stop = StopStrings(service.stop_tokenizer, tuple(asked.stop))
+    stop = stop_rule(service.stop_tokenizer, tuple(asked.stop))
     hidden_ids, reader = _reader(service, asked, prompts[0], automaton is not None)
     choices = []
     for number in range(len(prompts) * copies):

@@ -18,7 +18,7 @@ from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.options import OPTIONS
 from dllm_decode.settings.plugins import build_plugins
 from dllm_decode.text.constraints import constraint_of
-from dllm_decode.text.generation import compiled
+from dllm_decode.text.requests import automaton_of
 from eval.runs.names import Selection, digest_of_examples
 from eval.runs.prompts import PromptTokenizer, require_template, templates_of
 from eval.tasks import Example
@@ -186,7 +186,7 @@ class Run:
         if not self.constraint:
             return None
         constraint = constraint_of(msgspec.json.decode(self.constraint))
-        return compiled(self._decoder(), self.tokenizer, constraint)
+        return automaton_of(self._decoder(), self.tokenizer, constraint)
 
     def _decoder(self) -> Decoder:
         return new_decoder(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from rich.console import Console
 
 from dllm_decode import DecodeConfig
-from dllm_decode.settings.constraints import named_constraint
+from dllm_decode.settings.constraints import constraint_json
 from dllm_decode.settings.files import canonical_json, has_type, parse_json
 from dllm_decode.settings.models import Loaded, open_model
 from dllm_decode.settings.options import OPTIONS, axes_of
@@ -135,7 +135,7 @@ class Measured(NamedTuple):
 
 def run(options: argparse.Namespace, warn: Warn) -> Measured:
     """Runs the settings that the options name."""
-    constraint = named_constraint(options)
+    written = constraint_json(options)
     sweep = Sweep(
         models=(options.model,),
         tasks=matching([options.task]),
@@ -147,7 +147,7 @@ def run(options: argparse.Namespace, warn: Warn) -> Measured:
         batch_size=options.batch_size,
         prompts=options.prompts or "",
         revision=options.revision,
-        constraints=("" if constraint is None else canonical_json(constraint),),
+        constraints=("" if written is None else canonical_json(written),),
     )
     return measure(sweep, options, warn)
 
