@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dllm_decode.serve import weights
 from dllm_decode.serve.answers import Exchange
-from dllm_decode.serve.asks import choices_of, prompts_of
 from dllm_decode.serve.calls import Json
+from dllm_decode.serve.choices import choices_of, prompts_of
 from dllm_decode.serve.documentation import documentation
 from dllm_decode.serve.errors import RefusedError, add_handlers
 from dllm_decode.serve.fields import Chat, Completion, Weights
@@ -74,7 +74,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         service.compiler.close()
-        service.engine.close()
+        service.runner.close()
 
     app = FastAPI(
         title="dllm_decode", lifespan=lifespan, docs_url=None, redoc_url=None,
@@ -121,12 +121,12 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
         """Says whether the server is well: 200 or 503."""
-        engine = service.engine
-        is_well = not engine.is_broken and engine.round_s() < _LATE_S
+        runner = service.runner
+        is_well = not runner.is_broken and runner.round_s() < _LATE_S
         body = {
             "status": "ok" if is_well else "failing",
-            "running": engine.num_running,
-            "waiting": engine.num_waiting,
+            "running": runner.num_running,
+            "waiting": runner.num_waiting,
         }
         return JSONResponse(body, status_code=200 if is_well else 503)
 
