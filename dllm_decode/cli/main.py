@@ -38,12 +38,12 @@ _TALK = (MODEL, PLUGINS, decode_options(defaults={}), _OWN_MACHINE)
 
 COMMANDS = {
     "generate": Command(
-        "answer a question, or a file of them", "dllm_decode.cli.answering:generate_once",
+        "answer a question, or a file of them", "dllm_decode.cli.answering:run_generate",
         (OptionGroup(own.Question), OptionGroup(ConstraintOptions), *_TALK),
     ),
     "read": Command(
         "the probability of each allowed answer: 'it is [even|odd]'",
-        "dllm_decode.cli.answering:read_once", (OptionGroup(own.Choices), MODEL, _OWN_MACHINE),
+        "dllm_decode.cli.answering:run_read", (OptionGroup(own.Choices), MODEL, _OWN_MACHINE),
     ),
     "chat": Command("talk with a model, turn by turn", "dllm_decode.cli.conversation:chat", _TALK),
     "export": Command(

@@ -30,7 +30,7 @@ from samplers import Sampler
 Chat = Sequence[Mapping[str, str]]
 
 
-class Speaker(NamedTuple):
+class ModelSetup(NamedTuple):
     """A model with its address, dtype and files, and the plug-ins and options of its answers."""
 
     model: MaskPredictor
@@ -82,7 +82,7 @@ class Speaker(NamedTuple):
         )  # fmt: skip
 
 
-def load_speaker(options: argparse.Namespace, **given: Unpack[DecodeOptions]) -> Speaker:
+def load_setup(options: argparse.Namespace, **given: Unpack[DecodeOptions]) -> ModelSetup:
     """Loads the model of a command line and the plug-ins that answer with it.
 
     `given` overrides options of the decode. Raises OSError if the model cannot be read, ValueError
@@ -96,7 +96,7 @@ def load_speaker(options: argparse.Namespace, **given: Unpack[DecodeOptions]) ->
     loaded = open_model(options.model, options, options.revision)
     sampler = options.sampler or repr(default_sampler(loaded.model))
     plugins = build_plugins({**vars(options), "sampler": sampler}, loaded.target, loaded.tokenizer)
-    return Speaker(
+    return ModelSetup(
         loaded.model, loaded.tokenizer, loaded.source, loaded.dtype, loaded.files, config=config,
         **plugins,
     )  # fmt: skip
