@@ -63,7 +63,7 @@ LISTS = {
     "models": Command(
         "list the models; or what one needs, before it is downloaded",
         "dllm_decode.cli.needs:run",
-        (OptionGroup(own.Named),),
+        (OptionGroup(own.NamedModel),),
     )
 }
 
@@ -89,12 +89,12 @@ def commands() -> dict[str, Command]:
 
     Raises ImportError if a registered command cannot be imported.
     """
-    entries = {entry.name: entry for entry in (*entry_points(group=GROUP), *_of_checkout())}
+    entries = {entry.name: entry for entry in (*entry_points(group=GROUP), *_checkout_entries())}
     added = sorted(entries.keys() - COMMANDS.keys() - LISTS.keys())
     return {**COMMANDS, **{name: _command_of(entries[name]) for name in added}, **LISTS}
 
 
-def _of_checkout() -> Iterator[EntryPoint]:
+def _checkout_entries() -> Iterator[EntryPoint]:
     """Yields the entry points that our checkout declares, which pip may not have installed."""
     file = _ROOT / "pyproject.toml"
     project = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -11,7 +11,7 @@ from prometheus_client import Histogram
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.serve.calls import Json
 from dllm_decode.serve.choices import ResponseChoice
-from dllm_decode.serve.errors import RefusedError, writable
+from dllm_decode.serve.errors import RefusedError, writable_text
 from dllm_decode.serve.fields import Chat, Completion, StreamOptions
 from dllm_decode.serve.jobs import CanvasShown, Finished, Scored, Update
 from dllm_decode.serve.service import Channel, Service
@@ -224,4 +224,4 @@ class Exchange:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     def _text(self, token: int) -> str:
-        return writable(self.service.tokenizer.decode([token]))
+        return writable_text(self.service.tokenizer.decode([token]))

@@ -22,7 +22,7 @@ from dllm_decode.serve.errors import RefusedError, add_handlers
 from dllm_decode.serve.fields import Chat, Completion, Weights
 from dllm_decode.serve.forms import form_of
 from dllm_decode.serve.guard import Guard
-from dllm_decode.serve.log import Logged
+from dllm_decode.serve.log import RequestLog
 from dllm_decode.serve.responses import ItemExchange, ResponseFields, own_names
 from dllm_decode.serve.service import Channel, Service
 
@@ -93,7 +93,7 @@ def create_app(
         app, service.limits.deadline_s, api_key=api_key, is_local=is_local,
         open_paths=("/health", "/docs", "/openapi.json", *_PAGE),
     )  # fmt: skip
-    return Logged(guarded, service)
+    return RequestLog(guarded, service)
 
 
 def require_key(api_key: str | None) -> None:
@@ -130,7 +130,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
         }
         return JSONResponse(body, status_code=200 if is_well else 503)
 
-    def described() -> Json:
+    def description() -> Json:
         return {
             "id": service.name,
             "object": "model",
@@ -145,14 +145,14 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
     async def models() -> Json:
         """Lists the model."""
-        return {"object": "list", "data": [described()]}
+        return {"object": "list", "data": [description()]}
 
     # Names of models on the hub have a slash.
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Json:
         """Describes the model."""
         service.check_model(name)
-        return described()
+        return description()
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -145,7 +145,7 @@ def generate(
     with _progress(len(requests)) if progress else nullcontext() as bar:
         watching = [observer for observer in (*observers, stream, bar) if observer is not None]
         ended = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
-        decoded = gathered(_of_one_length(ended, config.gen_length))
+        decoded = gathered(_pad_answers(ended, config.gen_length))
     answers = [
         answer_of(tokenizer, request, decoded, row, strings) for row, request in enumerate(requests)
     ]
@@ -163,7 +163,7 @@ def _progress(num_answers: int) -> AbstractContextManager[Observer]:
     return AnswerProgress(num_answers)
 
 
-def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
+def _pad_answers(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
     """Pads answers to shorter templates with EOS, so that all have one length."""
     for answer in answers:
         output = answer.output
