@@ -20,56 +20,56 @@ from dllm_decode.settings.commands import (
     make_parser_of,
     run_line,
 )
-from dllm_decode.settings.options import LENGTHS, OptionParser, OptionsOf, decoding
+from dllm_decode.settings.options import LENGTHS, OptionGroup, OptionParser, decode_options
 from eval import arguments as own
 from eval.training import arguments as training
 
 _LOST = "Stopped; nothing is kept.\n"
 _KEPT = "Stopped; records are kept, the same command goes on from here.\n"
 _RECORDS = "records"
-_BATCHES = OptionsOf(own.Batches, REST)
-_RECORDING = OptionsOf(own.Recording, _RECORDS)
-_TRAINING = (MODEL, OptionsOf(training.QuestionOptions), _BATCHES)
-_SEVERAL = (decoding(repeat=True), MACHINE, _RECORDING)
-_MEASURED = OptionsOf(own.MeasureOptions, names=("task", "out"))
+_BATCHES = OptionGroup(own.Batches, REST)
+_RECORDING = OptionGroup(own.Recording, _RECORDS)
+_TRAINING = (MODEL, OptionGroup(training.QuestionOptions), _BATCHES)
+_SEVERAL = (decode_options(repeat=True), MACHINE, _RECORDING)
+_MEASURED = OptionGroup(own.MeasureOptions, names=("task", "out"))
 _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 
 EVAL_COMMANDS = {
     "run": Command(
         "decode and score one task with one or more samplers",
         "eval.reports.actions:run",
-        (_MEASURED, MODEL, OptionsOf(Plugins, repeat=True, defaults=_TWO), _BATCHES,
-         *_SEVERAL, OptionsOf(ConstraintOptions, "constraint")),
+        (_MEASURED, MODEL, OptionGroup(Plugins, repeat=True, defaults=_TWO), _BATCHES,
+         *_SEVERAL, OptionGroup(ConstraintOptions, "constraint")),
         _KEPT,
     ),
     "sweep": Command(
         "run every combination that a TOML file names", "eval.reports.actions:sweep",
-        (OptionsOf(own.MeasureOptions, names=("config", "out", "model")), *_SEVERAL), _KEPT,
+        (OptionGroup(own.MeasureOptions, names=("config", "out", "model")), *_SEVERAL), _KEPT,
     ),
     "calibrate": Command(
         "find the fastest setting that keeps the accuracy, with a guarantee",
         "eval.calibration.actions:calibrate",
-        (_MEASURED, MODEL, OptionsOf(own.Calibration),
-         OptionsOf(Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(),
+        (_MEASURED, MODEL, OptionGroup(own.Calibration),
+         OptionGroup(Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decode_options(),
          MACHINE, _RECORDING),
         _KEPT,
     ),
     "report": Command(
         "write table, pictures and replays of a results folder", "eval.reports.actions:report",
-        (OptionsOf(own.ReportOptions, names=("folder", "replays", "cost")),), _LOST,
+        (OptionGroup(own.ReportOptions, names=("folder", "replays", "cost")),), _LOST,
     ),
     "trace": Command(
         "show how one example was decoded", "eval.reports.actions:trace",
-        (OptionsOf(own.ReportOptions, names=("folder", "example")),), _LOST,
+        (OptionGroup(own.ReportOptions, names=("folder", "example")),), _LOST,
     ),
     "oracle": Command(
         "what samplers do on a model without errors of its own", "eval.oracle.command:run",
-        (OptionsOf(own.Oracle),), _LOST,
+        (OptionGroup(own.Oracle),), _LOST,
     ),
     "lm": Command(
         "tasks of the Language Model Evaluation Harness", "eval.lm_harness.command:run",
-        (MODEL, PLUGINS, OptionsOf(own.Harness), MACHINE,
-         decoding(defaults={"temperature": "the task's"})),
+        (MODEL, PLUGINS, OptionGroup(own.Harness), MACHINE,
+         decode_options(defaults={"temperature": "the task's"})),
         _LOST,
     ),
 }  # fmt: skip
@@ -113,17 +113,17 @@ TRAIN_FILTER = Command(
     "eval.training.filter_command:run",
     (
         *_TRAINING,
-        OptionsOf(training.FilterOptions),
+        OptionGroup(training.FilterOptions),
         MACHINE,
-        decoding(names=training.FILTER_DECODING),
+        decode_options(names=training.FILTER_DECODING),
     ),
     GOES_ON,
 )
 DISTIL = Command(
     "train a model to be sure of several tokens at a time: dParallel, d3LLM",
     "eval.training.distil_command:run",
-    (*_TRAINING, OptionsOf(training.Distilled), decoding(names=LENGTHS),
-     OptionsOf(training.Teacher, "the teacher, which is the model as it is"),
-     OptionsOf(training.Training, "the training"), OptionsOf(training.Devices, REST)),
+    (*_TRAINING, OptionGroup(training.Distilled), decode_options(names=LENGTHS),
+     OptionGroup(training.Teacher, "the teacher, which is the model as it is"),
+     OptionGroup(training.Training, "the training"), OptionGroup(training.Devices, REST)),
     GOES_ON,
 )  # fmt: skip

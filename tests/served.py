@@ -21,8 +21,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from dllm_decode import DecodeConfig, load_model, new_decoder
 from dllm_decode.engine.decoder import Decoder
-from dllm_decode.serve.engine import Engine, Lane
 from dllm_decode.serve.jobs import Job, JobEvent
+from dllm_decode.serve.lanes import Lane, LaneRunner
 from dllm_decode.serve.limits import Limits
 from samplers import ConfidenceThreshold, Sampler
 
@@ -79,13 +79,13 @@ class Told:
 
 
 @contextmanager
-def engine_of(*decoders: Decoder, limits: Limits) -> Iterator[tuple[Engine, list[Lane]]]:
-    """Yields an engine and its lanes, one for each decoder."""
-    engine = Engine({str(n): decoder for n, decoder in enumerate(decoders)}, limits)
+def runner_of(*decoders: Decoder, limits: Limits) -> Iterator[tuple[LaneRunner, list[Lane]]]:
+    """Yields a runner and its lanes, one for each decoder."""
+    runner = LaneRunner({str(n): decoder for n, decoder in enumerate(decoders)}, limits)
     try:
-        yield engine, list(engine.lanes.values())
+        yield runner, list(runner.lanes.values())
     finally:
-        engine.close()
+        runner.close()
 
 
 def wait_until(is_so: Any, timeout_s: float = 20.0) -> None:

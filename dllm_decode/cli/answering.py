@@ -6,73 +6,85 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dllm_decode.cli.input_lines import read_prompts
 from dllm_decode.settings.commands import GOES_ON
-from dllm_decode.settings.constraints import named_constraint
+from dllm_decode.settings.constraints import constraint_json
 from dllm_decode.settings.files import input_file, output_file, read_input
-from dllm_decode.settings.ranks import ALONE, ProcessRank
+from dllm_decode.settings.ranks import ProcessRank
 from dllm_decode.text.brackets import split_blanks, split_choices
 
 if TYPE_CHECKING:
     from dllm_decode.text.constraints import Constraint
 
 
-def generate_once(options: Namespace) -> int:
-    """Answers one question, fills one template, or answers a file."""
-    _check_generate(options)
+def run_generate(options: Namespace) -> int:
+    """Answers one question or fills one template; with `--input`, answers a file."""
+    if bool(options.input) != bool(options.output):
+        raise ValueError(
+            "--input and --output must be given together: a prompt and an answer a line."
+        )
+    return _answer_file(options) if options.input else _answer_question(options)
+
+
+def _answer_file(options: Namespace) -> int:
+    """Answers the prompts of a file that have no answer yet."""
+    _check_files(options)
+    process = ProcessRank.of_launch()
+    from dllm_decode.cli.model_setup import load_setup
+    from dllm_decode.cli.prompt_files import answer_file
+
+    setup = load_setup(options)
+    try:
+        done = answer_file(
+            setup, options.input, options.output, num_rows=options.num_rows or 8,
+            chat=_chat(options), progress=process.rank == 0 and sys.stderr.isatty(),
+            process=process,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        sys.stderr.write(GOES_ON)
+        return 130
+    sys.stderr.write(f"{done}\n")
+    return 0
+
+
+def _answer_question(options: Namespace) -> int:
+    """Answers one question, or fills one template."""
+    _check_question(options)
     text = read_input(sys.stdin.read) if options.text == "-" else options.text
     if text is not None and not text.strip():
         raise ValueError("The question must not be empty; give a text, or - to read one.")
     constraint = _constraint(options)
-    chat: Literal["auto", False] = False if options.plain else "auto"
-    from dllm_decode.cli.speaker import load_speaker
+    from dllm_decode.cli.model_setup import load_setup
 
-    process = ProcessRank.of_launch() if options.input else ALONE
-    speaker = load_speaker(options)
-    if options.input:
-        from dllm_decode.cli.prompt_files import answer_file
-
-        try:
-            done = answer_file(
-                speaker, options.input, options.output, num_rows=options.num_rows or 8, chat=chat,
-                progress=process.rank == 0 and sys.stderr.isatty(), process=process,
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            sys.stderr.write(GOES_ON)
-            return 130
-        sys.stderr.write(f"{done}\n")
-        return 0
-    out = speaker.answer(
-        text, live=options.live, chat=chat, template=options.template, constraint=constraint
-    )
+    out = load_setup(options).answer(
+        text, live=options.live, chat=_chat(options), template=options.template,
+        constraint=constraint,
+    )  # fmt: skip
     if not options.live:
         sys.stdout.write(f"{out.texts[0]}\n")
     sys.stderr.write(f"{out.cost}\n")
     return 0
 
 
+def _chat(options: Namespace) -> Literal["auto", False]:
+    """Returns how `generate` is to read texts."""
+    return False if options.plain else "auto"
+
+
 def _constraint(options: Namespace) -> "Constraint | None":
     """Returns the constraint that options name; loads numpy if there is one, but no torch."""
-    named = named_constraint(options)
-    if named is None:
+    written = constraint_json(options)
+    if written is None:
         return None
     from dllm_decode.text.constraints import constraint_of
 
-    return constraint_of(named)
+    return constraint_of(written)
 
 
-def _check_generate(options: Namespace) -> None:
-    """Raises ValueError if the options of `generate` contradict each other."""
-    if bool(options.input) != bool(options.output):
-        raise ValueError(
-            "--input and --output must be given together: a prompt and an answer a line."
-        )
-    if options.input and (options.text is not None or options.template or options.live):
-        raise ValueError("--input must be given without a text, --template and --live.")
-    if not options.input and options.num_rows is not None:
+def _check_question(options: Namespace) -> None:
+    """Raises ValueError if the options of a single question contradict each other."""
+    if options.num_rows is not None:
         raise ValueError("--num-rows must be left out without --input: there is one question.")
-    if not options.input and options.text is None and not options.template:
+    if options.text is None and not options.template:
         raise ValueError("A question must be given, or --template, or --input with --output.")
-    if options.input:
-        _check_files(options)
     split_blanks(options.template)
     if options.template and (options.gen_length is not None or options.stop_at_eos):
         raise ValueError(
@@ -83,6 +95,8 @@ def _check_generate(options: Namespace) -> None:
 
 def _check_files(options: Namespace) -> None:
     """Raises ValueError if a file of prompts cannot be answered with the options."""
+    if options.text is not None or options.template or options.live:
+        raise ValueError("--input must be given without a text, --template and --live.")
     if options.regex or options.json_schema or options.choice:
         raise ValueError(
             "--regex, --json-schema and --choice must be left out with --input, whose lines "
@@ -95,7 +109,7 @@ def _check_files(options: Namespace) -> None:
     read_prompts(source)
 
 
-def read_once(options: Namespace) -> int:
+def run_read(options: Namespace) -> int:
     """Writes how probable each allowed answer is at each choice of a text."""
     split_choices(options.text)
     from dllm_decode import read

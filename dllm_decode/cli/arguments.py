@@ -52,7 +52,7 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedModel:
     """Options of `models`.
 
     Attributes:

@@ -13,7 +13,7 @@ from functools import partial
 from rich.console import Console
 
 from dllm_decode.cli.listing import SAID
-from dllm_decode.cli.speaker import Speaker, load_speaker
+from dllm_decode.cli.model_setup import ModelSetup, load_setup
 from dllm_decode.settings.files import read_input
 from dllm_decode.settings.plugins import parse
 from samplers import Sampler
@@ -28,7 +28,7 @@ class Conversation:
         is_live: Show answers while they are decoded.
     """
 
-    speaker: Speaker
+    setup: ModelSetup
     turns: list[Mapping[str, str]] = field(default_factory=list)
     is_live: bool = False
 
@@ -36,7 +36,7 @@ class Conversation:
         """Answers a question, writes the answer, and returns its cost."""
         turns = [*self.turns, {"role": "user", "content": text}]
         try:
-            out = self.speaker.answer(turns, live=self.is_live)
+            out = self.setup.answer(turns, live=self.is_live)
         except KeyboardInterrupt:
             return "Stopped; the question is forgotten."
         answer = out.texts[0]
@@ -77,8 +77,8 @@ class Conversation:
     def sampler(self, text: str) -> str:
         """Returns the name of the sampler; a text first replaces the sampler."""
         if text:
-            self.speaker = self.speaker._replace(sampler=parse(text, Sampler))
-        return f"The sampler is {self.speaker.sampler}."
+            self.setup = self.setup._replace(sampler=parse(text, Sampler))
+        return f"The sampler is {self.setup.sampler}."
 
     def respond(self, text: str) -> str:
         """Runs a command or answers a question, and returns a message for the user."""
@@ -119,19 +119,19 @@ _ACTIONS: Mapping[str, Callable[[Conversation, str], str]] = {
 def chat(options: Namespace) -> int:
     """Answers turn by turn, until /exit or the end of the input."""
     console = Console(stderr=True, highlight=False)
-    speaker = load_speaker(options)
-    if not speaker.tokenizer.chat_template:
+    setup = load_setup(options)
+    if not setup.tokenizer.chat_template:
         raise ValueError(
             f"A chat needs a chat template, got none in the tokenizer of {options.model}. "
             "Use dllm-decode generate --plain."
         )
     # Plug-ins and options that do not fit together are refused before a question is typed.
-    speaker.decoder(speaker.sampler, speaker.config)
+    setup.decoder(setup.sampler, setup.config)
     # Warn of words that the model does not know at every question, not only at the first one.
     warnings.simplefilter("always")
-    conversation = Conversation(speaker, is_live=sys.stdout.isatty())
+    conversation = Conversation(setup, is_live=sys.stdout.isatty())
     is_typed = sys.stdin.isatty()
-    example = _begin(console, speaker.source) if is_typed else ""
+    example = _begin(console, setup.source) if is_typed else ""
     for text in _lines(console, is_typed=is_typed):
         if text == "/exit":
             break

@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 
 from dllm_decode.core.options import DecodeConfig, RequestOptions
-from dllm_decode.settings.files import decoded
+from dllm_decode.settings.files import parse_json
 from dllm_decode.text.brackets import split_blanks
 
 _REMEDY = "mend or remove the line"
@@ -58,7 +58,7 @@ def read_prompts(file: Path) -> dict[int, InputLine]:
         if not line.strip():
             continue
         where = place_of(file, number)
-        prompt = decoded(line, InputLine, where, _REMEDY)
+        prompt = parse_json(line, InputLine, where, _REMEDY)
         num_given = (prompt.text is not None) + (prompt.messages is not None)
         if num_given > 1 or (not num_given and prompt.template is None):
             raise ValueError(

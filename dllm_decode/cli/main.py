@@ -27,33 +27,33 @@ from dllm_decode.settings.commands import (
     make_parser_of,
     run_line,
 )
-from dllm_decode.settings.options import OptionParser, OptionsOf, decoding
+from dllm_decode.settings.options import OptionGroup, OptionParser, decode_options
 
 GROUP = "dllm_decode.commands"
 """Group of entry points; each names a `Command`."""
 
 _ROOT = Path(__file__).parents[2]
 _OWN_MACHINE = MACHINE._replace(unset=True, defaults={"device": "a GPU if there is one"})
-_TALK = (MODEL, PLUGINS, decoding(defaults={}), _OWN_MACHINE)
+_TALK = (MODEL, PLUGINS, decode_options(defaults={}), _OWN_MACHINE)
 
 COMMANDS = {
     "generate": Command(
-        "answer a question, or a file of them", "dllm_decode.cli.answering:generate_once",
-        (OptionsOf(own.Question), OptionsOf(ConstraintOptions), *_TALK),
+        "answer a question, or a file of them", "dllm_decode.cli.answering:run_generate",
+        (OptionGroup(own.Question), OptionGroup(ConstraintOptions), *_TALK),
     ),
     "read": Command(
         "the probability of each allowed answer: 'it is [even|odd]'",
-        "dllm_decode.cli.answering:read_once", (OptionsOf(own.Choices), MODEL, _OWN_MACHINE),
+        "dllm_decode.cli.answering:run_read", (OptionGroup(own.Choices), MODEL, _OWN_MACHINE),
     ),
     "chat": Command("talk with a model, turn by turn", "dllm_decode.cli.conversation:chat", _TALK),
     "export": Command(
         "write a model in the official format of its family", "dllm_decode.cli.exporting:run",
-        (OptionsOf(own.Export), MODEL),
+        (OptionGroup(own.Export), MODEL),
     ),
     "serve": Command(
         "answer clients of OpenAI's API over HTTP", "dllm_decode.cli.serving:run",
-        (MODEL, PLUGINS, OptionsOf(own.Server), MACHINE, OptionsOf(Limits, "bounds"),
-         decoding("options of the decode, unless a request says otherwise", defaults={})),
+        (MODEL, PLUGINS, OptionGroup(own.Server), MACHINE, OptionGroup(Limits, "bounds"),
+         decode_options("options of the decode, unless a request says otherwise", defaults={})),
     ),
 }  # fmt: skip
 LISTS = {
@@ -63,7 +63,7 @@ LISTS = {
     "models": Command(
         "list the models; or what one needs, before it is downloaded",
         "dllm_decode.cli.needs:run",
-        (OptionsOf(own.Named),),
+        (OptionGroup(own.NamedModel),),
     )
 }
 
@@ -89,12 +89,12 @@ def commands() -> dict[str, Command]:
 
     Raises ImportError if a registered command cannot be imported.
     """
-    entries = {entry.name: entry for entry in (*entry_points(group=GROUP), *_of_checkout())}
+    entries = {entry.name: entry for entry in (*entry_points(group=GROUP), *_checkout_entries())}
     added = sorted(entries.keys() - COMMANDS.keys() - LISTS.keys())
     return {**COMMANDS, **{name: _command_of(entries[name]) for name in added}, **LISTS}
 
 
-def _of_checkout() -> Iterator[EntryPoint]:
+def _checkout_entries() -> Iterator[EntryPoint]:
     """Yields the entry points that our checkout declares, which pip may not have installed."""
     file = _ROOT / "pyproject.toml"
     project = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

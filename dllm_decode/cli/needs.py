@@ -79,10 +79,10 @@ def _memory(needs: ModelNeeds) -> Iterator[str]:
         yield f"  {_name(dtype):9} {_size(needs.weight_bytes(dtype)):>10}" + "".join(
             f"{_size(size):>12}" for size in sizes
         )
-    yield from _fits(needs)
+    yield from _devices(needs)
 
 
-def _fits(needs: ModelNeeds) -> Iterator[str]:
+def _devices(needs: ModelNeeds) -> Iterator[str]:
     """Yields for each kind of device here the dtypes in which the weights fit."""
     kinds = ["cuda"] if torch.cuda.is_available() else []
     for kind in [*kinds, "cpu"]:

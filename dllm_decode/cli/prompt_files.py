@@ -15,22 +15,22 @@ import msgspec
 
 from dllm_decode import Request, RequestQueue, run
 from dllm_decode.cli.input_lines import InputLine, place_of, read_prompts
-from dllm_decode.cli.speaker import Speaker
+from dllm_decode.cli.model_setup import ModelSetup
 from dllm_decode.core.files import append_text
 from dllm_decode.core.model import fingerprint_of
 from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.prompts import Prompt, filling_options
-from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
+from dllm_decode.core.stopping import stop_rule
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import raise_errors
 from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.files import (
-    decoded,
     digest,
     digest_of_file,
     mend_last_line,
     only_writer,
     output_file,
+    parse_json,
     whole_lines,
 )
 from dllm_decode.settings.plugins import sources_of
@@ -39,7 +39,7 @@ from dllm_decode.text.answer_progress import AnswerProgress
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.blanks import start_ids, template_ids
 from dllm_decode.text.constraints import constraint_of
-from dllm_decode.text.generation import compiled
+from dllm_decode.text.requests import automaton_of
 from dllm_decode.text.texts import UseTemplate, prompt_ids
 from samplers.expression import expression_of
 
@@ -61,13 +61,13 @@ class OutputLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     key: str
 
 
-class Prompted(NamedTuple):
+class LineRequest(NamedTuple):
     """A line of the input, the key of its answer, and the request of its decode.
 
     The request's index is the number of the line, from 0.
     """
 
-    asked: InputLine
+    line: InputLine
     request: Request
     key: str
 
@@ -81,14 +81,14 @@ class _Reader:
         chat: How texts are read.
     """
 
-    speaker: Speaker
+    setup: ModelSetup
     source: str
     chat: UseTemplate
 
     def template(self, number: int, text: str) -> list[int]:
         """Returns the token ids of a line's template."""
         try:
-            return template_ids(self.speaker.tokenizer, text, self.speaker.model)
+            return template_ids(self.setup.tokenizer, text, self.setup.model)
         except ValueError as error:
             raise self._refusal(number, error) from None
 
@@ -96,7 +96,7 @@ class _Reader:
         self, decoder: Decoder, number: int, line: InputLine, template: Sequence[int]
     ) -> Request:
         """Returns the request of a line."""
-        tokenizer = self.speaker.tokenizer
+        tokenizer = self.setup.tokenizer
         try:
             inputs = line.messages if line.text is None else line.text
             prompts: list[Prompt] = (
@@ -104,17 +104,15 @@ class _Reader:
                 if inputs is None
                 else prompt_ids(tokenizer, inputs, chat=self.chat)
             )
-            stop: StopRule = NeverStop()
-            if line.stop_strings:
-                stop = StopStrings(tokenizer, line.stop_strings)
-            gen_length = self.speaker.config.gen_length
+            gen_length = self.setup.config.gen_length
             options: RequestOptions = {"gen_length": gen_length, **line.options()}
             if template:
                 options = filling_options(template, line.options())
             constraint = None if line.constraint is None else constraint_of(line.constraint)
+            automaton = automaton_of(decoder, tokenizer, constraint)
             return decoder.request(
-                prompts[0], number, template=template, stop=stop,
-                constraint=compiled(decoder, tokenizer, constraint), **options,
+                prompts[0], number, template=template, stop=stop_rule(tokenizer, line.stop_strings),
+                constraint=automaton, **options,
             )  # fmt: skip
         except ValueError as error:
             raise self._refusal(number, error) from None
@@ -124,7 +122,7 @@ class _Reader:
 
 
 def answer_file(
-    speaker: Speaker,
+    setup: ModelSetup,
     source: str,
     target: str,
     *,
@@ -141,31 +139,31 @@ def answer_file(
     """
     output = output_file("--output", target)
     lines = read_prompts(Path(source))
-    reader = _Reader(speaker, source, chat)
+    reader = _Reader(setup, source, chat)
     templates = {
         number: reader.template(number, line.template)
         for number, line in lines.items()
         if line.template is not None
     }
     lengths = [line.gen_length or 0 for line in lines.values()]
-    longest = max(speaker.config.gen_length, *lengths, *map(len, templates.values()))
-    decoder = speaker.decoder(speaker.sampler, speaker.config.updated(gen_length=longest))
-    settings = _settings(speaker, chat)
-    prompted = [
-        Prompted(
+    longest = max(setup.config.gen_length, *lengths, *map(len, templates.values()))
+    decoder = setup.decoder(setup.sampler, setup.config.updated(gen_length=longest))
+    settings = _settings(setup, chat)
+    line_requests = [
+        LineRequest(
             line,
             reader.request(decoder, number, line, templates.get(number, ())),
             digest([*settings, number, msgspec.to_builtins(line)]),
         )
         for number, line in lines.items()
     ]
-    keys = {p.request.index: p.key for p in prompted}
-    mine = prompted[process.rank :: process.world_size]
+    keys = {r.request.index: r.key for r in line_requests}
+    mine = line_requests[process.rank :: process.world_size]
     file = output_file("--output", str(_file_of(output, process)))
-    with _one_run(output, process, digest([*keys.values()])):
-        done = _done(output, process, keys, source)
-        left = {p.request.index: p for p in mine if p.request.index not in done}
-        _decode(decoder, speaker.tokenizer, left, file, num_rows=num_rows, progress=progress)
+    with _run_lock(output, process, digest([*keys.values()])):
+        done = _read_done(output, process, keys, source)
+        left = {r.request.index: r for r in mine if r.request.index not in done}
+        _decode(decoder, setup.tokenizer, left, file, num_rows=num_rows, progress=progress)
     before = f"; {len(mine) - len(left)} were there before" if len(mine) > len(left) else ""
     return f"{len(left)} answers written to {file}{before}."
 
@@ -178,7 +176,7 @@ def _file_of(output: Path, process: ProcessRank) -> Path:
 
 
 @contextmanager
-def _one_run(output: Path, process: ProcessRank, settings: str) -> Iterator[None]:
+def _run_lock(output: Path, process: ProcessRank, settings: str) -> Iterator[None]:
     """Holds the lock of a rank; all locks of a run have its number of ranks and settings as name.
 
     Raises ValueError if another process has the same rank, or any process is of another run.
@@ -202,18 +200,20 @@ def _one_run(output: Path, process: ProcessRank, settings: str) -> Iterator[None
         yield
 
 
-def _settings(speaker: Speaker, chat: UseTemplate) -> list[object]:
+def _settings(setup: ModelSetup, chat: UseTemplate) -> list[object]:
     """Returns all that answers depend on: options, files of the model and of plug-ins, and code."""
-    plugins = (speaker.sampler, speaker.cache, speaker.verifier, speaker.blocks)
-    files = (*speaker.files, *speaker.sampler.files, *speaker.verifier.files)
+    plugins = (setup.sampler, setup.cache, setup.verifier, setup.blocks)
+    files = (*setup.files, *setup.sampler.files, *setup.verifier.files)
     return [
-        fingerprint_of(speaker.model), speaker.dtype, parse_model(speaker.source).quantize, chat,
-        *map(expression_of, (*plugins, speaker.config)),
-        sources_of(plugins, speaker.source), [digest_of_file(file) for file in files],
+        fingerprint_of(setup.model), setup.dtype, parse_model(setup.source).quantize, chat,
+        *map(expression_of, (*plugins, setup.config)),
+        sources_of(plugins, setup.source), [digest_of_file(file) for file in files],
     ]  # fmt: skip
 
 
-def _done(output: Path, process: ProcessRank, keys: Mapping[int, str], source: str) -> set[int]:
+def _read_done(
+    output: Path, process: ProcessRank, keys: Mapping[int, str], source: str
+) -> set[int]:
     """Returns the numbers of the prompts that are answered in a file of any rank, or of none.
 
     Removes a torn last line of our own file; rank 0 also those of runs with other numbers of ranks.
@@ -225,7 +225,7 @@ def _done(output: Path, process: ProcessRank, keys: Mapping[int, str], source: s
         if not name:
             continue
         for where, line in whole_lines(file):
-            answered = decoded(line, OutputLine, where, "choose another --output")
+            answered = parse_json(line, OutputLine, where, "choose another --output")
             if keys.get(answered.line - 1) != answered.key:
                 raise ValueError(
                     f"{where} must answer line {answered.line} of {source} with the settings of "
@@ -240,7 +240,7 @@ def _done(output: Path, process: ProcessRank, keys: Mapping[int, str], source: s
 def _decode(
     decoder: Decoder,
     tokenizer: Any,
-    left: Mapping[int, Prompted],
+    left: Mapping[int, LineRequest],
     file: Path,
     *,
     num_rows: int,
@@ -250,7 +250,7 @@ def _decode(
     display = AnswerProgress(len(left)) if progress else nullcontext()
     with display as bar:
         for ended in raise_errors(run(decoder, queue, num_rows, [] if bar is None else [bar])):
-            prompt, request, key = left[ended.request]
-            answer = answer_of(tokenizer, request, ended.output, 0, prompt.stop_strings)
-            line = OutputLine(line=request.index + 1, id=prompt.id, key=key, **answer.to_dict())
-            append_text(file, f"{msgspec.json.encode(line).decode()}\n")
+            line, request, key = left[ended.request]
+            answer = answer_of(tokenizer, request, ended.output, 0, line.stop_strings)
+            written = OutputLine(line=request.index + 1, id=line.id, key=key, **answer.to_dict())
+            append_text(file, f"{msgspec.json.encode(written).decode()}\n")

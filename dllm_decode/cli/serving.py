@@ -29,7 +29,7 @@ def run(options: Namespace) -> int:
         raise ValueError(f"--weights-root must be a folder, got {options.weights_root!r}.")
     with bind(options.host, options.port) as bound:
         # These modules need the extra `serve`, and load torch.
-        from dllm_decode.cli.speaker import load_speaker
+        from dllm_decode.cli.model_setup import load_setup
         from dllm_decode.serve.api import require_key
         from dllm_decode.serve.calls import Parsers
         from dllm_decode.serve.server import serve
@@ -41,21 +41,21 @@ def run(options: Namespace) -> int:
         if root is not None:
             require_key(options.api_key)
         others = {name: parse(text, Sampler) for name, text in expressions.items()}
-        speaker = load_speaker(options, gen_length=limits.max_tokens)
-        if others and not speaker.verifier.asks_sampler:
+        setup = load_setup(options, gen_length=limits.max_tokens)
+        if others and not setup.verifier.asks_sampler:
             raise ValueError(
                 "--allow-sampler must be left out with a verifier that never asks a sampler, got "
                 f"{', '.join(others)} and {options.verifier}."
             )
-        samplers = {"default": speaker.sampler, **others}
+        samplers = {"default": setup.sampler, **others}
         decoders = {
-            name: speaker.decoder(sampler, speaker.config) for name, sampler in samplers.items()
+            name: setup.decoder(sampler, setup.config) for name, sampler in samplers.items()
         }
         warm_up(decoders["default"], limits, _say)
         name = options.served_name or Path(parse_model(options.model).source).name
         parsers = Parsers(options.tool_call_parser, options.reasoning_parser)
-        service = Service.start(name, speaker.tokenizer, decoders, limits, parsers)
-        deciding = [speaker.sampler] if speaker.verifier.asks_sampler else []
+        service = Service.start(name, setup.tokenizer, decoders, limits, parsers)
+        deciding = [setup.sampler] if setup.verifier.asks_sampler else []
         plugins = ", ".join(map(repr, [*deciding, *service.plugins.values()]))
         _say(
             f"{name} with {plugins}, {limits.num_rows} rows of at most {service.max_length} tokens."

@@ -74,6 +74,11 @@ class StopStrings(StopRule):
         return any(string in text for string in self.strings)
 
 
+def stop_rule(tokenizer: Detokenizer, strings: tuple[str, ...]) -> StopRule:
+    """Returns the rule that stops a row at any of some strings; without strings, at none."""
+    return StopStrings(tokenizer, strings) if strings else NeverStop()
+
+
 def cut_at(text: str, strings: Sequence[str]) -> str:
     """Returns the text before the first of some strings."""
     starts = [text.find(string) for string in strings if string in text]

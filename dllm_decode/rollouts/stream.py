@@ -21,7 +21,7 @@ from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
 from dllm_decode.text.constraints import Constraint
-from dllm_decode.text.generation import decoder_of_texts, requests_of_texts, with_blanks
+from dllm_decode.text.requests import decoder_of_texts, read_templates, requests_of_texts
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 from samplers.checks import shown
@@ -103,7 +103,7 @@ def roll_out(
     require_model(model)
     require_integer("num_return_sequences", num_return_sequences, least=1)
     require_integer("num_rows", num_rows, least=1)
-    blanks, config = with_blanks(tokenizer, model, templates, config, options)
+    template_tokens, config = read_templates(tokenizer, model, templates, config, options)
     decoder = decoder_of_texts(
         model, tokenizer, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config
     )
@@ -118,7 +118,7 @@ def roll_out(
         raise ValueError(f"stop_strings must be a text or texts, got {shown(stop_strings)}.")
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     requests = requests_of_texts(
-        decoder, tokenizer, prompt_ids(tokenizer, prompts, chat=chat), blanks,
+        decoder, tokenizer, prompt_ids(tokenizer, prompts, chat=chat), template_tokens,
         constraint=constraint, stop_strings=strings, copies=num_return_sequences,
     )  # fmt: skip
     finished = rollouts_of(decoder, requests, num_rows)

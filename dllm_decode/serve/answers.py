@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from prometheus_client import Histogram
 
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.serve.asks import ResponseChoice
 from dllm_decode.serve.calls import Json
-from dllm_decode.serve.errors import RefusedError, writable
+from dllm_decode.serve.choices import ResponseChoice
+from dllm_decode.serve.errors import RefusedError, writable_text
 from dllm_decode.serve.fields import Chat, Completion, StreamOptions
-from dllm_decode.serve.jobs import Drafted, Finished, Scored, Told
+from dllm_decode.serve.jobs import CanvasShown, Finished, Scored, Update
 from dllm_decode.serve.service import Channel, Service
 from dllm_decode.text.unknown_words import unknown_words
 
@@ -74,8 +74,8 @@ class Exchange:
             if is_first:
                 is_first = False
                 self._observe(self.service.metrics.first_chunk_s)
-            # A draft sends no tokens of the answer.
-            has_usage = options.continuous_usage_stats and not isinstance(update, Drafted)
+            # A canvas that is shown sends no tokens of the answer.
+            has_usage = options.continuous_usage_stats and not isinstance(update, CanvasShown)
             usage = self._usage() if has_usage else None
             for chunk in (*self._beginnings(number), body):
                 yield self._body([chunk], usage)
@@ -130,33 +130,33 @@ class Exchange:
         }
         return head if usage is None else {**head, "usage": usage}
 
-    def _piece(self, choice: ResponseChoice, update: Told) -> Json | None:
+    def _piece(self, choice: ResponseChoice, update: Update) -> Json | None:
         """Returns the choice to send after an event; `None` if no text can be sent yet."""
-        if isinstance(update, Drafted):
-            return self._drafted(choice, update)
+        if isinstance(update, CanvasShown):
+            return self._canvas_choice(choice, update)
         if isinstance(update, Finished):
             return self._finished(choice, update.output)
         text = choice.prose.more(update.tokens)
-        if not text or not (part := choice.message.more(text, is_last=False)):
+        if not text or not (part := choice.reader.more(text, is_last=False)):
             return None
         return self._choice(choice, part, choice.prose.kept(update.tokens))
 
-    def _drafted(self, choice: ResponseChoice, draft: Drafted) -> Json:
+    def _canvas_choice(self, choice: ResponseChoice, shown: CanvasShown) -> Json:
         """Returns a choice with the answer as it is after a round, open positions as null."""
         decode = self.service.tokenizer.decode
-        pieces = [None if token is None else decode([token]) for token in draft.tokens]
-        canvas = {"round": draft.round, "tokens": pieces}
+        pieces = [None if token is None else decode([token]) for token in shown.tokens]
+        canvas = {"round": shown.round, "tokens": pieces}
         body = {"index": choice.number, **self._text_part(choice, {"content": ""})}
         return {**body, "canvas": canvas, "finish_reason": None}
 
     def _finished(self, choice: ResponseChoice, output: DecodeOutput) -> Json:
         """Returns a choice with the text that was not sent yet and its end; counts the answer."""
         tokens, reason = choice.end(output)
-        part = choice.message.more(choice.prose.rest(tokens), is_last=True)
-        if not part and not choice.message.has_calls:
+        part = choice.reader.more(choice.prose.rest(tokens), is_last=True)
+        if not part and not choice.reader.has_calls:
             part = {"content": ""}
         body = self._choice(choice, part, tokens)
-        body["finish_reason"] = "tool_calls" if choice.message.has_calls else reason
+        body["finish_reason"] = "tool_calls" if choice.reader.has_calls else reason
         if choice.recorder is not None and self.asked.return_trace:
             steps, prompt = choice.recorder.steps, choice.job.request.prompt
             question = self.asked.questions[choice.number // (self.asked.n or 1)]
@@ -224,4 +224,4 @@ class Exchange:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     def _text(self, token: int) -> str:
-        return writable(self.service.tokenizer.decode([token]))
+        return writable_text(self.service.tokenizer.decode([token]))

@@ -15,14 +15,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dllm_decode.serve import weights
 from dllm_decode.serve.answers import Exchange
-from dllm_decode.serve.asks import choices_of, prompts_of
 from dllm_decode.serve.calls import Json
+from dllm_decode.serve.choices import choices_of, prompts_of
 from dllm_decode.serve.documentation import documentation
 from dllm_decode.serve.errors import RefusedError, add_handlers
 from dllm_decode.serve.fields import Chat, Completion, Weights
 from dllm_decode.serve.forms import form_of
 from dllm_decode.serve.guard import Guard
-from dllm_decode.serve.log import Logged
+from dllm_decode.serve.log import RequestLog
 from dllm_decode.serve.responses import ItemExchange, ResponseFields, own_names
 from dllm_decode.serve.service import Channel, Service
 
@@ -74,7 +74,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         service.compiler.close()
-        service.engine.close()
+        service.runner.close()
 
     app = FastAPI(
         title="dllm_decode", lifespan=lifespan, docs_url=None, redoc_url=None,
@@ -93,7 +93,7 @@ def create_app(
         app, service.limits.deadline_s, api_key=api_key, is_local=is_local,
         open_paths=("/health", "/docs", "/openapi.json", *_PAGE),
     )  # fmt: skip
-    return Logged(guarded, service)
+    return RequestLog(guarded, service)
 
 
 def require_key(api_key: str | None) -> None:
@@ -121,16 +121,16 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
         """Says whether the server is well: 200 or 503."""
-        engine = service.engine
-        is_well = not engine.is_broken and engine.round_s() < _LATE_S
+        runner = service.runner
+        is_well = not runner.is_broken and runner.round_s() < _LATE_S
         body = {
             "status": "ok" if is_well else "failing",
-            "running": engine.num_running,
-            "waiting": engine.num_waiting,
+            "running": runner.num_running,
+            "waiting": runner.num_waiting,
         }
         return JSONResponse(body, status_code=200 if is_well else 503)
 
-    def described() -> Json:
+    def description() -> Json:
         return {
             "id": service.name,
             "object": "model",
@@ -145,14 +145,14 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
     async def models() -> Json:
         """Lists the model."""
-        return {"object": "list", "data": [described()]}
+        return {"object": "list", "data": [description()]}
 
     # Names of models on the hub have a slash.
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Json:
         """Describes the model."""
         service.check_model(name)
-        return described()
+        return description()
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -111,8 +111,8 @@ class Parsers(NamedTuple):
         return shown[0] if shown else None
 
 
-class MessageText:
-    """The text of an answer as parts of a message; each part is sent once.
+class MessageReader:
+    """Reads the text of an answer as parts of a message; each part is sent once.
 
     White space next to a tag is left out. A call is sent once it is complete. If it cannot be read,
     its text is content.

@@ -43,8 +43,8 @@ def chat_ids(
     for param, variables in arguments.items():
         _check_variables(service.tokenizer, param, variables, bool(tools))
         values |= variables
-    text = _rendered(service, messages, tools, values)
-    if tools and text == _rendered(service, messages, (), values):
+    text = _render(service, messages, tools, values)
+    if tools and text == _render(service, messages, (), values):
         message = "The chat template of this model ignores tools; leave them out."
         raise RefusedError(400, message, param="tools", code="unsupported_parameter")
     # The template writes the special tokens itself.
@@ -78,7 +78,7 @@ def _check_variables(
             raise RefusedError(400, message, param=param, code="unsupported_parameter")
 
 
-def _rendered(
+def _render(
     service: Service,
     messages: Sequence[Turn],
     tools: Sequence[dict[str, Any]],

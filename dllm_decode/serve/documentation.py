@@ -12,7 +12,7 @@ def documentation(description: Mapping[str, Any]) -> str:
         (
             f"{method.upper()} {path.replace('/', '/<wbr>')}",
             escape(route.get("description", "")),
-            _taken(route),
+            _body_kind(route),
         )
         for path, methods in description["paths"].items()
         for method, route in methods.items()
@@ -36,7 +36,7 @@ def documentation(description: Mapping[str, Any]) -> str:
     )
 
 
-def _taken(route: Mapping[str, Any]) -> str:
+def _body_kind(route: Mapping[str, Any]) -> str:
     """Returns the kind of a request's body; empty if the request has no body."""
     body = route.get("requestBody")
     return "" if body is None else _kind(body["content"]["application/json"]["schema"])

@@ -69,9 +69,9 @@ class RefusedError(HTTPException):
         kind = "server_error" if self.status_code >= 500 else "invalid_request_error"
         return {
             "error": {
-                "message": writable(self.detail)[:_MAX_MESSAGE],
+                "message": writable_text(self.detail)[:_MAX_MESSAGE],
                 "type": _KINDS.get(self.status_code, kind),
-                "param": None if self.param is None else writable(self.param),
+                "param": None if self.param is None else writable_text(self.param),
                 "code": self.code,
             }
         }
@@ -90,7 +90,7 @@ def refusing() -> Iterator[None]:
         raise RefusedError(400, str(error)) from None
 
 
-def writable(text: str) -> str:
+def writable_text(text: str) -> str:
     """Returns a text with question marks in place of what UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode("utf-8")
 

@@ -68,7 +68,7 @@ def _stops(value: object) -> object:
     return [text for text in listed if text is not None]
 
 
-def _with_blanks(value: object) -> object:
+def _check_template(value: object) -> object:
     if not isinstance(value, str | None):
         raise ValueError("must be a text with blanks, such as 'emma has [MASK:5] apples'")
     return value
@@ -137,7 +137,7 @@ class CompletionFields(AnswerFields):
     stop: Stops = Field(default_factory=list)
     n: Annotated[int, Field(ge=1)] | None = None
     stream_options: StreamOptions | None = None
-    template: Annotated[Text | None, BeforeValidator(_with_blanks)] = None
+    template: Annotated[Text | None, BeforeValidator(_check_template)] = None
     return_trace: bool | None = None
     stream_mode: Literal["text", "denoise"] | None = None
     response_format: ResponseFormat | None = None

@@ -106,8 +106,8 @@ def _head(name: str) -> str:
     return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
 
 
-class CallText:
-    """The text of a call that the request forces, which is sent once it is complete.
+class CallReader:
+    """Reads the text of a call that the request forces; the call is sent once it is complete.
 
     Attributes:
         has_calls: True, because the text is a call.

@@ -21,7 +21,7 @@ class Grown(NamedTuple):
     tokens: list[int]
 
 
-class Drafted(NamedTuple):
+class CanvasShown(NamedTuple):
     """The answer's tokens after a round, `None` where they are open."""
 
     tokens: list[int | None]
@@ -48,8 +48,8 @@ class Failed(NamedTuple):
     code: str | None = None
 
 
-Told: TypeAlias = Grown | Drafted | Finished
-JobEvent: TypeAlias = Told | Failed
+Update: TypeAlias = Grown | CanvasShown | Finished
+JobEvent: TypeAlias = Update | Failed
 
 
 class Scored(NamedTuple):

@@ -12,7 +12,7 @@ LOG = logging.getLogger(__name__)
 _MAX_PATH = 200
 
 
-class Logged:
+class RequestLog:
     """Logs the requests of an app without their content, and counts responses by path and status.
 
     A route may name the answers of a request in `scope["choices"]`, whose tokens are then logged.

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.serve.engine import Engine, Lane
+from dllm_decode.serve.lanes import Lane, LaneRunner
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -11,7 +11,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 class Metrics:
     """The counters of one server, in their own registry."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, runner: LaneRunner) -> None:
         """Creates the counters, all at 0."""
         registry = self._registry = CollectorRegistry()
         self.responses = Counter(
@@ -37,7 +37,7 @@ class Metrics:
             running.labels(name).set_function(lambda: lane.num_running)
             waiting.labels(name).set_function(lambda: lane.num_waiting)
 
-        for name, lane in engine.lanes.items():
+        for name, lane in runner.lanes.items():
             add(name, lane)
 
     def text(self) -> bytes:

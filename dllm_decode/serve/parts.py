@@ -11,7 +11,7 @@ _TEXTS = ("text", "input_text", "output_text", "reasoning_text")
 _NOTES = {"annotations", "logprobs", "parsed"}
 
 
-def _encodable(text: str) -> str:
+def _check_encodable(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -37,7 +37,7 @@ def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-Text: TypeAlias = Annotated[str, AfterValidator(_encodable)]
+Text: TypeAlias = Annotated[str, AfterValidator(_check_encodable)]
 Content: TypeAlias = Annotated[
     Text, BeforeValidator(_content, json_schema_input_type=str | list[dict[str, Any]])
 ]

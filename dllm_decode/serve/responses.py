@@ -82,7 +82,7 @@ class CallResult(Item):
         return {"role": "tool", "tool_call_id": self.call_id, "content": self.output}
 
 
-def _typed(value: object) -> object:
+def _items_of(value: object) -> object:
     """Returns a text as a message, and each item with its type, which messages may leave out."""
     items = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
@@ -105,7 +105,7 @@ def _turns(items: Iterable[Item]) -> list[Json]:
     return turns
 
 
-def _nested(value: BaseModel) -> Json:
+def _chat_form(value: BaseModel) -> Json:
     """Returns an object as chats have it: its fields but for the type, by the type's name."""
     rest = without_nulls(value.model_dump(by_alias=True))
     kind = rest.pop("type")
@@ -160,7 +160,7 @@ class FunctionChoice(Strict):
 Items: TypeAlias = Annotated[
     list[Annotated[Message | Thought | Call | CallResult, Field(discriminator="type")]],
     Field(min_length=1),
-    BeforeValidator(_typed, json_schema_input_type=str | list[dict[str, Any]]),
+    BeforeValidator(_items_of, json_schema_input_type=str | list[dict[str, Any]]),
 ]
 
 
@@ -185,9 +185,9 @@ class ResponseFields(AnswerFields):
         asked = {
             "messages": [*([first] if self.instructions else []), *_turns(self.input)],
             "max_tokens": self.max_output_tokens,
-            "tools": [_nested(tool) for tool in self.tools or []],
-            "tool_choice": _nested(choice) if isinstance(choice, FunctionChoice) else choice,
-            "response_format": None if form is None else _nested(form),
+            "tools": [_chat_form(tool) for tool in self.tools or []],
+            "tool_choice": _chat_form(choice) if isinstance(choice, FunctionChoice) else choice,
+            "response_format": None if form is None else _chat_form(form),
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "stream_options": {"include_usage": True} if self.stream else None,
         }

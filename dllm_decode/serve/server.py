@@ -17,7 +17,7 @@ from dllm_decode.serve.api import create_app
 from dllm_decode.serve.service import Service
 from dllm_decode.serve.sockets import LOCAL
 
-# The engine's thread asks for Python's lock after each operation of torch. By default it waits 5 ms
+# The lanes' thread asks for Python's lock after each operation of torch. By default it waits 5 ms
 # for it whenever the thread of the connections is busy: 16 clients then had 8 % fewer tokens/s.
 _SWITCH_S = 0.0005
 # After the grace: to tell clients that the server ends.
@@ -75,8 +75,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends the server."""
-        engine = self._service.engine
-        num_answers = engine.num_running + engine.num_waiting
+        runner = self._service.runner
+        num_answers = runner.num_running + runner.num_waiting
         if num_answers:
             self._say(
                 f"Waiting up to {self._service.limits.grace_s:g} s for {num_answers} answers. "

@@ -1,4 +1,4 @@
-"""The model that is served, and channels for events from the engine's thread to a request."""
+"""The model that is served, and channels for events from the lanes' thread to a request."""
 
 import asyncio
 import time
@@ -14,9 +14,9 @@ from dllm_decode.caches import NoCache
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.serve.calls import Parsers
 from dllm_decode.serve.compiler import Compiler
-from dllm_decode.serve.engine import ENDING, Engine, FullError, Lane
 from dllm_decode.serve.errors import RefusedError
-from dllm_decode.serve.jobs import Failed, Job, JobEvent, Told
+from dllm_decode.serve.jobs import Failed, Job, JobEvent, Update
+from dllm_decode.serve.lanes import ENDING, FullError, Lane, LaneRunner
 from dllm_decode.serve.limits import Limits
 from dllm_decode.serve.metrics import Metrics
 from dllm_decode.text.texts import Tokenizer
@@ -36,8 +36,8 @@ class Service:
     Attributes:
         name: The model's name for clients.
         tokenizer: The tokenizer of the thread that reads requests.
-        stop_tokenizer: A copy for the engine's thread, because threads must not share tokenizers.
-        engine: Lanes by name of their sampler; the first is the default.
+        stop_tokenizer: A copy for the lanes' thread, because threads must not share tokenizers.
+        runner: Lanes by name of their sampler; the first is the default.
         metrics: Counters.
         compiler: Compiles constraints.
         parsers: How calls and reasoning are written in answers to chats.
@@ -49,7 +49,7 @@ class Service:
     name: str
     tokenizer: Any
     stop_tokenizer: Tokenizer
-    engine: Engine
+    runner: LaneRunner
     metrics: Metrics
     compiler: Compiler
     parsers: Parsers
@@ -68,15 +68,15 @@ class Service:
         """Starts the lanes of a model, by name of their sampler; the first is the default."""
         default = next(iter(decoders.values()))
         lanes = {name: _with_logprobs(decoder) for name, decoder in decoders.items()}
-        engine = Engine(lanes, limits)
+        runner = LaneRunner(lanes, limits)
         compiler = Compiler(deepcopy(tokenizer), default)
-        metrics = Metrics(engine)
-        return Service(name, tokenizer, deepcopy(tokenizer), engine, metrics, compiler, parsers)
+        metrics = Metrics(runner)
+        return Service(name, tokenizer, deepcopy(tokenizer), runner, metrics, compiler, parsers)
 
     @property
     def limits(self) -> Limits:
         """The bounds of the server."""
-        return self.engine.limits
+        return self.runner.limits
 
     @property
     def max_length(self) -> int:
@@ -94,7 +94,7 @@ class Service:
     @property
     def samplers(self) -> list[str]:
         """Names of the samplers that requests may name; the first is the default."""
-        return list(self.engine.lanes)
+        return list(self.runner.lanes)
 
     def lane(self, name: str | None) -> Lane:
         """Returns the lane of a sampler; the first lane if `name` is `None`.
@@ -106,7 +106,7 @@ class Service:
         if name not in self.samplers:
             allowed = ", ".join(self.samplers)
             raise RefusedError(400, f"'sampler' must be one of {allowed}.", param="sampler")
-        return self.engine.lanes[name]
+        return self.runner.lanes[name]
 
     def channel(self, lane: Lane, client: str) -> "Channel":
         """Returns a channel for the events of one request."""
@@ -212,7 +212,7 @@ class Channel:
                 504, "The request took longer than this server allows.", code="deadline"
             ) from None
 
-    async def next(self) -> tuple[int, Told]:
+    async def next(self) -> tuple[int, Update]:
         """Returns the next event and its number.
 
         Raises:

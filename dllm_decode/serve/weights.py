@@ -6,9 +6,9 @@ import logging
 from pathlib import Path, PurePath
 
 from dllm_decode.serve.calls import Json
-from dllm_decode.serve.engine import FullError
 from dllm_decode.serve.errors import RefusedError
 from dllm_decode.serve.fields import Weights
+from dllm_decode.serve.lanes import FullError
 from dllm_decode.serve.service import Channel, Service
 
 _LOG = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ async def replace(service: Service, root: Path, asked: Weights, channel: Channel
     """
     folder = await asyncio.to_thread(_folder_below, root, asked.folder)
     try:
-        changing = service.engine.load_weights(folder)
+        changing = service.runner.load_weights(folder)
         version = await channel.within(asyncio.wrap_future(changing))
     except FullError:
         message = "Other weights are being loaded, or the server ends. Try again later."

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dllm_decode.settings.arguments import MachineOptions, ModelOptions, Plugins
 from dllm_decode.settings.known import require_known
-from dllm_decode.settings.options import OptionParser, OptionsOf, add_options
+from dllm_decode.settings.options import OptionGroup, OptionParser, add_options
 
 GOES_ON = "Stopped; what is done is kept, the same command goes on from here.\n"
 REST = "model, prompts and machine"
@@ -32,15 +32,15 @@ class Command(NamedTuple):
 
     help: str
     action: str
-    groups: Sequence[OptionsOf] = ()
+    groups: Sequence[OptionGroup] = ()
     stopped: str = "Stopped.\n"
     takes_words: bool = False
     below: Collection[str] = ()
 
 
-MODEL = OptionsOf(ModelOptions, REST)
-PLUGINS = OptionsOf(Plugins)
-MACHINE = OptionsOf(MachineOptions, REST)
+MODEL = OptionGroup(ModelOptions, REST)
+PLUGINS = OptionGroup(Plugins)
+MACHINE = OptionGroup(MachineOptions, REST)
 
 
 def make_parser_of(

@@ -8,8 +8,8 @@ from typing import Any
 from dllm_decode.settings.files import input_file
 
 
-def named_constraint(options: Namespace) -> Mapping[str, Any] | None:
-    """Returns the constraint that options name, as `constraint_of` reads it, or `None`.
+def constraint_json(options: Namespace) -> Mapping[str, Any] | None:
+    """Returns the constraint that options name, as JSON that `constraint_of` reads, or `None`.
 
     Raises ValueError if options name several constraints.
     """

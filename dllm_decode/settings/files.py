@@ -30,17 +30,17 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])")
 
 
 def read_object(file: Path, kind: Any = dict[str, Any], *, remedy: str = ANEW) -> Any:
-    """Reads a file of JSON, and checks its contents against a type as `decoded` does."""
-    return decoded(file.read_bytes(), kind, str(file), remedy)
+    """Reads a file of JSON, and checks its contents against a type as `parse_json` does."""
+    return parse_json(file.read_bytes(), kind, str(file), remedy)
 
 
-def decoded(content: bytes, kind: type[Value] | GenericAlias, where: str, remedy: str) -> Value:
+def parse_json(content: bytes, kind: type[Value] | GenericAlias, where: str, remedy: str) -> Value:
     """Reads JSON of a declared type: NaN, unknown fields of a Struct and cut-off texts are refused.
 
     Raises ValueError if the contents are anything else; the message names the place `where`, such
     as a file and its line, the field, and the remedy.
     """
-    with _refused(where, remedy, kind):
+    with _json_errors(where, remedy, kind):
         try:
             return msgspec.json.decode(content.removeprefix(BOM_UTF8), type=kind)
         except msgspec.DecodeError:
@@ -49,13 +49,15 @@ def decoded(content: bytes, kind: type[Value] | GenericAlias, where: str, remedy
             raise
 
 
-def converted(value: object, kind: type[Value] | GenericAlias, where: str, remedy: str) -> Value:
-    """Checks a value that was read already, as `decoded` does."""
-    with _refused(where, remedy, kind):
+def checked_value(
+    value: object, kind: type[Value] | GenericAlias, where: str, remedy: str
+) -> Value:
+    """Checks a value that was read already, as `parse_json` does."""
+    with _json_errors(where, remedy, kind):
         return msgspec.convert(value, kind)
 
 
-def is_of(value: object, kind: Any) -> bool:
+def has_type(value: object, kind: Any) -> bool:
     """Returns whether a value from JSON or TOML is of a type; True is not a number."""
     try:
         msgspec.convert(value, kind)
@@ -65,17 +67,17 @@ def is_of(value: object, kind: Any) -> bool:
 
 
 @contextmanager
-def _refused(where: str, remedy: str, kind: Any) -> Iterator[None]:
+def _json_errors(where: str, remedy: str, kind: Any) -> Iterator[None]:
     """Turns msgspec's errors into a ValueError that names the place, the field and the remedy."""
     try:
         yield
     except msgspec.ValidationError as error:
-        raise ValueError(f"{where} must {_wanted(error, kind)}; {remedy}.") from None
+        raise ValueError(f"{where} must {_rule_of(error, kind)}; {remedy}.") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} must be JSON, got: {error}; {remedy}.") from None
 
 
-def _wanted(error: msgspec.ValidationError, kind: Any) -> str:
+def _rule_of(error: msgspec.ValidationError, kind: Any) -> str:
     problem, _, path = str(error).partition(" - at `$")
     problem, path = problem.replace("`", ""), path.strip("`.")
     missing, unknown = "Object missing required field ", "Object contains unknown field "
@@ -223,10 +225,10 @@ def digest_of_file(file: Path) -> str:
 
 def digest(value: object) -> str:
     """Returns a short hash of a value's canonical JSON."""
-    return digest_of_text(canonical(value))
+    return digest_of_text(canonical_json(value))
 
 
-def canonical(value: object) -> str:
+def canonical_json(value: object) -> str:
     """Returns a value as JSON; equal values give equal texts."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.models.loading.find import find_here
-from dllm_decode.settings.declared import declared, exported
+from dllm_decode.settings.argument_checks import argument_check_of, exported_names
 from dllm_decode.settings.options import OPTIONS
 from samplers.expression import parse_expression
 
@@ -41,17 +41,17 @@ def require_known(options: Namespace) -> None:
         ValueError: If there is no such plug-in or card, or a value is outside its range.
     """
     for part in _PACKAGES:
-        for text in _given(options, part):
+        for text in _given_values(options, part):
             require_known_plugins(part, text)
     for name in OPTIONS:
-        for value in _given(options, name):
+        for value in _given_values(options, name):
             DecodeConfig().updated(**{name: value})
-    for address in _given(options, "model"):
+    for address in _given_values(options, "model"):
         # A folder may have a question mark in its name.
         find_here(address if Path(address).is_dir() else address.partition("?")[0])
 
 
-def _given(options: Namespace, name: str) -> Iterator[Any]:
+def _given_values(options: Namespace, name: str) -> Iterator[Any]:
     value = vars(options).get(name)
     values = value if isinstance(value, list) else [value]
     yield from (value for value in values if value not in (None, ""))
@@ -74,8 +74,8 @@ def require_known_plugins(part: str, text: str) -> None:
             )
     # A class of the user's own may import torch.
     if not _OWN.search(_QUOTED.sub("", text)):
-        _, files = exported(_PACKAGES[part])
-        known = {name: declared(name, files) for name in called or [_EXAMPLES[part]]}
+        _, files = exported_names(_PACKAGES[part])
+        known = {name: argument_check_of(name, files) for name in called or [_EXAMPLES[part]]}
         parse_expression(text, known | {"CausalTarget": lambda source: source})
 
 
@@ -86,5 +86,5 @@ def called_names(text: str) -> list[str]:
 
 def plugin_names(part: str) -> list[str]:
     """Returns the names that an expression may call: those that the plug-ins' package exports."""
-    names, _ = exported(_PACKAGES[part])
+    names, _ = exported_names(_PACKAGES[part])
     return [*names, "CausalTarget"] if part == "verifier" else names

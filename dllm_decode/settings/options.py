@@ -47,7 +47,7 @@ def value_of(written: object, kind: Any) -> Any:
 
     Raises ArgumentTypeError, which names what is valid, if the text is not of the type.
     """
-    kinds, value = [bare(member) for member in kinds_of(kind)], written
+    kinds, value = [bare_type(member) for member in kinds_of(kind)], written
     if NoneType in kinds and written == "None" and str not in kinds:
         return None
     if isinstance(written, str) and tuple[int, ...] in kinds:
@@ -80,13 +80,13 @@ def kinds_of(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def bare(kind: Any) -> Any:
+def bare_type(kind: Any) -> Any:
     """Returns a type without its annotations."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
-class OptionsOf(NamedTuple):
-    """Options of a command: fields of a dataclass, whose documentation is their help.
+class OptionGroup(NamedTuple):
+    """A group of options of a command: fields of a dataclass, whose documentation is their help.
 
     `Annotated` adds limits or a metavar to the type of a field. Metadata of a field are further
     keywords of `ArgumentParser.add_argument`, or other "names". Each use of an option
@@ -109,16 +109,16 @@ class OptionsOf(NamedTuple):
     defaults: Mapping[str, str] = MappingProxyType({})
 
 
-def decoding(
+def decode_options(
     title: str = "options of the decode",
     *,
     names: Collection[str] = OPTIONS,
     repeat: bool = False,
     defaults: Mapping[str, str] = OF_TASK,
-) -> OptionsOf:
-    """Returns options of the decode; those that are not given are None."""
+) -> OptionGroup:
+    """Returns the group of options of the decode; those that are not given are None."""
     title += ", each may be repeated to compare" * repeat
-    return OptionsOf(DecodeConfig, title, names, repeat, unset=True, defaults=defaults)
+    return OptionGroup(DecodeConfig, title, names, repeat, unset=True, defaults=defaults)
 
 
 class OptionParser(ArgumentParser):
@@ -136,12 +136,12 @@ class OptionParser(ArgumentParser):
         return options, unknown
 
 
-def add_options(parser: ArgumentParser, groups: Iterable[OptionsOf]) -> None:
+def add_options(parser: ArgumentParser, groups: Iterable[OptionGroup]) -> None:
     """Adds options: first those that most users need, then group by group.
 
     If two options have the same name, only the first is added.
     """
-    chosen: dict[str, tuple[OptionsOf, Field[Any]]] = {}
+    chosen: dict[str, tuple[OptionGroup, Field[Any]]] = {}
     for group in groups:
         for option in fields(group.kind):
             if not group.names or option.name in group.names:
@@ -162,7 +162,7 @@ def add_options(parser: ArgumentParser, groups: Iterable[OptionsOf]) -> None:
     parser.usage = " ".join(["%(prog)s", *usage, "[options]"])
 
 
-def _argument(group: OptionsOf, option: Field[Any]) -> tuple[list[str], dict[str, Any]]:
+def _argument(group: OptionGroup, option: Field[Any]) -> tuple[list[str], dict[str, Any]]:
     """Returns the names and the keywords of an argument of argparse."""
     keywords, make = dict(option.metadata), option.default_factory
     default = option.default if make is MISSING else make()
@@ -174,10 +174,10 @@ def _argument(group: OptionsOf, option: Field[Any]) -> tuple[list[str], dict[str
         keywords["dest"] = option.name
     keywords["default"] = None if group.repeat or group.unset or default is MISSING else default
     keywords["help"] = _help(group, option, default)
-    return names, {**_reading(group, option), **keywords}
+    return names, {**_reading_keywords(group, option), **keywords}
 
 
-def _reading(group: OptionsOf, option: Field[Any]) -> dict[str, Any]:
+def _reading_keywords(group: OptionGroup, option: Field[Any]) -> dict[str, Any]:
     """Returns the keywords by which argparse reads the value of an option from text."""
     kind: Any = option.type
     repeats = group.repeat
@@ -185,7 +185,7 @@ def _reading(group: OptionsOf, option: Field[Any]) -> dict[str, Any]:
         repeats = "nargs" not in option.metadata
         (kind,) = get_args(kinds_of(kind)[0])
     repeated = {"action": "append"} if repeats else {}
-    first = bare(kinds_of(kind)[0])
+    first = bare_type(kinds_of(kind)[0])
     if first is bool:
         return {"action": BooleanOptionalAction if group.unset else "store_true"}
     if get_origin(first) is Literal:
@@ -196,7 +196,7 @@ def _reading(group: OptionsOf, option: Field[Any]) -> dict[str, Any]:
     return {"type": partial(value_of, kind=kind), "metavar": metavar, **repeated}
 
 
-def _help(group: OptionsOf, option: Field[Any], default: Any) -> str:
+def _help(group: OptionGroup, option: Field[Any], default: Any) -> str:
     """Returns the first sentence of an option's documentation, and its default."""
     text = documentation_of(group.kind).get(option.name, "")
     words = re.search(r"(?:`None`|Empty): (.*?)\.(?: |$)", text)
@@ -239,10 +239,10 @@ def documentation_of(kind: type[Any]) -> Mapping[str, str]:
 
 def axes_of(options: Namespace) -> dict[str, tuple[Any, ...]]:
     """Returns the values of the options of the decode that were given, for a sweep."""
-    items = given_of(options).items()
+    items = given_options(options).items()
     return {name: tuple(v) if isinstance(v, list) else (v,) for name, v in items}
 
 
-def given_of(options: Namespace, names: Iterable[str] = OPTIONS) -> dict[str, Any]:
+def given_options(options: Namespace, names: Iterable[str] = OPTIONS) -> dict[str, Any]:
     """Returns the named options of the decode that were given, with their values."""
     return {name: v for name in names if (v := getattr(options, name)) is not None}

@@ -103,10 +103,10 @@ def _expression(text: str, part: str) -> str:
 
 def check_plugin(text: str, part: str) -> str:
     """Returns the expression of a plug-in, or raises ValueError, before any model is loaded."""
-    return expression_of(parse(text, KINDS[part], _unloaded))
+    return expression_of(parse(text, KINDS[part], _unloaded_target))
 
 
-def _unloaded(source: str) -> CausalTarget:
+def _unloaded_target(source: str) -> CausalTarget:
     return CausalTarget(_Unloaded(), name=source)
 
 

@@ -32,9 +32,9 @@ def template_ids(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[
         ValueError: If there is no blank, or a blank is too long.
     """
     (first, *others), lengths = split_blanks(text)
-    token_ids = _given(tokenizer, first)
+    token_ids = _given_ids(tokenizer, first)
     for length, words in zip(lengths, others, strict=True):
-        token_ids += [model.mask_id] * length + _given(tokenizer, words)
+        token_ids += [model.mask_id] * length + _given_ids(tokenizer, words)
     if model.mask_id not in token_ids:
         raise ValueError(
             f"A template must have a blank, such as [MASK:5] for five tokens, got {text!r}."
@@ -42,7 +42,7 @@ def template_ids(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[
     return token_ids
 
 
-def _given(tokenizer: Tokenizer, text: str) -> list[int]:
+def _given_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Returns the token ids of given words; warns of words that the tokenizer does not know."""
     token_ids = text_ids(tokenizer, text)
     warn_of_unknown_words(tokenizer, [text], [token_ids], stacklevel=7)
@@ -58,21 +58,22 @@ def pieces_of(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[lis
         ValueError: If there is no choice, or a choice has answers that do not differ.
     """
     (first, *others), choices = split_choices(text)
-    pieces: list[list[int] | Choice] = [_with_blanks(tokenizer, first, model)]
+    pieces: list[list[int] | Choice] = [_part_ids(tokenizer, first, model)]
     for (space, answers), words in zip(choices, others, strict=True):
         choice = _choice(tokenizer, space, answers)
-        pieces += [choice, _with_blanks(tokenizer, words, model)]
+        pieces += [choice, _part_ids(tokenizer, words, model)]
     return pieces
 
 
-def _with_blanks(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[int]:
+def _part_ids(tokenizer: Tokenizer, text: str, model: MaskPredictor) -> list[int]:
+    """Returns the token ids of a part of a text, which may have blanks."""
     _, lengths = split_blanks(text)
-    return template_ids(tokenizer, text, model) if lengths else _given(tokenizer, text)
+    return template_ids(tokenizer, text, model) if lengths else _given_ids(tokenizer, text)
 
 
 def _choice(tokenizer: Tokenizer, space: str, answers: str) -> Choice:
     texts = tuple(answers.split("|"))
-    token_ids = tuple(tuple(_given(tokenizer, space + text)) for text in texts)
+    token_ids = tuple(tuple(_given_ids(tokenizer, space + text)) for text in texts)
     if not all(map(str.strip, texts)) or not all(token_ids):
         raise ValueError(f"Each answer of a choice must have at least one token, got [{answers}].")
     if len(set(token_ids)) < len(token_ids):

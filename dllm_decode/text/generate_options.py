@@ -31,7 +31,7 @@ class GenerateOptions(DecodeOptions, total=False):
     stop: str | Sequence[str]
 
 
-def by_our_names(
+def read_options(
     inputs: Any, stop_strings: str | Sequence[str], config: DecodeConfig, options: GenerateOptions
 ) -> tuple[Any, tuple[str, ...], DecodeOptions]:
     """Returns the arguments of `generate` by the names of this library.

@@ -5,43 +5,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import islice
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from torch.nn.functional import pad
 
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
-from dllm_decode.core.automaton import Automaton
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.observers import Observer
-from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_integer
+from dllm_decode.core.options import DecodeConfig, require_integer
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.prompts import (
-    Array,
-    Prompt,
-    filling_options,
-    require_one_each,
-    require_templates,
-)
-from dllm_decode.core.rows import Request, RequestQueue
-from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
-from dllm_decode.core.uniform_state_checks import check_config
-from dllm_decode.engine.compatibility import default_sampler, require_model, require_plugins
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.core.prompts import Array, Prompt
+from dllm_decode.core.rows import RequestQueue
+from dllm_decode.engine.compatibility import require_model
+from dllm_decode.engine.decoder import Verifier
 from dllm_decode.engine.join import Ended
-from dllm_decode.engine.loop import gathered, new_decoder, raise_errors, require_observers, run
+from dllm_decode.engine.loop import gathered, raise_errors, require_observers, run
 from dllm_decode.engine.no_verifier import NoVerifier
-from dllm_decode.engine.requests import requests_of, require_seeds
+from dllm_decode.engine.requests import require_seeds
 from dllm_decode.text import constraints
 from dllm_decode.text.answers import GenerateOutput, answer_of
-from dllm_decode.text.blanks import start_ids, template_ids
-from dllm_decode.text.generate_options import GenerateOptions, by_our_names
+from dllm_decode.text.blanks import start_ids
+from dllm_decode.text.generate_options import GenerateOptions, read_options
+from dllm_decode.text.requests import decoder_of_texts, read_templates, requests_of_texts
 from dllm_decode.text.streamer import PrefixStreamer, answer_stream
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
-from samplers.checks import shown
-
-T = TypeVar("T")
 
 
 def generate(
@@ -131,24 +120,24 @@ def generate(
         ValueError: If the arguments do not fit together; the message names those that do not.
         RuntimeError: If a plug-in or the model breaks its contract.
     """
-    inputs, strings, overrides = by_our_names(inputs, stop_strings, config, options)
+    inputs, strings, overrides = read_options(inputs, stop_strings, config, options)
     require_seeds(seeds, config, overrides)
     require_tokenizer(tokenizer)
     require_integer("num_return_sequences", num_return_sequences, least=1)
     require_model(model)
     require_observers(observers)
-    blanks, config = with_blanks(tokenizer, model, templates, config, overrides)
+    template_tokens, config = read_templates(tokenizer, model, templates, config, overrides)
     decoder = decoder_of_texts(
         model, tokenizer, sampler, cache=cache, verifier=verifier, blocks=blocks, config=config,
         return_logprobs=return_logprobs,
     )  # fmt: skip
-    if inputs is None and blanks:
-        prompts: list[Prompt] = [start_ids(tokenizer)] * len(blanks)
+    if inputs is None and template_tokens:
+        prompts: list[Prompt] = [start_ids(tokenizer)] * len(template_tokens)
     else:
         prompts = prompt_ids(tokenizer, inputs, attention_mask, chat=chat)
     requests = requests_of_texts(
-        decoder, tokenizer, prompts, blanks, constraint=constraint, stop_strings=strings,
-        copies=num_return_sequences,
+        decoder, tokenizer, prompts, template_tokens, constraint=constraint,
+        stop_strings=strings, copies=num_return_sequences,
         # One more than fits shows that there are too many.
         seeds=list(islice(seeds, len(prompts) * num_return_sequences + 1)),
     )  # fmt: skip
@@ -156,7 +145,7 @@ def generate(
     with _progress(len(requests)) if progress else nullcontext() as bar:
         watching = [observer for observer in (*observers, stream, bar) if observer is not None]
         ended = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
-        decoded = gathered(_of_one_length(ended, config.gen_length))
+        decoded = gathered(_pad_answers(ended, config.gen_length))
     answers = [
         answer_of(tokenizer, request, decoded, row, strings) for row, request in enumerate(requests)
     ]
@@ -167,30 +156,6 @@ def generate(
     return GenerateOutput(answers, decoded)
 
 
-def decoder_of_texts(
-    model: MaskPredictor,
-    tokenizer: Tokenizer,
-    sampler: Sampler | None,
-    *,
-    cache: CachePolicy,
-    verifier: Verifier,
-    blocks: BlockSchedule,
-    config: DecodeConfig,
-    return_logprobs: bool = False,
-) -> Decoder:
-    """Returns a decoder of the arguments of `generate`, whose plug-ins know the tokenizer.
-
-    Raises:
-        ValueError: If the arguments do not fit together.
-    """
-    sampler = default_sampler(model) if sampler is None else sampler
-    require_plugins(model, sampler, cache, verifier, blocks)
-    return new_decoder(
-        model, sampler.with_tokenizer(tokenizer), cache=cache, verifier=verifier,
-        blocks=blocks.with_tokenizer(tokenizer), config=config, return_logprobs=return_logprobs,
-    )  # fmt: skip
-
-
 def _progress(num_answers: int) -> AbstractContextManager[Observer]:
     """Returns a progress bar; its library is imported only here, because this takes a moment."""
     from dllm_decode.text.answer_progress import AnswerProgress
@@ -198,85 +163,7 @@ def _progress(num_answers: int) -> AbstractContextManager[Observer]:
     return AnswerProgress(num_answers)
 
 
-def compiled(decoder: Decoder, tokenizer: Any, constraint: object) -> Automaton | None:
-    """Returns a constraint as the tokens of a decoder's model spell it; `None` stays `None`.
-
-    Raises:
-        ValueError: If the argument is no constraint, or the tokens cannot spell it.
-    """
-    if constraint is None:
-        return None
-    if not isinstance(constraint, constraints.Constraint):
-        raise ValueError(
-            'constraint must be Regex("..."), JsonSchema({...}) or OneOf(["yes", "no"]), got '
-            f"{shown(constraint)}."
-        )
-    model = decoder.model
-    vocabulary = constraints.read_vocabulary(
-        tokenizer, model.vocab_size, model.eos_ids, decoder.banned_ids
-    )
-    return constraints.compile_constraint(constraint, vocabulary)
-
-
-def requests_of_texts(
-    decoder: Decoder,
-    tokenizer: Tokenizer,
-    prompts: Sequence[Prompt],
-    blanks: Sequence[Sequence[int]],
-    *,
-    constraint: object,
-    stop_strings: tuple[str, ...],
-    copies: int,
-    seeds: Sequence[int] = (),
-) -> list[Request]:
-    """Returns `copies` requests for each prompt, in turn; the arguments are those of `generate`."""
-    require_one_each(len(prompts), templates=blanks)
-    require_one_each(len(prompts) * copies, seeds=seeds)
-    automata: list[Automaton | None]
-    if isinstance(constraint, Sequence) and not isinstance(constraint, str):
-        require_one_each(len(prompts), constraint=constraint)
-        automata = [compiled(decoder, tokenizer, entry) for entry in constraint]
-    else:
-        automata = [compiled(decoder, tokenizer, constraint)] * len(prompts)
-    stop: StopRule = StopStrings(tokenizer, stop_strings) if stop_strings else NeverStop()
-    return list(
-        requests_of(
-            decoder, _repeated(prompts, copies), _repeated(blanks, copies), stop,
-            constraint=_repeated(automata, copies), seeds=seeds, fills_blanks=True,
-        )
-    )  # fmt: skip
-
-
-def _repeated(values: Sequence[T], copies: int) -> list[T]:
-    """Returns each value `copies` times, one after the other."""
-    return [value for value in values for _ in range(copies)]
-
-
-def with_blanks(
-    tokenizer: Tokenizer,
-    model: MaskPredictor,
-    templates: str | Sequence[str],
-    config: DecodeConfig,
-    options: DecodeOptions,
-) -> tuple[list[list[int]], DecodeConfig]:
-    """Returns the tokens of templates, and the config with options and the longest one's length.
-
-    Raises:
-        ValueError: If there is no such template, or the options do not fit the templates.
-    """
-    require_templates(templates)
-    texts = [templates] if isinstance(templates, str) else templates
-    blanks = [template_ids(tokenizer, text, model) for text in texts]
-    config = config.updated(**options)
-    if not blanks:
-        return blanks, config
-    check_config(model, config, blanks)
-    if config.gen_length != DecodeConfig.gen_length:
-        options = {**options, "gen_length": config.gen_length}
-    return blanks, config.updated(**filling_options(max(blanks, key=len), options))
-
-
-def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
+def _pad_answers(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
     """Pads answers to shorter templates with EOS, so that all have one length."""
     for answer in answers:
         output = answer.output

@@ -9,16 +9,15 @@ from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.observers import StepEvent, final_tokens
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import Request, RequestQueue
-from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
-from dllm_decode.engine.compatibility import require_model
+from dllm_decode.core.stopping import stop_rule
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.loop import raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import requests_of
 from dllm_decode.text.answers import answer_of
-from dllm_decode.text.generate_options import GenerateOptions, by_our_names
-from dllm_decode.text.generation import decoder_of_texts
+from dllm_decode.text.generate_options import GenerateOptions, read_options
 from dllm_decode.text.prose import Prose
+from dllm_decode.text.requests import decoder_of_texts
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
 
@@ -61,9 +60,8 @@ def stream(
     Raises:
         ValueError: If the arguments do not fit together, or there are several inputs.
     """
-    inputs, strings, updates = by_our_names(inputs, stop_strings, config, options)
+    inputs, strings, updates = read_options(inputs, stop_strings, config, options)
     require_tokenizer(tokenizer)
-    require_model(model)
     decoder = decoder_of_texts(
         model, tokenizer, sampler, cache=cache, verifier=verifier, blocks=blocks,
         config=config.updated(**updates),
@@ -71,8 +69,7 @@ def stream(
     prompts = prompt_ids(tokenizer, inputs, chat=chat)
     if len(prompts) != 1:
         raise ValueError(f"stream must be given one input, got {len(prompts)}.")
-    stop: StopRule = StopStrings(tokenizer, strings) if strings else NeverStop()
-    (request,) = requests_of(decoder, prompts, (), stop)
+    (request,) = requests_of(decoder, prompts, (), stop_rule(tokenizer, strings))
     return _pieces(decoder, request, tokenizer, strings)
 
 

@@ -53,13 +53,13 @@ def prompt_ids(
             encoded, or a chat template is wanted and there is none.
     """
     is_array = isinstance(inputs, Array | Mapping)
-    listed: Any = [inputs] if is_array or isinstance(inputs, str) else _listed(inputs)
+    listed: Any = [inputs] if is_array or isinstance(inputs, str) else _list_of(inputs)
     first = listed[0]
     is_text = isinstance(first, str)
     if chat != "auto" and not is_text:
         raise ValueError(f"chat must be left out unless texts are given, got chat={chat!r}.")
     if is_array:
-        return _listed(token_lists(inputs, attention_mask))
+        return _list_of(token_lists(inputs, attention_mask))
     is_chat = isinstance(first, Mapping)
     is_chats = isinstance(first, Sequence) and len(first) > 0 and isinstance(first[0], Mapping)
     if attention_mask is not None and (is_text or is_chat or is_chats):
@@ -124,7 +124,7 @@ def warn_of_unknown_words(
         warnings.warn(str(unknown), stacklevel=stacklevel)
 
 
-def _listed(inputs: Any) -> list[Any]:
+def _list_of(inputs: Any) -> list[Any]:
     """Returns inputs as a list; a generator is read to its end."""
     if isinstance(inputs, bytes | bytearray) or not isinstance(inputs, Iterable):
         raise ValueError(f"inputs must be texts, chats or token ids, got {inputs!r}.")
@@ -134,7 +134,7 @@ def _listed(inputs: Any) -> list[Any]:
     return listed
 
 
-def _require(kind: type, value: Any, what: str) -> Any:
+def _require_kind(kind: type, value: Any, what: str) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"inputs must be of one kind, got {what} and {value!r}.")
     return value
@@ -146,7 +146,7 @@ def _texts_of(
     """Returns the texts, with the chat template if wanted, and which need special tokens."""
     if chat not in ("auto", True, False):
         raise ValueError(f'chat must be "auto", True or False, got {chat!r}.')
-    texts: list[str] = [_require(str, text, "a text") for text in inputs]
+    texts: list[str] = [_require_kind(str, text, "a text") for text in inputs]
     special = tuple(getattr(tokenizer, "all_special_tokens", ()))
     is_done = [chat is not True and text.startswith(special) for text in texts]
     has_template = bool(getattr(tokenizer, "chat_template", None))
@@ -178,7 +178,7 @@ def _text_of_chat(tokenizer: Tokenizer, chat: Any) -> str:
 
 def _turn(message: Any) -> Message:
     """Returns a turn whose content is a text: parts of a content are joined."""
-    keys = set(_require(Mapping, message, "a chat"))
+    keys = set(_require_kind(Mapping, message, "a chat"))
     if not {"role", "content"} <= keys:
         raise ValueError(f'A message of a chat must have "role" and "content", got {sorted(keys)}.')
     if message["role"] not in _ROLES:

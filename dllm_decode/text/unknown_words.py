@@ -51,14 +51,14 @@ def unknown_words(tokenizer: Any, texts: Sequence[str], prompts: Sequence[Prompt
     num_prompts = 0
     for text, prompt in zip(texts, prompts, strict=True):
         if unknown_id is not None and unknown_id in prompt:
-            words |= dict.fromkeys(_unknown_in(tokenizer, text, unknown_id))
+            words |= dict.fromkeys(_unknown_parts(tokenizer, text, unknown_id))
             num_prompts += 1
     if not words:
         return UnknownWords()
     return UnknownWords(tuple(words), num_prompts, tokenizer.decode([unknown_id]))
 
 
-def _unknown_in(tokenizer: Any, text: str, unknown_id: int) -> list[str]:
+def _unknown_parts(tokenizer: Any, text: str, unknown_id: int) -> list[str]:
     """Returns the parts of a text for which a tokenizer reads its unknown token."""
     if not tokenizer.is_fast:
         # Slow tokenizers do not say where in the text a token is.

@@ -9,7 +9,7 @@ import msgspec
 
 from dllm_decode import CausalTarget
 from dllm_decode.core.files import write_text
-from dllm_decode.settings.files import converted, read_object, write_json
+from dllm_decode.settings.files import checked_value, read_object, write_json
 from dllm_decode.settings.plugins import build_plugins, no_target
 from eval.calibration.procedure import Guarantee, Judgement
 from eval.runs.names import SELECTION, parse_task
@@ -135,7 +135,7 @@ def read_card(path: str | Path) -> Card:
         written = read_object(Path(path), remedy=remedy)
     except OSError as error:
         raise ValueError(f"{path} must be a card that calibrate wrote, got {error}.") from None
-    return converted(written, Card, f"The card {path}", remedy)
+    return checked_value(written, Card, f"The card {path}", remedy)
 
 
 def warn_of_misfits(samplers: Sequence[str], runs: Sequence[RunSettings]) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dllm_decode.settings.files import digest, output_file, read_object, write_json
 from dllm_decode.settings.models import open_model
-from dllm_decode.settings.options import given_of
+from dllm_decode.settings.options import given_options
 from dllm_decode.settings.ranks import ProcessRank
 from eval.calibration.ladders import LADDERS, rung_of
 from eval.calibration.procedure import Guarantee
@@ -92,7 +92,7 @@ def _checked(
     loaded = {source: open_model(source, options, options.revision) for source in sources}
     runs = [
         replace(
-            run_of(loaded[rung.model or options.model], selection, rung, given_of(options)),
+            run_of(loaded[rung.model or options.model], selection, rung, given_options(options)),
             batch_size=options.batch_size, prompts=options.prompts,
             trace=not options.no_trace,
         )

@@ -9,7 +9,7 @@ from dllm_decode.blocks import BlockSchedule
 from dllm_decode.engine.compatibility import default_sampler
 from dllm_decode.settings.files import digest
 from dllm_decode.settings.models import Loaded
-from dllm_decode.settings.options import given_of
+from dllm_decode.settings.options import given_options
 from dllm_decode.settings.plugins import build_plugins
 from eval.lm_harness.generation import DEFAULT_LENGTH
 from eval.lm_harness.likelihood import Estimator, LeftToRight, MonteCarlo
@@ -62,7 +62,7 @@ def settings_of(options: argparse.Namespace, loaded: Loaded) -> LmSettings:
         revision=options.revision or None,
         dtype=loaded.dtype,
         estimator=LeftToRight() if options.nll == "l2r" else MonteCarlo(options.mc_num),
-        decoding=DecodeConfig(**given_of(options)),
+        decoding=DecodeConfig(**given_options(options)),
         gen_length=options.gen_length or DEFAULT_LENGTH,
         temperature=options.temperature,
         batch_size=options.batch_size,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dllm_decode.settings.files import (
-    converted,
+    checked_value,
     digest,
     mend_last_line,
     only_writer,
@@ -167,4 +167,4 @@ class Folder:
                 "by another version, and lack options that are compared here. Run anew into "
                 "another folder, or read it with the version that wrote it."
             )
-        return converted(written, _SettingsFile, str(file), NEW_FOLDER)
+        return checked_value(written, _SettingsFile, str(file), NEW_FOLDER)

@@ -10,7 +10,7 @@ from typing import Annotated, NotRequired, Required, TypeAlias, TypedDict
 from msgspec import Meta
 
 from dllm_decode.core.files import append_text
-from dllm_decode.settings.files import decoded, whole_lines
+from dllm_decode.settings.files import parse_json, whole_lines
 
 # Numbers must fit 64 bits: Python would read greater numbers, and their sums overflow.
 Whole: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -121,7 +121,7 @@ def read_parts(folder: Path) -> list[tuple[str, Record]]:
 
 def _records_of(path: Path) -> Iterator[tuple[str, Record]]:
     for where, line in whole_lines(path):
-        record = decoded(line, Record, where, _REMEDY)
+        record = parse_json(line, Record, where, _REMEDY)
         if record["error"] is None:
             _require_finished(record, where)
         yield where, record

@@ -13,12 +13,12 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.core.automaton import Automaton
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import new_decoder
-from dllm_decode.settings.files import canonical, converted, digest_of_text
+from dllm_decode.settings.files import canonical_json, checked_value, digest_of_text
 from dllm_decode.settings.models import Loaded
 from dllm_decode.settings.options import OPTIONS
 from dllm_decode.settings.plugins import build_plugins
 from dllm_decode.text.constraints import constraint_of
-from dllm_decode.text.generation import compiled
+from dllm_decode.text.requests import automaton_of
 from eval.runs.names import Selection, digest_of_examples
 from eval.runs.prompts import PromptTokenizer, require_template, templates_of
 from eval.tasks import Example
@@ -69,11 +69,11 @@ class RunSettings:
 
     def key(self, example_id: str) -> str:
         """Returns the key of an example's record under these settings."""
-        return digest_of_text(f'{{"example":{canonical(example_id)},"settings":{self._text}}}')
+        return digest_of_text(f'{{"example":{canonical_json(example_id)},"settings":{self._text}}}')
 
     @cached_property
     def _text(self) -> str:
-        return canonical(self.written())
+        return canonical_json(self.written())
 
     def with_seed(self, seed: int) -> "RunSettings":
         """Returns the same settings with another seed."""
@@ -92,7 +92,7 @@ class RunSettings:
 
         Raises ValueError if a field is missing, unknown, of the wrong type or out of its range.
         """
-        values = msgspec.structs.asdict(converted(written, _WrittenSettings, where, NEW_FOLDER))
+        values = msgspec.structs.asdict(checked_value(written, _WrittenSettings, where, NEW_FOLDER))
         try:
             decoding = DecodeConfig(**{name: values.pop(name) for name in OPTIONS})
         except ValueError as error:
@@ -186,7 +186,7 @@ class Run:
         if not self.constraint:
             return None
         constraint = constraint_of(msgspec.json.decode(self.constraint))
-        return compiled(self._decoder(), self.tokenizer, constraint)
+        return automaton_of(self._decoder(), self.tokenizer, constraint)
 
     def _decoder(self) -> Decoder:
         return new_decoder(

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 from rich.console import Console
 
 from dllm_decode import DecodeConfig
-from dllm_decode.settings.constraints import named_constraint
-from dllm_decode.settings.files import canonical, decoded, is_of
+from dllm_decode.settings.constraints import constraint_json
+from dllm_decode.settings.files import canonical_json, has_type, parse_json
 from dllm_decode.settings.models import Loaded, open_model
 from dllm_decode.settings.options import OPTIONS, axes_of
 from dllm_decode.settings.plugins import KINDS, check_plugin
@@ -135,7 +135,7 @@ class Measured(NamedTuple):
 
 def run(options: argparse.Namespace, warn: Warn) -> Measured:
     """Runs the settings that the options name."""
-    constraint = named_constraint(options)
+    written = constraint_json(options)
     sweep = Sweep(
         models=(options.model,),
         tasks=matching([options.task]),
@@ -147,7 +147,7 @@ def run(options: argparse.Namespace, warn: Warn) -> Measured:
         batch_size=options.batch_size,
         prompts=options.prompts or "",
         revision=options.revision,
-        constraints=("" if constraint is None else canonical(constraint),),
+        constraints=("" if written is None else canonical_json(written),),
     )
     return measure(sweep, options, warn)
 
@@ -193,9 +193,11 @@ def canonical_constraint(text: str) -> str:
     """Returns a constraint as records have it; raises ValueError if the text is no constraint."""
     if not text:
         return ""
-    value = decoded(text.encode(), dict[str, Any], f"The constraint {shown(text)}", "write another")
+    value = parse_json(
+        text.encode(), dict[str, Any], f"The constraint {shown(text)}", "write another"
+    )
     constraint_of(value)
-    return canonical(value)
+    return canonical_json(value)
 
 
 def warn_of_runs(runs: Sequence[Checked]) -> None:
@@ -235,7 +237,7 @@ def read_sweep(path: str | Path) -> Sweep:
 
 
 def _own(path: str | Path, name: str, value: Any, kind: Any) -> Any:
-    if not is_of(value, kind):
+    if not has_type(value, kind):
         shape = "a list of texts" if kind == tuple[str, ...] else f"of type {kind.__name__}"
         raise ValueError(f"{name} in {path} must be {shape}, got {shown(value)}.")
     return tuple(value) if isinstance(value, list) else value
@@ -243,8 +245,8 @@ def _own(path: str | Path, name: str, value: Any, kind: Any) -> Any:
 
 def _values(path: str | Path, name: str, value: Any, kind: Any) -> tuple[Any, ...]:
     """Reads one value of an option, or a list of them."""
-    values = [value] if is_of(value, kind) or not isinstance(value, list) else value
-    if not values or not all(is_of(item, kind) for item in values):
+    values = [value] if has_type(value, kind) or not isinstance(value, list) else value
+    if not values or not all(has_type(item, kind) for item in values):
         kind_name = kind.__name__ if isinstance(kind, type) else str(kind)
         raise ValueError(
             f"{name} in {path} must be a value of type {kind_name} or a list of them, "

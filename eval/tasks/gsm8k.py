@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from dllm_decode.core.stopping import cut_at
-from dllm_decode.settings.files import REPAIR, converted
+from dllm_decode.settings.files import REPAIR, checked_value
 from eval.tasks.base import Example, Turn, content_id, conversation
 from eval.tasks.problem_files import FileTask, Found, read_objects
 from samplers.checks import require_choice, require_count
@@ -209,7 +209,7 @@ class Gsm8k(FileTask):
 
     def _rows(self, split: str) -> list[WorkedQuestion]:
         objects = hub_rows(split) if self.path is None else read_objects(file_of(self.path, split))
-        rows = [converted(item.fields, WorkedQuestion, item.where, REPAIR) for item in objects]
+        rows = [checked_value(item.fields, WorkedQuestion, item.where, REPAIR) for item in objects]
         return [WorkedQuestion(row.question, ANNOTATION.sub("", row.answer)) for row in rows]
 
     def _demonstrations(self, rows: list[WorkedQuestion]) -> list[list[WorkedQuestion]]:

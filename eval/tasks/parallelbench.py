@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dllm_decode.core.stopping import cut_at
-from dllm_decode.settings.files import REPAIR, converted, decoded
+from dllm_decode.settings.files import REPAIR, checked_value, parse_json
 from eval.tasks.base import Example, content_id, conversation
 from eval.tasks.parallelbench_scores import SCORERS, UNKNOWN
 from eval.tasks.problem_files import FileTask, Found, read_objects
@@ -75,9 +75,9 @@ class TaskSource(NamedTuple):
         """Returns the rows with their configs."""
         rows = [row for file in self.files for row in _rows_of(file)]
         if self.config is None:
-            return [(row, converted(row.fields, Config, row.where, REPAIR)) for row in rows]
+            return [(row, checked_value(row.fields, Config, row.where, REPAIR)) for row in rows]
         file, name = self.config
-        config = converted(_yaml(file).get(name), Config, f"{name!r} in {file}", REPAIR)
+        config = checked_value(_yaml(file).get(name), Config, f"{name!r} in {file}", REPAIR)
         return [(row, config) for row in rows]
 
 
@@ -119,7 +119,7 @@ def _yaml(file: Path) -> Mapping[str, Any]:
             f"{file} is read by the package `pyyaml`, got none; install the extra `eval`."
         ) from error
     try:
-        return converted(
+        return checked_value(
             yaml.safe_load(file.read_text(encoding="utf-8")), dict[str, Any], str(file), REPAIR
         )
     except yaml.YAMLError as error:
@@ -235,7 +235,9 @@ def _example(row: Found, config: Config, number: int, version: str) -> Example:
         )
     # Hub tables hold input and answer as text; a label that is a list stays text, as in the files.
     row_input, label = (_unpacked(row.fields[name], where) for name in ("input", "answer"))
-    demonstrations = converted(row_input, Input, f"The input of {where}", REPAIR).icl_examples or []
+    demonstrations = (
+        checked_value(row_input, Input, f"The input of {where}", REPAIR).icl_examples or []
+    )
     inputs = {name: value for name, value in row_input.items() if name != "icl_examples"}
     needs = SCORERS.get(config.metric, UNKNOWN).needs
     if needs and (not isinstance(label, dict) or not set(needs) <= label.keys()):
@@ -265,7 +267,7 @@ def _infilled(example: Example) -> Example:
 def _unpacked(value: Any, where: str) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
         return value
-    return decoded(value.encode(), dict[str, Any], f"A field of {where}", REPAIR)
+    return parse_json(value.encode(), dict[str, Any], f"A field of {where}", REPAIR)
 
 
 def filled(config: Config, given: Mapping[str, Any], where: str) -> str:

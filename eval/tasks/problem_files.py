@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dllm_decode.settings.files import REPAIR, decoded
+from dllm_decode.settings.files import REPAIR, parse_json
 from eval.tasks.base import Example, Task
 
 
@@ -74,4 +74,4 @@ def read_objects(file: Path) -> list[Found]:
 
 
 def _found(line: str, where: str) -> Found:
-    return Found(decoded(line.encode(), dict[str, Any], where, REPAIR), where)
+    return Found(parse_json(line.encode(), dict[str, Any], where, REPAIR), where)

@@ -16,7 +16,7 @@ from dllm_decode.engine import compatibility
 from dllm_decode.models.loading.weights import write_weights
 from dllm_decode.settings.files import ANEW, digest, write_json
 from dllm_decode.settings.models import open_model
-from dllm_decode.settings.options import given_of
+from dllm_decode.settings.options import given_options
 from dllm_decode.settings.plugins import parse
 from dllm_decode.training.filter_examples import FilterExamples, collect_examples, join
 from dllm_decode.training.learn2pd import (
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     )  # fmt: skip
     loaded = open_model(options.model, options, options.revision)
     questions.warn(loaded.tokenizer)
-    config = config_of(questions, loaded, given_of(options, FILTER_DECODING))
+    config = config_of(questions, loaded, given_options(options, FILTER_DECODING))
     assert config.block_length is not None
     judging = judged.run(loaded, against, cache, config, options.batch_size)
     questions.run(loaded, FixedSchedule(config.block_length), cache, config, options.batch_size)

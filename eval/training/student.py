@@ -11,7 +11,7 @@ from dllm_decode.models.loading.weights import check_weights, weight_files
 from dllm_decode.models.masked_transformer import own_network
 from dllm_decode.settings.addresses import parse_model
 from dllm_decode.settings.models import load
-from dllm_decode.settings.options import LENGTHS, given_of
+from dllm_decode.settings.options import LENGTHS, given_options
 from dllm_decode.training import Batch, Objective, make_optimisers
 from dllm_decode.training.certainty import (
     CertaintyForcing,
@@ -52,7 +52,7 @@ class Student:
             options.model, device=options.device, dtype=dtype, revision=options.revision
         )
         self.model = own_network(self.loaded.model)
-        self.config = config_of(asked, self.loaded, given_of(options, LENGTHS))
+        self.config = config_of(asked, self.loaded, given_options(options, LENGTHS))
         self.objective = self._objective()
         self.written = "adapter" if rank else "model"
         self._source = self.loaded.files[0].parent

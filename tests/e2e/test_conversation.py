@@ -178,7 +178,7 @@ def test_an_interrupted_answer_is_forgotten(
     def interrupt(*_: object, **options: object) -> GenerateOutput:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dllm_decode.cli.speaker.generate", interrupt)
+    monkeypatch.setattr("dllm_decode.cli.model_setup.generate", interrupt)
     assert chat_on_terminal(monkeypatch, QUESTION, "/history") == 0
     shown = capsys.readouterr().err
     assert "Stopped; the question is forgotten." in shown

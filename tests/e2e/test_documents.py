@@ -18,7 +18,7 @@ from dllm_decode import CachePolicy, DecodeConfig
 from dllm_decode.blocks import BlockSchedule
 from dllm_decode.cli.main import make_parser as make_command_parser
 from dllm_decode.core.options import HINTS
-from dllm_decode.settings.options import given_of
+from dllm_decode.settings.options import given_options
 from dllm_decode.settings.plugins import check_plugin, parse
 from dllm_decode.text.generate_options import GenerateOptions
 from eval.commands import make_eval_parser as make_parser
@@ -100,7 +100,7 @@ def understand(words: list[str]) -> None:
         parse(options.cache, CachePolicy)
         parse(options.blocks, BlockSchedule)
         check_plugin(options.verifier, "verifier")
-        DecodeConfig(**given_of(options))
+        DecodeConfig(**given_options(options))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -92,7 +92,7 @@ def test_nothing_is_left_of_many_requests(pytestconfig: pytest.Config) -> None:
     with served(decoders, limits=LIMITS) as (url, service):
         process = psutil.Process()
         asyncio.run(ask_all(url, 0, num_requests // 4))
-        lanes = service.engine.lanes.values()
+        lanes = service.runner.lanes.values()
 
         def is_idle() -> bool:
             return all(lane.num_running == lane.num_waiting == 0 for lane in lanes)

@@ -18,7 +18,7 @@ from dllm_decode import DecodeConfig, decode
 from dllm_decode.cli import main as cli
 from dllm_decode.engine.compatibility import require_plugins
 from dllm_decode.settings.models import Loaded
-from dllm_decode.settings.options import FIRST, OPTIONS, axes_of, given_of
+from dllm_decode.settings.options import FIRST, OPTIONS, axes_of, given_options
 from dllm_decode.settings.plugins import check_plugin
 from eval.commands import EVAL_COMMANDS as COMMANDS
 from eval.commands import evaluate as main
@@ -97,7 +97,7 @@ def test_every_option_and_plug_in_is_in_every_command_that_decodes(command: str)
         options = parser.parse_args(words)
         # In calibrate a sampler is a setting, to which other parts may be added.
         place = "settings" if (command, name) == ("calibrate", "sampler") else name
-        parsed = given_of(options) if name in VALUES else vars(options)
+        parsed = given_options(options) if name in VALUES else vars(options)
         assert parsed[place] in (value, [value]), name
         if command in ("run", "sweep") and name in VALUES:
             assert axes_of(options) == {name: (value,)}

@@ -104,7 +104,7 @@ def test_an_installed_package_needs_no_checkout(tmp_path: Path) -> None:
     """A package as pip writes it: entry points in the metadata, and no pyproject.toml."""
     for package in ("samplers", "dllm_decode", "eval"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("assets"))
-    declared = {entry.name: entry.value for entry in cli._of_checkout()}
+    declared = {entry.name: entry.value for entry in cli._checkout_entries()}
     assert declared.keys() == {"eval", "train-filter", "distil", "bench", "tasks"}
     installed(tmp_path, **declared)
     shown = run("eval", "--help", path=tmp_path, root=tmp_path)

@@ -58,7 +58,7 @@ def test_the_server_says_what_decides(
 
     def end_at_once(service: Any, *place: Any, **more: Any) -> None:
         shown.append({name: type(plugin).__name__ for name, plugin in service.plugins.items()})
-        service.engine.close()
+        service.runner.close()
 
     monkeypatch.setattr(server, "serve", end_at_once)
     words = ["--verifier", VERIFIER, "--cache", "DualCache()", "--sampler", "LocalLeap()"]

@@ -25,7 +25,7 @@ from dllm_decode.core.options import DecodeOptions, require_not_negative
 from dllm_decode.core.prompts import token_lists
 from dllm_decode.engine.compatibility import require_plugins
 from dllm_decode.models.loading.find import find_model
-from dllm_decode.text.generate_options import by_our_names
+from dllm_decode.text.generate_options import read_options
 from samplers import ConfidenceThreshold, FixedSchedule, parse
 
 
@@ -136,7 +136,7 @@ MODEL, SAMPLER = tiny("llada"), ConfidenceThreshold()
 CONFIG = DecodeConfig(temperature=0.7)
 read_lists: Any = token_lists
 find: Any = find_model
-named: Any = by_our_names
+named: Any = read_options
 many: Any = decode_many
 A_SINGLE_ONE = r"A single prompt is a batch of one: \[prompt\]"
 REFUSED: list[tuple[Callable[[], Any], str]] = [
@@ -218,4 +218,4 @@ def test_a_mask_in_two_places_is_refused() -> None:
 
 def test_do_sample_keeps_the_temperature_of_the_config() -> None:
     """Once the temperature was 1, even if the config had another."""
-    assert by_our_names([[3]], (), CONFIG, {"do_sample": True})[2]["temperature"] == 0.7
+    assert read_options([[3]], (), CONFIG, {"do_sample": True})[2]["temperature"] == 0.7

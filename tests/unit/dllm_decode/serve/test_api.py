@@ -521,7 +521,7 @@ def test_a_request_that_takes_too_long_is_given_up() -> None:
         require_shape(response)
         *_, last = events_of(client, **options)
         assert last["error"]["code"] == "deadline"
-        wait_until(lambda: service.engine.lanes["default"].num_running == 0)
+        wait_until(lambda: service.runner.lanes["default"].num_running == 0)
 
         def slowly() -> Iterator[bytes]:
             yield b'{"prompt":'
@@ -535,7 +535,7 @@ def test_a_request_that_takes_too_long_is_given_up() -> None:
 
 def test_clients_that_hang_up_give_their_rows_back(server: tuple[str, Any]) -> None:
     url, service = server
-    lane = service.engine.lanes["slow"]
+    lane = service.runner.lanes["slow"]
 
     def num_finished_tokens() -> str:
         (line,) = re.findall("^dllm_answer_tokens_total.*", service.metrics.text().decode(), re.M)

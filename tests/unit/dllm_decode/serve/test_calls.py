@@ -21,7 +21,7 @@ CALLED = [("rain", {"city": "Oslo", "days": [1, 2]}), ("snow", {})]
 def joined(text: str, size: int, *formats: Any, **options: Any) -> dict[str, Any]:
     """Returns the message of a text that comes in pieces of a size."""
     message: dict[str, Any] = {}
-    reader = calls.MessageText(*formats, **options)
+    reader = calls.MessageReader(*formats, **options)
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     for number, piece in enumerate([*pieces, ""]):
         for name, value in reader.more(piece, is_last=number == len(pieces)).items():

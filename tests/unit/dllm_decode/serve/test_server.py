@@ -105,7 +105,7 @@ def test_a_second_signal_or_the_grace_ends_open_streams_with_an_error(
             return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30.0)
 
         futures = [pool.submit(ask, number) for number in range(4)]
-        lane = service.engine.lanes["default"]
+        lane = service.runner.lanes["default"]
         wait_until(lambda: lane.num_running + lane.num_waiting == 4)
         started_s = time.monotonic()
         for _ in range(num_signals):

@@ -181,9 +181,9 @@ def test_rows_that_run_finish_on_the_old_weights(server: Any) -> None:
     body = {"folder": "other"}
     with ThreadPoolExecutor() as pool:
         running = pool.submit(asked, client, sampler="slow")
-        wait_until(lambda: service.engine.num_running == 1)
+        wait_until(lambda: service.runner.num_running == 1)
         changing = pool.submit(client.post, "/v1/weights", json=body)
-        wait_until(lambda: service.engine._change is not None)
+        wait_until(lambda: service.runner._change is not None)
         busy = client.post("/v1/weights", json=body)
         later = pool.submit(asked, client, sampler="slow")
         assert running.result() == text_of(MODEL, SLOW)
@@ -197,7 +197,7 @@ def test_wrong_weights_leave_rows_that_run_alone(server: Any) -> None:
     client, service, _ = server
     with ThreadPoolExecutor() as pool:
         running = pool.submit(asked, client, sampler="slow")
-        wait_until(lambda: service.engine.num_running == 1)
+        wait_until(lambda: service.runner.num_running == 1)
         assert client.post("/v1/weights", json={"folder": "nan"}).status_code == 400
         assert running.result() == text_of(MODEL, SLOW)
 

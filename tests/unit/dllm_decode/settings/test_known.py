@@ -11,7 +11,7 @@ import pytest
 
 import samplers
 from dllm_decode import CachePolicy, Verifier, blocks, caches, verify
-from dllm_decode.settings.declared import declared, exported
+from dllm_decode.settings.argument_checks import argument_check_of, exported_names
 from dllm_decode.settings.known import plugin_names, require_known_plugins
 from samplers import ALL_SAMPLERS
 from samplers.facts import PlugIn
@@ -118,14 +118,14 @@ def test_what_needs_no_torch_is_refused_within_a_second(line: str, tmp_path: Pat
 def test_arguments_are_read_from_the_source_as_python_reads_them() -> None:
     num_seen = 0
     for package in (samplers, caches, verify, blocks):
-        names, files = exported(package.__name__.replace(".", "/"))
+        names, files = exported_names(package.__name__.replace(".", "/"))
         for name in names:
             kind = getattr(package, name)
             if isinstance(kind, type) and issubclass(kind, PlugIn):
                 ours, own = (
                     {parameter.name: parameter.default is parameter.empty
                      for parameter in inspect.signature(one).parameters.values()}
-                    for one in (declared(name, files), kind)
+                    for one in (argument_check_of(name, files), kind)
                 )  # fmt: skip
                 assert ours == own, name
                 num_seen += 1

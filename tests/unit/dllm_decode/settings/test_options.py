@@ -9,7 +9,7 @@ import pytest
 from dllm_decode import DecodeConfig
 from dllm_decode.cli.main import main
 from dllm_decode.settings.arguments import Positive
-from dllm_decode.settings.options import OptionParser, OptionsOf, add_options, value_of
+from dllm_decode.settings.options import OptionGroup, OptionParser, add_options, value_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Oven:
 
 def test_a_field_and_its_documentation_are_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     parser = OptionParser("bake")
-    add_options(parser, [OptionsOf(Oven, names=("dish", "heat")), OptionsOf(Oven, "more options")])
+    add_options(parser, [OptionGroup(Oven, names=("dish", "heat")), OptionGroup(Oven, "more")])
     values = vars(parser.parse_args(["cake", "--minutes", "1", "2.5", "--grill"]))
     assert values == {
         "dish": "cake", "heat": 180, "cover": None, "minutes": [1.0, 2.5], "grill": True,
@@ -44,7 +44,7 @@ def test_a_field_and_its_documentation_are_an_option(capsys: pytest.CaptureFixtu
     shown = " ".join(parser.format_help().split())
     assert shown.startswith("usage: bake dish [options]")
     assert "dish dish to bake, at most 90% full options:" in shown
-    assert "--heat N heat in degrees (default: 180) more options:" in shown
+    assert "--heat N heat in degrees (default: 180) more:" in shown
     assert "--cover KIND cover of the dish (default: a lid, v1.5)" in shown
     assert "--minutes N [N ...] TV minutes (default: 30 0.5)" in shown
     assert "--mode {low,high} how to bake (default: low)" in shown

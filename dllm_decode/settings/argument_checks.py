@@ -16,7 +16,7 @@ from samplers import checks
 _ROOT = Path(__file__).parents[2]
 
 
-class Declared:
+class ArgumentCheck:
     """Takes the place of a plug-in's class; a call checks the arguments."""
 
     def __init__(self, fields: Sequence[tuple[ast.AnnAssign, Path]]) -> None:
@@ -33,19 +33,19 @@ class Declared:
             [Parameter(name, kind, default=default) for name, default in defaults.items()]
         )
 
-    def __call__(self, *arguments: object, **options: object) -> "Declared":
+    def __call__(self, *arguments: object, **options: object) -> "ArgumentCheck":
         """Raises ValueError if an argument is outside the range that its field declares."""
         for name, value in self.__signature__.bind(*arguments, **options).arguments.items():
-            for check, optional in checks.checks_of(_evaluated(*self._hints[name])):
+            for check, optional in checks.checks_of(_type_of(*self._hints[name])):
                 if value is not None or not optional:
                     check(name, value)
         return self
 
 
-def exported(folder: str) -> tuple[list[str], Mapping[str, Path]]:
+def exported_names(folder: str) -> tuple[list[str], Mapping[str, Path]]:
     """Returns the names that a package exports, and the files from which it imports names."""
     stub = _ROOT / folder / "__init__.pyi"
-    tree = _parsed(stub if stub.is_file() else stub.with_suffix(".py"))
+    tree = _tree_of(stub if stub.is_file() else stub.with_suffix(".py"))
     (names,) = (
         ast.literal_eval(node.value)
         for node in tree.body
@@ -60,9 +60,9 @@ def exported(folder: str) -> tuple[list[str], Mapping[str, Path]]:
     return names, files
 
 
-def declared(name: str, files: Mapping[str, Path]) -> Declared:
+def argument_check_of(name: str, files: Mapping[str, Path]) -> ArgumentCheck:
     """Returns the checks of a class, given the files that define the classes of its package."""
-    return Declared(list(_fields(name, files[name])) if name in files else [])
+    return ArgumentCheck(list(_fields(name, files[name])) if name in files else [])
 
 
 def _fields(name: str, file: Path) -> Iterator[tuple[ast.AnnAssign, Path]]:
@@ -70,7 +70,7 @@ def _fields(name: str, file: Path) -> Iterator[tuple[ast.AnnAssign, Path]]:
 
     The class is defined in the file, or imported there from a module of ours.
     """
-    for node in _parsed(file).body if file.is_file() else ():
+    for node in _tree_of(file).body if file.is_file() else ():
         if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
             yield from _fields(name, _ROOT / f"{str(node.module).replace('.', '/')}.py")
         if isinstance(node, ast.ClassDef) and node.name == name:
@@ -82,13 +82,13 @@ def _fields(name: str, file: Path) -> Iterator[tuple[ast.AnnAssign, Path]]:
                         yield field, file
 
 
-def _evaluated(annotation: ast.expr, file: Path) -> Any:
+def _type_of(annotation: ast.expr, file: Path) -> Any:
     """Returns a type of our own source; `Any` if it has names of neither checks nor aliases."""
     known = dict(vars(checks))
     for node in ast.walk(annotation):
         if isinstance(node, ast.Name) and node.id not in known:
             for alias in _aliases(node.id, file):
-                known[node.id] = _evaluated(*alias)
+                known[node.id] = _type_of(*alias)
     try:
         return eval(ast.unparse(annotation), known)
     except (NameError, TypeError):
@@ -97,7 +97,7 @@ def _evaluated(annotation: ast.expr, file: Path) -> Any:
 
 def _aliases(name: str, file: Path) -> Iterator[tuple[ast.expr, Path]]:
     """Yields the type that a name of a file stands for, and the file that says so, if one does."""
-    for node in _parsed(file).body if file.is_file() else ():
+    for node in _tree_of(file).body if file.is_file() else ():
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if name in map(ast.unparse, targets):
@@ -107,5 +107,5 @@ def _aliases(name: str, file: Path) -> Iterator[tuple[ast.expr, Path]]:
 
 
 @cache
-def _parsed(file: Path) -> ast.Module:
+def _tree_of(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))

@@ -21,7 +21,7 @@ from dllm_decode.core.options import DecodeOptions
 from dllm_decode.engine.compatibility import default_sampler
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.settings.models import open_model
-from dllm_decode.settings.options import given_of
+from dllm_decode.settings.options import given_options
 from dllm_decode.settings.plugins import KINDS, build_plugins, check_plugin
 from dllm_decode.text import constraints
 from dllm_decode.text.texts import UseTemplate
@@ -30,7 +30,7 @@ from samplers import Sampler
 Chat = Sequence[Mapping[str, str]]
 
 
-class Speaker(NamedTuple):
+class ModelSetup(NamedTuple):
     """A model with its address, dtype and files, and the plug-ins and options of its answers."""
 
     model: MaskPredictor
@@ -82,7 +82,7 @@ class Speaker(NamedTuple):
         )  # fmt: skip
 
 
-def load_speaker(options: argparse.Namespace, **given: Unpack[DecodeOptions]) -> Speaker:
+def load_setup(options: argparse.Namespace, **given: Unpack[DecodeOptions]) -> ModelSetup:
     """Loads the model of a command line and the plug-ins that answer with it.
 
     `given` overrides options of the decode. Raises OSError if the model cannot be read, ValueError
@@ -92,11 +92,11 @@ def load_speaker(options: argparse.Namespace, **given: Unpack[DecodeOptions]) ->
     for part in KINDS:
         if vars(options)[part] is not None:
             check_plugin(vars(options)[part], part)
-    config = DecodeConfig(**{**given_of(options), **given})
+    config = DecodeConfig(**{**given_options(options), **given})
     loaded = open_model(options.model, options, options.revision)
     sampler = options.sampler or repr(default_sampler(loaded.model))
     plugins = build_plugins({**vars(options), "sampler": sampler}, loaded.target, loaded.tokenizer)
-    return Speaker(
+    return ModelSetup(
         loaded.model, loaded.tokenizer, loaded.source, loaded.dtype, loaded.files, config=config,
         **plugins,
     )  # fmt: skip

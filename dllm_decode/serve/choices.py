@@ -8,12 +8,12 @@ from functools import partial
 from dllm_decode.core.automaton import Automaton
 from dllm_decode.core.options import RequestOptions
 from dllm_decode.core.output import DecodeOutput
-from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
-from dllm_decode.serve.calls import MessageText
+from dllm_decode.core.stopping import stop_rule
+from dllm_decode.serve.calls import MessageReader
 from dllm_decode.serve.chats import chat_ids
 from dllm_decode.serve.errors import RefusedError, refusing
 from dllm_decode.serve.fields import Chat, Completion, CompletionFields
-from dllm_decode.serve.forms import CallText
+from dllm_decode.serve.forms import CallReader
 from dllm_decode.serve.jobs import Job, Recorder
 from dllm_decode.serve.service import Channel, Service
 from dllm_decode.text.brackets import split_blanks
@@ -32,7 +32,7 @@ class ResponseChoice:
         job: The row.
         prose: Its text.
         recorder: Its steps and log-probabilities, if the client asked for them.
-        message: Its text as parts of a message.
+        reader: Reads its text as parts of a message.
         num_sent: Tokens that were sent to the client.
         is_begun: True once a part was sent to the client.
     """
@@ -40,7 +40,7 @@ class ResponseChoice:
     number: int
     job: Job
     prose: Prose
-    message: MessageText | CallText
+    reader: MessageReader | CallReader
     recorder: Recorder | None = None
     num_sent: int = 0
     is_begun: bool = False
@@ -95,10 +95,8 @@ def choices_of(
     options = _options(service, asked, channel)
     template = _template_ids(service, channel, asked.template or "")
     _check_room(channel, automaton, template, options["gen_length"])
-    stop: StopRule = NeverStop()
-    if asked.stop:
-        stop = StopStrings(service.stop_tokenizer, tuple(asked.stop))
-    hidden_ids, reader = _reader(service, asked, prompts[0], automaton is not None)
+    stop = stop_rule(service.stop_tokenizer, tuple(asked.stop))
+    hidden_ids, make_reader = _reader_of(service, asked, prompts[0], automaton is not None)
     choices = []
     for number in range(len(prompts) * copies):
         prompt, copy = prompts[number // copies], number % copies
@@ -110,7 +108,7 @@ def choices_of(
             )  # fmt: skip
         job = Job(request, channel.emitter(number), channel.post, asked.shown, channel.client)
         prose = Prose(service.tokenizer, asked.stop, hidden_ids)
-        choice = ResponseChoice(number, job, prose, reader())
+        choice = ResponseChoice(number, job, prose, make_reader())
         if asked.return_trace or asked.num_top is not None:
             choice.recorder = Recorder(asked.num_top)
             job.watch = choice.recorder.watch
@@ -118,17 +116,17 @@ def choices_of(
     return choices
 
 
-def _reader(
+def _reader_of(
     service: Service, asked: Completion | Chat, prompt: list[int], has_form: bool
-) -> tuple[set[int] | None, Callable[[], MessageText | CallText]]:
-    """Returns the tokens that an answer does not show, and a function that returns its reader.
+) -> tuple[set[int] | None, Callable[[], MessageReader | CallReader]]:
+    """Returns the tokens that an answer does not show, and a function that makes its reader.
 
     An answer with a form is all content, because a form has no calls and no reasoning.
     """
     if asked.forced:
-        return None, CallText
+        return None, CallReader
     if has_form or not isinstance(asked, Chat):
-        return None, MessageText
+        return None, MessageReader
     tokenizer, parsers, has_tools = service.tokenizer, service.parsers, bool(asked.listed_tools)
     template = tokenizer.get_chat_template(tools=[{}] if has_tools else None)
     calls = parsers.call_format(template) if has_tools else None
@@ -137,18 +135,18 @@ def _reader(
         tokenizer.decode(prompt[-_NUM_LAST:]).rstrip().endswith(reasoning.begin)
     )
     is_parallel = asked.parallel_tool_calls is not False
-    reader = partial(
-        MessageText, calls, reasoning, is_reasoning=is_reasoning, is_parallel=is_parallel
+    make_reader = partial(
+        MessageReader, calls, reasoning, is_reasoning=is_reasoning, is_parallel=is_parallel
     )
     read = {*(reasoning or ()), *(() if calls is None else (*calls.tags, *calls.tokens))}
     if not read:
-        return None, reader
+        return None, make_reader
     special = {
         number
         for number, token in tokenizer.added_tokens_decoder.items()
         if token.special and not any(text.startswith(token.content) for text in read)
     }
-    return special, reader
+    return special, make_reader
 
 
 def _check_room(

@@ -1,4 +1,4 @@
-"""The engine: lanes of requests, each of which is one batch on the loop, and one thread."""
+"""Lanes of requests, each of which is one batch on the loop, and the one thread that runs them."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import rounds
 from dllm_decode.models.loading.new_weights import replace_weights, version_of
 from dllm_decode.models.masked_transformer import own_network
-from dllm_decode.serve.jobs import Drafted, Failed, Finished, Grown, Job, JobEvent
+from dllm_decode.serve.jobs import CanvasShown, Failed, Finished, Grown, Job, JobEvent
 from dllm_decode.serve.limits import Limits
 
 _LOG = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class FullError(Exception):
 
 
 class WeightsChange(NamedTuple):
-    """New weights that wait for the engine's thread.
+    """New weights that wait for the lanes' thread.
 
     Attributes:
         folder: The weights.
@@ -69,7 +69,7 @@ class Lane:
         self._waiting: deque[Job] = deque()
         self._cancelled: list[Job] = []
         self._running: dict[int, Job] = {}
-        self._told: list[tuple[Job, JobEvent]] = []
+        self._events: list[tuple[Job, JobEvent]] = []
         self.begin()
 
     @property
@@ -108,7 +108,7 @@ class Lane:
         Args:
             takes_jobs: Let waiting jobs join.
         """
-        self._exchange(takes_jobs)
+        self._admit(takes_jobs)
         if not self._running:
             self.begin()
             return "nothing"
@@ -130,18 +130,18 @@ class Lane:
 
     def deliver(self) -> None:
         """Sends the jobs the round's events, in one call of `post` for all jobs that share it."""
-        told, self._told = self._told, []
-        for post in dict.fromkeys(job.post for job, _ in told):
+        events, self._events = self._events, []
+        for post in dict.fromkeys(job.post for job, _ in events):
             # An event loop is closed if the server has been told to end.
             with suppress(RuntimeError):
-                post(_emit, [pair for pair in told if pair[0].post == post])
+                post(_emit, [pair for pair in events if pair[0].post == post])
 
     def close(self) -> None:
         """Ends all jobs, and takes no more."""
         with self._changed:
             self.is_closed = True
             self._end_running(Failed(503, ENDING))
-            self._told += [(job, Failed(503, ENDING)) for job in self._waiting]
+            self._events += [(job, Failed(503, ENDING)) for job in self._waiting]
             self._waiting.clear()
         self.deliver()
 
@@ -164,17 +164,17 @@ class Lane:
                 job.num_rounds += 1
                 if job.watch is not None:
                     job.watch(event, number, job.num_rounds - 1)
-        self._told += _shown(event, jobs)
+        self._events += _updates_of(event, jobs)
 
     def _finish(self, answer: Ended) -> None:
         job = self._running.pop(answer.request, None)
         if answer.error:
             _LOG.error("One request ended with an error: %s", answer.error)
         if job is not None:
-            told = Failed(500, _FAULT) if answer.error else Finished(answer.output)
-            self._told.append((job, told))
+            event = Failed(500, _FAULT) if answer.error else Finished(answer.output)
+            self._events.append((job, event))
 
-    def _exchange(self, takes_jobs: bool) -> None:
+    def _admit(self, takes_jobs: bool) -> None:
         """Between two rounds: lets cancelled jobs leave and waiting ones join."""
         with self._changed:
             for job in self._cancelled:
@@ -194,11 +194,11 @@ class Lane:
 
     def _end_running(self, event: Failed) -> None:
         """Ends the jobs that have a row."""
-        self._told += [(job, event) for job in self._running.values()]
+        self._events += [(job, event) for job in self._running.values()]
         self._running.clear()
 
 
-class Engine:
+class LaneRunner:
     """Lanes by name, the first of which serves requests that name none.
 
     One thread runs a round of each lane in turn. A lane without jobs keeps its memory until another
@@ -216,7 +216,7 @@ class Engine:
         self._change: WeightsChange | None = None
         self._num_faults = 0
         self._round_began_s: float | None = None
-        self._thread = Thread(target=self._work, name="dllm-decode engine", daemon=True)
+        self._thread = Thread(target=self._work, name="dllm-decode lanes", daemon=True)
         self._thread.start()
 
     @property
@@ -249,7 +249,7 @@ class Engine:
             A future of the new version, see `version_of`; or the exception of `replace_weights`.
 
         Raises:
-            FullError: If other weights wait, or the engine is closed.
+            FullError: If other weights wait, or the runner is closed.
         """
         with self._changed:
             if self._is_closed or self._change is not None:
@@ -302,7 +302,7 @@ class Engine:
             self._change = None
 
     def _has_work(self) -> bool:
-        """Waits for a job; returns False once the engine is closed."""
+        """Waits for a job; returns False once the runner is closed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -314,13 +314,13 @@ class Engine:
             return not self._is_closed
 
 
-def _emit(told: Sequence[tuple[Job, JobEvent]]) -> None:
-    for job, event in told:
+def _emit(events: Sequence[tuple[Job, JobEvent]]) -> None:
+    for job, event in events:
         job.emit(event)
 
 
-def _shown(event: StepEvent, jobs: Sequence[Job | None]) -> Iterator[tuple[Job, JobEvent]]:
-    """Yields events for the jobs that asked to be shown their progress."""
+def _updates_of(event: StepEvent, jobs: Sequence[Job | None]) -> Iterator[tuple[Job, JobEvent]]:
+    """Yields updates for the jobs that asked to be shown their progress."""
     shown = [(n, job) for n, job in enumerate(jobs) if job is not None and job.shown != "nothing"]
     # Reading the tokens makes the host wait, so read them only if a job wants them.
     if not shown:
@@ -330,16 +330,16 @@ def _shown(event: StepEvent, jobs: Sequence[Job | None]) -> Iterator[tuple[Job, 
     for number, job in shown:
         prefix = prefixes[number]
         if job.shown == "canvas":
-            yield job, _draft(event, number, job)
+            yield job, _canvas_shown(event, number, job)
         # The rest of an answer that has ended comes with its last event.
         elif len(prefix) > job.num_shown and not ended[number]:
             job.num_shown = len(prefix)
             yield job, Grown(prefix)
 
 
-def _draft(event: StepEvent, number: int, job: Job) -> Drafted:
+def _canvas_shown(event: StepEvent, number: int, job: Job) -> CanvasShown:
     """Returns the answer of a row after a round."""
     row = event.rows[number]
     tokens = event.after.tokens[number, row.prompt_length : row.answer_end].tolist()
-    drafted = [None if token == event.after.mask_id else token for token in tokens]
-    return Drafted(drafted, job.num_rounds)
+    shown = [None if token == event.after.mask_id else token for token in tokens]
+    return CanvasShown(shown, job.num_rounds)

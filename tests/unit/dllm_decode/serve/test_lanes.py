@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from served import QUESTIONS, Told, chat_of, decoder_of, engine_of, wait_until
+from served import QUESTIONS, Told, chat_of, decoder_of, runner_of, wait_until
 from tiny_models import Counted
 from torch import Tensor
 
@@ -23,8 +23,8 @@ from dllm_decode import (
     load_model,
     new_decoder,
 )
-from dllm_decode.serve.engine import FullError, Lane
 from dllm_decode.serve.jobs import Failed, Finished, Grown
+from dllm_decode.serve.lanes import FullError, Lane
 from dllm_decode.serve.limits import Limits
 from dllm_decode.text.texts import prompt_ids
 from eval.tasks import Ledgers, WordProblems
@@ -38,7 +38,7 @@ PROMPTS = prompt_ids(TOKENIZER, [chat_of(text) for text in QUESTIONS])
 
 @pytest.fixture
 def lane() -> Iterator[Lane]:
-    with engine_of(decoder_of(MODEL), limits=LIMITS) as (_, (opened,)):
+    with runner_of(decoder_of(MODEL), limits=LIMITS) as (_, (opened,)):
         yield opened
 
 
@@ -73,7 +73,7 @@ def test_answers_of_a_batch_are_those_of_each_prompt_alone(
         Told(decoder, list(prompt), **row_options)
         for prompt, row_options in zip(prompts, options, strict=True)
     ]
-    with engine_of(decoder, limits=replace(LIMITS, num_rows=3)) as (_, (lane,)):
+    with runner_of(decoder, limits=replace(LIMITS, num_rows=3)) as (_, (lane,)):
         for told in jobs:
             lane.submit([told.job])
         events = [told.next() for told in jobs]
@@ -86,7 +86,7 @@ def test_answers_of_a_batch_are_those_of_each_prompt_alone(
 
 @pytest.mark.parametrize("sampler", [ConfidenceThreshold(0.9), JointThreshold()])
 def test_what_a_stream_was_told_never_changes(sampler: Any) -> None:
-    with engine_of(decoder_of(MODEL, sampler, block_length=8), limits=LIMITS) as (_, (lane,)):
+    with runner_of(decoder_of(MODEL, sampler, block_length=8), limits=LIMITS) as (_, (lane,)):
         told = Told(lane.decoder, PROMPTS[0], gen_length=64, shown="prefix")
         lane.submit([told.job])
         prefixes = []
@@ -117,13 +117,13 @@ def test_a_job_that_is_cancelled_gives_its_row_back_and_says_nothing(lane: Lane)
 
 def test_too_many_waiting_jobs_are_refused_all_or_none() -> None:
     limits = Limits(num_rows=1, max_waiting=2, max_tokens=128, gen_length=64)
-    with engine_of(decoder_of(MODEL), limits=limits) as (engine, (lane,)):
+    with runner_of(decoder_of(MODEL), limits=limits) as (runner, (lane,)):
         jobs = [Told(lane.decoder, PROMPTS[0], gen_length=16).job for _ in range(3)]
         with pytest.raises(FullError):
             lane.submit(jobs)
         assert lane.num_waiting == 0
         lane.submit(jobs[:2])
-        engine.close()
+        runner.close()
         with pytest.raises(FullError):
             lane.submit(jobs[2:])
 
@@ -145,7 +145,7 @@ def failing(change: Callable[[Tensor], Tensor], *forwards: int) -> Any:
 
 def test_a_fault_of_the_model_ends_what_runs_and_the_lane_goes_on() -> None:
     model = failing(run_out_of_memory, 3)
-    with engine_of(decoder_of(model, FixedSchedule(8)), limits=LIMITS) as (engine, (lane,)):
+    with runner_of(decoder_of(model, FixedSchedule(8)), limits=LIMITS) as (runner, (lane,)):
         jobs = [Told(lane.decoder, prompt, gen_length=64) for prompt in PROMPTS]
         lane.submit([told.job for told in jobs])
         events = [told.next() for told in jobs]
@@ -155,19 +155,19 @@ def test_a_fault_of_the_model_ends_what_runs_and_the_lane_goes_on() -> None:
         assert "memory" not in failed[0].message
         # Two requests waited, and were answered afterwards.
         assert sum(isinstance(event, Finished) for event in events) == 2
-        assert not engine.is_broken
+        assert not runner.is_broken
 
 
 @pytest.mark.parametrize("change", [run_out_of_memory, lambda logits: logits + torch.nan])
 def test_a_model_that_always_fails_is_said_to_be_broken(change: Any) -> None:
     """Rows that ended with an error counted as answers."""
     model = failing(change, *range(9))
-    with engine_of(decoder_of(model), limits=LIMITS) as (engine, (lane,)):
+    with runner_of(decoder_of(model), limits=LIMITS) as (runner, (lane,)):
         for _ in range(3):
             told = Told(lane.decoder, PROMPTS[0])
             lane.submit([told.job])
             assert isinstance(told.next(), Failed)
-        assert engine.is_broken
+        assert runner.is_broken
 
 
 def test_lanes_take_turns_round_by_round() -> None:
@@ -179,8 +179,8 @@ def test_lanes_take_turns_round_by_round() -> None:
     ]
     for number, told in enumerate(jobs):
         told.job.watch = lambda event, row, step, number=number: order.append(number)
-    with engine_of(*decoders, limits=LIMITS) as (engine, lanes):
-        with engine._changed:
+    with runner_of(*decoders, limits=LIMITS) as (runner, lanes):
+        with runner._changed:
             for told, lane in zip(jobs, lanes, strict=True):
                 lane.submit([told.job])
         assert all(isinstance(told.next(), Finished) for told in jobs)
@@ -193,7 +193,7 @@ def test_a_lane_keeps_its_memory_until_another_lane_works(monkeypatch: pytest.Mo
     monkeypatch.setattr("dllm_decode.core.model.pad", None)
     model = Counted(MODEL)
     decoders = [new_decoder(model, FixedSchedule(4), cache=PrefixCache()) for _ in range(2)]
-    with engine_of(*decoders, limits=LIMITS) as (_, (lane, other_lane)):
+    with runner_of(*decoders, limits=LIMITS) as (_, (lane, other_lane)):
 
         def answer(lane: Lane, gen_length: int) -> None:
             told = Told(lane.decoder, PROMPTS[0], gen_length=gen_length)
@@ -215,13 +215,13 @@ def test_a_lane_keeps_its_memory_until_another_lane_works(monkeypatch: pytest.Mo
 def test_a_client_of_many_requests_lets_others_have_their_turn() -> None:
     """All 60 requests of a client were answered before the single one of a later client."""
     limits = replace(LIMITS, num_rows=2)
-    with engine_of(decoder_of(MODEL, FixedSchedule(8)), limits=limits) as (engine, (lane,)):
+    with runner_of(decoder_of(MODEL, FixedSchedule(8)), limits=limits) as (runner, (lane,)):
         done: list[str] = []
         many = [Told(lane.decoder, PROMPTS[0], gen_length=32, client="many") for _ in range(8)]
         few = [Told(lane.decoder, PROMPTS[1], gen_length=32, client="few") for _ in range(2)]
         for told in (*many, *few):
             told.job.emit = lambda event, told=told: done.append(told.job.client)
-        with engine._changed:
+        with runner._changed:
             lane.submit([told.job for told in many])
             lane.submit([told.job for told in few])
         wait_until(lambda: len(done) == 10)
@@ -231,11 +231,11 @@ def test_a_client_of_many_requests_lets_others_have_their_turn() -> None:
 
 
 def test_closing_a_lane_ends_its_jobs_with_503() -> None:
-    with engine_of(decoder_of(MODEL, FixedSchedule(32)), limits=LIMITS) as (engine, (lane,)):
+    with runner_of(decoder_of(MODEL, FixedSchedule(32)), limits=LIMITS) as (runner, (lane,)):
         jobs = [Told(lane.decoder, PROMPTS[0], gen_length=128, stop_at_eos=False) for _ in range(6)]
         lane.submit([told.job for told in jobs])
         wait_until(lambda: lane.num_running == 4)
-        engine.close()
+        runner.close()
         events = [told.next() for told in jobs]
         assert all(isinstance(event, Failed) and event.status == 503 for event in events)
         assert lane.num_running == 0
@@ -259,7 +259,7 @@ class Faulty(Sampler[None]):
 def test_an_answer_of_any_lane_shows_that_the_server_works() -> None:
     """Three faults of one `--allow-sampler` made the server unwell for ever."""
     decoders = decoder_of(MODEL), decoder_of(MODEL, Faulty())
-    with engine_of(*decoders, limits=LIMITS) as (engine, (default, faulty)):
+    with runner_of(*decoders, limits=LIMITS) as (runner, (default, faulty)):
         for _ in range(3):
             told = Told(faulty.decoder, PROMPTS[0])
             faulty.submit([told.job])
@@ -267,8 +267,8 @@ def test_an_answer_of_any_lane_shows_that_the_server_works() -> None:
             assert isinstance(failed, Failed)
             # The fault is in the sampler, not in the model.
             assert failed.message.startswith("The decode failed.")
-        assert engine.is_broken
+        assert runner.is_broken
         told = Told(default.decoder, PROMPTS[0])
         default.submit([told.job])
         text_of(told.next())
-        assert not engine.is_broken
+        assert not runner.is_broken
