@@ -4,13 +4,18 @@ A new option is a field of `DecodeConfig`, with its documentation, and a line of
 Command lines, sweep files and the harness take names, types, defaults and help from the fields.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
-from samplers.checks import require_bool, shown
+from samplers.checks import (
+    require_bool,
+    require_finite_non_negative,
+    require_ids,
+    require_integer,
+    shown,
+)
 
 ConfidenceFrom: TypeAlias = Literal["raw", "tempered"]
 """Which distribution a confidence is read from, see `DecodeConfig.confidence_from`."""
@@ -143,16 +148,16 @@ class DecodeConfig:
         require_integer("gen_length", self.gen_length, least=1, most=MAX_GEN_LENGTH)
         if self.block_length is not None:
             require_integer("block_length", self.block_length, least=1, most=MAX_GEN_LENGTH)
-        require_not_negative("temperature", self.temperature)
+        require_finite_non_negative("temperature", self.temperature)
         if self.temperature and not 1e-30 <= self.temperature <= 1e30:
             raise ValueError(
                 f"temperature must be 0, or between 1e-30 and 1e30, got {shown(self.temperature)}."
             )
-        require_not_negative("top_p", self.top_p)
+        require_finite_non_negative("top_p", self.top_p)
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {shown(self.top_p)}.")
         require_integer("top_k", self.top_k, least=0, most=MAX_TOP_K)
-        require_not_negative("cfg_scale", self.cfg_scale)
+        require_finite_non_negative("cfg_scale", self.cfg_scale)
         if self.confidence_from not in get_args(ConfidenceFrom):
             raise ValueError(
                 f'confidence_from must be "raw" or "tempered", got {shown(self.confidence_from)}.'
@@ -216,38 +221,7 @@ def refusal(name: str, of: str, known: Sequence[str], hints: Mapping[str, str]) 
     return f"A keyword must be an option of {of}, such as {similar}, got {name!r}."
 
 
-def require_integer(
-    name: str, value: object, *, least: int, most: int | None = None, what: str = "an integer"
-) -> None:
-    """Raises ValueError unless a value is an integer within bounds."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be {what}, got {shown(value)}.")
-    if most is None and value < least:
-        raise ValueError(f"{name} must be at least {least}, got {shown(value)}.")
-    if most is not None and not least <= value <= most:
-        raise ValueError(f"{name} must be between {least} and {most}, got {shown(value)}.")
-
-
-def require_not_negative(name: str, value: object) -> None:
-    """Raises ValueError unless a value is a finite number of at least 0."""
-    # Not math.isfinite, which fails for integers that are too large for a float.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    number: Any = value if is_number else None
-    if number is None or not abs(number) <= sys.float_info.max:
-        raise ValueError(f"{name} must be a finite number, got {shown(value)}.")
-    if number < 0.0:
-        raise ValueError(f"{name} must be at least 0, got {shown(value)}.")
-
-
 def require_config(config: object) -> None:
     """Raises ValueError unless the argument is a `DecodeConfig`."""
     if not isinstance(config, DecodeConfig):
         raise ValueError(f"config must be a DecodeConfig, got {shown(config)}.")
-
-
-def require_ids(name: str, value: object) -> None:
-    """Raises ValueError unless a value is a tuple of token ids."""
-    if not isinstance(value, tuple):
-        raise ValueError(f"{name} must be a tuple of token ids, got {shown(value)}.")
-    for token in value:
-        require_integer(name, token, least=0, what="a tuple of token ids")

@@ -10,7 +10,7 @@ from torch import nn
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.model import MaskPredictor, UniformState, fingerprint_of
-from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config, require_integer
+from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.engine.compatibility import require_model
@@ -24,7 +24,7 @@ from dllm_decode.text.constraints import Constraint
 from dllm_decode.text.generation import decoder_of_texts, requests_of_texts, with_blanks
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
-from samplers.checks import shown
+from samplers.checks import require_integer, shown
 from samplers.facts import Fact
 
 

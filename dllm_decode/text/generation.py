@@ -14,7 +14,7 @@ from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.automaton import Automaton
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.observers import Observer
-from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_integer
+from dllm_decode.core.options import DecodeConfig, DecodeOptions
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.prompts import (
     Array,
@@ -39,7 +39,7 @@ from dllm_decode.text.generate_options import GenerateOptions, by_our_names
 from dllm_decode.text.streamer import PrefixStreamer, answer_stream
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
-from samplers.checks import shown
+from samplers.checks import require_integer, shown
 
 T = TypeVar("T")
 
