@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config
-from dllm_decode.models.loading.other_names import one_of
+from dllm_decode.core.other_names import one_of
 from samplers.checks import require_bool, require_finite_non_negative, shown
 
 
