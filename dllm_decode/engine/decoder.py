@@ -19,10 +19,10 @@ from dllm_decode.core.prompts import Prompt, read_prompt, read_template
 from dllm_decode.core.rows import Request
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.stopping import NeverStop, StopRule
-from dllm_decode.core.uniform_state_checks import canvas_length_of, check_request
 from dllm_decode.engine.constraints.checks import check_constraint
 from dllm_decode.engine.layout import Sight
 from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.uniform_state_checks import canvas_length_of, check_request
 from samplers.base import Sampler
 from samplers.checks import require_plugin
 from samplers.facts import Fact, PlugIn
