@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.caches.base import CacheQuery
+from dllm_decode.caches.history import History
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, in_whole_blocks, union, without
-from dllm_decode.core.history import History
 from dllm_decode.core.model import num_calls, predict_all
 from dllm_decode.core.passes import Branches, Pass, Window, part_of
 from dllm_decode.core.sending import send

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from dllm_decode.caches.history import History
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.history import History
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Numbers, Request, Row
 from dllm_decode.core.sending import send

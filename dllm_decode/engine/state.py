@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from dllm_decode.caches.history import History
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.history import History
 from dllm_decode.core.model import KVCache
 from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
