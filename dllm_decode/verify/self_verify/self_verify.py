@@ -183,7 +183,7 @@ class SelfVerify(Verifier):
         """Runs the forwards and keeps the logits of each state."""
         starts, width = _starts(state), self._width(decoder)
         rows = tuple(row for level in levels for row in level.rows)
-        depths = tuple(depth for depth, level in enumerate(levels) for _ in level.rows)
+        branch_of = tuple(branch for branch, level in enumerate(levels) for _ in level.rows)
         tokens = torch.cat([level.tokens for level in levels])
         assert state.window is not None
         pass_ = Pass(state.window)
@@ -195,12 +195,12 @@ class SelfVerify(Verifier):
         if len(levels) == 1:
             state, logits = forward(decoder, state, pass_)
         else:
-            branches = Branches(tokens, rows, depths, in_columns=self.evaluate == "tree")
+            branches = Branches(tokens, rows, branch_of, in_columns=self.evaluate == "tree")
             state, logits = forward(decoder, state, pass_._replace(branches=branches))
         size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.noise_keys)
         evaluated = EvaluatedStates(
-            tokens=placed(tokens, rows, depths, size, fill=-1),
-            logits=placed(logits, rows, depths, size),
+            tokens=placed(tokens, rows, branch_of, size, fill=-1),
+            logits=placed(logits, rows, branch_of, size),
             starts=send(starts, tokens.device),
             latest=zeros,
             reached=zeros,
