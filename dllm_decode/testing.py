@@ -131,7 +131,7 @@ def check_laws(
     )
     assert repr(twin) == repr(plugin), f"A copy of {plugin!r} must have its repr, got {twin!r}."
     if isinstance(plugin, Sampler):
-        testing.check_laws(plugin)
+        testing.check_rule(plugin)
     # Blocks of a schedule may end where blocks of 4 end by chance.
     lengths = (_BLOCK_LENGTH, 6) if kind == "blocks" else (_BLOCK_LENGTH,)
     models = models or tuple(random_models(causal_block_lengths=lengths))
