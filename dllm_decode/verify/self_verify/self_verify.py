@@ -109,7 +109,7 @@ class SelfVerify(Verifier):
         state = state.with_drafts(accepted=evaluated.num_accepted())
         evaluated = evaluated._replace(latest=evaluated.current(), num_open=_num_open(state))
         state = state._replace(verifier=evaluated)
-        return state, _shown(decoder, state, ready, standings)
+        return state, _look_of(decoder, state, ready, standings)
 
     def after(self, decoder: Decoder, state: State) -> tuple[State, Int[Tensor, "B N"] | None]:
         if self.draft_steps == 1:
@@ -151,7 +151,7 @@ class SelfVerify(Verifier):
         rows = [n for n, row in enumerate(state.rows) if not row.is_fresh]
         if not rows:
             return levels
-        seen = _shown(decoder, state, rows, standings)
+        seen = _look_of(decoder, state, rows, standings)
         part, alive = state.take(rows), rows
         bounds = [row.opening.bounds for row in part.rows]
         finishing = self._finishing(decoder, state)
@@ -228,15 +228,15 @@ def _two_blocks(state: State, starts: Sequence[int], width: int) -> list[Row]:
     ]
 
 
-def _shown(
+def _look_of(
     decoder: Decoder, state: State, rows: Sequence[int], standings: Sequence[Standing]
 ) -> Look:
-    """Returns the sampler's view of some rows, with the logits of their latest states."""
+    """Returns a look with the sampler's view of some rows, on the logits of their latest states."""
     evaluated: EvaluatedStates = state.verifier
     part, window = with_window(decoder, state.take(rows))
     logit_starts = [standings[row].start for row in rows]
     index = send(rows, state.device)
-    logits = evaluated.shown(index, window.starts, logit_starts, decoder.window_length)
+    logits = evaluated.latest_logits(index, window.starts, logit_starts, decoder.window_length)
     waiting = sorted(set(range(len(state.rows))) - set(rows))
     return Look(view_of(decoder, part, window, logits), window, waiting)
 
