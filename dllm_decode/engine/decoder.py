@@ -78,9 +78,9 @@ class Decoder:
         answer_length = round_up(
             self.config.gen_length + self.block_multiple - 1, self.block_multiple
         )
-        if self.sampler.scope != "block":
-            return answer_length
-        return self.blocks.window_length(self.block_length, answer_length)
+        if self.sees_block_only:
+            return self.blocks.window_length(self.block_length, answer_length)
+        return answer_length
 
     @cached_property
     def sight(self) -> Sight:
@@ -113,6 +113,11 @@ class Decoder:
     def calls_per_forward(self) -> int:
         """Calls of the model in one forward: with guidance a second one, without the prompt."""
         return 2 if self.config.cfg_scale else 1
+
+    @cached_property
+    def sees_block_only(self) -> bool:
+        """True if the sampler sees only the open block, not the answer or the rest of it."""
+        return self.sampler.scope == "block"
 
     @cached_property
     def tokens_are_final(self) -> bool:

@@ -65,8 +65,7 @@ def moves_of(
         view: The view that the sampler was shown.
         decision: The sampler's decision.
     """
-    sees_block = decoder.sampler.scope == "block"
-    allowed = view.eligible if sees_block else view.eligible | view.masked
+    allowed = view.eligible if decoder.sees_block_only else view.eligible | view.masked
     tokens = view.proposal if decision.tokens is None else view.decided(decision.tokens)
     if decoder.starts_as_noise and decision.settle is not None and decision.tokens is not None:
         # A constraint decides the tokens of a canvas only when the canvas is settled.
@@ -95,7 +94,7 @@ def _check(
         no_path = seen.view.proposed == state.canvas.mask_id
         duty = "leave an answer that agrees with the settled tokens"
         state = state.with_breach(no_path, "The constraint", duty)
-    where = "masked" if decoder.sampler.scope != "block" else "eligible"
+    where = "eligible" if decoder.sees_block_only else "masked"
     duty = f"commit {where} positions only, and tokens other than [MASK]"
     state = state.with_breach(decision.commit & ~moves.commit, culprit, duty)
     if decision.tokens is not None:

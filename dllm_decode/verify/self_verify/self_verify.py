@@ -133,10 +133,7 @@ class SelfVerify(Verifier):
         """Returns how many columns are predicted: one block, or two with the next block."""
         is_exact = decoder.model.causal_block_length or not decoder.cache.needs_kv_cache
         sees_next = (
-            self.reach == "next"
-            and self.draft_steps > 1
-            and decoder.sampler.scope == "block"
-            and is_exact
+            self.reach == "next" and self.draft_steps > 1 and decoder.sees_block_only and is_exact
         )
         return decoder.window_length * (2 if sees_next else 1)
 
