@@ -110,7 +110,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
     if not order:
         no_rows = state.canvas.take(state.noise_keys[:0])
         empty = State.empty(state.cache.capacity, no_rows, state.decode)
-        cost = state.cost._replace(drafted=empty.noise_keys, accepted=empty.noise_keys)
+        cost = state.cost._replace(drafted=empty.cost.drafted, accepted=empty.cost.accepted)
         cache = state.cache._replace(history=None)
         return empty._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)
     for place, row in enumerate(order):

@@ -65,6 +65,12 @@ class Cost(NamedTuple):
     drafted: Int[Tensor, " B"]
     accepted: Int[Tensor, " B"]
 
+    @staticmethod
+    def none(device: torch.device) -> "Cost":
+        """Returns the cost before the first forward, without rows."""
+        no_rows = torch.zeros(0, dtype=torch.long, device=device)
+        return Cost(0, 0, no_rows, no_rows)
+
 
 class Breach(NamedTuple):
     """A rule of a plug-in's contract, and where it was broken.
@@ -129,10 +135,9 @@ class State(NamedTuple):
             decode: As the attribute.
             reserve: As in `CacheState`.
         """
-        # An empty tensor of integers on the device.
-        empty = canvas.prompt_lengths
-        cost = Cost(0, 0, empty, empty)
-        return State((), canvas, empty, cost, CacheState(capacity, reserve=reserve), decode=decode)
+        device, cache = canvas.tokens.device, CacheState(capacity, reserve=reserve)
+        no_keys = torch.zeros(0, dtype=torch.long, device=device)
+        return State((), canvas, no_keys, Cost.none(device), cache, decode=decode)
 
     @property
     def device(self) -> torch.device:
