@@ -19,7 +19,7 @@ from dllm_decode.core.prompts import Prompt, read_prompt, read_template
 from dllm_decode.core.rows import Request
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.stopping import NeverStop, StopRule
-from dllm_decode.engine.constraints.checks import check_constraint
+from dllm_decode.engine.constraints.refusals import check_constraint
 from dllm_decode.engine.layout import Sight
 from dllm_decode.engine.state import Look, State
 from dllm_decode.engine.uniform_state_checks import canvas_length_of, check_request

@@ -12,7 +12,7 @@ from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Numbers, Request, Row
 from dllm_decode.core.sending import send
 from dllm_decode.engine.checks import require_numbers
-from dllm_decode.engine.commits import CommitState
+from dllm_decode.engine.commit_state import CommitState
 from dllm_decode.engine.constraints.rows import Constraints
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import CacheState, State

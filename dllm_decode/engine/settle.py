@@ -10,7 +10,7 @@ from torch import Tensor
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Window
 from dllm_decode.core.sending import send
-from dllm_decode.engine.commits import CommitState
+from dllm_decode.engine.commit_state import CommitState
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.state import Look, State
 from samplers.base import Decision, Sampler

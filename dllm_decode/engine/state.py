@@ -13,7 +13,7 @@ from dllm_decode.core.model import KVCache
 from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
-from dllm_decode.engine.commits import CommitState
+from dllm_decode.engine.commit_state import CommitState
 from dllm_decode.engine.constraints.rows import Constraints
 from dllm_decode.engine.layout import Layout
 from samplers.base import Decision
