@@ -25,7 +25,7 @@ from dllm_decode.core.prompts import (
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.engine import compatibility
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.join import Ended, blank, ended_at_once, join, leave, outputs_of
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import (
@@ -35,6 +35,7 @@ from dllm_decode.engine.requests import (
 )
 from dllm_decode.engine.round import one_round
 from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Verifier
 from samplers.base import Sampler
 from samplers.checks import require_integer, shown
 

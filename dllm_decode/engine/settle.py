@@ -11,8 +11,9 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Window
 from dllm_decode.core.sending import send
 from dllm_decode.engine.commit_state import CommitState
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.verifier import Verifier
 from samplers.base import Decision, Sampler
 from samplers.view import View
 

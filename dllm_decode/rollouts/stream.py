@@ -14,9 +14,10 @@ from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.engine.compatibility import require_model
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
+from dllm_decode.engine.verifier import Verifier
 from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of

@@ -26,12 +26,13 @@ from dllm_decode.core.prompts import (
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.engine.compatibility import default_sampler, require_model, require_plugins
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import gathered, new_decoder, raise_errors, require_observers, run
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import requests_of, require_seeds
 from dllm_decode.engine.uniform_state_checks import check_config
+from dllm_decode.engine.verifier import Verifier
 from dllm_decode.text import constraints
 from dllm_decode.text.answers import GenerateOutput, answer_of
 from dllm_decode.text.blanks import start_ids, template_ids

@@ -11,10 +11,11 @@ from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule, StopStrings
 from dllm_decode.engine.compatibility import require_model
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import requests_of
+from dllm_decode.engine.verifier import Verifier
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.generate_options import GenerateOptions, by_our_names
 from dllm_decode.text.generation import decoder_of_texts
