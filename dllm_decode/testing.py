@@ -23,7 +23,7 @@ from dllm_decode.core.rows import Request, RequestQueue, Row
 from dllm_decode.engine.loop import new_decoder, raise_errors, run
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.verifier import Verifier
-from dllm_decode.models.loading.export import new_llada
+from dllm_decode.models.loading.new_llada import new_llada
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.verify.self_verify.self_verify import SelfVerify
 from samplers import testing
