@@ -20,10 +20,10 @@ from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, RequestQueue, Row
-from dllm_decode.engine.decoder import Verifier
 from dllm_decode.engine.loop import new_decoder, raise_errors, run
 from dllm_decode.engine.no_verifier import NoVerifier
-from dllm_decode.models.loading.export import new_llada
+from dllm_decode.engine.verifier import Verifier
+from dllm_decode.models.loading.new_llada import new_llada
 from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.verify.self_verify.self_verify import SelfVerify
 from samplers import testing
@@ -131,7 +131,7 @@ def check_laws(
     )
     assert repr(twin) == repr(plugin), f"A copy of {plugin!r} must have its repr, got {twin!r}."
     if isinstance(plugin, Sampler):
-        testing.check_laws(plugin)
+        testing.check_rule(plugin)
     # Blocks of a schedule may end where blocks of 4 end by chance.
     lengths = (_BLOCK_LENGTH, 6) if kind == "blocks" else (_BLOCK_LENGTH,)
     models = models or tuple(random_models(causal_block_lengths=lengths))

@@ -22,9 +22,9 @@ from rich.table import Table
 
 from dllm_decode import DecodeOutput, MaskPredictor, decode_many, load_model
 from dllm_decode.core.options import DEFAULT_BLOCK_LENGTH
-from dllm_decode.core.progress_bar import ProgressBar
-from dllm_decode.models.loading.needs import can_multiply_bfloat16
+from dllm_decode.models.loading.devices import can_multiply_bfloat16
 from dllm_decode.settings.plugins import parse
+from dllm_decode.text.progress_bar import ProgressBar
 from eval.metrics.statistics import wilson
 from eval.runs.names import parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt

@@ -1,10 +1,11 @@
-"""Checks of a plug-in's arguments: one sentence for each kind of mistake.
+"""Checks of options and plug-ins' arguments: one sentence for each kind of mistake.
 
 A field declares its range in its annotation. A range is a check, called with the field's name and
 value: `threshold: Probability`, `num_steps: Annotated[int, count_from(1, "steps")]`.
 """
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cache, partial
@@ -74,6 +75,17 @@ def require_non_negative(name: str, value: object, *, unit: str = "a number") ->
         raise ValueError(f"{name} must be {unit} of at least 0, got {shown(value)}.")
 
 
+def require_finite_non_negative(name: str, value: object) -> None:
+    """Raises ValueError unless a value is a finite number of at least 0."""
+    # Not math.isfinite, which fails for integers that are too large for a float.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    number: Any = value if is_number else None
+    if number is None or not abs(number) <= sys.float_info.max:
+        raise ValueError(f"{name} must be a finite number, got {shown(value)}.")
+    if number < 0.0:
+        raise ValueError(f"{name} must be at least 0, got {shown(value)}.")
+
+
 def require_positive(name: str, value: object, *, unit: str = "a number") -> None:
     """Raises ValueError unless a value is a finite number above 0.
 
@@ -113,6 +125,18 @@ def require_count(
         raise ValueError(f"{name} must be {counted}, at most {_MOST_COUNTED}, got {shown(value)}.")
 
 
+def require_integer(
+    name: str, value: object, *, least: int, most: int | None = None, what: str = "an integer"
+) -> None:
+    """Raises ValueError unless a value is an integer within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be {what}, got {shown(value)}.")
+    if most is None and value < least:
+        raise ValueError(f"{name} must be at least {least}, got {shown(value)}.")
+    if most is not None and not least <= value <= most:
+        raise ValueError(f"{name} must be between {least} and {most}, got {shown(value)}.")
+
+
 def require_bool(name: str, value: object) -> None:
     """Raises ValueError unless a value is True or False."""
     if not isinstance(value, bool):
@@ -138,6 +162,14 @@ def require_tuple(name: str, value: object) -> None:
     """Raises ValueError unless a value is a tuple, which unlike a list never changes."""
     if not isinstance(value, tuple):
         raise ValueError(f"{name} must be a tuple such as (1, 2), got {shown(value)}.")
+
+
+def require_ids(name: str, value: object) -> None:
+    """Raises ValueError unless a value is a tuple of token ids."""
+    if not isinstance(value, tuple):
+        raise ValueError(f"{name} must be a tuple of token ids, got {shown(value)}.")
+    for token in value:
+        require_integer(name, token, least=0, what="a tuple of token ids")
 
 
 Check: TypeAlias = Callable[[str, Any], object]

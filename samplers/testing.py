@@ -1,7 +1,7 @@
 """For authors of samplers: a view from logits, random blocks to decide, and the laws as functions.
 
-`check_laws(MyRule())` puts a rule through all laws, and raises AssertionError with the law that is
-broken; `view_of(logits)` makes a view by hand.
+`check_rule(MyRule())` puts a rule through all laws, and raises AssertionError with the law that is
+broken; `view_with(logits)` makes a view by hand.
 """
 
 import copy
@@ -47,7 +47,7 @@ class PlayedStep(Generic[State]):
         return self.view.proposal if self.decision.tokens is None else self.decision.tokens
 
 
-def view_of(
+def view_with(
     logits: Float[Tensor, "B W V"], masked: Bool[Tensor, "B W"] | None = None, **options: Any
 ) -> View:
     """Returns a view of logits; the fields of `View` that are not given have plain values.
@@ -240,7 +240,7 @@ def re_masks_what_is_settled(sampler: Sampler[Any], turns: Sequence[PlayedStep[A
         )
 
 
-def check_laws(sampler: Sampler[Any], *, seeds: tuple[int, ...] = (1, 2), width: int = 7) -> None:
+def check_rule(sampler: Sampler[Any], *, seeds: tuple[int, ...] = (1, 2), width: int = 7) -> None:
     """Checks a sampler against all laws, on every style of logits and with noise.
 
     Samplers of uniform-state models have laws of their own, and are not covered.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dllm_decode import caches
 from samplers import ALL_SAMPLERS, Fact, Learn2PD, Sampler, State, View, parse
-from samplers.testing import view_of as view_with
+from samplers.testing import view_with
 
 _SETTINGS: tuple[Sampler, ...] = tuple(map(parse, (
     "ConfidenceThreshold()", "ConfidenceThreshold(0.3)", "ConfidenceThreshold(0.6)",

@@ -7,12 +7,12 @@ from dllm_decode.caches.delayed import DelayedCache
 from dllm_decode.caches.dual import DualCache
 from dllm_decode.caches.entropy import EntropyCache
 from dllm_decode.caches.free import FreeCache
+from dllm_decode.caches.history import History
 from dllm_decode.caches.pipeline import PipelineCache
 from dllm_decode.caches.prefix import PrefixCache
 from dllm_decode.caches.settled import SettledCache
 from dllm_decode.caches.sub_block import SubBlockCache
 from dllm_decode.caches.window import SuffixWindow
-from dllm_decode.core.history import History
 
 __all__ = [
     "CachePolicy",

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from dllm_decode.caches.base import CachePolicy, CacheQuery
+from dllm_decode.caches.history import History
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns, ranges_of
-from dllm_decode.core.history import History
 from samplers.checks import count_from, positive
 from samplers.facts import Fact
 from samplers.logits.float64 import widest

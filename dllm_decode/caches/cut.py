@@ -8,9 +8,9 @@ from torch import Tensor
 
 from dllm_decode.caches.base import CacheQuery
 from dllm_decode.caches.hiding import Hiding
+from dllm_decode.caches.history import History
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns, without
-from dllm_decode.core.history import History
 from samplers.facts import Fact
 
 

@@ -7,9 +7,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dllm_decode.caches.base import CachePolicy, CacheQuery
+from dllm_decode.caches.history import History
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns
-from dllm_decode.core.history import History
 from samplers.checks import count_from
 from samplers.facts import Fact
 

@@ -4,13 +4,17 @@ A new option is a field of `DecodeConfig`, with its documentation, and a line of
 Command lines, sweep files and the harness take names, types, defaults and help from the fields.
 """
 
-import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
-from samplers.checks import require_bool, shown
+from dllm_decode.core.other_names import HINTS, refusal
+from samplers.checks import (
+    require_bool,
+    require_finite_non_negative,
+    require_ids,
+    require_integer,
+    shown,
+)
 
 ConfidenceFrom: TypeAlias = Literal["raw", "tempered"]
 """Which distribution a confidence is read from, see `DecodeConfig.confidence_from`."""
@@ -18,51 +22,6 @@ ConfidenceFrom: TypeAlias = Literal["raw", "tempered"]
 DEFAULT_BLOCK_LENGTH = 32
 MAX_GEN_LENGTH = 2**20
 MAX_TOP_K = 2**31 - 1
-
-HINTS = {
-    "steps": "the sampler has it. FixedSchedule(n) takes n steps a block, so that LLaDA's steps "
-    "are n * gen_length / block_length.",
-    "remasking": 'the sampler has it. FixedSchedule(n) is LLaDA\'s "low_confidence", '
-    'FixedSchedule(n, order="random") its "random".',
-    "alg": 'the sampler has it. FixedSchedule(n, order=...) takes "confidence", "margin", '
-    '"entropy" or "random".',
-    "threshold": "the sampler has it, such as ConfidenceThreshold(0.9).",
-    "factor": "the sampler has it, such as Factor(1.0).",
-    "block_size": "its name is block_length.",
-    "use_cache": "caches are plug-ins, such as cache=PrefixCache().",
-    "dual_cache": "caches are plug-ins, such as cache=DualCache().",
-    "max_length": "gen_length is the length of the answer alone.",
-    "max_tokens": "its name is gen_length.",
-    "num_samples": "its name is num_return_sequences, in generate.",
-    "n": "its name is num_return_sequences, in generate.",
-    "batch_size": "its name is num_rows, in generate and decode_many.",
-    "eos_token_id": "the model knows it; stop_at_eos=False goes on after it.",
-    "num_beams": "nothing here corresponds to it; leave it out.",
-    "repetition_penalty": "nothing here corresponds to it; leave it out.",
-    "alg_temp": "nothing here corresponds to it; leave it out.",
-    "prompt": "the first argument after the tokenizer takes texts, chats and token ids.",
-    "messages": "the first argument after the tokenizer takes texts, chats and token ids.",
-    "use_chat_template": "its name is chat.",
-    "mask_id": "load_model reads it from the checkpoint, or takes mask_id.",
-    "mask_token_id": "load_model reads it from the checkpoint, or takes mask_id.",
-    "right_shift_logits": "the family of the checkpoint says so; leave it out.",
-    "logits_eos_inf": "its name is banned_ids, a tuple with the EOS.",
-    "suppress_tokens": "its name is banned_ids.",
-    "confidence_eos_eot_inf": "its name is deferred_ids, a tuple with EOS and EOT.",
-    "begin_suppress_tokens": "its name is deferred_ids.",
-    "eos_early_stop": "its name is stop_at_eos.",
-    "generator": "its name is seed, a number.",
-    "cache_implementation": "caches are plug-ins, such as cache=FreeCache().",
-    "editing_threshold": "the sampler has it, as JointThreshold(edit_threshold=...).",
-    "max_post_steps": "the sampler has it, as JointThreshold(max_edit_steps=...).",
-    "minimal_topk": "the sampler has it, as JointThreshold(at_least=...).",
-    "num_inference_steps": "the sampler has it, as FixedSchedule(n) or, on uniform-state models, "
-    "AcceptAndRenoise(num_steps=...).",
-    "output_history": "an observer sees each step, such as observers=[Trace()].",
-    "callback_on_step_end": "an observer sees each step: observers=[...].",
-    "generation_tokens_hook_func": "an observer sees each step: observers=[...].",
-    "generation_logits_hook_func": "a sampler of your own may change logits.",
-}
 
 _PLUGINS = ("sampler", "cache", "verifier", "blocks", "observers", "stop", "templates")
 
@@ -143,16 +102,16 @@ class DecodeConfig:
         require_integer("gen_length", self.gen_length, least=1, most=MAX_GEN_LENGTH)
         if self.block_length is not None:
             require_integer("block_length", self.block_length, least=1, most=MAX_GEN_LENGTH)
-        require_not_negative("temperature", self.temperature)
+        require_finite_non_negative("temperature", self.temperature)
         if self.temperature and not 1e-30 <= self.temperature <= 1e30:
             raise ValueError(
                 f"temperature must be 0, or between 1e-30 and 1e30, got {shown(self.temperature)}."
             )
-        require_not_negative("top_p", self.top_p)
+        require_finite_non_negative("top_p", self.top_p)
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {shown(self.top_p)}.")
         require_integer("top_k", self.top_k, least=0, most=MAX_TOP_K)
-        require_not_negative("cfg_scale", self.cfg_scale)
+        require_finite_non_negative("cfg_scale", self.cfg_scale)
         if self.confidence_from not in get_args(ConfidenceFrom):
             raise ValueError(
                 f'confidence_from must be "raw" or "tempered", got {shown(self.confidence_from)}.'
@@ -208,46 +167,7 @@ class DecodeConfig:
         return replace(self, **changes)
 
 
-def refusal(name: str, of: str, known: Sequence[str], hints: Mapping[str, str]) -> str:
-    """Returns the message for a keyword that is no option: a hint, or similar names."""
-    if hint := hints.get(name):
-        return f"{name} is no option of {of}: {hint}"
-    similar = ", ".join(get_close_matches(name, known) or known)
-    return f"A keyword must be an option of {of}, such as {similar}, got {name!r}."
-
-
-def require_integer(
-    name: str, value: object, *, least: int, most: int | None = None, what: str = "an integer"
-) -> None:
-    """Raises ValueError unless a value is an integer within bounds."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} must be {what}, got {shown(value)}.")
-    if most is None and value < least:
-        raise ValueError(f"{name} must be at least {least}, got {shown(value)}.")
-    if most is not None and not least <= value <= most:
-        raise ValueError(f"{name} must be between {least} and {most}, got {shown(value)}.")
-
-
-def require_not_negative(name: str, value: object) -> None:
-    """Raises ValueError unless a value is a finite number of at least 0."""
-    # Not math.isfinite, which fails for integers that are too large for a float.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    number: Any = value if is_number else None
-    if number is None or not abs(number) <= sys.float_info.max:
-        raise ValueError(f"{name} must be a finite number, got {shown(value)}.")
-    if number < 0.0:
-        raise ValueError(f"{name} must be at least 0, got {shown(value)}.")
-
-
 def require_config(config: object) -> None:
     """Raises ValueError unless the argument is a `DecodeConfig`."""
     if not isinstance(config, DecodeConfig):
         raise ValueError(f"config must be a DecodeConfig, got {shown(config)}.")
-
-
-def require_ids(name: str, value: object) -> None:
-    """Raises ValueError unless a value is a tuple of token ids."""
-    if not isinstance(value, tuple):
-        raise ValueError(f"{name} must be a tuple of token ids, got {shown(value)}.")
-    for token in value:
-        require_integer(name, token, least=0, what="a tuple of token ids")

@@ -14,8 +14,9 @@ from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, are_columns
 from dllm_decode.core.passes import Branches
 from dllm_decode.core.rows import Opening, Row
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.verifier import Verifier
 from samplers.calls import require_decision
 from samplers.checks import shown
 from samplers.state import check_state
@@ -150,13 +151,13 @@ def require_hidden(decoder: Decoder, hidden: Columns, end: int) -> Columns:
 
 
 def require_branches(decoder: Decoder, state: State, branches: Branches) -> None:
-    """Raises RuntimeError unless branches are whole canvases, with depths that are allowed."""
+    """Raises RuntimeError unless branches are whole canvases, no more of a row than are allowed."""
     if branches.causal_from and not branches.in_columns:
         raise RuntimeError("causal_from of Branches must be empty unless in_columns is True.")
     if branches.in_columns and not set(branches.rows) <= branches.writers:
         raise RuntimeError(
             "Branches in columns must have branch 0 of each of their rows, whose slots it writes, "
-            f"got the rows {branches.rows} and depths {branches.depths}."
+            f"got the rows {branches.rows} and branches {branches.branch_of}."
         )
     size = (len(branches.rows), state.canvas.width)
     if tuple(branches.tokens.shape) != size:
@@ -164,9 +165,9 @@ def require_branches(decoder: Decoder, state: State, branches: Branches) -> None
             f"tokens of Branches must be whole canvases, {size[0]} of {size[1]} columns, got the "
             f"shape {tuple(branches.tokens.shape)}."
         )
-    highest, num_branches = max(branches.depths), decoder.verifier.num_branches
+    highest, num_branches = max(branches.branch_of), decoder.verifier.num_branches
     if not branches.in_columns and highest >= num_branches:
         raise RuntimeError(
-            f"depths of Branches must be below num_branches of the verifier, {num_branches}, got "
+            f"Branches.branch_of must be below num_branches of the verifier, {num_branches}, got "
             f"{highest}. Override num_branches, or use in_columns=True."
         )

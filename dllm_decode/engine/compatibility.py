@@ -5,8 +5,9 @@ import warnings
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy
 from dllm_decode.core.model import AnySubset, MaskPredictor, UniformState
-from dllm_decode.core.uniform_state_checks import check_config
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
+from dllm_decode.engine.uniform_state_checks import check_config
+from dllm_decode.engine.verifier import Verifier
 from samplers.accept_and_renoise import AcceptAndRenoise
 from samplers.base import Sampler
 from samplers.checks import require_bool, require_plugin, shown

@@ -1,14 +1,9 @@
-"""The decoder: a model, plug-ins and options; and the contract of a verifier."""
+"""The decoder: a model, plug-ins and options."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Unpack
-
-from jaxtyping import Int
-from torch import Tensor
+from typing import TYPE_CHECKING, Unpack
 
 from dllm_decode.blocks.base import BlockSchedule
 from dllm_decode.caches.base import CachePolicy
@@ -19,13 +14,16 @@ from dllm_decode.core.prompts import Prompt, read_prompt, read_template
 from dllm_decode.core.rows import Request
 from dllm_decode.core.sizes import round_up
 from dllm_decode.core.stopping import NeverStop, StopRule
-from dllm_decode.core.uniform_state_checks import canvas_length_of, check_request
-from dllm_decode.engine.constraints.checks import check_constraint
+from dllm_decode.engine.constraints.refusals import check_constraint
 from dllm_decode.engine.layout import Sight
-from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.uniform_state_checks import canvas_length_of, check_request
 from samplers.base import Sampler
 from samplers.checks import require_plugin
-from samplers.facts import Fact, PlugIn
+from samplers.facts import Fact
+
+if TYPE_CHECKING:
+    # Methods of a verifier take a decoder.
+    from dllm_decode.engine.verifier import Verifier
 
 
 @dataclass(frozen=True)
@@ -78,9 +76,9 @@ class Decoder:
         answer_length = round_up(
             self.config.gen_length + self.block_multiple - 1, self.block_multiple
         )
-        if self.sampler.scope != "block":
-            return answer_length
-        return self.blocks.window_length(self.block_length, answer_length)
+        if self.sees_block_only:
+            return self.blocks.window_length(self.block_length, answer_length)
+        return answer_length
 
     @cached_property
     def sight(self) -> Sight:
@@ -113,6 +111,11 @@ class Decoder:
     def calls_per_forward(self) -> int:
         """Calls of the model in one forward: with guidance a second one, without the prompt."""
         return 2 if self.config.cfg_scale else 1
+
+    @cached_property
+    def sees_block_only(self) -> bool:
+        """True if the sampler sees only the open block, not the answer or the rest of it."""
+        return self.sampler.scope == "block"
 
     @cached_property
     def tokens_are_final(self) -> bool:
@@ -204,58 +207,3 @@ class Decoder:
             check_constraint(request, self.model, self.sampler, self.verifier, eos_ids=eos_ids)
         self.verifier.check_request(self, request)
         return request
-
-
-class Verifier(PlugIn, ABC):
-    """Runs a round's forwards: decides for how many steps they serve, or whose tokens are kept.
-
-    The sampler decides after the forwards, unless the verifier has decided in its place.
-    `state.verifier` is the verifier's own state: a NamedTuple of tensors, nested as needed, batch
-    axis first. Rows that join get zeros, the values of rows that leave are dropped. The loop opens
-    blocks before the look, and asks the sampler after it.
-    """
-
-    @property
-    def num_branches(self) -> int:
-        """The most branches of one row that are rows of one forward."""
-        return 1
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Files that the verifier was read from, such as a target's weights."""
-        return ()
-
-    def check(self, model: MaskPredictor) -> None:
-        """Raises ValueError if the verifier cannot serve this model; by default it always can."""
-
-    def check_request(self, decoder: Decoder, request: Request) -> None:
-        """Raises ValueError if the verifier cannot serve a request; by default it always can."""
-
-    @property
-    def asks_sampler(self) -> bool:
-        """True if the sampler is ever asked; otherwise records of a run do not name the sampler."""
-        return True
-
-    def eos_ids(self, model: MaskPredictor) -> tuple[int, ...]:
-        """Returns the tokens that end an answer; the first one fills the columns after the end."""
-        return model.eos_ids
-
-    def max_steps(self, sampler: Sampler, num_masks: int) -> int:
-        """Returns the number of steps within which `num_masks` masks are settled."""
-        return sampler.max_steps(num_masks)
-
-    @abstractmethod
-    def look(self, decoder: Decoder, state: State) -> tuple[State, Look]:
-        """Runs forwards as needed and returns the view of the rows that take a step.
-
-        At least one row takes a step. `dllm_decode.engine.views.look` makes the sampler's own view;
-        `dllm_decode.engine.forward.forward` returns logits of any window, columns and drafts.
-        """
-
-    def after(self, decoder: Decoder, state: State) -> tuple[State, Int[Tensor, "B N"] | None]:
-        """Updates `state.verifier` after the round has written tokens; by default does nothing.
-
-        Returns:
-            The state, and numbers of each row, which the host reads into `Numbers.verifier`.
-        """
-        return state, None

@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dllm_decode.caches.base import CacheQuery
+from dllm_decode.caches.history import History
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, in_whole_blocks, union, without
-from dllm_decode.core.history import History
 from dllm_decode.core.model import num_calls, predict_all
 from dllm_decode.core.passes import Branches, Pass, Window, part_of
 from dllm_decode.core.sending import send
@@ -151,7 +151,7 @@ def _count(decoder: Decoder, state: State, call: _Call) -> State:
     calls_per_forward = decoder.calls_per_forward
     num_columns: Counter[int] = Counter()
     for group in call.layout.groups:
-        for n in call.branches.rows_and_depths(group.members)[0]:
+        for n in call.branches.rows_and_branches(group.members)[0]:
             num_columns[n] += call.plans[n].width
     writers, rows = call.branches.writers, list(state.rows)
     for n, num_computed in num_columns.items():
@@ -172,8 +172,8 @@ def _count(decoder: Decoder, state: State, call: _Call) -> State:
 def _with_history(state: State, history: History, call: _Call) -> State:
     """Returns the state whose history has the columns that branch 0 of each row computed."""
     for group in call.layout.groups:
-        rows, depths = call.branches.rows_and_depths(group.members)
-        pairs = [(n, rows[n]) for n, depth in enumerate(depths) if depth == 0]
+        rows, branch_of = call.branches.rows_and_branches(group.members)
+        pairs = [(n, rows[n]) for n, branch in enumerate(branch_of) if branch == 0]
         members, index = send(pairs, state.device, torch.long).view(-1, 2).unbind(-1)
         history = history.noted(state.canvas, index, group.columns[members])
     return state._replace(cache=state.cache._replace(history=history))

@@ -21,7 +21,7 @@ def inputs_of(state: State, pass_: Pass, branches: Branches, group: Group) -> Fo
     cache = state.cache.kv_cache
     if cache is None:
         return ForwardInputs(tokens, group.columns, wanted, group.attend)
-    pairs = branches.rows_and_depths(group.members)
+    pairs = branches.rows_and_branches(group.members)
     return ForwardInputs(
         tokens=tokens,
         positions=group.columns,
@@ -35,14 +35,14 @@ def inputs_of(state: State, pass_: Pass, branches: Branches, group: Group) -> Fo
 
 
 def cache_rows(
-    state: State, rows: Sequence[int], depths: Sequence[int]
+    state: State, rows: Sequence[int], branch_of: Sequence[int]
 ) -> slice | Int[Tensor, " N"] | None:
     """Returns rows of the key-value cache: branch n of a row has the n-th copy of its slots.
 
     With a slice, the cache is read without a copy. `None` is all of the cache.
     """
     cache = state.cache
-    indices = [row + depth * cache.capacity for row, depth in zip(rows, depths, strict=True)]
+    indices = [row + branch * cache.capacity for row, branch in zip(rows, branch_of, strict=True)]
     if indices == list(range(cache.num_rows)):
         return None
     if indices == list(range(indices[0], indices[0] + len(indices))):

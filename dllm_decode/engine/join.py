@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import torch
 
+from dllm_decode.caches.history import History
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.history import History
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Numbers, Request, Row
 from dllm_decode.core.sending import send
 from dllm_decode.engine.checks import require_numbers
-from dllm_decode.engine.commits import CommitState
+from dllm_decode.engine.commit_state import CommitState
 from dllm_decode.engine.constraints.rows import Constraints
 from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import CacheState, State
@@ -110,7 +110,7 @@ def leave(state: State, rows: Sequence[int]) -> State:
     if not order:
         no_rows = state.canvas.take(state.noise_keys[:0])
         empty = State.empty(state.cache.capacity, no_rows, state.decode)
-        cost = state.cost._replace(drafted=empty.noise_keys, accepted=empty.noise_keys)
+        cost = state.cost._replace(drafted=empty.cost.drafted, accepted=empty.cost.accepted)
         cache = state.cache._replace(history=None)
         return empty._replace(cache=cache, cost=cost, num_rounds=state.num_rounds)
     for place, row in enumerate(order):

@@ -13,7 +13,7 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.model import MaskPredictor, fingerprint_of
 from dllm_decode.core.observers import Observer
-from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config, require_integer
+from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config
 from dllm_decode.core.output import DecodeOutput, join_outputs
 from dllm_decode.core.prompts import (
     Prompt,
@@ -25,7 +25,7 @@ from dllm_decode.core.prompts import (
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.core.stopping import NeverStop, StopRule
 from dllm_decode.engine import compatibility
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.join import Ended, blank, ended_at_once, join, leave, outputs_of
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import (
@@ -35,8 +35,9 @@ from dllm_decode.engine.requests import (
 )
 from dllm_decode.engine.round import one_round
 from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Verifier
 from samplers.base import Sampler
-from samplers.checks import shown
+from samplers.checks import require_integer, shown
 
 _DECODES = count()
 

@@ -80,7 +80,7 @@ def _open_row(decoder: Decoder, row: Row) -> Row:
     """Returns a row with its new opening."""
     chosen = decoder.blocks.opening(row, decoder.block_length, decoder.model.logit_shift)
     opening = require_opening(decoder, chosen, row)
-    if decoder.sampler.scope != "block":
+    if not decoder.sees_block_only:
         # Cache policies must take all the columns that the sampler reads for the open block.
         start = opening.block[0] if decoder.sampler.scope == "suffix" else row.first
         opening = opening._replace(block=(start, row.end))

@@ -10,9 +10,10 @@ from torch import Tensor
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.passes import Window
 from dllm_decode.core.sending import send
-from dllm_decode.engine.commits import CommitState
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.commit_state import CommitState
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.verifier import Verifier
 from samplers.base import Decision, Sampler
 from samplers.view import View
 
@@ -65,8 +66,7 @@ def moves_of(
         view: The view that the sampler was shown.
         decision: The sampler's decision.
     """
-    sees_block = decoder.sampler.scope == "block"
-    allowed = view.eligible if sees_block else view.eligible | view.masked
+    allowed = view.eligible if decoder.sees_block_only else view.eligible | view.masked
     tokens = view.proposal if decision.tokens is None else view.decided(decision.tokens)
     if decoder.starts_as_noise and decision.settle is not None and decision.tokens is not None:
         # A constraint decides the tokens of a canvas only when the canvas is settled.
@@ -95,7 +95,7 @@ def _check(
         no_path = seen.view.proposed == state.canvas.mask_id
         duty = "leave an answer that agrees with the settled tokens"
         state = state.with_breach(no_path, "The constraint", duty)
-    where = "masked" if decoder.sampler.scope != "block" else "eligible"
+    where = "eligible" if decoder.sees_block_only else "masked"
     duty = f"commit {where} positions only, and tokens other than [MASK]"
     state = state.with_breach(decision.commit & ~moves.commit, culprit, duty)
     if decision.tokens is not None:

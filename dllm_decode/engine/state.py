@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from dllm_decode.caches.history import History
 from dllm_decode.core.canvas import Canvas
-from dllm_decode.core.history import History
 from dllm_decode.core.model import KVCache
 from dllm_decode.core.passes import Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
-from dllm_decode.engine.commits import CommitState
+from dllm_decode.engine.commit_state import CommitState
 from dllm_decode.engine.constraints.rows import Constraints
 from dllm_decode.engine.layout import Layout
 from samplers.base import Decision
@@ -64,6 +64,12 @@ class Cost(NamedTuple):
     target_forwards: int
     drafted: Int[Tensor, " B"]
     accepted: Int[Tensor, " B"]
+
+    @staticmethod
+    def none(device: torch.device) -> "Cost":
+        """Returns the cost before the first forward, without rows."""
+        no_rows = torch.zeros(0, dtype=torch.long, device=device)
+        return Cost(0, 0, no_rows, no_rows)
 
 
 class Breach(NamedTuple):
@@ -129,10 +135,9 @@ class State(NamedTuple):
             decode: As the attribute.
             reserve: As in `CacheState`.
         """
-        # An empty tensor of integers on the device.
-        empty = canvas.prompt_lengths
-        cost = Cost(0, 0, empty, empty)
-        return State((), canvas, empty, cost, CacheState(capacity, reserve=reserve), decode=decode)
+        device, cache = canvas.tokens.device, CacheState(capacity, reserve=reserve)
+        no_keys = torch.zeros(0, dtype=torch.long, device=device)
+        return State((), canvas, no_keys, Cost.none(device), cache, decode=decode)
 
     @property
     def device(self) -> torch.device:

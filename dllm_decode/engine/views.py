@@ -80,17 +80,17 @@ def view_of(
         logits: Logits of the window, as `forward` returns them.
         asked: As in `Pass`.
     """
-    sampler, canvas, rows = decoder.sampler, state.canvas, state.rows
+    canvas, rows = state.canvas, state.rows
     # If tokens are final, all unsettled columns are masked, and operations are saved.
     is_final = decoder.tokens_are_final
     not_written = canvas.unsettled if is_final else canvas.masked
     # Outside inference mode torch counts writes, so that `next_step` finds a sampler that writes.
     with torch.inference_mode(False):
         eligible = window.part(canvas.unsettled) & window.open
-        if sampler.scope != "block":
-            masked = window.part(not_written)
-        else:
+        if decoder.sees_block_only:
             masked = eligible if is_final else window.part(not_written) & eligible
+        else:
+            masked = window.part(not_written)
     device = state.device
     starts = [start - row.prompt_length for row, start in zip(rows, window.starts, strict=True)]
     sizes = [row.end - row.prompt_length for row in rows]
@@ -107,8 +107,8 @@ def view_of(
         temperature=temperature_of(rows, masked.device),
         noise_keys=state.noise_keys,
         # A tensor even if all rows agree, so that `View.within("suffix")` keeps its width.
-        block_start=send(offsets, device) if sampler.scope == "answer" else 0,
-        block_length=None if sampler.scope == "block" else decoder.block_length,
+        block_start=send(offsets, device) if decoder.sampler.scope == "answer" else 0,
+        block_length=None if decoder.sees_block_only else decoder.block_length,
         reads_committed=decoder.reads_committed,
         deferred_ids=decoder.config.deferred_ids,
         eos_ids=canvas.eos_ids,
@@ -123,7 +123,7 @@ def _asked(decoder: Decoder, state: State, window: Window) -> Int[Tensor, "B N"]
 
     On a CPU, each row has its unsettled open columns first, then others: equally many in all rows.
     """
-    if decoder.reads_committed or decoder.sampler.scope != "block":
+    if decoder.reads_committed or not decoder.sees_block_only:
         return None
     unsettled = window.part(state.canvas.unsettled) & window.open
     if unsettled.device.type != "cpu":

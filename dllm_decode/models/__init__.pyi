@@ -1,5 +1,6 @@
-from .loading.export import new_llada, save_model
+from .loading.export import save_model
 from .loading.load import load_model
+from .loading.new_llada import new_llada
 from .loading.new_weights import replace_weights
 from .loading.target import load_drafter, load_target
 from .masked_transformer import MaskedTransformer

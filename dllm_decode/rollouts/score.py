@@ -12,7 +12,6 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from dllm_decode.core.model import MaskPredictor
-from dllm_decode.core.options import require_integer
 from dllm_decode.engine.compatibility import require_model
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.models.loading.new_weights import version_of
@@ -20,7 +19,7 @@ from dllm_decode.models.masked_transformer import attention_on, own_network
 from dllm_decode.rollouts.canvases import Canvases, Steps, canvases_of, require_steps
 from dllm_decode.rollouts.record import Rollout, Write
 from dllm_decode.rollouts.rows import ScoredRow, rows_of
-from samplers.checks import shown
+from samplers.checks import require_integer, shown
 from samplers.logits.float64 import widest
 from samplers.logits.statistics import widen
 from samplers.logits.truncation import Truncation

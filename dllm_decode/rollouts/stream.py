@@ -10,13 +10,14 @@ from torch import nn
 from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.model import MaskPredictor, UniformState, fingerprint_of
-from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config, require_integer
+from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.engine.compatibility import require_model
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
+from dllm_decode.engine.verifier import Verifier
 from dllm_decode.models.loading.new_weights import version_of
 from dllm_decode.rollouts.record import Rollout, RolloutRecorder
 from dllm_decode.text.answers import Answer, answer_of
@@ -24,7 +25,7 @@ from dllm_decode.text.constraints import Constraint
 from dllm_decode.text.requests import decoder_of_texts, read_templates, requests_of_texts
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
-from samplers.checks import shown
+from samplers.checks import require_integer, shown
 from samplers.facts import Fact
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
-from dllm_decode.core.options import require_integer, require_not_negative
+from samplers.checks import require_finite_non_negative, require_integer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Limits:
             if field.type is int:
                 require_integer(field.name, getattr(self, field.name), least=1)
             else:
-                require_not_negative(field.name, getattr(self, field.name))
+                require_finite_non_negative(field.name, getattr(self, field.name))
         for less, more in pairwise(("gen_length", "max_tokens", "max_length")):
             if getattr(self, less) > getattr(self, more):
                 raise ValueError(

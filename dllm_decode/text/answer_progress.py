@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from dllm_decode.core.observers import StepEvent
-from dllm_decode.core.progress_bar import ProgressBar
+from dllm_decode.text.progress_bar import ProgressBar
 
 
 class AnswerProgress:

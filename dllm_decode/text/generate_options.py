@@ -3,14 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from dllm_decode.core.options import (
-    DecodeConfig,
-    DecodeOptions,
-    require_config,
-    require_not_negative,
-)
-from dllm_decode.models.loading.other_names import one_of
-from samplers.checks import require_bool, shown
+from dllm_decode.core.options import DecodeConfig, DecodeOptions, require_config
+from dllm_decode.core.other_names import one_of
+from samplers.checks import require_bool, require_finite_non_negative, shown
 
 
 class GenerateOptions(DecodeOptions, total=False):
@@ -50,7 +45,7 @@ def read_options(
     if temperature is None and config.temperature > 0.0:
         temperature = config.temperature
     if temperature is not None:
-        require_not_negative("temperature", temperature)
+        require_finite_non_negative("temperature", temperature)
     if do_sample is not None:
         require_bool("do_sample", do_sample)
         if temperature is not None and do_sample != (temperature > 0.0):

@@ -13,16 +13,16 @@ from dllm_decode.blocks import BlockSchedule, Sequential
 from dllm_decode.caches import CachePolicy, NoCache
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.observers import Observer
-from dllm_decode.core.options import DecodeConfig, require_integer
+from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.output import DecodeOutput
 from dllm_decode.core.prompts import Array, Prompt
 from dllm_decode.core.rows import RequestQueue
 from dllm_decode.engine.compatibility import require_model
-from dllm_decode.engine.decoder import Verifier
 from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import gathered, raise_errors, require_observers, run
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import require_seeds
+from dllm_decode.engine.verifier import Verifier
 from dllm_decode.text import constraints
 from dllm_decode.text.answers import GenerateOutput, answer_of
 from dllm_decode.text.blanks import start_ids
@@ -31,6 +31,7 @@ from dllm_decode.text.requests import decoder_of_texts, read_templates, requests
 from dllm_decode.text.streamer import PrefixStreamer, answer_stream
 from dllm_decode.text.texts import Inputs, Tokenizer, UseTemplate, prompt_ids, require_tokenizer
 from samplers.base import Sampler
+from samplers.checks import require_integer
 
 
 def generate(

@@ -11,11 +11,12 @@ from dllm_decode.core.options import DecodeConfig, DecodeOptions
 from dllm_decode.core.prompts import Prompt, filling_options, require_one_each, require_templates
 from dllm_decode.core.rows import Request
 from dllm_decode.core.stopping import stop_rule
-from dllm_decode.core.uniform_state_checks import check_config
 from dllm_decode.engine.compatibility import default_sampler, require_plugins
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import new_decoder
 from dllm_decode.engine.requests import requests_of
+from dllm_decode.engine.uniform_state_checks import check_config
+from dllm_decode.engine.verifier import Verifier
 from dllm_decode.text import constraints
 from dllm_decode.text.blanks import template_ids
 from dllm_decode.text.texts import Tokenizer

@@ -10,10 +10,11 @@ from dllm_decode.core.observers import StepEvent, final_tokens
 from dllm_decode.core.options import DecodeConfig
 from dllm_decode.core.rows import Request, RequestQueue
 from dllm_decode.core.stopping import stop_rule
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.loop import raise_errors, rounds
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import requests_of
+from dllm_decode.engine.verifier import Verifier
 from dllm_decode.text.answers import answer_of
 from dllm_decode.text.generate_options import GenerateOptions, read_options
 from dllm_decode.text.prose import Prose

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dllm_decode.core.files import new_file
-from dllm_decode.core.options import require_integer
 from dllm_decode.models.loading.weights import write_weights
 from dllm_decode.training.filter_examples import FilterExamples
 from dllm_decode.training.loop import require_finite
-from samplers.checks import require_count, require_positive
+from samplers.checks import require_count, require_integer, require_positive
 from samplers.learn2pd import new_network
 
 LEAST_PROMPTS = 10

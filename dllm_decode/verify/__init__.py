@@ -1,7 +1,7 @@
 """Verifiers decide how many steps one look at the model is used for, or whose tokens are kept."""
 
-from dllm_decode.engine.decoder import Verifier
 from dllm_decode.engine.no_verifier import NoVerifier
+from dllm_decode.engine.verifier import Verifier
 from dllm_decode.verify.any_subset import AnySubsetVerify
 from dllm_decode.verify.ar_verify.ar_verify import ARVerify
 from dllm_decode.verify.ar_verify.draft_length import DraftLength

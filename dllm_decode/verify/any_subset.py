@@ -10,9 +10,10 @@ from torch import Tensor
 from dllm_decode.core.model import ForwardInputs
 from dllm_decode.core.passes import Branches, Edit, Pass, Window
 from dllm_decode.core.sending import send
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.verifier import Verifier
 from dllm_decode.engine.views import view_of
 from dllm_decode.verify.acceptance import accept_within, log_law
 from dllm_decode.verify.drafts import Draft

@@ -12,9 +12,10 @@ from torch.nn.functional import pad
 from dllm_decode.core.model import MaskPredictor
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Request
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward, note_not_finite, on_device
 from dllm_decode.engine.state import State
+from dllm_decode.engine.verifier import Verifier
 from dllm_decode.models.targets.causal import CausalTarget, Past, Reading
 from dllm_decode.verify.drafts import Beginning, Draft
 from samplers.base import Decision, Sampler

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from dllm_decode import StepEvent
-from dllm_decode.core.progress_bar import ProgressBar
+from dllm_decode.text.progress_bar import ProgressBar
 from eval.metrics.statistics import mean
 from eval.runs.records import Record, score_of
 

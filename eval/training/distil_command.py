@@ -15,10 +15,10 @@ from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from rich.console import Console
 
 from dllm_decode import CachePolicy
-from dllm_decode.core.progress_bar import ProgressBar
 from dllm_decode.settings.files import write_json
 from dllm_decode.settings.plugins import parse
 from dllm_decode.settings.ranks import ProcessRank
+from dllm_decode.text.progress_bar import ProgressBar
 from dllm_decode.training import Progress, Settings, train
 from dllm_decode.training.teacher import Demonstration, Lessons
 from eval.runs.settings import Run

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from dllm_decode import CachePolicy, NoVerifier
 from dllm_decode.core.files import new_file
 from dllm_decode.core.model import fingerprint_of
-from dllm_decode.core.progress_bar import ProgressBar
 from dllm_decode.engine import compatibility
 from dllm_decode.models.loading.weights import write_weights
 from dllm_decode.settings.files import ANEW, digest, write_json
 from dllm_decode.settings.models import open_model
 from dllm_decode.settings.options import given_options
 from dllm_decode.settings.plugins import parse
+from dllm_decode.text.progress_bar import ProgressBar
 from dllm_decode.training.filter_examples import FilterExamples, collect_examples, join
 from dllm_decode.training.learn2pd import (
     LEAST_PROMPTS,

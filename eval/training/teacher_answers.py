@@ -8,9 +8,9 @@ import torch
 from rich.console import Console
 
 from dllm_decode.core.observers import Trace
-from dllm_decode.core.progress_bar import ProgressBar
 from dllm_decode.settings.files import read_object, write_json
 from dllm_decode.settings.ranks import ProcessRank
+from dllm_decode.text.progress_bar import ProgressBar
 from dllm_decode.training.teacher import Demonstration
 from eval.runs.answers import answer
 from eval.runs.settings import Run

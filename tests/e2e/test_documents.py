@@ -17,7 +17,7 @@ import pytest
 from dllm_decode import CachePolicy, DecodeConfig
 from dllm_decode.blocks import BlockSchedule
 from dllm_decode.cli.main import make_parser as make_command_parser
-from dllm_decode.core.options import HINTS
+from dllm_decode.core.other_names import HINTS
 from dllm_decode.settings.options import given_options
 from dllm_decode.settings.plugins import check_plugin, parse
 from dllm_decode.text.generate_options import GenerateOptions

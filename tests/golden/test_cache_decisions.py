@@ -16,9 +16,9 @@ import torch
 
 from dllm_decode import CertaintyCache, DecodeConfig
 from dllm_decode.caches import CacheQuery, History
+from dllm_decode.caches.history import LastLook
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns
-from dllm_decode.core.history import LastLook
 from dllm_decode.core.rows import Numbers, Opening, Request, Row
 
 RUNS = json.loads((Path(__file__).parent / "data" / "caches" / "d2cache.json").read_text())["runs"]

@@ -23,9 +23,9 @@ from dllm_decode.caches import (
     SettledCache,
     SuffixWindow,
 )
+from dllm_decode.caches.history import LastLook
 from dllm_decode.core.canvas import Canvas
 from dllm_decode.core.columns import Columns, columns, ranges_of
-from dllm_decode.core.history import LastLook
 from samplers import ConfidenceThreshold, Decision, FixedSchedule, Sampler, View, Wino
 from samplers.facts import Fact
 from samplers.logits.statistics import highest_one

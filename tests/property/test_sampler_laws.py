@@ -34,7 +34,7 @@ from samplers.testing import (
     STYLES,
     PlayedStep,
     Style,
-    check_laws,
+    check_rule,
     decides_rows_alone,
     ends_in_time,
     is_pure,
@@ -78,7 +78,7 @@ def test_our_rules_keep_the_laws_of_all_rules(
         # A token that moves was proposed elsewhere.
         laws = tuple(law for law in LAWS if law is not writes_possible_tokens)
         monkeypatch.setattr("samplers.testing.LAWS", laws)
-    check_laws(sampler, width=OF_ONE_BLOCK_LENGTH.get(sampler, 7))
+    check_rule(sampler, width=OF_ONE_BLOCK_LENGTH.get(sampler, 7))
 
 
 @pytest.mark.parametrize("sampler", one_of_each_kind(OF_NOISE))

@@ -62,7 +62,7 @@ def _length(decoder: Decoder, rows: Sequence[Row], constraints: Constraints) -> 
         ]
         given_end = row.prompt_length + given[-1] + 1 if given else 0
         # A wider scope, or several open blocks, may fill a later column before an earlier one.
-        stop = row.opening.phase[1] if decoder.sampler.scope == "block" else row.answer_end
+        stop = row.opening.phase[1] if decoder.sees_block_only else row.answer_end
         stops.append(min(max(stop, given_end), row.answer_end))
     return max(1, *(stop - start for stop, start in zip(stops, constraints.starts, strict=True)))
 

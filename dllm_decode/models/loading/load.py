@@ -6,24 +6,16 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Optional, TypeAlias, Unpa
 
 import torch
 
+from dllm_decode.core.other_names import one_of
 from dllm_decode.models.families import CheckpointFacts, Family, family_of
 from dllm_decode.models.families.reader import Config, ConfigReader
 from dllm_decode.models.loading.adapters import Adapter, merge_adapter, read_adapter
 from dllm_decode.models.loading.by_transformers import load_diffusion_gemma, load_xlnet
+from dllm_decode.models.loading.devices import warn_if_slow, warn_if_too_large
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.models.loading.json_files import read_json
-from dllm_decode.models.loading.needs import (
-    generation_of,
-    max_length_of,
-    warn_if_slow,
-    warn_if_too_large,
-)
-from dllm_decode.models.loading.other_names import (
-    LoadOptions,
-    one_of,
-    require_left_out,
-    require_options,
-)
+from dllm_decode.models.loading.load_options import LoadOptions, require_left_out, require_options
+from dllm_decode.models.loading.needs import generation_of, max_length_of
 from dllm_decode.models.loading.placement import (
     Device,
     allocate,
@@ -47,6 +39,7 @@ from dllm_decode.models.loading.weights import (
     weight_files,
 )
 from dllm_decode.models.masked_transformer import MaskedTransformer, require_one_way
+from dllm_decode.models.network.transformer import Transformer
 from dllm_decode.models.targets.causal_only import CausalOnly
 from samplers.checks import shown
 
@@ -210,27 +203,10 @@ def _load_network(
     if lora is not None:
         lora.check(chosen_family.tensors(transformer))
     transformer.to(dtype or stored_dtype)
-    placed = place(transformer, device)
-    devices = {*placed.values()}
-    if (
-        any(place.type == "mps" for place in devices)
-        and transformer.embedding.weight.dtype is torch.float64
-    ):
-        raise ValueError(
-            "Weights must not be in float64, which mps devices do not have. Pass dtype='float32'."
-        )
-    quantized_on = None
-    if quantize is not None:
-        quantized_on = only_device(placed)
-        check_quantization(quantize, quantized_on)
-        _check_experts(facts, quantize, quantized_on)
-    if quantize is None and len(devices) == 1:
-        num_bytes = sum(part.numel() * part.itemsize for part in transformer.parameters())
-        warn_if_too_large(name, num_bytes, *devices)
-        warn_if_slow(name, num_bytes, transformer.embedding.weight.dtype, *devices)
+    placed = _checked_placement(transformer, facts, device, quantize=quantize, name=name)
     # Weights that will be quantised are read into the CPU's memory.
-    allocate(transformer, placed if quantized_on is None else place(transformer, "cpu"))
-    transformer.route = placed if len(devices) > 1 else None
+    allocate(transformer, placed if quantize is None else place(transformer, "cpu"))
+    transformer.route = placed if len({*placed.values()}) > 1 else None
     model = MaskedTransformer(
         transformer,
         name=name,
@@ -247,11 +223,43 @@ def _load_network(
     model.family = chosen_family
     _read_weights(model, chosen_family, files, lora, stored)
     model.files = (*model_files(folder), *(() if lora is None else lora.files))
-    if quantized_on is not None:
-        assert quantize is not None
-        quantize_layers(transformer, quantized_on, quantize)
+    if quantize is not None:
+        quantize_layers(transformer, only_device(placed), quantize)
         model.graphs = options.graphs
     return model.eval().requires_grad_(False), loaded_tokenizer
+
+
+def _checked_placement(
+    transformer: Transformer,
+    facts: CheckpointFacts,
+    device: Device,
+    *,
+    quantize: str | None,
+    name: str,
+) -> dict[str, torch.device]:
+    """Returns the device of each part of a network on the meta device.
+
+    Logs a warning if the weights are too large for their device, or slow there.
+
+    Raises:
+        ValueError: If a device is not available or has no room, does not have the dtype of the
+            weights, or cannot quantise them.
+    """
+    placed = place(transformer, device)
+    devices, dtype = {*placed.values()}, transformer.embedding.weight.dtype
+    if dtype is torch.float64 and any(where.type == "mps" for where in devices):
+        raise ValueError(
+            "Weights must not be in float64, which mps devices do not have. Pass dtype='float32'."
+        )
+    if quantize is not None:
+        quantized_on = only_device(placed)
+        check_quantization(quantize, quantized_on)
+        _check_experts(facts, quantize, quantized_on)
+    elif len(devices) == 1:
+        num_bytes = sum(part.numel() * part.itemsize for part in transformer.parameters())
+        warn_if_too_large(name, num_bytes, *devices)
+        warn_if_slow(name, num_bytes, dtype, *devices)
+    return placed
 
 
 def _by_transformers(

@@ -264,7 +264,7 @@ def _with_target(
         after = torch.cat([torch.zeros_like(places[:, :1]), places + 1], 1)
         after = after.clamp(max=logits.shape[1] - 1)
         logits = logits[torch.arange(len(logits), device=logits.device)[:, None], after]
-    shown = view.logits.clone()
-    shown[:, : logits.shape[1]] = -torch.inf
-    shown[:, : logits.shape[1], : logits.shape[2]] = logits[:, : shown.shape[1]]
-    return view.with_logits(shown)
+    new_logits = view.logits.clone()
+    new_logits[:, : logits.shape[1]] = -torch.inf
+    new_logits[:, : logits.shape[1], : logits.shape[2]] = logits[:, : new_logits.shape[1]]
+    return view.with_logits(new_logits)

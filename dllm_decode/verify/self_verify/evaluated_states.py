@@ -95,7 +95,7 @@ class EvaluatedStates(NamedTuple):
         rows = torch.arange(len(self.latest), device=self.latest.device)
         return (self.tokens[rows, self.current()] != self.tokens[rows, self.latest]).sum(-1)
 
-    def shown(
+    def latest_logits(
         self,
         rows: Int[Tensor, " N"],
         starts: Sequence[int],

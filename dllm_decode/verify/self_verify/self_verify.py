@@ -11,10 +11,11 @@ from torch import Tensor
 from dllm_decode.core.passes import Branches, Pass, Window
 from dllm_decode.core.rows import Row
 from dllm_decode.core.sending import send
-from dllm_decode.engine.decoder import Decoder, Verifier
+from dllm_decode.engine.decoder import Decoder
 from dllm_decode.engine.forward import forward
 from dllm_decode.engine.settle import end_at_eos, state_after
 from dllm_decode.engine.state import Look, State
+from dllm_decode.engine.verifier import Verifier
 from dllm_decode.engine.views import look, view_of, with_window
 from dllm_decode.verify.self_verify.evaluated_states import (
     EvaluatedStates,
@@ -109,7 +110,7 @@ class SelfVerify(Verifier):
         state = state.with_drafts(accepted=evaluated.num_accepted())
         evaluated = evaluated._replace(latest=evaluated.current(), num_open=_num_open(state))
         state = state._replace(verifier=evaluated)
-        return state, _shown(decoder, state, ready, standings)
+        return state, _look_of(decoder, state, ready, standings)
 
     def after(self, decoder: Decoder, state: State) -> tuple[State, Int[Tensor, "B N"] | None]:
         if self.draft_steps == 1:
@@ -133,10 +134,7 @@ class SelfVerify(Verifier):
         """Returns how many columns are predicted: one block, or two with the next block."""
         is_exact = decoder.model.causal_block_length or not decoder.cache.needs_kv_cache
         sees_next = (
-            self.reach == "next"
-            and self.draft_steps > 1
-            and decoder.sampler.scope == "block"
-            and is_exact
+            self.reach == "next" and self.draft_steps > 1 and decoder.sees_block_only and is_exact
         )
         return decoder.window_length * (2 if sees_next else 1)
 
@@ -151,7 +149,7 @@ class SelfVerify(Verifier):
         rows = [n for n, row in enumerate(state.rows) if not row.is_fresh]
         if not rows:
             return levels
-        seen = _shown(decoder, state, rows, standings)
+        seen = _look_of(decoder, state, rows, standings)
         part, alive = state.take(rows), rows
         bounds = [row.opening.bounds for row in part.rows]
         finishing = self._finishing(decoder, state)
@@ -183,7 +181,7 @@ class SelfVerify(Verifier):
         """Runs the forwards and keeps the logits of each state."""
         starts, width = _starts(state), self._width(decoder)
         rows = tuple(row for level in levels for row in level.rows)
-        depths = tuple(depth for depth, level in enumerate(levels) for _ in level.rows)
+        branch_of = tuple(branch for branch, level in enumerate(levels) for _ in level.rows)
         tokens = torch.cat([level.tokens for level in levels])
         assert state.window is not None
         pass_ = Pass(state.window)
@@ -195,12 +193,12 @@ class SelfVerify(Verifier):
         if len(levels) == 1:
             state, logits = forward(decoder, state, pass_)
         else:
-            branches = Branches(tokens, rows, depths, in_columns=self.evaluate == "tree")
+            branches = Branches(tokens, rows, branch_of, in_columns=self.evaluate == "tree")
             state, logits = forward(decoder, state, pass_._replace(branches=branches))
         size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.noise_keys)
         evaluated = EvaluatedStates(
-            tokens=placed(tokens, rows, depths, size, fill=-1),
-            logits=placed(logits, rows, depths, size),
+            tokens=placed(tokens, rows, branch_of, size, fill=-1),
+            logits=placed(logits, rows, branch_of, size),
             starts=send(starts, tokens.device),
             latest=zeros,
             reached=zeros,
@@ -228,15 +226,15 @@ def _two_blocks(state: State, starts: Sequence[int], width: int) -> list[Row]:
     ]
 
 
-def _shown(
+def _look_of(
     decoder: Decoder, state: State, rows: Sequence[int], standings: Sequence[Standing]
 ) -> Look:
-    """Returns the sampler's view of some rows, with the logits of their latest states."""
+    """Returns a look with the sampler's view of some rows, on the logits of their latest states."""
     evaluated: EvaluatedStates = state.verifier
     part, window = with_window(decoder, state.take(rows))
     logit_starts = [standings[row].start for row in rows]
     index = send(rows, state.device)
-    logits = evaluated.shown(index, window.starts, logit_starts, decoder.window_length)
+    logits = evaluated.latest_logits(index, window.starts, logit_starts, decoder.window_length)
     waiting = sorted(set(range(len(state.rows))) - set(rows))
     return Look(view_of(decoder, part, window, logits), window, waiting)
 

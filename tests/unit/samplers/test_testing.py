@@ -20,7 +20,7 @@ from samplers import (
 )
 from samplers.facts import Fact
 from samplers.logits.statistics import highest_one
-from samplers.testing import check_laws, view_of
+from samplers.testing import check_rule, view_with
 
 
 class Count(NamedTuple):
@@ -68,9 +68,9 @@ class Broken(Sampler[Any]):
     ],
 )  # fmt: skip
 def test_a_rule_that_breaks_a_law_is_caught(fault: str, law: str) -> None:
-    check_laws(Broken("none"))
+    check_rule(Broken("none"))
     with pytest.raises(AssertionError, match=f"{law}.*law .* of Broken.* seed 1"):
-        check_laws(Broken(fault))
+        check_rule(Broken(fault))
 
 
 def write(view: View) -> Decision:
@@ -101,7 +101,7 @@ UNDECIDED: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("sampler", "sentence"), UNDECIDED)
 @pytest.mark.usefixtures("no_checks_of_types")
 def test_a_rule_is_refused_with_the_sentence_of_a_decode(sampler: Any, sentence: str) -> None:
-    for check in (check_laws, lambda rule: decode(HashModel(), [[1]], rule, gen_length=4)):
+    for check in (check_rule, lambda rule: decode(HashModel(), [[1]], rule, gen_length=4)):
         with pytest.raises((ValueError, RuntimeError), match=sentence):
             check(sampler)
 
@@ -115,13 +115,13 @@ def test_a_rule_that_looks_for_settled_tokens_among_eligible_ones_is_told() -> N
         return Decision(commit, remask=view.eligible & ~view.masked & doubtful), None
 
     with pytest.raises(AssertionError, match="no token is ever re-masked, because `commit`"):
-        check_laws(plugin(RevisingSampler, step=step))
-    check_laws(Wino(0.3))
+        check_rule(plugin(RevisingSampler, step=step))
+    check_rule(Wino(0.3))
 
 
 def test_a_view_is_made_from_logits() -> None:
     logits = torch.tensor([[[0.0, 2.0], [3.0, 0.0]]])
-    view = view_of(logits, torch.tensor([[True, False]]), gen_length=5)
+    view = view_with(logits, torch.tensor([[True, False]]), gen_length=5)
     assert view.proposal[0, 0] == 1
     assert view.tokens.tolist() == [[2, 0]]
     assert view.num_left.tolist() == [4]

@@ -21,12 +21,13 @@ from dllm_decode import (
 )
 from dllm_decode.blocks import Sequential
 from dllm_decode.core.model import ForwardInputs
-from dllm_decode.core.options import DecodeOptions, require_not_negative
+from dllm_decode.core.options import DecodeOptions
 from dllm_decode.core.prompts import token_lists
 from dllm_decode.engine.compatibility import require_plugins
 from dllm_decode.models.loading.find import find_model
 from dllm_decode.text.generate_options import read_options
 from samplers import ConfidenceThreshold, FixedSchedule, parse
+from samplers.checks import require_finite_non_negative
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_none_keeps_an_option_as_it_is() -> None:
 def test_a_long_value_is_quoted_in_one_short_line(value: object, said: str) -> None:
     """The list was quoted in full, and Python could not print the integer at all."""
     with pytest.raises(ValueError, match=said):
-        require_not_negative("temperature", value)
+        require_finite_non_negative("temperature", value)
     with pytest.raises(ValueError, match=r"'x{56}\.\.\.x{19}'") as refused:
         parse("x" * 50_000)
     assert len(str(refused.value)) < 500

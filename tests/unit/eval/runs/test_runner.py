@@ -234,7 +234,7 @@ def test_rows_of_different_batches_and_seeds_do_not_share_their_noise(tmp_path: 
 
 def test_progress_tells_setting_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep showed the time left of the present setting alone, and accuracy without a resume."""
-    monkeypatch.setattr("dllm_decode.core.progress_bar.LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("dllm_decode.text.progress_bar.LINE_EVERY_S", 0.0)
     stream = io.StringIO()
     runs = eval_runs.runs()
     execute(runs[:1], tmp_path)

@@ -1,4 +1,4 @@
-"""Names that transformers has for options: accepted if the meaning is equal, otherwise refused."""
+"""The further options of `load_model`, by the names that transformers has, and their refusals."""
 
 from collections.abc import Callable, Mapping
 from inspect import signature
@@ -6,9 +6,8 @@ from typing import Any, TypedDict
 
 import torch
 
-from dllm_decode.core.options import refusal
+from dllm_decode.core.other_names import refusal
 from dllm_decode.models.loading.placement import Device
-from samplers.checks import shown
 
 HINTS = {
     "trust_remote_code": "no code of a checkpoint is ever run; leave it out.",
@@ -55,14 +54,3 @@ def require_left_out(left_out: Mapping[str, object], name: str) -> None:
             f"{passed[0]} must be left out for {name}, which transformers computes. Only networks "
             "of this package have it."
         )
-
-
-def one_of(name: str, value: Any, other: str, same: Any) -> Any:
-    """Returns the value of an option with two names; ValueError if both are given."""
-    if value is not None and same is not None:
-        raise ValueError(
-            f"{other} must be left out beside {name}, got {other}={shown(same)} and "
-            f"{name}={shown(value)}. "
-            "They mean the same; pass one."
-        )
-    return same if value is None else value

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from dllm_decode.core import progress_bar
-from dllm_decode.core.progress_bar import ProgressBar
+from dllm_decode.text import progress_bar
+from dllm_decode.text.progress_bar import ProgressBar
 
 
 def shown(is_terminal: bool) -> str:
