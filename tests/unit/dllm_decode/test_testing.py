@@ -26,7 +26,7 @@ from dllm_decode import (
 from dllm_decode.core.columns import columns
 from dllm_decode.engine.views import look
 from dllm_decode.testing import check_laws
-from samplers import Decision, Fact, FixedSchedule, ReMDM
+from samplers import Decision, Fact, FixedSchedule, ReMDM, testing
 from samplers.facts import PlugIn
 from samplers.logits.statistics import highest_one
 
@@ -130,6 +130,8 @@ def test_what_is_no_plugin_is_refused() -> None:
         check_laws("DualCache()")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"plugin must be an instance of a sampler"):
         check_laws(DualCache)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"got DualCache.* `dllm_decode.testing.check_laws` takes"):
+        testing.check_laws(DualCache())  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("no_checks_of_types")
