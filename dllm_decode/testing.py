@@ -28,7 +28,7 @@ from dllm_decode.models.masked_transformer import MaskedTransformer
 from dllm_decode.verify.self_verify.self_verify import SelfVerify
 from samplers import testing
 from samplers.base import Sampler
-from samplers.checks import shown
+from samplers.checks import require_plugin, shown
 from samplers.confidence_threshold import ConfidenceThreshold
 from samplers.facts import Fact, PlugIn
 from samplers.fixed_schedule import FixedSchedule
@@ -120,11 +120,13 @@ def check_laws(
 
     Raises:
         AssertionError: If a law is broken; its text says which one, and in which decode.
-        ValueError: If `plugin` is no plug-in, or a keyword is not the name of one.
+        ValueError: If `plugin` is no plug-in, `same_as` is of another kind, or another plug-in is
+            not given by its name in `decode`.
     """
     kind = _kind_of(plugin)
-    if unknown := plugins.keys() - _KINDS.keys():
-        raise ValueError(f"The names must be {', '.join(_KINDS)}, got {', '.join(unknown)}.")
+    _require_names(kind, plugins)
+    if same_as is not None:
+        require_plugin("same_as", same_as, _KINDS[kind], repr(plugin))
     twin = copy.deepcopy(plugin)
     assert twin == plugin, (
         f"A copy of {plugin!r} must be equal to it. Make its class a @dataclass(frozen=True)."
@@ -195,6 +197,19 @@ def _kind_of(plugin: PlugIn) -> str:
     )
 
 
+def _require_names(kind: str, plugins: Mapping[str, PlugIn]) -> None:
+    """Raises ValueError unless the plug-ins to decode with have their names in `decode`."""
+    names = {name: base for name, base in _KINDS.items() if name != kind}
+    for given, plugin in plugins.items():
+        fitting = [name for name, base in names.items() if isinstance(plugin, base)]
+        if given not in fitting:
+            hint = "".join(f" Write {name}={plugin!r}." for name in fitting)
+            raise ValueError(
+                f"Other plug-ins must be instances, given as {', '.join(names)}, "
+                f"got {given}={shown(plugin)}.{hint}"
+            )
+
+
 def _cases(
     kind: str, plugin: PlugIn, models: Sequence[MaskPredictor], plugins: Mapping[str, PlugIn]
 ) -> Iterator[_Case]:
@@ -219,9 +234,7 @@ def _check_case(case: _Case, kind: str, same_as: PlugIn | None) -> str | None:
     _check_replay(case)
     if same_as is not None:
         wanted, got = case.with_plugin(kind, same_as).tokens(), case.tokens()
-        assert got == wanted, (
-            f"Tokens must be those of {same_as!r}, {wanted}, got {got} from {case}."
-        )
+        _require_tokens(wanted, got, f"must have the tokens of {same_as!r}", case)
     return None
 
 
@@ -251,7 +264,15 @@ def _check_replay(case: _Case) -> None:
     is_plain = case.plugins["verifier"] == NoVerifier()
     if Fact.EXACT_REPLAY in gives and is_plain and verified.refusal() is None:
         wanted, got = case.tokens(), verified.tokens()
-        assert got == wanted, (
-            "A cache that gives Fact.EXACT_REPLAY must have the same tokens under SelfVerify(2), "
-            f"{wanted}, got {got} from {case}."
-        )
+        law = "must have the same tokens under SelfVerify(2), as it gives Fact.EXACT_REPLAY"
+        _require_tokens(wanted, got, law, case)
+
+
+def _require_tokens(wanted: list[list[int]], got: list[list[int]], law: str, case: _Case) -> None:
+    """Raises AssertionError with the first token that is not the wanted one."""
+    for row, answers in enumerate(zip(wanted, got, strict=True)):
+        for position, (expected, actual) in enumerate(zip(*answers, strict=True)):
+            assert actual == expected, (
+                f"The plug-in {law}: token {expected} at position {position} of row {row}, "
+                f"got {actual} from {case}."
+            )

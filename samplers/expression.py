@@ -119,9 +119,19 @@ def import_class(module: str, name: str, bases: tuple[type, ...]) -> Callable[..
     cls = vars(loaded).get(name)
     kinds = " or ".join(base.__name__ for base in bases)
     if not isinstance(cls, type) or not issubclass(cls, bases):
-        got = "nothing of this name" if cls is None else f"a {_kind(cls)}"
-        raise ValueError(f"{shown(address)} must be a class derived from {kinds}, got {got}.")
+        got = f"nothing of this name{_near_name(name, vars(loaded), bases)}"
+        if cls is not None:
+            got = f"a {_kind(cls)}."
+        raise ValueError(f"{shown(address)} must be a class derived from {kinds}, got {got}")
     return cls
+
+
+def _near_name(name: str, members: Mapping[str, object], bases: tuple[type, ...]) -> str:
+    """Returns the question if another name was meant, or a full stop if none is near."""
+    classes = {key: kind for key, kind in members.items() if isinstance(kind, type)}
+    own = [key for key, kind in classes.items() if issubclass(kind, bases) and not is_ours(kind)]
+    close = difflib.get_close_matches(name, own, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def _kind(value: object) -> str:

@@ -256,7 +256,10 @@ def check_rule(sampler: Sampler[Any], *, seeds: tuple[int, ...] = (1, 2), width:
         RuntimeError: If the rule returns no decision, state or number of steps, as in a decode.
         ValueError: If the argument is no sampler, or one that is not declared as such.
     """
-    require_plugin("sampler", sampler, Sampler, "ConfidenceThreshold(0.9)")
+    require_plugin(
+        "sampler", sampler, Sampler, "ConfidenceThreshold(0.9)",
+        hint="`dllm_decode.testing.check_laws` takes every kind of plug-in.",
+    )  # fmt: skip
     require_declared(sampler)
     if type(sampler).__module__.startswith("samplers."):
         assert parse(repr(sampler)) == sampler, f"{sampler!r} is not its configuration"

@@ -122,7 +122,7 @@ class View:
 
     @property
     def logits(self) -> Float[Tensor, "B W V"]:
-        """Logits of all W columns at temperature 1, in the model's dtype or float32.
+        """Logits of all columns at temperature 1, `[B, W, V]`, in the model's dtype or float32.
 
         [MASK] and ids that must never be written are at -inf. These are the logits that the
         statistics describe: where a committed token is certain, 0 for that token and -inf for all
@@ -153,7 +153,7 @@ class View:
 
     @cached_property
     def proposal(self) -> Int[Tensor, "B W"]:
-        """The token each position would commit: the argmax, or a draw at a temperature above 0.
+        """The token that a commit writes, `[B, W]`: the argmax, or a draw above temperature 0.
 
         In rows with a constraint it is the token in `proposed`, unless that is -1.
         """
@@ -169,12 +169,12 @@ class View:
 
     @cached_property
     def most_likely(self) -> Int[Tensor, "B W"]:
-        """The token of the highest logit, the lowest id of ties."""
+        """The token of the highest logit, `[B, W]`, the lowest id of ties."""
         return self._window.most_likely
 
     @cached_property
     def confidence(self) -> Float[Tensor, "B W"]:
-        """Probability of the proposal at temperature 1.
+        """Probability of the proposal at temperature 1, `[B, W]`, in [0, 1].
 
         1 / sum over j of exp(l_j - l_max) for the most likely token: accurate near 1.
         """
@@ -190,18 +190,18 @@ class View:
 
     @cached_property
     def margin(self) -> Float[Tensor, "B W"]:
-        """Probability of the most likely token less that of the second."""
+        """Probability of the most likely token less that of the second, `[B, W]`, in [0, 1]."""
         top = self.likeliest(2).probabilities
         return self._defer(top[..., 0] - top[..., 1], scale=_DEFERRED)
 
     @cached_property
     def entropy(self) -> Float[Tensor, "B W"]:
-        """Entropy in nats."""
+        """Entropy at temperature 1 in nats, `[B, W]`; 0 is certain."""
         return self._defer(self._window.entropy, raised=math.log(self.vocab_size))
 
     @cached_property
     def progress(self) -> Float[Tensor, " B"]:
-        """Share of the row's answer that is committed: tokens over `gen_length`, in [0, 1].
+        """Share of the answer that is committed, `[B]`: tokens over `gen_length`, in [0, 1].
 
         It counts tokens, not steps, and the whole answer, not the block; given tokens and EOS that
         fill up the answer count as committed. In float64, or float32 on a device without float64.
@@ -211,17 +211,17 @@ class View:
 
     @property
     def num_left(self) -> Int[Tensor, " B"]:
-        """Answer tokens that each row has yet to commit, in and outside the window."""
+        """Answer tokens that each row has yet to commit, `[B]`, in and outside the window."""
         return self.gen_length - self._num_committed
 
     @property
     def in_answer(self) -> Bool[Tensor, "B W"]:
-        """Columns of the window that belong to the row's own answer of `gen_length` tokens."""
+        """Columns of the row's own answer of `gen_length` tokens, `[B, W]`."""
         return (self.positions >= 0) & ~self.after_answer
 
     @property
     def after_answer(self) -> Bool[Tensor, "B W"]:
-        """Columns after the end of the row's own answer.
+        """Columns after the end of the row's own answer, `[B, W]`.
 
         They are after the row's end, or fill up the last block of a block-causal model. When a
         block opens, the masked columns fill up the block; the others are after the row's end.
@@ -230,12 +230,12 @@ class View:
 
     @property
     def positions(self) -> Int[Tensor, "B W"]:
-        """Places of the window's columns in each row's own answer, from 0."""
+        """Positions in the row's own answer, `[B, W]`, from 0; negative in the prompt."""
         columns = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return (columns + by_row(self.start)).expand_as(self.tokens)
 
     def top_k(self, n: int, columns: Int[Tensor, "B n"] | None = None) -> TopK:
-        """Returns the n largest logits, descending, and their tokens.
+        """Returns the n largest logits, descending, and their tokens, both `[B, W, n]`.
 
         Args:
             n: Number of logits.
@@ -244,7 +244,7 @@ class View:
         return (self if columns is None else self._part(columns))._window.top_k(n)
 
     def likeliest(self, n: int) -> Likeliest:
-        """Returns the n most likely tokens of each position, and their probabilities."""
+        """Returns the n most likely tokens and their probabilities, both `[B, W, n]`."""
         logits, tokens = self.top_k(n)
         weights = (logits - self._window.largest[..., None]).exp()
         return Likeliest(weights / (1.0 + self._window.odds_against[..., None]), tokens)
@@ -271,7 +271,7 @@ class View:
 
     @property
     def position_keys(self) -> Int[Tensor, "B W"]:
-        """Keys of the noise of each position."""
+        """Keys of the noise of each position, `[B, W]`."""
         keys = torch.zeros_like(self.tokens[:, 0]) if self.noise_keys is None else self.noise_keys
         return noise.position_keys(keys, self._num_committed, self.positions)
 

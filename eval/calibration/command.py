@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     folder.require_usable()
     card_file = output_file("--card", options.card) if options.card else folder.path / CARD_FILE
     rungs = _rungs(options)
-    selection = _selection(options)
+    selection = _selection(options, guarantee)
     checked = _checked(options, rungs, selection)
     settings = [c.settings for c in checked]
     with open_part(folder, checked) as part:
@@ -56,8 +56,11 @@ def run(options: argparse.Namespace) -> int:
     return 0 if card.is_certified else 1
 
 
-def _selection(options: argparse.Namespace) -> Selection:
-    """Returns the examples; raises ValueError if they cannot be scored or a prompt comes twice."""
+def _selection(options: argparse.Namespace, guarantee: Guarantee) -> Selection:
+    """Returns the examples.
+
+    Raises ValueError if they cannot be scored, a prompt comes twice, or they can certify nothing.
+    """
     selection = parse_task(options.task)
     examples = selection.examples()
     selection.require_scores(examples)
@@ -69,6 +72,13 @@ def _selection(options: argparse.Namespace) -> Selection:
                 f"Prompts of a calibration must be distinct, got {prompt[:60]} {count} times: each "
                 "counts once."
             )
+    least = guarantee.least_prompts
+    if len(examples) < least:
+        raise ValueError(
+            f"A calibration with --max-drop {guarantee.max_drop:g} and --confidence "
+            f"{guarantee.confidence:g} must have at least {least} prompts, because fewer certify "
+            f"nothing, got {len(examples)}; raise the task's limit or --max-drop."
+        )
     return selection
 
 

@@ -33,6 +33,11 @@ class Guarantee:
         """Probability of a false certificate."""
         return 1 - self.confidence
 
+    @property
+    def least_prompts(self) -> int:
+        """Fewest prompts with which a setting that loses none is certified."""
+        return math.ceil(math.log(self.level) / math.log1p(-self.max_drop))
+
 
 @dataclass(frozen=True)
 class Judgement:

@@ -1,3 +1,4 @@
+import ast
 import re
 import runpy
 from importlib import import_module
@@ -18,6 +19,10 @@ from samplers import ALL_SAMPLERS
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SAMPLERS = (DOCS / "samplers.md").read_text(encoding="utf-8")
+REFERENCE = "".join(
+    page.read_text(encoding="utf-8") for page in sorted((DOCS / "reference").glob("*.md"))
+)
+SHOWN = {line.rpartition(".")[2] for line in REFERENCE.splitlines() if line.startswith("::: ")}
 
 
 def test_lists_of_plug_ins_are_those_that_the_script_writes() -> None:
@@ -61,11 +66,25 @@ def test_the_page_on_evaluation_says_what_a_run_does_without_options() -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     """Fifteen names were on no page, observers and streams among them."""
-    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
-    shown = {line.rpartition(".")[2] for line in pages.splitlines() if line.startswith("::: ")}
     classes = {member.__name__ for member in vars(blocks).values() if isinstance(member, type)}
     names = {*dllm_decode.__all__, *samplers.__all__, *caches.__all__, *verify.__all__}
-    assert not (names | classes & {*blocks.__all__}) - shown
+    assert not (names | classes & {*blocks.__all__}) - SHOWN
+
+
+@pytest.mark.parametrize(
+    "page", sorted((DOCS / "extending").glob("*.md")), ids=lambda one: one.stem
+)
+def test_every_name_that_a_recipe_uses_is_in_the_reference(page: Path) -> None:
+    """`highest_one`, which most rules call, was on no page."""
+    text, ours = page.read_text(encoding="utf-8"), "(?:samplers|dllm_decode|eval)"
+    code = "".join(re.findall(r"^```python[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    imports = [node for node in ast.parse(code).body if isinstance(node, ast.ImportFrom)]
+    used = {
+        alias.name for node in imports if re.match(ours, node.module or "") for alias in node.names
+    }
+    assert used - SHOWN == set()
+    named = re.findall(rf"`({ours}\.[\w.]+)", text)
+    assert [name for name in named if f"::: {name}" not in REFERENCE] == []
 
 
 def test_every_option_of_every_command_is_in_the_reference() -> None:

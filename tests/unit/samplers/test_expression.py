@@ -85,6 +85,8 @@ def test_a_sampler_of_one_s_own_is_named_by_its_module(module: str) -> None:
         ("no_such_module:Rule()", "'no_such_module:Rule' must be importable, got No module named"),
         ("their_package.broken:Rule()", "must be importable, got No module named 'no_such_dep"),
         ("{module}:NoRule()", "must be a class derived from Sampler, got nothing of this name"),
+        ("{module}:MyRul(0.8)", r"got nothing of this name; did you mean 'MyRule'\?$"),
+        ("{module}:Sampelr()", r"got nothing of this name\.$"),
         ("{module}:SETTING", "must be a class derived from Sampler, got a int"),
         ("{module}:NoCache()", "must be a class derived from Sampler, got a class NoCache"),
         ("their_package.rules.MyRule()", "is not known here"),

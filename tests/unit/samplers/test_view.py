@@ -1,7 +1,8 @@
 """A view with logits of some columns, and its statistics of the other columns."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -132,3 +133,16 @@ def test_a_view_says_how_much_is_left() -> None:
     assert first.in_answer.all()
     last = seen[-1]
     assert last.num_left.tolist() == [1] * len(last.tokens)
+
+
+def test_the_help_of_each_property_says_its_shape() -> None:
+    """`help` shows the types of methods, but not those of properties."""
+    getters = [
+        part.fget if isinstance(part, property) else part.func
+        for name, part in vars(View).items()
+        if isinstance(part, property | cached_property) and not name.startswith("_")
+    ]
+    shapes = [(one, getattr(get_type_hints(one)["return"], "dim_str", "")) for one in getters]
+    assert sum(bool(shape) for _, shape in shapes) >= 12
+    for getter, shape in shapes:
+        assert not shape or f"`[{', '.join(shape.split())}]`" in getter.__doc__, getter

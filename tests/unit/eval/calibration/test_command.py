@@ -73,6 +73,7 @@ def test_prompts_that_overlap_with_those_of_a_calibration_are_told(tmp_path: Pat
         main([
             "calibrate", f"word_problems?split=val&limit={limit}", str(tmp_path), "--sampler",
             f"FixedSchedule({limit})", "--reference", "FixedSchedule(8)", "--gen-length", "8",
+            "--max-drop", "0.9",
         ])  # fmt: skip
         warnings.append("".join(read_card(tmp_path / "card.json").warnings))
     assert warnings[0] == ""
@@ -86,7 +87,7 @@ def test_prompts_of_the_training_and_settings_that_were_decoded_before_are_told(
     assert main(["run", *task, "--sampler", "FixedSchedule(4)", "--batch-size", "2"]) == 0
     main([
         "calibrate", *task, "--sampler", "FixedSchedule(4)", "--reference", "FixedSchedule(8)",
-        "--batch-size", "2",
+        "--batch-size", "2", "--max-drop", "0.9",
     ])  # fmt: skip
     trained, seen = read_card(tmp_path / "card.json").warnings
     assert "may have been trained on" in trained
@@ -172,6 +173,16 @@ def test_wrong_use_is_refused(
     file = write_lines(tmp_path / "own.jsonl", *rows)
     assert main(["calibrate", f"jsonl:{file}", str(tmp_path / "out"), *command]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_too_few_prompts_are_refused_before_anything_is_decoded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reference and a setting were decoded, although nothing could be certified."""
+    task = "word_problems?split=val&limit=148"
+    assert main(["calibrate", task, str(tmp_path / "out"), "--ladder", "steps"]) == 2
+    assert "must have at least 149 prompts, because fewer certify" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_rung_holds_whatever_is_written() -> None:

@@ -19,6 +19,7 @@ def test_the_binomial_certifies_where_the_published_tables_do(
     assert binomial_p(num_lost + 1, num_prompts, max_rate) > delta
     if num_lost == 0:
         assert binomial_p(0, num_prompts - 1, max_rate) > delta
+        assert Guarantee(max_rate, 1 - delta).least_prompts == num_prompts
 
 
 def test_the_sequence_ends_at_the_first_setting_without_a_certificate() -> None:
