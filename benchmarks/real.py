@@ -21,11 +21,11 @@ from dllm_decode.settings.models import Loaded, load
 from eval.metrics.statistics import Estimate
 from eval.reports.summary import measured
 from eval.runs.folder import Folder
-from eval.runs.names import parse_task
 from eval.runs.provenance import package_commit
 from eval.runs.reporter import Reporter
 from eval.runs.runner import execute
 from eval.runs.settings import Parts, Run, RunSettings, named_parts, run_of
+from eval.runs.task_addresses import parse_task
 
 
 class PublishedLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -23,11 +23,11 @@ from dllm_decode.settings.ranks import ProcessRank
 from eval.metrics.costs import COSTS, CostMeasure, Row
 from eval.reports.table import show_settings
 from eval.runs.folder import Folder
-from eval.runs.names import parse_task
 from eval.runs.prompts import encode_prompt
 from eval.runs.records import Record, append
 from eval.runs.runner import execute
 from eval.runs.settings import Run, RunSettings
+from eval.runs.task_addresses import parse_task
 from eval.tasks import WordProblems
 from eval.tasks.base import Turn
 from examples.mini.vocabulary import build_tokenizer

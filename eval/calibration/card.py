@@ -12,8 +12,8 @@ from dllm_decode.core.files import write_text
 from dllm_decode.settings.files import converted, read_object, write_json
 from dllm_decode.settings.plugins import build_plugins, no_target
 from eval.calibration.procedure import Guarantee, Judgement
-from eval.runs.names import SELECTION, parse_task
 from eval.runs.settings import RunSettings, named_parts
+from eval.runs.task_addresses import SELECTION, parse_task
 
 Format = Literal["dllm-decode calibration card 4"]
 FORMAT: Format = "dllm-decode calibration card 4"

@@ -17,11 +17,11 @@ from eval.calibration.ladders import LADDERS, rung_of
 from eval.calibration.procedure import Guarantee
 from eval.calibration.search import certified_card
 from eval.runs.folder import Folder
-from eval.runs.names import Selection, parse_task
 from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, check_runs, open_part
 from eval.runs.settings import Parts, RunSettings, run_of
 from eval.runs.sweep import warn_of_runs
+from eval.runs.task_addresses import Selection, parse_task
 
 CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 

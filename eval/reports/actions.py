@@ -5,12 +5,12 @@ from pathlib import Path
 
 from dllm_decode.settings.files import require_folder_or_new
 from eval.runs.named_files import require_results, toml_of
-from eval.runs.names import matching, parse_task
+from eval.runs.task_addresses import expand_patterns, parse_task
 
 
 def run(options: Namespace) -> int:
     """Runs settings, and writes the report of a complete run."""
-    for address in matching([options.task]):
+    for address in expand_patterns([options.task]):
         parse_task(address)
     require_folder_or_new(Path(options.out))
     from eval.reports.command import run_and_report

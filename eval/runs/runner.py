@@ -10,11 +10,11 @@ from typing import NamedTuple
 from dllm_decode.settings.ranks import ALONE, ProcessRank
 from eval.runs.answers import answer, batch_seed, said_of
 from eval.runs.folder import Folder
-from eval.runs.names import Selection
 from eval.runs.provenance import machine_of, now, package_commit, require_unchanged, write_notes
 from eval.runs.records import Record, ScoredExample, append
 from eval.runs.reporter import SILENT, Reporter
 from eval.runs.settings import Run, RunSettings
+from eval.runs.task_addresses import Selection
 from eval.tasks import Example
 from eval.tasks.checks import FAILURES
 from samplers.logits.noise import wrapped

@@ -19,8 +19,8 @@ from dllm_decode.settings.options import OPTIONS
 from dllm_decode.settings.plugins import build_plugins
 from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.generation import compiled
-from eval.runs.names import Selection, digest_of_examples
 from eval.runs.prompts import PromptTokenizer, require_template, templates_of
+from eval.runs.task_addresses import Selection, digest_of_examples
 from eval.tasks import Example
 from samplers import Sampler
 from samplers.expression import expression_of

@@ -23,11 +23,11 @@ from dllm_decode.settings.ranks import ProcessRank
 from dllm_decode.text.constraints import constraint_of
 from eval.runs.folder import Folder
 from eval.runs.named_files import toml_of
-from eval.runs.names import Selection, matching, parse_task
 from eval.runs.prompts import warn_of_prompts
 from eval.runs.reporter import Reporter
 from eval.runs.runner import Checked, execute
 from eval.runs.settings import Parts, Run, RunSettings, run_of
+from eval.runs.task_addresses import Selection, expand_patterns, parse_task
 from samplers.checks import shown
 
 DEFAULT_SAMPLERS = ("FixedSchedule()", "ConfidenceThreshold(0.9)")
@@ -138,7 +138,7 @@ def run(options: argparse.Namespace, warn: Warn) -> Measured:
     constraint = named_constraint(options)
     sweep = Sweep(
         models=(options.model,),
-        tasks=matching([options.task]),
+        tasks=expand_patterns([options.task]),
         samplers=tuple(options.sampler or DEFAULT_SAMPLERS),
         caches=tuple(options.cache or ("NoCache()",)),
         verifiers=tuple(options.verifier or ("NoVerifier()",)),
@@ -228,7 +228,7 @@ def read_sweep(path: str | Path) -> Sweep:
         if name not in entries:
             raise ValueError(f"{path} lacks {name!r}; a sweep names model, tasks and samplers.")
     try:
-        values["tasks"] = matching(values["tasks"])
+        values["tasks"] = expand_patterns(values["tasks"])
         return Sweep(decoding=decoding, **values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -11,9 +11,9 @@ from dllm_decode.core.model import fingerprint_of
 from dllm_decode.engine.loop import new_decoder
 from dllm_decode.settings.addresses import split_address
 from dllm_decode.settings.models import Loaded
-from eval.runs.names import Selection, digest_of_examples, parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt, warn_of_prompts
 from eval.runs.settings import Run, decoding_of
+from eval.runs.task_addresses import Selection, digest_of_examples, parse_task
 from eval.tasks import Example
 from eval.training.run_folder import DIGEST
 from samplers import Sampler

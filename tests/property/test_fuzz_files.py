@@ -28,9 +28,9 @@ from dllm_decode.models import load_model, save_model
 from dllm_decode.models.loading.find import ASSETS
 from eval.reports.summary import measured
 from eval.runs.folder import Folder
-from eval.runs.names import parse_task
 from eval.runs.runner import execute
 from eval.runs.sweep import read_sweep
+from eval.runs.task_addresses import parse_task
 from samplers import FixedSchedule
 
 MAX_S = 10.0

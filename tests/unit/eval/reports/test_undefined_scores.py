@@ -11,9 +11,9 @@ from eval_runs import folder_of, table
 from eval.reports.command import show
 from eval.reports.report import write_report
 from eval.reports.summary import measured
-from eval.runs.names import Selection
 from eval.runs.runner import execute
 from eval.runs.settings import Run
+from eval.runs.task_addresses import Selection
 from eval.tasks import Example, ListTask
 from samplers import FixedSchedule, Sampler
 

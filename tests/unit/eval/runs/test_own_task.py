@@ -7,9 +7,9 @@ import eval_runs
 import pytest
 
 from eval.reports.summary import measured
-from eval.runs.names import parse_task
 from eval.runs.runner import execute
 from eval.runs.sweep import Sweep
+from eval.runs.task_addresses import parse_task
 
 MODULE = """
 from dataclasses import dataclass
