@@ -19,7 +19,7 @@ from benchmarks.frame import Row, make_parser, origin, table_of
 from dllm_decode.core.files import write_text
 from dllm_decode.settings.models import Loaded, load
 from eval.metrics.statistics import Estimate
-from eval.reports.summary import measured
+from eval.reports.summary import summarise
 from eval.runs.folder import Folder
 from eval.runs.provenance import package_commit
 from eval.runs.reporter import Reporter
@@ -147,7 +147,8 @@ def rows_of(lines: Sequence[PublishedLine], runs: Sequence[Run], path: Path) -> 
         line.name: {record["example"]: record.get("text") for record in results[key]}
         for line, key in zip(lines, settings, strict=True)
     }
-    rows = {RunSettings.of(row["settings"]): row for row in measured(Folder(path)).summary["rows"]}
+    summary = summarise(Folder(path)).summary
+    rows = {RunSettings.of(row["settings"]): row for row in summary["rows"]}
     return [row_of(line, key, rows[key], texts) for line, key in zip(lines, settings, strict=True)]
 
 

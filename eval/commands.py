@@ -31,25 +31,25 @@ _BATCHES = OptionsOf(own.Batches, REST)
 _RECORDING = OptionsOf(own.Recording, _RECORDS)
 _TRAINING = (MODEL, OptionsOf(training.QuestionOptions), _BATCHES)
 _SEVERAL = (decoding(repeat=True), MACHINE, _RECORDING)
-_MEASURED = OptionsOf(own.MeasureOptions, names=("task", "out"))
+_TASK_AND_OUT = OptionsOf(own.RunOptions, names=("task", "out"))
 _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 
 EVAL_COMMANDS = {
     "run": Command(
         "decode and score one task with one or more samplers",
         "eval.reports.actions:run",
-        (_MEASURED, MODEL, OptionsOf(Plugins, repeat=True, defaults=_TWO), _BATCHES,
+        (_TASK_AND_OUT, MODEL, OptionsOf(Plugins, repeat=True, defaults=_TWO), _BATCHES,
          *_SEVERAL, OptionsOf(ConstraintOptions, "constraint")),
         _KEPT,
     ),
     "sweep": Command(
         "run every combination that a TOML file names", "eval.reports.actions:sweep",
-        (OptionsOf(own.MeasureOptions, names=("config", "out", "model")), *_SEVERAL), _KEPT,
+        (OptionsOf(own.RunOptions, names=("config", "out", "model")), *_SEVERAL), _KEPT,
     ),
     "calibrate": Command(
         "find the fastest setting that keeps the accuracy, with a guarantee",
         "eval.calibration.actions:calibrate",
-        (_MEASURED, MODEL, OptionsOf(own.Calibration),
+        (_TASK_AND_OUT, MODEL, OptionsOf(own.Calibration),
          OptionsOf(Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decoding(),
          MACHINE, _RECORDING),
         _KEPT,

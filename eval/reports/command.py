@@ -13,7 +13,7 @@ from eval.reports.advice import advice
 from eval.reports.page import unfinished_notice
 from eval.reports.replay import parts_of, picture_of
 from eval.reports.report import write_report
-from eval.reports.summary import measured
+from eval.reports.summary import summarise
 from eval.reports.table import bold, further_tables, origin, show_settings
 from eval.runs.folder import Folder
 from eval.runs.records import Record, trace_of
@@ -39,7 +39,7 @@ def report(options: argparse.Namespace) -> int:
 
 def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = None) -> int:
     """Writes a report as `write_report` does and shows its tables; returns 1 if examples raised."""
-    contents = measured(folder)
+    contents = summarise(folder)
     path = write_report(contents, num_replays=num_replays, cost=cost)
     rows = contents.summary["rows"]
     console = Console(highlight=False)

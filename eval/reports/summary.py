@@ -15,7 +15,7 @@ from eval.runs.records import Record, score_of
 from eval.runs.settings import RunSettings
 
 
-class MeasuredFolder(NamedTuple):
+class FolderSummary(NamedTuple):
     """A results folder that was read once, with the numbers of its settings, ready for JSON.
 
     The rows of the summary are in the order of `pools`.
@@ -27,7 +27,7 @@ class MeasuredFolder(NamedTuple):
     summary: dict[str, Any]
 
 
-def measured(folder: Folder) -> MeasuredFolder:
+def summarise(folder: Folder) -> FolderSummary:
     """Reads a results folder and computes its numbers.
 
     Settings that differ only in the seed share a row, in which each example counts once, with the
@@ -53,7 +53,7 @@ def measured(folder: Folder) -> MeasuredFolder:
     used = {record["machine"] for record in records}
     machines = [machine for name, machine in folder.machines().items() if name in used]
     dates = sorted(record["date"] for record in records if record["date"])
-    return MeasuredFolder(folder, results, pooled, {
+    return FolderSummary(folder, results, pooled, {
         "rows": rows, "methods": methods(rows), "parallel_bench": parallel_bench(rows),
         "git": sorted({record["git"] or "unknown" for record in records}),
         "machines": machines, "dates": [*dates[:1], *dates[-1:]],

@@ -24,10 +24,10 @@ from dllm_decode.training.teacher import Demonstration, Lessons
 from eval.runs.settings import Run
 from eval.training.held_out import (
     HeldOutScores,
-    compared,
-    described,
-    measure,
-    read_measured,
+    comparison_of,
+    description_of,
+    read_scores,
+    score_held_out,
     table_of,
 )
 from eval.training.questions import Questions, read_questions, settings_of
@@ -160,14 +160,14 @@ class Distillation:
         The scores are measured if they are wanted anew, or the file is not there.
         """
         if file.exists() and not anew:
-            return read_measured(file, self.judged)
-        measured = measure(
+            return read_scores(file, self.judged)
+        scores = score_held_out(
             self.judging, self.judged.examples, place=self.place, gather=gather_object
         )
         if self.accelerator.is_main_process:
-            measured.save(file)
+            scores.save(file)
         self.accelerator.wait_for_everyone()
-        return measured
+        return scores
 
     def train(
         self, demonstrations: Sequence[Demonstration], console: Console
@@ -186,9 +186,9 @@ class Distillation:
         with ProgressBar(console, options.method) as bar:
 
             def evaluate(_: Progress) -> Mapping[str, float]:
-                measured = self.scores(self.folder / "after.json", anew=True)
-                bar.say(measured.said("held-out"))
-                return measured.point
+                scores = self.scores(self.folder / "after.json", anew=True)
+                bar.say(scores.said("held-out"))
+                return scores.point
 
             progress = train(
                 student.objective, student.optimisers(), lessons, settings,
@@ -206,10 +206,10 @@ class Distillation:
     ) -> None:
         """Writes training.json, and shows the scores before and after."""
         record, written = self.folder / "training.json", self.folder / self.student.written
-        content = described("distil", self.judging, self.judged) | {
+        content = description_of("distil", self.judging, self.judged) | {
             "sampler": self.options.sampler,
             "before": {"accuracy": before.accuracy, "forwards": before.mean_forwards},
-            "after": compared(before, after),
+            "after": comparison_of(before, after),
             "history": list(points),
         }
         write_json(record, content)

@@ -30,10 +30,10 @@ from eval.runs.settings import Run
 from eval.training.arguments import FILTER_DECODING
 from eval.training.held_out import (
     HeldOutScores,
-    compared,
-    described,
-    measure,
-    read_measured,
+    comparison_of,
+    description_of,
+    read_scores,
+    score_held_out,
     table_of,
 )
 from eval.training.questions import Questions, config_of, read_questions, settings_of
@@ -151,24 +151,24 @@ class FilterTraining:
         options, judged, judging = self.options, self.judged, self.judging
         rules: dict[str, Sampler] = {expression_of(judging.sampler): judging.sampler}
         rules |= {f"filter at {p}": Learn2PD(options.output, p) for p in options.threshold}
-        measured: dict[str, HeldOutScores] = {}
+        by_name: dict[str, HeldOutScores] = {}
         with ProgressBar(console, "held-out prompts", len(rules)) as bar:
             for name, rule in rules.items():
                 file = self.work / "held_out" / f"{digest(name)}.json"
                 if not file.exists():
-                    measure(replace(judging, sampler=rule), judged.examples).save(file)
-                measured[name] = read_measured(file, judged)
+                    score_held_out(replace(judging, sampler=rule), judged.examples).save(file)
+                by_name[name] = read_scores(file, judged)
                 bar.advance(1)
-        console.print(table_of(judged, measured))
-        first, *others = measured.values()
-        report = described("train-filter", judging, judged) | {
+        console.print(table_of(judged, by_name))
+        first, *others = by_name.values()
+        report = description_of("train-filter", judging, judged) | {
             "against": {
                 "sampler": expression_of(judging.sampler),
                 "accuracy": first.accuracy,
                 "forwards": first.mean_forwards,
             },
             "filter": [
-                {"threshold": threshold} | compared(first, filter_scores)
+                {"threshold": threshold} | comparison_of(first, filter_scores)
                 for threshold, filter_scores in zip(options.threshold, others, strict=True)
             ],
         }

@@ -15,7 +15,7 @@ from dllm_decode.training.teacher import Demonstration
 from eval.runs.answers import answer
 from eval.runs.settings import Run
 from eval.tasks import Example
-from eval.training.held_out import score_of
+from eval.training.held_out import defined_score
 from eval.training.questions import Questions
 
 
@@ -51,7 +51,7 @@ def ask(
         last = steps.masked_fill(steps < 0, torch.iinfo(steps.dtype).max)
         ranks = last.argsort(stable=True).argsort().tolist()
         tokens = record["tokens"][: record["length"]]
-        score = score_of(run, example, record)
+        score = defined_score(run, example, record)
         answers.append(Demonstration(tuple(prompts[row]), tuple(tokens), tuple(ranks), score))
     return answers
 

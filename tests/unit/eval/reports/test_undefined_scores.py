@@ -10,7 +10,7 @@ from eval_runs import folder_of, table
 
 from eval.reports.command import show
 from eval.reports.report import write_report
-from eval.reports.summary import measured
+from eval.reports.summary import summarise
 from eval.runs.runner import execute
 from eval.runs.settings import Run
 from eval.runs.task_addresses import Selection
@@ -39,7 +39,7 @@ def test_an_undefined_score_is_a_dash_and_not_zero(
 ) -> None:
     folder = execute(unscored(FixedSchedule(8), FixedSchedule(4)), tmp_path)
     assert all(record["scores"]["answer"] is None for record in folder.records())
-    rows = measured(folder).summary["rows"]
+    rows = summarise(folder).summary["rows"]
     assert [row["accuracy"] for row in rows] == [None, None]
     assert rows[0]["scores"]["answer"] is None
     assert rows[0]["scores"]["included"] == 0.0
@@ -55,12 +55,12 @@ def test_an_error_beside_undefined_scores_is_no_accuracy_of_zero(tmp_path: Path)
     done = execute(unscored(FixedSchedule(8)), tmp_path / "done")
     *first, last = done.records()
     records = [*first, {**last, "error": "RuntimeError: no"}]
-    row = measured(folder_of(tmp_path / "failed", done.settings(), records)).summary["rows"][0]
+    row = summarise(folder_of(tmp_path / "failed", done.settings(), records)).summary["rows"][0]
     assert (row["num_records"], row["num_errors"]) == (8, 1)
     assert row["accuracy"] is None
     defined = [{**record, "primary": "included"} for record in records]
     other = folder_of(tmp_path / "defined", done.settings(), defined)
-    assert measured(other).summary["rows"][0]["accuracy"]["num_examples"] == 8
+    assert summarise(other).summary["rows"][0]["accuracy"]["num_examples"] == 8
 
 
 def test_a_report_does_not_need_the_files_of_the_task(tmp_path: Path) -> None:
@@ -69,4 +69,4 @@ def test_a_report_does_not_need_the_files_of_the_task(tmp_path: Path) -> None:
     file.write_text('{"prompt": "ask", "answer": "say"}\n')
     folder = execute(eval_runs.runs(task=f"jsonl:{file}"), tmp_path / "results")
     file.unlink()
-    assert write_report(measured(folder)).is_file()
+    assert write_report(summarise(folder)).is_file()
