@@ -37,13 +37,13 @@ _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 EVAL_COMMANDS = {
     "run": Command(
         "decode and score one task with one or more samplers",
-        "eval.reports.actions:run",
+        "eval.runs.actions:run",
         (_TASK_AND_OUT, MODEL, OptionsOf(Plugins, repeat=True, defaults=_TWO), _BATCHES,
          *_SEVERAL, OptionsOf(ConstraintOptions, "constraint")),
         _KEPT,
     ),
     "sweep": Command(
-        "run every combination that a TOML file names", "eval.reports.actions:sweep",
+        "run every combination that a TOML file names", "eval.runs.actions:sweep",
         (OptionsOf(own.RunOptions, names=("config", "out", "model")), *_SEVERAL), _KEPT,
     ),
     "calibrate": Command(

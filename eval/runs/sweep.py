@@ -1,4 +1,4 @@
-"""The commands `run` and `sweep`: a product of models, tasks, plug-ins and options is decoded."""
+"""Sweeps: products of models, tasks, plug-ins and options, which `run` and `sweep` decode."""
 
 import argparse
 import difflib
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from rich.console import Console
 
@@ -31,9 +31,6 @@ from eval.runs.task_addresses import Selection, expand_patterns, parse_task
 from samplers.checks import shown
 
 DEFAULT_SAMPLERS = ("FixedSchedule()", "ConfidenceThreshold(0.9)")
-
-Warn: TypeAlias = Callable[[Sequence[str], Sequence[RunSettings]], None]
-"""Warns the user, given samplers as they were named and the settings that are run."""
 
 Axes: TypeAlias = Mapping[str, tuple[Any, ...]]
 """By field of `DecodeConfig` its values, each of which is run."""
@@ -126,17 +123,10 @@ class Sweep:
         ]
 
 
-class Measured(NamedTuple):
-    """A results folder, and the settings in it that the command decoded."""
-
-    folder: Folder
-    settings: list[RunSettings]
-
-
-def run(options: argparse.Namespace, warn: Warn) -> Measured:
-    """Runs the settings that the options name."""
+def sweep_of_options(options: argparse.Namespace) -> Sweep:
+    """Returns the settings that the options of `run` name."""
     constraint = named_constraint(options)
-    sweep = Sweep(
+    return Sweep(
         models=(options.model,),
         tasks=expand_patterns([options.task]),
         samplers=tuple(options.sampler or DEFAULT_SAMPLERS),
@@ -149,19 +139,25 @@ def run(options: argparse.Namespace, warn: Warn) -> Measured:
         revision=options.revision,
         constraints=("" if constraint is None else canonical(constraint),),
     )
-    return measure(sweep, options, warn)
 
 
-def run_sweep(options: argparse.Namespace, warn: Warn) -> Measured:
-    """Runs the settings that a file names; options that are given take the place of the file's."""
+def sweep_of_file(options: argparse.Namespace) -> Sweep:
+    """Returns the settings that a file names; options that are given replace the file's."""
     sweep = read_sweep(options.config)
     sweep = replace(sweep, decoding={**sweep.decoding, **axes_of(options)})
-    sweep = replace(sweep, models=tuple(options.model or sweep.models))
-    return measure(sweep, options, warn)
+    return replace(sweep, models=tuple(options.model or sweep.models))
 
 
-def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
-    """Decodes the answers that the results folder lacks; checks all before the first forward."""
+def run_sweep(sweep: Sweep, options: argparse.Namespace) -> int:
+    """Decodes the answers that the results folder lacks, and reports a complete sweep.
+
+    Checks all before the first forward. The last of several processes writes the report; other
+    settings of the folder may be unfinished. Returns 1 if the report has examples that raised.
+    """
+    # Imported here, because cards and reports are made of runs, and import their modules.
+    from eval.calibration.card import warn_of_misfits
+    from eval.reports.command import report_folder
+
     place = ProcessRank.of_launch()
     Folder(options.out).require_usable()
     settings: list[RunSettings] = []
@@ -175,7 +171,7 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
                 f"The folder holds {len(others)} other settings; they stay in the report.\n"
             )
         warn_of_runs(runs)
-        warn(sweep.samplers, settings)
+        warn_of_misfits(sweep.samplers, settings)
 
     selections = sweep.selections()
     loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
@@ -186,7 +182,9 @@ def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
         reporter=Reporter(Console(stderr=True)),
         on_plan=tell,
     )
-    return Measured(folder, settings)
+    results = folder.results()
+    is_complete = all(len(results.get(s, ())) == s.num_examples for s in settings)
+    return report_folder(folder) if is_complete else 0
 
 
 def canonical_constraint(text: str) -> str:

@@ -134,12 +134,12 @@ def test_an_interrupt_does_not_claim_what_is_not_so(
 ) -> None:
     """In lm it claimed that records are kept."""
 
-    def interrupt(options: argparse.Namespace) -> int:
+    def interrupt(*arguments: object) -> int:
         raise KeyboardInterrupt
 
     for action, words, message in (
         ("eval.oracle.command.run", ["oracle", "lists/copy"], "Stopped; nothing is kept.\n"),
-        ("eval.reports.command.run_and_report", ["run", "lists/copy", "out"], "records are kept"),
+        ("eval.runs.sweep.run_sweep", ["run", "lists/copy", "out"], "records are kept"),
     ):
         monkeypatch.setattr(action, interrupt)
         assert main(words) == 130

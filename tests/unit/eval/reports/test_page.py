@@ -14,7 +14,7 @@ import pytest
 from served import CHROMIUM, browser
 
 from dllm_decode import Trace, decode
-from eval.reports.command import show
+from eval.reports.command import report_folder
 from eval.reports.page import report_page
 from eval.reports.report import write_report
 from eval.reports.summary import summarise
@@ -78,7 +78,7 @@ def test_an_unfinished_folder_says_so_everywhere(
     content = content_of((folder.path / "report.html").read_text())
     assert [row["missing"] for row in content["tasks"][0]["rows"]] == [0, 3]
     assert "<title>cut (unfinished)</title>" in (folder.path / "report.html").read_text()
-    show(folder)
+    report_folder(folder)
     assert capsys.readouterr().out.startswith("Unfinished: 3 of 20 examples are missing")
 
 
@@ -101,7 +101,7 @@ def test_a_report_reads_its_folder_once(finished: Folder, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         "eval.runs.folder.read_parts", lambda path: read.append(path) or parts(path)
     )
-    assert show(finished) == 0
+    assert report_folder(finished) == 0
     assert len(read) == 1
 
 

@@ -11,7 +11,7 @@ from eval_runs import folder_of
 from dllm_decode import DecodeConfig
 from eval.commands import evaluate as main
 from eval.metrics.statistics import wilson
-from eval.reports.command import show
+from eval.reports.command import report_folder
 from eval.reports.replay import picture_of, replay_page
 from eval.reports.report import write_report
 from eval.reports.summary import summarise
@@ -187,7 +187,7 @@ def test_another_version_is_a_group_with_its_own_reference(edited: Folder) -> No
 
 
 def test_headings_tell_versions_apart(edited: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show(edited, num_replays=1) == 0
+    assert report_folder(edited, num_replays=1) == 0
     shown = capsys.readouterr().out
     titles = [
         "lists/shuffle?n=3, version 1, examples aaaaaa",
@@ -223,7 +223,7 @@ def test_pb_scores_are_of_settings_that_have_every_task(
     assert row == {"model": "toy", "num_tasks": 2, "num_settings": 2, "scores": scores}
     table = "| toy | 2 | 2 | 1.50 | 1.50 | 1.50 | 1.50 |"
     assert table in write_report(summarise(folder)).read_text()
-    assert show(folder) == 0
+    assert report_folder(folder) == 0
     assert table in capsys.readouterr().out
 
 

@@ -8,7 +8,7 @@ import eval_runs
 import pytest
 from eval_runs import folder_of, table
 
-from eval.reports.command import show
+from eval.reports.command import report_folder
 from eval.reports.report import write_report
 from eval.reports.summary import summarise
 from eval.runs.runner import execute
@@ -46,7 +46,7 @@ def test_an_undefined_score_is_a_dash_and_not_zero(
     assert "accuracy" not in rows[1]["against_reference"]
     assert "step_speedup" in rows[1]["against_reference"]
     assert all("| - | - | - |" in line for line in table(rows).splitlines()[2:])
-    assert show(folder) == 0
+    assert report_folder(folder) == 0
     assert "AUP" not in capsys.readouterr().out.split("unscored\n")[1]
 
 
