@@ -140,7 +140,7 @@ def rows_of(lines: Sequence[PublishedLine], runs: Sequence[Run], path: Path) -> 
     settings: list[RunSettings] = []
     folder = execute(
         runs, path, reporter=Reporter(Console(stderr=True)),
-        on_plan=lambda checked, others: settings.extend(one.settings for one in checked),
+        on_plan=lambda runs, others: settings.extend(planned.settings for planned in runs),
     )  # fmt: skip
     results = folder.results()
     texts = {

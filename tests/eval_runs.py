@@ -250,4 +250,4 @@ def write_tasks(folder: Path, num_docs: int = 7) -> Path:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    execute(runs(), sys.argv[1], place=ProcessRank.of_launch())
+    execute(runs(), sys.argv[1], process=ProcessRank.of_launch())

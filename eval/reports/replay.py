@@ -7,7 +7,7 @@ from rich.text import Text
 
 from eval.reports.names import PLUGINS, shortened
 from eval.reports.templates import fill
-from eval.runs.records import Record, Told, trace_of
+from eval.runs.records import Record, TokenDistribution, trace_of
 from eval.runs.settings import RunSettings
 
 Example = Sequence[tuple[RunSettings, Record]]
@@ -103,7 +103,9 @@ def _forced(settings: RunSettings, record: Record) -> list[int]:
     return [i for i, (token, ranked) in enumerate(pairs) if ranked and ranked[1][0][0] != token]
 
 
-def _runner_up(recorded: Told | None, pieces: Mapping[str, str]) -> dict[str, Any] | None:
+def _runner_up(
+    recorded: TokenDistribution | None, pieces: Mapping[str, str]
+) -> dict[str, Any] | None:
     """Returns entropy and likeliest tokens of a position; None if no step committed a token."""
     if recorded is None:
         return None

@@ -25,7 +25,7 @@ from eval.runs.folder import Folder
 from eval.runs.named_files import toml_of
 from eval.runs.prompts import warn_of_prompts
 from eval.runs.reporter import Reporter
-from eval.runs.runner import Checked, execute
+from eval.runs.runner import PlannedRun, execute
 from eval.runs.settings import Parts, Run, RunSettings, run_of
 from eval.runs.task_addresses import Selection, expand_patterns, parse_task
 from samplers.checks import shown
@@ -158,13 +158,13 @@ def run_sweep(sweep: Sweep, options: argparse.Namespace) -> int:
     from eval.calibration.card import warn_of_misfits
     from eval.reports.command import report_folder
 
-    place = ProcessRank.of_launch()
+    process = ProcessRank.of_launch()
     Folder(options.out).require_usable()
     settings: list[RunSettings] = []
 
-    def tell(runs: list[Checked], others: list[RunSettings]) -> None:
-        settings.extend(checked.settings for checked in runs)
-        if place.rank > 0:
+    def tell(runs: list[PlannedRun], others: list[RunSettings]) -> None:
+        settings.extend(planned.settings for planned in runs)
+        if process.rank > 0:
             return
         if others:
             sys.stderr.write(
@@ -178,7 +178,7 @@ def run_sweep(sweep: Sweep, options: argparse.Namespace) -> int:
     folder = execute(
         list(sweep.runs(loaded, selections, trace=not options.no_trace)),
         options.out,
-        place=place,
+        process=process,
         reporter=Reporter(Console(stderr=True)),
         on_plan=tell,
     )
@@ -196,7 +196,7 @@ def canonical_constraint(text: str) -> str:
     return canonical(value)
 
 
-def warn_of_runs(runs: Sequence[Checked]) -> None:
+def warn_of_runs(runs: Sequence[PlannedRun]) -> None:
     """Warns on standard error, by task and model, of unknown words in the prompts of runs."""
     warned = set()
     for run, examples, settings in runs:

@@ -123,7 +123,7 @@ class Distillation:
         return Path(self.options.output)
 
     @property
-    def place(self) -> ProcessRank:
+    def process(self) -> ProcessRank:
         """The rank of this process and the number of processes."""
         return ProcessRank(self.accelerator.process_index, self.accelerator.num_processes)
 
@@ -145,7 +145,7 @@ class Distillation:
     def demonstrations(self, console: Console) -> list[Demonstration]:
         """Lets the teacher answer, and returns the answers to learn from."""
         folder, num_prompts = self.folder / "answers", len(self.asked.examples)
-        answer_all(self.teaching, self.asked, folder, self.place, console)
+        answer_all(self.teaching, self.asked, folder, self.process, console)
         self.accelerator.wait_for_everyone()
         learned, num_right = read_answers(
             folder, num_prompts, self.teaching.batch_size, keep_wrong=self.options.keep_wrong
@@ -162,7 +162,7 @@ class Distillation:
         if file.exists() and not anew:
             return read_scores(file, self.judged)
         scores = score_held_out(
-            self.judging, self.judged.examples, place=self.place, gather=gather_object
+            self.judging, self.judged.examples, process=self.process, gather=gather_object
         )
         if self.accelerator.is_main_process:
             scores.save(file)

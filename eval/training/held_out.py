@@ -15,7 +15,7 @@ from dllm_decode.settings.files import ANEW, read_object, write_json
 from dllm_decode.settings.ranks import ALONE, ProcessRank
 from eval.metrics.statistics import mean, ratio_of_sums, share_interval
 from eval.reports.comparison import difference
-from eval.runs.answers import answer, batch_seed
+from eval.runs.answers import batch_seed, decode_and_score
 from eval.runs.provenance import machine_of
 from eval.runs.records import ScoredExample
 from eval.runs.settings import Run
@@ -72,19 +72,19 @@ def score_held_out(
     run: Run,
     examples: Sequence[Example],
     *,
-    place: ProcessRank = ALONE,
+    process: ProcessRank = ALONE,
     gather: Callable[[list[Any]], list[Any]] = lambda results: results,
 ) -> HeldOutScores:
     """Decodes and scores examples of the task of a run.
 
-    Several processes, of which this one is at `place`, share the batches, and `gather` joins their
+    Several processes, of which `process` is this one, share the batches, and `gather` joins their
     lists. Raises ValueError if a score is undefined.
     """
     size, results = run.batch_size, []
-    for start in range(0, len(examples), size)[place.rank :: place.world_size]:
+    for start in range(0, len(examples), size)[process.rank :: process.world_size]:
         seed = batch_seed(run.decoding.seed, start // size)
         batch = examples[start : start + size]
-        records = answer(run, batch, replace(run.decoding, seed=seed))
+        records = decode_and_score(run, batch, replace(run.decoding, seed=seed))
         for i, (example, record) in enumerate(zip(batch, records, strict=True), start):
             score = defined_score(run, example, record)
             results.append((i, score, record["nfe"], record["length"]))

@@ -110,7 +110,7 @@ def test_several_processes_score_every_example_once(whole: Path, tmp_path: Path)
 
 
 def test_another_number_of_processes_finishes_the_folder(whole: Path, tmp_path: Path) -> None:
-    execute(eval_runs.runs(), tmp_path, place=ProcessRank(1, 3))
+    execute(eval_runs.runs(), tmp_path, process=ProcessRank(1, 3))
     assert summarise(Folder(tmp_path)).summary["rows"][0]["num_missing"] > 0
     execute(eval_runs.runs(), tmp_path)
     assert summary_of(tmp_path) == summary_of(whole)

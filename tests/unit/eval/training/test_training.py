@@ -129,11 +129,11 @@ def test_a_measurement_is_the_same_however_many_processes_share_it(tmp_path: Pat
     score_held_out(
         run,
         judged.examples,
-        place=ProcessRank(1, 2),
+        process=ProcessRank(1, 2),
         gather=lambda mine: rank_1.extend(mine) or mine,
     )
     shared = score_held_out(
-        run, judged.examples, place=ProcessRank(0, 2), gather=lambda mine: mine + rank_1
+        run, judged.examples, process=ProcessRank(0, 2), gather=lambda mine: mine + rank_1
     )
     assert shared == alone
     alone.save(tmp_path / "scores.json")
