@@ -6,7 +6,7 @@ from collections import Counter
 from rich.console import Console
 
 from eval.metrics.costs import CostMeasure, usual_cost
-from eval.metrics.curves import asked_of, groups_of, titles_of
+from eval.metrics.curves import example_set_of, groups_of, titles_of
 from eval.reports.advice import advice
 from eval.reports.page import unfinished_notice
 from eval.reports.replay import parts_of, picture_of
@@ -27,10 +27,10 @@ def report_folder(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | 
     if notice := unfinished_notice(rows):
         _say(console, f"{notice}\n", folds=console.is_terminal)
     groups = groups_of(row for row in rows if row["num_records"])
-    titles = titles_of(group.asked for group in groups)
+    titles = titles_of(group.example_set for group in groups)
     has_several = len({group.model for group in groups}) > 1
     for group, group_rows in groups.items():
-        title = titles[group.asked] + f", model {group.model}" * has_several
+        title = titles[group.example_set] + f", model {group.model}" * has_several
         _say(console, f"{title}\n")
         chosen = cost or usual_cost(group_rows)
         show_settings(console, group_rows, chosen)
@@ -92,5 +92,7 @@ def _examples_of(folder: Folder, example: str) -> list[tuple[RunSettings, Record
             f"it has {', '.join(sorted(set(ids))[:5]) or 'none'}."
         )
     pairs = [pair for pair in finished if pair[1]["example"] == chosen[0]]
-    example_set = asked_of(pairs[0][0].written())
-    return [(settings, r) for settings, r in pairs if asked_of(settings.written()) == example_set]
+    example_set = example_set_of(pairs[0][0].written())
+    return [
+        (settings, r) for settings, r in pairs if example_set_of(settings.written()) == example_set
+    ]

@@ -42,14 +42,15 @@ def page_of(
     groups: dict[RowGroup, list[_Setting]] = {}
     for row, pool in zip(summary["rows"], contents.pools, strict=True):
         groups.setdefault(group_of(row["settings"]), []).append(_Setting(row, pool))
-    titles = titles_of(group.asked for group in groups)
+    titles = titles_of(group.example_set for group in groups)
     tasks = []
     for group, settings in groups.items():
         rows = [setting.row for setting in settings]
         tasks.append({
-            "task": titles[group.asked],
+            "task": titles[group.example_set],
             "model": group.model,
-            "rows": _shown(settings), "examples": _examples(settings, group.asked, replays or {}),
+            "rows": _shown(settings),
+            "examples": _examples(settings, group.example_set, replays or {}),
             "origin": origin(rows, summary), "cost": (cost or usual_cost(rows)).name,
             "advice": {measure.name: advice(rows, measure) for measure in COSTS.values()},
             "tables": "\n\n".join(further_tables(rows, summary)),

@@ -9,7 +9,7 @@ from typing import TypeVar
 from dllm_decode.core.files import write_text
 from dllm_decode.settings.files import digest, write_json
 from eval.metrics.costs import CostMeasure
-from eval.metrics.curves import ExampleSet, asked_of, titles_of
+from eval.metrics.curves import ExampleSet, example_set_of, titles_of
 from eval.reports.page import page_of, unfinished_notice
 from eval.reports.replay import replay_page
 from eval.reports.summary import FolderSummary
@@ -45,7 +45,7 @@ def write_report(
 def _replays(contents: FolderSummary, num_replays: int) -> dict[tuple[ExampleSet, str], str]:
     """Writes replay pages and returns their file names by set of examples and example id."""
     notice = unfinished_notice(contents.summary["rows"])
-    example_sets = {settings: asked_of(settings.written()) for settings in contents.results}
+    example_sets = {settings: example_set_of(settings.written()) for settings in contents.results}
     titles = titles_of(example_sets.values())
     examples = defaultdict(list)
     for settings, records in contents.results.items():

@@ -105,14 +105,14 @@ def check(options: argparse.Namespace) -> None:
 class Distillation:
     """A run of the command, all options of which were checked.
 
-    The teacher answers the questions `asked` as `teaching` says; the result is judged on the
-    questions `judged`, as `judging` says.
+    The teacher answers `questions` as `teaching` says; the result is judged on the questions
+    `judged`, as `judging` says.
     """
 
     options: argparse.Namespace
     accelerator: Accelerator
     student: Student
-    asked: Questions
+    questions: Questions
     judged: Questions
     teaching: Run
     judging: Run
@@ -144,8 +144,8 @@ class Distillation:
 
     def demonstrations(self, console: Console) -> list[Demonstration]:
         """Lets the teacher answer, and returns the answers to learn from."""
-        folder, num_prompts = self.folder / "answers", len(self.asked.examples)
-        answer_all(self.teaching, self.asked, folder, self.process, console)
+        folder, num_prompts = self.folder / "answers", len(self.questions.examples)
+        answer_all(self.teaching, self.questions, folder, self.process, console)
         self.accelerator.wait_for_everyone()
         learned, num_right = read_answers(
             folder, num_prompts, self.teaching.batch_size, keep_wrong=self.options.keep_wrong
@@ -220,7 +220,7 @@ class Distillation:
 
     def settings_of_answers(self) -> dict[str, Any]:
         """Returns the settings that decide the answers of the teacher."""
-        settings = settings_of(self.options, self.teaching, self.asked)
+        settings = settings_of(self.options, self.teaching, self.questions)
         return settings | {"teacher_sampler": expression_of(self.teaching.sampler)}
 
     def settings_of_training(self) -> dict[str, Any]:

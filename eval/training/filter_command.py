@@ -97,7 +97,7 @@ def require_output(output: Path) -> Path:
 class FilterTraining:
     """A run of the command, all options of which were checked.
 
-    Examples come from the questions `asked`; `work` is the folder of all that is needed to go on.
+    Examples come from `questions`; `work` is the folder of all that is needed to go on.
     `judging` is the sampler that the filter is compared with, on the questions `judged`; its model,
     cache and options are those of every decode.
     """
@@ -105,7 +105,7 @@ class FilterTraining:
     options: argparse.Namespace
     work: Path
     settings: FilterSettings
-    asked: Questions
+    questions: Questions
     judged: Questions
     judging: Run
 
@@ -113,7 +113,7 @@ class FilterTraining:
         """Runs the parts of the command; each part continues where it stopped."""
         options, judging, settings = self.options, self.judging, self.settings
         of_training = {"held_out": self.judged.settings()} | asdict(settings)
-        claim(self.work, settings_of(options, judging, self.asked), of_training)
+        claim(self.work, settings_of(options, judging, self.questions), of_training)
         examples = self.collect(console)
         claim_training(self.work, of_training)
         splits = split(examples, settings.seed)
@@ -131,7 +131,7 @@ class FilterTraining:
     def collect(self, console: Console) -> FilterExamples:
         """Observes an oracle on all prompts, in batches of similar lengths, a file for each."""
         run = self.judging
-        prompts = sorted(self.asked.encoded(run.tokenizer), key=len)
+        prompts = sorted(self.questions.encoded(run.tokenizer), key=len)
         parts, size = [], run.batch_size
         with ProgressBar(console, "collecting", len(prompts)) as bar:
             for first in range(0, len(prompts), size):

@@ -82,23 +82,23 @@ class Questions:
         }
 
 
-def settings_of(options: argparse.Namespace, run: Run, asked: Questions) -> dict[str, Any]:
-    """Returns the settings that decide the decodes of a run on the questions that are asked."""
+def settings_of(options: argparse.Namespace, run: Run, questions: Questions) -> dict[str, Any]:
+    """Returns the settings that decide the decodes of a run on some questions."""
     return {
         "model": options.model,
         "revision": options.revision,
         f"model {DIGEST}": fingerprint_of(run.model),
         "dtype": run.dtype,
-        "task": asked.settings(),
+        "task": questions.settings(),
         **asdict(run.decoding),
         "cache": expression_of(run.cache),
         "batch_size": run.batch_size,
     }
 
 
-def config_of(asked: Questions, loaded: Loaded, given: Mapping[str, Any]) -> DecodeConfig:
+def config_of(questions: Questions, loaded: Loaded, given: Mapping[str, Any]) -> DecodeConfig:
     """Returns how answers are decoded: as given, else as the task says, in blocks of the model."""
-    config, model = decoding_of(asked.selection, given), loaded.model
+    config, model = decoding_of(questions.selection, given), loaded.model
     length = config.resolved_block_length(model.causal_block_length, model=model.name)
     return config.updated(block_length=length)
 
