@@ -47,7 +47,7 @@ SETTINGS = RunSettings(
     model="toy", revision=None, dtype="float32", task="lists/shuffle?n=3", task_version=1,
     examples="", num_examples=3, sampler="FixedSchedule(4)", cache="NoCache()",
     verifier="NoVerifier()", blocks=repr(Sequential()),
-    decoding=DecodeConfig(gen_length=8, block_length=4, temperature=1.0),
+    config=DecodeConfig(gen_length=8, block_length=4, temperature=1.0),
     batch_size=1, prompts="chat",
 )  # fmt: skip
 
@@ -161,7 +161,7 @@ def runs(
     return [
         Run(
             counted, TOKENIZER, parse_task(task), sampler,
-            decoding=DecodeConfig(gen_length=8, block_length=4, temperature=temperature),
+            config=DecodeConfig(gen_length=8, block_length=4, temperature=temperature),
             batch_size=batch_size,
         )
         for sampler in samplers

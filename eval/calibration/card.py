@@ -71,7 +71,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         causal model, as `load_target` does.
         """
         settings = RunSettings.of(dict(self.setting), "The card's setting")
-        return {**build_plugins(self.expressions, target), "config": settings.decoding}
+        return {**build_plugins(self.expressions, target), "config": settings.config}
 
     def misfits(self, settings: RunSettings) -> list[str]:
         """Lists why the guarantee does not hold for settings with the card's sampler, if so."""

@@ -47,7 +47,7 @@ def pools(results: Mapping[RunSettings, Sequence[Record]]) -> list[Pooled]:
         records = [record for setting in group for record in results[setting]]
         # Sorted by id, so that sums do not depend on the order of writing.
         records.sort(key=lambda record: str(record["example"]))
-        pooled.append(Pooled(group[0], tuple(s.decoding.seed for s in group), tuple(records)))
+        pooled.append(Pooled(group[0], tuple(s.config.seed for s in group), tuple(records)))
     return pooled
 
 

@@ -81,7 +81,7 @@ def _panel(settings: RunSettings, record: Record, parts: list[str]) -> dict[str,
     return {
         "key": record["settings"],
         "parts": parts,
-        "block": settings.decoding.block_length,
+        "block": settings.config.block_length,
         **{name: trace[name] for name in ("lead", "steps", "confidences")},
         "tokens": tokens,
         "runners_up": [_runner_up(recorded, pieces) for recorded in trace["runners_up"]],
@@ -97,7 +97,7 @@ def _forced(settings: RunSettings, record: Record) -> list[int]:
 
     Empty at a temperature above 0, where the first choice is a draw that records do not store.
     """
-    if not settings.constraint or settings.decoding.temperature > 0.0:
+    if not settings.constraint or settings.config.temperature > 0.0:
         return []
     pairs = zip(record["tokens"], trace_of(record)["runners_up"], strict=False)
     return [i for i, (token, ranked) in enumerate(pairs) if ranked and ranked[1][0][0] != token]

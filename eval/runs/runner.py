@@ -77,7 +77,7 @@ class Worker:
             batch = self._batches[number]
             missing = {example.id for example in batch if self._key(example) not in done}
             if missing:
-                seed = batch_seed(self._settings.decoding.seed, number)
+                seed = batch_seed(self._settings.config.seed, number)
                 warm_up = num_begun < _NUM_WARM_UP
                 decoded = self._decode_batch(batch, seed, warm_up=warm_up)
                 num_begun += len(batch)
@@ -90,7 +90,7 @@ class Worker:
     def _begin(self) -> None:
         """Starts the display of the run."""
         settings, done = self._settings, self._part.done
-        seed = f" seed {settings.decoding.seed}" if settings.decoding.seed else ""
+        seed = f" seed {settings.config.seed}" if settings.config.seed else ""
         within = f" within {settings.constraint}" if settings.constraint else ""
         label = f"{' + '.join(settings.parts)}{seed} on {settings.task}{within}"
         self._reporter.begin(label, len(self.keys), [done[k] for k in self.keys if k in done])
@@ -103,7 +103,7 @@ class Worker:
     ) -> list[Record]:
         """Decodes a batch; if that fails, each example alone."""
         try:
-            config = replace(self._settings.decoding, seed=seed)
+            config = replace(self._settings.config, seed=seed)
             answers = decode_and_score(self._run, examples, config, [self._reporter])
         except FAILURES as error:
             if len(examples) > 1:

@@ -43,7 +43,7 @@ class Sweep:
     Attributes:
         models: Embedded names, folders or hub ids.
         tasks: Addresses; plug-ins are expressions.
-        decoding: Values of any options of the decode: answer length, temperature, seeds and so on.
+        axes: Values of any options of the decode: answer length, temperature, seeds and so on.
             An option that is not named is the task's own, else the default.
         prompts: "chat" or "plain"; empty: the task's default.
         constraints: Texts that answers must be among, as JSON; empty: any text.
@@ -55,23 +55,23 @@ class Sweep:
     caches: tuple[str, ...] = ("NoCache()",)
     verifiers: tuple[str, ...] = ("NoVerifier()",)
     blocks: tuple[str, ...] = ("Sequential()",)
-    decoding: Axes = field(default_factory=dict)
+    axes: Axes = field(default_factory=dict)
     batch_size: int = 16
     prompts: str = ""
     revision: str = ""
     constraints: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
-        axes = zip(("samplers", "caches", "verifiers", "blocks"), KINDS, strict=True)
+        plugins = zip(("samplers", "caches", "verifiers", "blocks"), KINDS, strict=True)
         parsers: dict[str, Callable[[str], str]] = {
             "models": str, "tasks": lambda address: parse_task(address).address,
             "constraints": canonical_constraint,
-            **{axis: partial(check_plugin, part=part) for axis, part in axes},
+            **{name: partial(check_plugin, part=part) for name, part in plugins},
         }  # fmt: skip
         for name, parse in parsers.items():
             written = getattr(self, name)
             _require_distinct(name, written, [parse(text) for text in written])
-        for name, values in self.decoding.items():
+        for name, values in self.axes.items():
             _require_distinct(name, values, values)
         for chosen in self._options():
             DecodeConfig(**chosen)
@@ -116,10 +116,10 @@ class Sweep:
 
     def _options(self) -> list[dict[str, Any]]:
         """Returns every combination of the options."""
-        names = sorted(self.decoding, key=lambda name: (name == "seed", name))
+        names = sorted(self.axes, key=lambda name: (name == "seed", name))
         return [
             dict(zip(names, values, strict=True))
-            for values in product(*(self.decoding[name] for name in names))
+            for values in product(*(self.axes[name] for name in names))
         ]
 
 
@@ -133,7 +133,7 @@ def sweep_of_options(options: argparse.Namespace) -> Sweep:
         caches=tuple(options.cache or ("NoCache()",)),
         verifiers=tuple(options.verifier or ("NoVerifier()",)),
         blocks=tuple(options.blocks or ("Sequential()",)),
-        decoding=axes_of(options),
+        axes=axes_of(options),
         batch_size=options.batch_size,
         prompts=options.prompts or "",
         revision=options.revision,
@@ -144,7 +144,7 @@ def sweep_of_options(options: argparse.Namespace) -> Sweep:
 def sweep_of_file(options: argparse.Namespace) -> Sweep:
     """Returns the settings that a file names; options that are given replace the file's."""
     sweep = read_sweep(options.config)
-    sweep = replace(sweep, decoding={**sweep.decoding, **axes_of(options)})
+    sweep = replace(sweep, axes={**sweep.axes, **axes_of(options)})
     return replace(sweep, models=tuple(options.model or sweep.models))
 
 
@@ -210,14 +210,14 @@ def warn_of_runs(runs: Sequence[PlannedRun]) -> None:
 def read_sweep(path: str | Path) -> Sweep:
     """Reads a sweep file, or raises ValueError if the file is missing or is not such a sweep."""
     entries = toml_of(path)
-    kinds = {f.name: f.type for f in fields(Sweep) if f.name not in ("models", "decoding")}
+    kinds = {f.name: f.type for f in fields(Sweep) if f.name not in ("models", "axes")}
     values: dict[str, Any] = {}
-    decoding: dict[str, tuple[Any, ...]] = {}
+    axes: dict[str, tuple[Any, ...]] = {}
     for name, value in entries.items():
         if name == "model":
             values["models"] = _values(path, name, value, str)
         elif name in OPTIONS:
-            decoding[name] = _values(path, name, value, OPTIONS[name])
+            axes[name] = _values(path, name, value, OPTIONS[name])
         elif name in kinds:
             values[name] = _own(path, name, value, kinds[name])
         else:
@@ -227,7 +227,7 @@ def read_sweep(path: str | Path) -> Sweep:
             raise ValueError(f"{path} lacks {name!r}; a sweep names model, tasks and samplers.")
     try:
         values["tasks"] = expand_patterns(values["tasks"])
-        return Sweep(decoding=decoding, **values)
+        return Sweep(axes=axes, **values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -36,7 +36,7 @@ from eval.training.held_out import (
     score_held_out,
     table_of,
 )
-from eval.training.questions import Questions, config_of, read_questions, settings_of
+from eval.training.questions import Questions, config_for_model, read_questions, settings_of
 from eval.training.run_folder import SETTINGS_FILE, claim, claim_training, writing
 from samplers import FixedSchedule, Learn2PD, Sampler
 from samplers.expression import expression_of
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     )  # fmt: skip
     loaded = open_model(options.model, options, options.revision)
     questions.warn(loaded.tokenizer)
-    config = config_of(questions, loaded, given_of(options, FILTER_DECODING))
+    config = config_for_model(questions, loaded, given_of(options, FILTER_DECODING))
     assert config.block_length is not None
     judging = judged.run(loaded, against, cache, config, options.batch_size)
     questions.run(loaded, FixedSchedule(config.block_length), cache, config, options.batch_size)
@@ -139,7 +139,7 @@ class FilterTraining:
                 file = self.work / "examples" / f"{first:06}.safetensors"
                 if not file.exists():
                     examples = collect_examples(
-                        run.model, batch, run.decoding, cache=run.cache, first_prompt=first
+                        run.model, batch, run.config, cache=run.cache, first_prompt=first
                     )
                     write_examples(file, examples)
                 parts.append(read_examples(file))

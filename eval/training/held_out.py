@@ -82,9 +82,9 @@ def score_held_out(
     """
     size, results = run.batch_size, []
     for start in range(0, len(examples), size)[process.rank :: process.world_size]:
-        seed = batch_seed(run.decoding.seed, start // size)
+        seed = batch_seed(run.config.seed, start // size)
         batch = examples[start : start + size]
-        records = decode_and_score(run, batch, replace(run.decoding, seed=seed))
+        records = decode_and_score(run, batch, replace(run.config, seed=seed))
         for i, (example, record) in enumerate(zip(batch, records, strict=True), start):
             score = defined_score(run, example, record)
             results.append((i, score, record["nfe"], record["length"]))
@@ -122,7 +122,7 @@ def description_of(command: str, run: Run, questions: Questions) -> dict[str, An
         "command": shlex.join(["dllm-decode", command, *sys.argv[2:]]),
         "model": run.model.name,
         "held_out": questions.described(),
-        "config": repr(run.decoding),
+        "config": repr(run.config),
         "cache": expression_of(run.cache),
         "machine": machine_of(run.model.device),
     }

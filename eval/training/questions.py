@@ -12,7 +12,7 @@ from dllm_decode.engine.loop import new_decoder
 from dllm_decode.settings.addresses import split_address
 from dllm_decode.settings.models import Loaded
 from eval.runs.prompts import PromptTokenizer, encode_prompt, warn_of_prompts
-from eval.runs.settings import Run, decoding_of
+from eval.runs.settings import Run, config_of
 from eval.runs.task_addresses import Selection, digest_of_examples, parse_task
 from eval.tasks import Example
 from eval.training.run_folder import DIGEST
@@ -52,7 +52,7 @@ class Questions:
         for i, prompt in enumerate(self.encoded(loaded.tokenizer)):
             decoder.request(prompt, i)
         return Run(
-            loaded.model, loaded.tokenizer, self.selection, sampler, cache=cache, decoding=config,
+            loaded.model, loaded.tokenizer, self.selection, sampler, cache=cache, config=config,
             batch_size=size, prompts=self.prompts, dtype=loaded.dtype, trace=False,
         )  # fmt: skip
 
@@ -90,15 +90,17 @@ def settings_of(options: argparse.Namespace, run: Run, questions: Questions) -> 
         f"model {DIGEST}": fingerprint_of(run.model),
         "dtype": run.dtype,
         "task": questions.settings(),
-        **asdict(run.decoding),
+        **asdict(run.config),
         "cache": expression_of(run.cache),
         "batch_size": run.batch_size,
     }
 
 
-def config_of(questions: Questions, loaded: Loaded, given: Mapping[str, Any]) -> DecodeConfig:
+def config_for_model(
+    questions: Questions, loaded: Loaded, given: Mapping[str, Any]
+) -> DecodeConfig:
     """Returns how answers are decoded: as given, else as the task says, in blocks of the model."""
-    config, model = decoding_of(questions.selection, given), loaded.model
+    config, model = config_of(questions.selection, given), loaded.model
     length = config.resolved_block_length(model.causal_block_length, model=model.name)
     return config.updated(block_length=length)
 

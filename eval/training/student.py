@@ -20,7 +20,7 @@ from dllm_decode.training.certainty import (
     TrajectoryForcing,
 )
 from dllm_decode.training.lora import LoRA, require_lora
-from eval.training.questions import Questions, config_of
+from eval.training.questions import Questions, config_for_model
 
 
 class Student:
@@ -52,7 +52,7 @@ class Student:
             options.model, device=options.device, dtype=dtype, revision=options.revision
         )
         self.model = own_network(self.loaded.model)
-        self.config = config_of(questions, self.loaded, given_of(options, LENGTHS))
+        self.config = config_for_model(questions, self.loaded, given_of(options, LENGTHS))
         self.objective = self._objective()
         self.written = "adapter" if rank else "model"
         self._source = self.loaded.files[0].parent

@@ -44,7 +44,7 @@ def ask(
 ) -> list[Demonstration]:
     """Decodes and scores one batch; `prompts` are the token ids of the examples' prompts."""
     trace, answers = Trace(), []
-    records = decode_and_score(run, examples, run.decoding, [trace])
+    records = decode_and_score(run, examples, run.config, [trace])
     for row, (example, record) in enumerate(zip(examples, records, strict=True)):
         steps = trace.steps[row][: record["length"]]
         # Tokens that were filled in without a commit come last.

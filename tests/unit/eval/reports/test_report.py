@@ -22,7 +22,7 @@ from eval.runs.runner import execute
 from eval.runs.settings import RunSettings
 
 SETTINGS = replace(
-    eval_runs.SETTINGS, num_examples=4, decoding=DecodeConfig(gen_length=6, block_length=3)
+    eval_runs.SETTINGS, num_examples=4, config=DecodeConfig(gen_length=6, block_length=3)
 )
 
 
@@ -209,7 +209,7 @@ def test_pb_scores_are_of_settings_that_have_every_task(
     """Tokens a step are a mean over the tasks, whose answer lengths differ."""
     path = "parallelbench:copies#waiting_line/"
     tasks = [replace(SETTINGS, task=f"{path}copy"), replace(
-        SETTINGS, task=f"{path}sort", decoding=replace(SETTINGS.decoding, gen_length=12)
+        SETTINGS, task=f"{path}sort", config=replace(SETTINGS.config, gen_length=12)
     )]  # fmt: skip
     settings, records = [], []
     for sampler, scores, nfe in (("Slow()", (1, 1), 6), ("Fast()", (1, 0), 2), ("Part()", (1,), 1)):

@@ -122,7 +122,7 @@ def test_a_folder_takes_settings_added_and_corrected(tmp_path: Path) -> None:
     execute(first, tmp_path)
     other = eval_runs.runs(samplers=(FixedSchedule(2),), temperature=0.5)
     folder = execute(other, tmp_path)
-    assert [s.decoding.temperature for s in folder.settings()] == [1.0, 0.5]
+    assert [s.config.temperature for s in folder.settings()] == [1.0, 0.5]
     assert [row["num_missing"] for row in summarise(folder).summary["rows"]] == [0, 0]
     # A setting without records is dropped when it is no longer asked for.
     folder.claim([*folder.settings(), replace(folder.settings()[0], sampler="Wrong()")])
@@ -203,7 +203,7 @@ def test_folders_that_are_none_or_older_are_refused(tmp_path: Path) -> None:
 def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
     sweep = Sweep(
         ("toy",), ("lists/copy", "lists/sort"), ("FixedSchedule(2)", "Factor(1.0)"),
-        verifiers=("NoVerifier()", "Guided(CausalTarget('tiny'))"), decoding={"seed": (0, 1)},
+        verifiers=("NoVerifier()", "Guided(CausalTarget('tiny'))"), axes={"seed": (0, 1)},
     )  # fmt: skip
     loaded = []
 
@@ -215,7 +215,7 @@ def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
     message = r"^Factor\(1.0\) is left out: Guided\(CausalTarget\('tiny'\)\) never asks it.$"
     with pytest.warns(UserWarning, match=message):
         runs = list(sweep.runs({"toy": toy}, sweep.selections(), trace=False))
-    names = [(run.selection.address, *run.settings([]).parts, run.decoding.seed) for run in runs]
+    names = [(run.selection.address, *run.settings([]).parts, run.config.seed) for run in runs]
     assert len(names) == len(set(names)) == 2 * (2 * 2 + 2)
     assert sum("Guided" in str(name) for name in names) == 4
     # A sampler that is not asked is not named either.
@@ -227,7 +227,7 @@ def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
 def test_rows_of_different_batches_and_seeds_do_not_share_their_noise(tmp_path: Path) -> None:
     """The noise is keyed by the row's place in its batch, so each batch needs its own seed."""
     (run,) = eval_runs.runs(samplers=(FixedSchedule(1),), temperature=100.0, batch_size=1)
-    runs = [replace(run, decoding=replace(run.decoding, seed=seed)) for seed in (0, 1)]
+    runs = [replace(run, config=replace(run.config, seed=seed)) for seed in (0, 1)]
     answers = {tuple(record["tokens"]) for record in execute(runs, tmp_path).records()}
     assert len(answers) == 20
 

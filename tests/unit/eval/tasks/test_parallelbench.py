@@ -413,6 +413,6 @@ def test_a_run_keeps_the_given_part_of_infilled_answers(tmp_path: Path) -> None:
         assert (tokens[0], tokens[2], tokens[4:]) == (emma, apples, [run.model.eos_ids[0]] * 4)
         assert run.model.mask_id not in tokens
         assert record["nfe"] == 2
-    short = replace(run, decoding=replace(run.decoding, gen_length=3, block_length=3))
+    short = replace(run, config=replace(run.config, gen_length=3, block_length=3))
     with pytest.raises(ValueError, match="gen_length must be at least 4, the length of the temp"):
         execute([short], tmp_path / "short")

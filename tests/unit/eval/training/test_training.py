@@ -114,7 +114,7 @@ class Digits(TokenIds):
 def run_of(questions: Questions, batch_size: int = 3) -> Run:
     return Run(
         HashModel(peak=12.0), Digits(), questions.selection, FixedSchedule(2),
-        decoding=DecodeConfig(gen_length=6, block_length=3), batch_size=batch_size,
+        config=DecodeConfig(gen_length=6, block_length=3), batch_size=batch_size,
         prompts="plain", trace=False,
     )  # fmt: skip
 
@@ -153,7 +153,7 @@ def test_the_teacher_answers_hold_the_order_of_commits(tmp_path: Path) -> None:
     run = run_of(questions, 8)
     prompts = questions.encoded(run.tokenizer)
     events: list[StepEvent] = []
-    output = decode(run.model, prompts, run.sampler, config=run.decoding, observers=[events.append])
+    output = decode(run.model, prompts, run.sampler, config=run.config, observers=[events.append])
     answers = ask(run, questions.examples, prompts)
     for row, answer in enumerate(answers):
         assert answer.prompt == tuple(prompts[row])
