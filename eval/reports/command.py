@@ -12,7 +12,7 @@ from eval.reports.page import unfinished_notice
 from eval.reports.replay import parts_of, picture_of
 from eval.reports.report import write_report
 from eval.reports.summary import summarise
-from eval.reports.table import bold, further_tables, origin, show_settings
+from eval.reports.table import further_tables, legend, origin, show_settings
 from eval.runs.folder import Folder
 from eval.runs.records import Record, trace_of
 from eval.runs.settings import RunSettings
@@ -34,7 +34,7 @@ def report_folder(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | 
         _say(console, f"{title}\n")
         chosen = cost or usual_cost(group_rows)
         show_settings(console, group_rows, chosen)
-        texts = [advice(group_rows, chosen), bold(chosen), origin(group_rows, contents.summary)]
+        texts = [advice(group_rows, chosen), legend(chosen), origin(group_rows, contents.summary)]
         if not console.is_terminal:
             texts += further_tables(group_rows, contents.summary)
         for text in texts:

@@ -77,7 +77,7 @@ def _partly_right(first: Sequence[float], second: Sequence[float]) -> Row:
     return {"value": value, "low": low, "high": high, "interval": "wilson"}
 
 
-def paired(
+def shared_values(
     first: Mapping[Key, float], second: Mapping[Key, float]
 ) -> tuple[list[float], list[float]]:
     """Returns the values of two settings on the examples that both have, in one order."""
@@ -104,7 +104,7 @@ def compare(first: Pooled | str | Path, second: Pooled | str | Path) -> Comparis
         ValueError: If a folder holds several settings, or they share no scored example.
     """
     reference, candidate = _pool(first), _pool(second)
-    before, after = paired(primary_scores(reference), primary_scores(candidate))
+    before, after = shared_values(primary_scores(reference), primary_scores(candidate))
     if not before:
         raise ValueError(
             f"Settings must share scored examples to be compared, got none in common: "

@@ -76,7 +76,7 @@ def per_example(values: Iterable[tuple[Key, Number | None]]) -> dict[Key, float]
     return {example: mean(numbers) for example, numbers in defined.items()}
 
 
-def field(records: Iterable[Record], name: str) -> dict[str, float]:
+def means_of(records: Iterable[Record], name: str) -> dict[str, float]:
     """Averages a numeric field of the records over each example's seeds."""
     numbers: Iterable[Mapping[str, Any]] = records
     return per_example((record["example"], record[name]) for record in numbers)

@@ -8,8 +8,8 @@ from eval.metrics.costs import Row
 from eval.metrics.curves import RowGroup, group_of, mark_fronts, methods, parallel_bench
 from eval.metrics.metrics import order_correlation, tokens_per
 from eval.metrics.statistics import mean, ratio_of_sums, share_interval, standard_error
-from eval.reports.comparison import difference, paired
-from eval.reports.pooling import Pooled, field, per_example, pools, primary_scores
+from eval.reports.comparison import difference, shared_values
+from eval.reports.pooling import Pooled, means_of, per_example, pools, primary_scores
 from eval.runs.folder import Folder
 from eval.runs.records import Record, score_of
 from eval.runs.settings import RunSettings
@@ -115,7 +115,7 @@ def _mean_over_examples(values: Iterable[tuple[str, float | None]]) -> float | N
 
 def _speed(finished: Sequence[Record]) -> Row:
     means = {
-        name: list(field(finished, name).values())
+        name: list(means_of(finished, name).values())
         for name in ("length", "nfe", "target_nfe", "committed", "query_positions")
     }
 
@@ -142,7 +142,7 @@ def _verified(finished: Sequence[Record]) -> Row:
     """Describes the forwards of a verifier, and how many of its drafts were accepted."""
     gains = [gain for record in finished for gain in record["gains"]]
     names = ("drafted", "accepted", "length", "target_nfe")
-    drafted, accepted, length, target_nfe = (sum(field(finished, n).values()) for n in names)
+    drafted, accepted, length, target_nfe = (sum(means_of(finished, n).values()) for n in names)
     return {
         "accepted_length": sum(gains) / max(1, len(gains)),
         "accepted_lengths": dict(sorted(Counter(gains).items())),
@@ -191,7 +191,7 @@ def _timing(finished: Sequence[Record]) -> Row:
     The warm-up is left out, unless there is nothing else.
     """
     timed = [record for record in finished if not record["warm_up"]] or finished
-    lengths = list(field(timed, "length").values())
+    lengths = list(means_of(timed, "length").values())
     # The seconds of a batch are divided equally among its rows.
     shares_s = per_example((r["example"], r["batch_s"] / r["batch_length"]) for r in timed)
     return {"tokens_per_second": tokens_per(lengths, list(shares_s.values()))}
@@ -206,11 +206,11 @@ _SPEEDUPS = {
 
 def _comparison(reference: Pooled, pool: Pooled) -> Row:
     """Compares two settings on the examples that both have."""
-    scores = paired(primary_scores(reference), primary_scores(pool))
+    scores = shared_values(primary_scores(reference), primary_scores(pool))
     comparison: Row = {"num_shared": len(scores[0])} | difference(*scores)
     before, after = reference.finished, pool.finished
     for name, numbers in _SPEEDUPS.items():
-        pairs = [paired(field(before, number), field(after, number)) for number in numbers]
+        pairs = [shared_values(means_of(before, n), means_of(after, n)) for n in numbers]
         total = sum(sum(b) for _, b in pairs)
         if pairs[0][0] and total:
             comparison[name] = sum(sum(a) for a, _ in pairs) / total

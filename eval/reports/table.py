@@ -29,7 +29,7 @@ def show_settings(console: Console, rows: Sequence[Row], cost: CostMeasure) -> N
     show_grid(console, grid_of(rows), styles=styles, narrow=_NARROW)
 
 
-def bold(cost: CostMeasure) -> str:
+def legend(cost: CostMeasure) -> str:
     """Says when a setting is bold."""
     return f"Bold: no other setting is better in accuracy and in {cost.axis}."
 

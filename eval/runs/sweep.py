@@ -215,11 +215,11 @@ def read_sweep(path: str | Path) -> Sweep:
     axes: dict[str, tuple[Any, ...]] = {}
     for name, value in entries.items():
         if name == "model":
-            values["models"] = _values(path, name, value, str)
+            values["models"] = _option_values(path, name, value, str)
         elif name in OPTIONS:
-            axes[name] = _values(path, name, value, OPTIONS[name])
+            axes[name] = _option_values(path, name, value, OPTIONS[name])
         elif name in kinds:
-            values[name] = _own(path, name, value, kinds[name])
+            values[name] = _field_value(path, name, value, kinds[name])
         else:
             raise ValueError(_unknown(path, name, ["model", *kinds, *OPTIONS]))
     for name in ("model", "tasks", "samplers"):
@@ -232,14 +232,14 @@ def read_sweep(path: str | Path) -> Sweep:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _own(path: str | Path, name: str, value: Any, kind: Any) -> Any:
+def _field_value(path: str | Path, name: str, value: Any, kind: Any) -> Any:
     if not is_of(value, kind):
         shape = "a list of texts" if kind == tuple[str, ...] else f"of type {kind.__name__}"
         raise ValueError(f"{name} in {path} must be {shape}, got {shown(value)}.")
     return tuple(value) if isinstance(value, list) else value
 
 
-def _values(path: str | Path, name: str, value: Any, kind: Any) -> tuple[Any, ...]:
+def _option_values(path: str | Path, name: str, value: Any, kind: Any) -> tuple[Any, ...]:
     """Reads one value of an option, or a list of them."""
     values = [value] if is_of(value, kind) or not isinstance(value, list) else value
     if not values or not all(is_of(item, kind) for item in values):

@@ -31,7 +31,7 @@ from eval.training.held_out import (
     table_of,
 )
 from eval.training.questions import Questions, read_questions, settings_of
-from eval.training.run_folder import claim, claim_training, on_first, writing
+from eval.training.run_folder import claim, claim_training, run_on_first, writing
 from eval.training.student import Student
 from eval.training.teacher_answers import answer_all, read_answers
 from samplers import FixedSchedule, Sampler
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     distillation = Distillation(options, accelerator, student, questions, judged, teaching, judging)
     with ExitStack() as stack:
         # The first process writes all but the teacher's answers.
-        on_first(accelerator, lambda: stack.enter_context(writing(distillation.folder)))
+        run_on_first(accelerator, lambda: stack.enter_context(writing(distillation.folder)))
         distillation.run()
     return 0
 
@@ -131,15 +131,15 @@ class Distillation:
         """Runs the parts of the command; each part continues where it stopped."""
         console = Console(quiet=not self.accelerator.is_main_process)
         of_answers, settings = self.settings_of_answers(), self.settings_of_training()
-        on_first(self.accelerator, lambda: claim(self.folder, of_answers, settings))
+        run_on_first(self.accelerator, lambda: claim(self.folder, of_answers, settings))
         demonstrations = self.demonstrations(console)
-        on_first(self.accelerator, lambda: claim_training(self.folder, settings))
+        run_on_first(self.accelerator, lambda: claim_training(self.folder, settings))
         before = self.scores(self.folder / "before.json")
         console.print(before.said("before"), highlight=False)
         history = self.train(demonstrations, console)
         after = self.scores(self.folder / "after.json")
         points = [{"samples": 0.0} | before.point, *history]
-        on_first(self.accelerator, lambda: self.report(points, before, after, console))
+        run_on_first(self.accelerator, lambda: self.report(points, before, after, console))
         self.accelerator.end_training()
 
     def demonstrations(self, console: Console) -> list[Demonstration]:
@@ -194,7 +194,7 @@ class Distillation:
                 student.objective, student.optimisers(), lessons, settings,
                 accelerator=accelerator, evaluate=evaluate, observe=bar.update,
             )  # fmt: skip
-        on_first(accelerator, lambda: student.write(self.folder))
+        run_on_first(accelerator, lambda: student.write(self.folder))
         return progress.history
 
     def report(
