@@ -89,7 +89,7 @@ def mark_fronts(rows: Sequence[Row]) -> None:
                 group[numbers[index]]["fronts"].append(cost.name)
 
 
-def methods(rows: Sequence[Row]) -> list[Row]:
+def methods(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Scores each method's curve. AUP depends on the `best_accuracy` of all methods of a group."""
     method_rows = []
     for (model, example_set), group in groups_of(rows).items():
@@ -109,7 +109,7 @@ def methods(rows: Sequence[Row]) -> list[Row]:
     return method_rows
 
 
-def parallel_bench(rows: Sequence[Row]) -> list[Row]:
+def parallel_bench(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Scores the settings of each model over all tasks of ParallelBench that it was asked.
 
     The speed of a setting is `gen_length` divided by forwards (with those of a target), averaged

@@ -1,6 +1,7 @@
 """The advice of a report: the cheapest setting that is shown to be as good as the reference."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from eval.metrics.costs import CostMeasure, Row, speedup_of
 from eval.reports.names import names_of
@@ -44,7 +45,7 @@ def advice(rows: Sequence[Row], cost: CostMeasure) -> str:
     )
 
 
-def _difference_text(against: Row) -> str:
+def _difference_text(against: Mapping[str, Any]) -> str:
     difference = against["accuracy"]
     value, low, high = (f"{difference[name]:+.3f}" for name in ("value", "low", "high"))
     return f"difference {value} [{low}, {high}] on {against['num_shared']} examples"
@@ -54,7 +55,7 @@ def _times(speedup: float, cost: CostMeasure) -> str:
     return f"{speedup:.1f} times {cost.less}" if speedup >= 1.05 else f"hardly {cost.less}"
 
 
-def _num_needed(against: Row) -> float:
+def _num_needed(against: Mapping[str, Any]) -> float:
     """Returns the number of examples, to two digits, that put the interval's low end at -TOLERANCE.
 
     The width of the interval falls with the square root of the number of examples.

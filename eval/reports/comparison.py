@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.metrics.costs import Row
 from eval.metrics.statistics import (
     mcnemar,
     mean,
@@ -45,7 +44,7 @@ class Comparison:
     p_value: float | None = None
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> Row:
+def difference(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
     """Compares the scores of two settings on the same examples.
 
     The interval of the difference is Tango's score interval if every score is 0 or 1; otherwise it
@@ -64,7 +63,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Row:
     }
 
 
-def _partly_right(first: Sequence[float], second: Sequence[float]) -> Row:
+def _partly_right(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
     differences = [after - before for before, after in zip(first, second, strict=True)]
     value = mean(differences)
     if max(differences) - min(differences) > 1e-9:

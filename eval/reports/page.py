@@ -116,7 +116,7 @@ def _numbers(row: Row) -> dict[str, Any]:
 _PARTS = ("against_reference", "speed", "timing")
 
 
-def _interval(estimate: Row | None) -> list[float] | None:
+def _interval(estimate: Mapping[str, Any] | None) -> list[float] | None:
     return [estimate["value"], estimate["low"], estimate["high"]] if estimate else None
 
 

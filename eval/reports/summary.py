@@ -85,7 +85,7 @@ def _row(pool: Pooled) -> Row:
     return row
 
 
-def _accuracy(pool: Pooled) -> Row | None:
+def _accuracy(pool: Pooled) -> dict[str, Any] | None:
     """Averages the primary score, with an interval over examples; see `share_interval`.
 
     With several seeds, each example counts with its mean over them.
@@ -99,7 +99,7 @@ def _accuracy(pool: Pooled) -> Row | None:
             "standard_error": standard_error(values), "num_examples": len(values)}  # fmt: skip
 
 
-def _scores(finished: Sequence[Record]) -> Row:
+def _scores(finished: Sequence[Record]) -> dict[str, Any]:
     """Averages every score over the examples that define it; None if no example does."""
     names = sorted({name for record in finished for name in record["scores"]})
     return {
@@ -113,13 +113,13 @@ def _mean_over_examples(values: Iterable[tuple[str, float | None]]) -> float | N
     return mean(list(defined.values())) if defined else None
 
 
-def _speed(finished: Sequence[Record]) -> Row:
+def _speed(finished: Sequence[Record]) -> dict[str, Any]:
     means = {
         name: list(means_of(finished, name).values())
         for name in ("length", "nfe", "target_nfe", "committed", "query_positions")
     }
 
-    def ratio_to(costs: Sequence[float]) -> Row:
+    def ratio_to(costs: Sequence[float]) -> dict[str, Any]:
         return ratio_of_sums(means["length"], costs)._asdict()
 
     # If drafts need no mask predictor, the target's forwards are the only ones.
@@ -138,7 +138,7 @@ def _speed(finished: Sequence[Record]) -> Row:
     }
 
 
-def _verified(finished: Sequence[Record]) -> Row:
+def _verified(finished: Sequence[Record]) -> dict[str, Any]:
     """Describes the forwards of a verifier, and how many of its drafts were accepted."""
     gains = [gain for record in finished for gain in record["gains"]]
     names = ("drafted", "accepted", "length", "target_nfe")
@@ -151,7 +151,7 @@ def _verified(finished: Sequence[Record]) -> Row:
     }
 
 
-def _order(finished: Sequence[Record]) -> Row:
+def _order(finished: Sequence[Record]) -> dict[str, Any]:
     """Describes the order in which positions up to EOS were committed; None without traces."""
     steps = [
         (r["example"], [step for step in r["trace"]["steps"][: r["length"]] if step >= 0])
@@ -163,7 +163,7 @@ def _order(finished: Sequence[Record]) -> Row:
     }
 
 
-def _decided(finished: Sequence[Record]) -> Row | None:
+def _decided(finished: Sequence[Record]) -> dict[str, Any] | None:
     """Describes when results were decided; None without traces, or with old ones.
 
     `share` is the mean share of the steps after which a result was decided; `by_half` is the share
@@ -185,7 +185,7 @@ def _decided(finished: Sequence[Record]) -> Row | None:
     }
 
 
-def _timing(finished: Sequence[Record]) -> Row:
+def _timing(finished: Sequence[Record]) -> dict[str, Any]:
     """Describes wall-clock time, which differs from run to run, unlike everything else.
 
     The warm-up is left out, unless there is nothing else.
@@ -204,10 +204,10 @@ _SPEEDUPS = {
 }
 
 
-def _comparison(reference: Pooled, pool: Pooled) -> Row:
+def _comparison(reference: Pooled, pool: Pooled) -> dict[str, Any]:
     """Compares two settings on the examples that both have."""
     scores = shared_values(primary_scores(reference), primary_scores(pool))
-    comparison: Row = {"num_shared": len(scores[0])} | difference(*scores)
+    comparison: dict[str, Any] = {"num_shared": len(scores[0])} | difference(*scores)
     before, after = reference.finished, pool.finished
     for name, numbers in _SPEEDUPS.items():
         pairs = [shared_values(means_of(before, n), means_of(after, n)) for n in numbers]
