@@ -154,10 +154,8 @@ def test_a_pattern_names_the_tasks_that_match() -> None:
     )  # fmt: skip
     assert expand_patterns(["lists/[cr]o*", "ledgers?limit=2"]) == ("lists/copy", "ledgers?limit=2")
     # A file or a module may have any name.
-    assert expand_patterns(["jsonl:[a]*.jsonl", "my_tasks:Own"]) == (
-        "jsonl:[a]*.jsonl",
-        "my_tasks:Own",
-    )
+    names = ("jsonl:[a]*.jsonl", "my_tasks:Own")
+    assert expand_patterns(names) == names
     with pytest.raises(ValueError, match=r"'parallelbench/\*' must match a task.*FOLDER#\*'"):
         expand_patterns(["parallelbench/*"])
     with pytest.raises(ValueError, match="must match a task, got none"):

@@ -127,11 +127,9 @@ def test_a_measurement_is_the_same_however_many_processes_share_it(tmp_path: Pat
     assert set(alone.forwards) <= set(range(1, 5))
     rank_1: list[Any] = []
     score_held_out(
-        run,
-        judged.examples,
-        process=ProcessRank(1, 2),
+        run, judged.examples, process=ProcessRank(1, 2),
         gather=lambda mine: rank_1.extend(mine) or mine,
-    )
+    )  # fmt: skip
     shared = score_held_out(
         run, judged.examples, process=ProcessRank(0, 2), gather=lambda mine: mine + rank_1
     )
