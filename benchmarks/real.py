@@ -19,13 +19,13 @@ from benchmarks.frame import Row, make_parser, origin, table_of
 from dllm_decode.core.files import write_text
 from dllm_decode.settings.models import Loaded, load
 from eval.metrics.statistics import Estimate
-from eval.reports.summary import measured
+from eval.reports.summary import summarise
 from eval.runs.folder import Folder
-from eval.runs.names import parse_task
 from eval.runs.provenance import package_commit
 from eval.runs.reporter import Reporter
 from eval.runs.runner import execute
 from eval.runs.settings import Parts, Run, RunSettings, named_parts, run_of
+from eval.runs.task_addresses import parse_task
 
 
 class PublishedLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,14 +140,15 @@ def rows_of(lines: Sequence[PublishedLine], runs: Sequence[Run], path: Path) -> 
     settings: list[RunSettings] = []
     folder = execute(
         runs, path, reporter=Reporter(Console(stderr=True)),
-        on_plan=lambda checked, others: settings.extend(one.settings for one in checked),
+        on_plan=lambda runs, others: settings.extend(planned.settings for planned in runs),
     )  # fmt: skip
     results = folder.results()
     texts = {
         line.name: {record["example"]: record.get("text") for record in results[key]}
         for line, key in zip(lines, settings, strict=True)
     }
-    rows = {RunSettings.of(row["settings"]): row for row in measured(Folder(path)).summary["rows"]}
+    summary = summarise(Folder(path)).summary
+    rows = {RunSettings.of(row["settings"]): row for row in summary["rows"]}
     return [row_of(line, key, rows[key], texts) for line, key in zip(lines, settings, strict=True)]
 
 

@@ -18,7 +18,7 @@ from matplotlib.ticker import NullLocator
 
 from eval.metrics.statistics import mean, wilson
 from eval.reports.comparison import compare, results
-from eval.reports.pooling import Pooled, field, primary_scores
+from eval.reports.pooling import Pooled, means_of, primary_scores
 
 # Okabe and Ito's palette, as in reports.
 COLOURS = {
@@ -56,7 +56,7 @@ def points_of(folder: str) -> list[Point]:
     found = []
     for pool in results(folder):
         scores = primary_scores(pool)
-        columns = mean([*field(pool.finished, "query_positions").values()])
+        columns = mean([*means_of(pool.finished, "query_positions").values()])
         names = (_short(pool.settings.sampler), _short(pool.settings.cache))
         found.append(Point(pool, *names, mean([*scores.values()]), len(scores), columns))
     return found

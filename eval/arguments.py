@@ -33,7 +33,7 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class MeasureOptions:
+class RunOptions:
     """The settings and examples that are decoded, and the folder of their records.
 
     Attributes:

@@ -31,25 +31,25 @@ _BATCHES = OptionGroup(own.Batches, REST)
 _RECORDING = OptionGroup(own.Recording, _RECORDS)
 _TRAINING = (MODEL, OptionGroup(training.QuestionOptions), _BATCHES)
 _SEVERAL = (decode_options(repeat=True), MACHINE, _RECORDING)
-_MEASURED = OptionGroup(own.MeasureOptions, names=("task", "out"))
+_TASK_AND_OUT = OptionGroup(own.RunOptions, names=("task", "out"))
 _TWO = {"sampler": '"FixedSchedule()" and "ConfidenceThreshold(0.9)"'}
 
 EVAL_COMMANDS = {
     "run": Command(
         "decode and score one task with one or more samplers",
-        "eval.reports.actions:run",
-        (_MEASURED, MODEL, OptionGroup(Plugins, repeat=True, defaults=_TWO), _BATCHES,
+        "eval.runs.actions:run",
+        (_TASK_AND_OUT, MODEL, OptionGroup(Plugins, repeat=True, defaults=_TWO), _BATCHES,
          *_SEVERAL, OptionGroup(ConstraintOptions, "constraint")),
         _KEPT,
     ),
     "sweep": Command(
-        "run every combination that a TOML file names", "eval.reports.actions:sweep",
-        (OptionGroup(own.MeasureOptions, names=("config", "out", "model")), *_SEVERAL), _KEPT,
+        "run every combination that a TOML file names", "eval.runs.actions:sweep",
+        (OptionGroup(own.RunOptions, names=("config", "out", "model")), *_SEVERAL), _KEPT,
     ),
     "calibrate": Command(
         "find the fastest setting that keeps the accuracy, with a guarantee",
         "eval.calibration.actions:calibrate",
-        (_MEASURED, MODEL, OptionGroup(own.Calibration),
+        (_TASK_AND_OUT, MODEL, OptionGroup(own.Calibration),
          OptionGroup(Plugins, names=("cache", "verifier", "blocks")), _BATCHES, decode_options(),
          MACHINE, _RECORDING),
         _KEPT,

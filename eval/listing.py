@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from dllm_decode.settings.name_table import print_table
 from dllm_decode.settings.options import line_of
-from eval.runs.names import JSON_LINES, LISTS, TASKS
+from eval.runs.task_addresses import JSON_LINES, LISTS, TASKS
 from eval.tasks.jsonl import JsonLines
 from eval.tasks.lists import ListTask
 from eval.tasks.parallelbench import PARALLEL_BENCH, ParallelBench

@@ -60,7 +60,7 @@ def learn(options: argparse.Namespace) -> None:
     while True:
         is_over = seconds >= 60.0 * options.minutes
         if is_over or number % 40 == 0:
-            test = tested(model, tokenizer, options.num_examples)
+            test = answer_held_out(model, tokenizer, options.num_examples)
             first = first or test
             line = {"round": number, "seconds": round(seconds, 1)} | figures(first, test, rewards)
             print(line, flush=True)
@@ -95,7 +95,7 @@ def loss_of(model: Any, rollouts: list[Rollout], rewards: Tensor) -> Tensor:
     return -(ratio * advantages * scores.weights).sum() / scores.weights.sum()
 
 
-def tested(model: Any, tokenizer: Any, num_examples: int) -> list[tuple[int, int]]:
+def answer_held_out(model: Any, tokenizer: Any, num_examples: int) -> list[tuple[int, int]]:
     """Returns for each held-out problem whether the greedy answer is right, and its forwards."""
     examples = TASK.examples("test", num_examples)
     prompts = [example.turns() for example in examples]

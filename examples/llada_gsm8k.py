@@ -26,8 +26,8 @@ from dllm_decode.models.loading.devices import can_multiply_bfloat16
 from dllm_decode.settings.plugins import parse
 from dllm_decode.text.progress_bar import ProgressBar
 from eval.metrics.statistics import wilson
-from eval.runs.names import parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt
+from eval.runs.task_addresses import parse_task
 from eval.tasks import Example, Task
 from samplers import Sampler
 

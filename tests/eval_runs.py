@@ -23,11 +23,11 @@ from dllm_decode.settings.ranks import ProcessRank
 from eval.metrics.costs import COSTS, CostMeasure, Row
 from eval.reports.table import show_settings
 from eval.runs.folder import Folder
-from eval.runs.names import parse_task
 from eval.runs.prompts import encode_prompt
 from eval.runs.records import Record, append
 from eval.runs.runner import execute
 from eval.runs.settings import Run, RunSettings
+from eval.runs.task_addresses import parse_task
 from eval.tasks import WordProblems
 from eval.tasks.base import Turn
 from examples.mini.vocabulary import build_tokenizer
@@ -47,7 +47,7 @@ SETTINGS = RunSettings(
     model="toy", revision=None, dtype="float32", task="lists/shuffle?n=3", task_version=1,
     examples="", num_examples=3, sampler="FixedSchedule(4)", cache="NoCache()",
     verifier="NoVerifier()", blocks=repr(Sequential()),
-    decoding=DecodeConfig(gen_length=8, block_length=4, temperature=1.0),
+    config=DecodeConfig(gen_length=8, block_length=4, temperature=1.0),
     batch_size=1, prompts="chat",
 )  # fmt: skip
 
@@ -161,7 +161,7 @@ def runs(
     return [
         Run(
             counted, TOKENIZER, parse_task(task), sampler,
-            decoding=DecodeConfig(gen_length=8, block_length=4, temperature=temperature),
+            config=DecodeConfig(gen_length=8, block_length=4, temperature=temperature),
             batch_size=batch_size,
         )
         for sampler in samplers
@@ -250,4 +250,4 @@ def write_tasks(folder: Path, num_docs: int = 7) -> Path:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    execute(runs(), sys.argv[1], place=ProcessRank.of_launch())
+    execute(runs(), sys.argv[1], process=ProcessRank.of_launch())

@@ -117,8 +117,8 @@ def score(
         chosen = list(steps)
     # An optimiser's step needs unpacked parameters too, because a packed one is NaN.
     network.transformer.unpack()
-    logprobs, columns = _scored(network, rollouts, chosen, law, rows_per_forward)
-    recorded = None if commits is None else [_recorded(writes, law) for writes in commits]
+    logprobs, columns = _run_forwards(network, rollouts, chosen, law, rows_per_forward)
+    recorded = None if commits is None else [_recorded_logprobs(writes, law) for writes in commits]
     difference = None
     if recorded is not None and shrink == 1:
         difference = _difference(network, rollouts, logprobs, recorded)
@@ -173,7 +173,7 @@ def _require_model(model: MaskedTransformer, rollout: Rollout, number: int) -> N
             )
 
 
-def _scored(
+def _run_forwards(
     model: MaskedTransformer,
     rollouts: Sequence[Rollout],
     chosen: Sequence[Canvases],
@@ -263,7 +263,7 @@ def _padded(
     return padded.to(device, widest(device)) if padded.dtype == torch.float64 else padded.to(device)
 
 
-def _recorded(commits: Sequence[Write], law: Law) -> Float[Tensor, " N"]:
+def _recorded_logprobs(commits: Sequence[Write], law: Law) -> Float[Tensor, " N"]:
     """Returns the recorded log-probabilities of commits; -inf where the law excluded a token."""
     values = [write.logprob if law == "drawn" else write.model_logprob for write in commits]
     return torch.tensor(

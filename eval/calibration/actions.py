@@ -4,7 +4,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from dllm_decode.settings.files import require_folder_or_new
-from eval.runs.names import parse_task
+from eval.runs.task_addresses import parse_task
 
 
 def calibrate(options: Namespace) -> int:

@@ -12,8 +12,8 @@ from dllm_decode.core.files import write_text
 from dllm_decode.settings.files import checked_value, read_object, write_json
 from dllm_decode.settings.plugins import build_plugins, no_target
 from eval.calibration.procedure import Guarantee, Judgement
-from eval.runs.names import SELECTION, parse_task
 from eval.runs.settings import RunSettings, named_parts
+from eval.runs.task_addresses import SELECTION, parse_task
 
 Format = Literal["dllm-decode calibration card 4"]
 FORMAT: Format = "dllm-decode calibration card 4"
@@ -71,7 +71,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         causal model, as `load_target` does.
         """
         settings = RunSettings.of(dict(self.setting), "The card's setting")
-        return {**build_plugins(self.expressions, target), "config": settings.decoding}
+        return {**build_plugins(self.expressions, target), "config": settings.config}
 
     def misfits(self, settings: RunSettings) -> list[str]:
         """Lists why the guarantee does not hold for settings with the card's sampler, if so."""

@@ -17,11 +17,11 @@ from eval.calibration.ladders import LADDERS, rung_of
 from eval.calibration.procedure import Guarantee
 from eval.calibration.search import certified_card
 from eval.runs.folder import Folder
-from eval.runs.names import Selection, parse_task
 from eval.runs.reporter import Reporter
-from eval.runs.runner import Checked, check_runs, open_part
+from eval.runs.runner import PlannedRun, open_part, plan_runs
 from eval.runs.settings import Parts, RunSettings, run_of
 from eval.runs.sweep import warn_of_runs
+from eval.runs.task_addresses import Selection, parse_task
 
 CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 
@@ -29,8 +29,8 @@ CARD_FILE, CHOICES_FILE = "card.json", "calibrations.json"
 def run(options: argparse.Namespace) -> int:
     """Calibrates, writes the card and shows it; 0 if a setting is certified, 1 if none is."""
     guarantee = Guarantee(options.max_drop, options.confidence)
-    place = ProcessRank.of_launch()
-    if place.world_size > 1:
+    process = ProcessRank.of_launch()
+    if process.world_size > 1:
         raise ValueError(
             "calibrate must run in one process, got several: decode the settings with `sweep` "
             "into the same folder first; their records are used."
@@ -40,16 +40,16 @@ def run(options: argparse.Namespace) -> int:
     card_file = output_file("--card", options.card) if options.card else folder.path / CARD_FILE
     rungs = _rungs(options)
     selection = _selection(options, guarantee)
-    checked = _checked(options, rungs, selection)
-    settings = [c.settings for c in checked]
-    with open_part(folder, checked) as part:
+    planned_runs = _planned_runs(options, rungs, selection)
+    settings = [planned.settings for planned in planned_runs]
+    with open_part(folder, planned_runs) as part:
         folder.claim(settings)
         warnings = _warnings(folder, selection, settings, guarantee)
         for warning in warnings:
             sys.stderr.write(f"WARNING: {warning}\n")
-        warn_of_runs(checked)
+        warn_of_runs(planned_runs)
         with Reporter(Console(stderr=True)) as reporter:
-            card = certified_card(checked, rungs, guarantee, part, reporter, warnings=warnings)
+            card = certified_card(planned_runs, rungs, guarantee, part, reporter, warnings=warnings)
     card.write(card_file)
     console = Console(highlight=False)
     console.print(card.text(), markup=False, soft_wrap=not console.is_terminal, end="")
@@ -95,9 +95,9 @@ def _rungs(options: argparse.Namespace) -> list[Parts]:
     return [rung_of(options.reference), *rungs]
 
 
-def _checked(
+def _planned_runs(
     options: argparse.Namespace, rungs: Sequence[Parts], selection: Selection
-) -> list[Checked]:
+) -> list[PlannedRun]:
     sources = dict.fromkeys(rung.model or options.model for rung in rungs)
     loaded = {source: open_model(source, options, options.revision) for source in sources}
     runs = [
@@ -108,7 +108,7 @@ def _checked(
         )
         for rung in rungs
     ]  # fmt: skip
-    return check_runs(runs)
+    return plan_runs(runs)
 
 
 def _warnings(

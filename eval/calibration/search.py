@@ -8,12 +8,12 @@ from eval.calibration.procedure import Guarantee, certify
 from eval.runs.provenance import machine_of, now
 from eval.runs.records import Record, score_of
 from eval.runs.reporter import Reporter
-from eval.runs.runner import Checked, RecordPart, Worker
+from eval.runs.runner import PlannedRun, RecordPart, Worker
 from eval.runs.settings import Parts
 
 
 def certified_card(
-    settings: Sequence[Checked],
+    planned_runs: Sequence[PlannedRun],
     expressions: Sequence[Parts],
     guarantee: Guarantee,
     part: RecordPart,
@@ -28,18 +28,18 @@ def certified_card(
     """
     looked: list[list[Record]] = []
 
-    def scores_of(checked: Checked) -> list[float]:
-        batches = Worker(checked, part, reporter).decode_missing()
+    def scores_of(planned: PlannedRun) -> list[float]:
+        batches = Worker(planned, part, reporter).decode_missing()
         looked.append([record for batch in batches for record in batch])
         return [_score(record) for record in looked[-1]]
 
-    reference, *ladder = settings
+    reference, *ladder = planned_runs
     reference_scores = scores_of(reference)
     _require_answered(looked[0])
-    pairs = (list(zip(reference_scores, scores_of(checked), strict=True)) for checked in ladder)
+    pairs = (list(zip(reference_scores, scores_of(planned), strict=True)) for planned in ladder)
     verdicts = certify(pairs, guarantee)
     speeds = [_speed(records) for records in looked]
-    written = [checked.settings.written() for checked in settings]
+    written = [planned.settings.written() for planned in planned_runs]
     num_certified = sum(verdict.certified for verdict in verdicts)
     # The reference is the first; only the last verdict may be without a certificate.
     best = max(range(1, num_certified + 1), key=speeds.__getitem__, default=0)

@@ -58,10 +58,10 @@ class DecodeLM(TemplateLM):
         self._device = model.device
         # The chat template writes all special tokens.
         self._adds_special_tokens = True
-        seed = settings.decoding.seed
+        seed = settings.config.seed
         self._likelihood = Likelihood(model, settings.estimator, seed, settings.batch_size)
         default = model.causal_block_length or DEFAULT_BLOCK_LENGTH
-        chosen = settings.decoding.block_length or settings.blocks.block_length
+        chosen = settings.config.block_length or settings.blocks.block_length
         self._block_length = chosen or default
         self.ledger: CostLedger = {}
 
@@ -127,11 +127,11 @@ class DecodeLM(TemplateLM):
         settings, generation = self.settings, batch[0].generation
         request = first.request
         # Each batch has its own seed, in every process: no two rows share their noise.
-        key = [settings.decoding.seed, request.task_name, request.doc_id, request.idx, first.repeat]
+        key = [settings.config.seed, request.task_name, request.doc_id, request.idx, first.repeat]
         return decode(
             self._model, [prompt.tokens for prompt in batch], settings.sampler,
             cache=settings.cache, verifier=settings.verifier, blocks=settings.blocks,
-            config=settings.decoding, gen_length=generation.gen_length,
+            config=settings.config, gen_length=generation.gen_length,
             block_length=self._block_length, temperature=generation.temperature,
             seed=int(digest(key)[:15], 16),
         )  # fmt: skip

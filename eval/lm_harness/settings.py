@@ -22,7 +22,7 @@ class LmSettings:
     """Everything that decides an answer, except the request itself.
 
     Attributes:
-        decoding: The options of the decode besides the plug-ins and the next two.
+        config: The options of the decode besides the plug-ins and the next two.
         gen_length: Answer length in tokens; see `Generation.of`.
         temperature: Temperature of all answers; None takes the task's.
         batch_size: Rows of a forward.
@@ -36,15 +36,15 @@ class LmSettings:
     verifier: Verifier
     blocks: BlockSchedule
     estimator: Estimator
-    decoding: DecodeConfig
+    config: DecodeConfig
     gen_length: int = DEFAULT_LENGTH
     temperature: float | None = None
     batch_size: int = 16
 
     def described(self) -> dict[str, Any]:
         """Returns all settings, ready for JSON."""
-        names = [f.name for f in fields(self) if f.name != "decoding"]
-        values = asdict(self.decoding) | {name: getattr(self, name) for name in names}
+        names = [f.name for f in fields(self) if f.name != "config"]
+        values = asdict(self.config) | {name: getattr(self, name) for name in names}
         policies = ("sampler", "cache", "verifier", "blocks", "estimator")
         values |= {name: expression_of(values[name]) for name in policies}
         return values | ({"temperature": "task"} if self.temperature is None else {})
@@ -62,7 +62,7 @@ def settings_of(options: argparse.Namespace, loaded: Loaded) -> LmSettings:
         revision=options.revision or None,
         dtype=loaded.dtype,
         estimator=LeftToRight() if options.nll == "l2r" else MonteCarlo(options.mc_num),
-        decoding=DecodeConfig(**given_options(options)),
+        config=DecodeConfig(**given_options(options)),
         gen_length=options.gen_length or DEFAULT_LENGTH,
         temperature=options.temperature,
         batch_size=options.batch_size,

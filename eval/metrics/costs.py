@@ -44,11 +44,11 @@ def usual_cost(rows: Sequence[Row]) -> CostMeasure:
     return COSTS["forwards" if has_target else "columns"]
 
 
-def speed_of(row: Row, cost: CostMeasure) -> Row | None:
+def speed_of(row: Row, cost: CostMeasure) -> Mapping[str, Any] | None:
     """Returns a row's tokens for a cost with their interval; None where the cost is unknown."""
     if "speed" not in row:
         return None
-    estimate: Row | None = row["speed"][cost.rate]
+    estimate: Mapping[str, Any] | None = row["speed"][cost.rate]
     return estimate
 
 

@@ -28,17 +28,17 @@ class RowGroup(NamedTuple):
     """The facts that rows share if they are compared with each other."""
 
     model: str
-    asked: ExampleSet
+    example_set: ExampleSet
 
 
-def asked_of(settings: Mapping[str, Any]) -> ExampleSet:
+def example_set_of(settings: Mapping[str, Any]) -> ExampleSet:
     """Returns the set of examples of settings, given as `RunSettings.written` returns them."""
     return ExampleSet(settings["task"], settings["task_version"], settings["examples"])
 
 
 def group_of(settings: Mapping[str, Any]) -> RowGroup:
     """Returns the group of rows with which a row that has these settings is compared."""
-    return RowGroup(settings["model"], asked_of(settings))
+    return RowGroup(settings["model"], example_set_of(settings))
 
 
 def groups_of(rows: Iterable[Row]) -> dict[RowGroup, list[Row]]:
@@ -49,13 +49,13 @@ def groups_of(rows: Iterable[Row]) -> dict[RowGroup, list[Row]]:
     return groups
 
 
-def titles_of(asked: Iterable[ExampleSet]) -> dict[ExampleSet, str]:
+def titles_of(example_sets: Iterable[ExampleSet]) -> dict[ExampleSet, str]:
     """Names tasks by their address; also by version or examples if several share an address."""
-    example_sets = dict.fromkeys(asked)
+    distinct = dict.fromkeys(example_sets)
     titles = {}
-    for example_set in example_sets:
-        versions = {other.version for other in example_sets if other.task == example_set.task}
-        alike = [other for other in example_sets if other[:2] == example_set[:2]]
+    for example_set in distinct:
+        versions = {other.version for other in distinct if other.task == example_set.task}
+        alike = [other for other in distinct if other[:2] == example_set[:2]]
         titles[example_set] = example_set.task
         titles[example_set] += f", version {example_set.version}" if len(versions) > 1 else ""
         titles[example_set] += f", examples {example_set.examples[:6]}" if len(alike) > 1 else ""
@@ -89,7 +89,7 @@ def mark_fronts(rows: Sequence[Row]) -> None:
                 group[numbers[index]]["fronts"].append(cost.name)
 
 
-def methods(rows: Sequence[Row]) -> list[Row]:
+def methods(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Scores each method's curve. AUP depends on the `best_accuracy` of all methods of a group."""
     method_rows = []
     for (model, example_set), group in groups_of(rows).items():
@@ -109,7 +109,7 @@ def methods(rows: Sequence[Row]) -> list[Row]:
     return method_rows
 
 
-def parallel_bench(rows: Sequence[Row]) -> list[Row]:
+def parallel_bench(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Scores the settings of each model over all tasks of ParallelBench that it was asked.
 
     The speed of a setting is `gen_length` divided by forwards (with those of a target), averaged

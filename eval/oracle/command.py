@@ -11,7 +11,7 @@ from dllm_decode.settings.plugins import parse
 from eval.metrics.statistics import wilson
 from eval.oracle.joint import Joint, left_to_right
 from eval.oracle.oracle import OracleModel
-from eval.runs.names import parse_task
+from eval.runs.task_addresses import parse_task
 from eval.tasks import Example, ListTask, Task
 from eval.tasks.lists import valid_outputs
 from samplers import Sampler

@@ -1,6 +1,7 @@
 """The advice of a report: the cheapest setting that is shown to be as good as the reference."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from eval.metrics.costs import CostMeasure, Row, speedup_of
 from eval.reports.names import names_of
@@ -31,19 +32,20 @@ def advice(rows: Sequence[Row], cost: CostMeasure) -> str:
     text = f"Keep {names[0]}: no setting with {cost.less} is shown to be {worse}."
     if shown:
         speedup, against, name = shown[0]
-        text = f"Take {name}: {worse} ({_measured(against)}), {_times(speedup, cost)}."
+        text = f"Take {name}: {worse} ({_difference_text(against)}), {_times(speedup, cost)}."
         cheaper = cheaper[: cheaper.index(shown[0])]
     undecided = [entry for entry in cheaper if entry[1]["accuracy"]["value"] > -TOLERANCE]
     if not undecided:
         return text
-    speedup, against, name = min(undecided, key=lambda entry: _wanted(entry[1]))
+    speedup, against, name = min(undecided, key=lambda entry: _num_needed(entry[1]))
     return (
-        f"Undecided: {name} ({_measured(against)}; {_times(speedup, cost)}). If its difference "
-        f"stays, about {_wanted(against):.0f} examples would show that it is {worse}. {text}"
+        f"Undecided: {name} ({_difference_text(against)}; {_times(speedup, cost)}). If its "
+        f"difference stays, about {_num_needed(against):.0f} examples would show that it is "
+        f"{worse}. {text}"
     )
 
 
-def _measured(against: Row) -> str:
+def _difference_text(against: Mapping[str, Any]) -> str:
     difference = against["accuracy"]
     value, low, high = (f"{difference[name]:+.3f}" for name in ("value", "low", "high"))
     return f"difference {value} [{low}, {high}] on {against['num_shared']} examples"
@@ -53,7 +55,7 @@ def _times(speedup: float, cost: CostMeasure) -> str:
     return f"{speedup:.1f} times {cost.less}" if speedup >= 1.05 else f"hardly {cost.less}"
 
 
-def _wanted(against: Row) -> float:
+def _num_needed(against: Mapping[str, Any]) -> float:
     """Returns the number of examples, to two digits, that put the interval's low end at -TOLERANCE.
 
     The width of the interval falls with the square root of the number of examples.

@@ -1,59 +1,40 @@
-"""The commands `report` and `trace`: what a results folder holds."""
+"""Reports a results folder, or shows one of its examples, on the terminal."""
 
-import argparse
 import sys
 from collections import Counter
 
 from rich.console import Console
 
-from eval.calibration.card import warn_of_misfits
-from eval.metrics.costs import COSTS, CostMeasure, usual_cost
-from eval.metrics.curves import asked_of, groups_of, titles_of
+from eval.metrics.costs import CostMeasure, usual_cost
+from eval.metrics.curves import example_set_of, groups_of, titles_of
 from eval.reports.advice import advice
 from eval.reports.page import unfinished_notice
 from eval.reports.replay import parts_of, picture_of
 from eval.reports.report import write_report
-from eval.reports.summary import measured
-from eval.reports.table import bold, further_tables, origin, show_settings
+from eval.reports.summary import summarise
+from eval.reports.table import further_tables, legend, origin, show_settings
 from eval.runs.folder import Folder
 from eval.runs.records import Record, trace_of
 from eval.runs.settings import RunSettings
-from eval.runs.sweep import Measured, run, run_sweep
 
 
-def run_and_report(options: argparse.Namespace) -> int:
-    """Runs settings; the process that finds all settings complete writes the report."""
-    return _finish(run(options, warn_of_misfits))
-
-
-def sweep_and_report(options: argparse.Namespace) -> int:
-    """Runs a sweep; the process that finds the whole sweep complete writes the report."""
-    return _finish(run_sweep(options, warn_of_misfits))
-
-
-def report(options: argparse.Namespace) -> int:
-    """Writes the report of a results folder and shows its table."""
-    cost = COSTS.get(options.cost)
-    return show(Folder(options.folder), num_replays=options.replays, cost=cost)
-
-
-def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = None) -> int:
+def report_folder(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = None) -> int:
     """Writes a report as `write_report` does and shows its tables; returns 1 if examples raised."""
-    contents = measured(folder)
+    contents = summarise(folder)
     path = write_report(contents, num_replays=num_replays, cost=cost)
     rows = contents.summary["rows"]
     console = Console(highlight=False)
     if notice := unfinished_notice(rows):
         _say(console, f"{notice}\n", folds=console.is_terminal)
     groups = groups_of(row for row in rows if row["num_records"])
-    titles = titles_of(group.asked for group in groups)
+    titles = titles_of(group.example_set for group in groups)
     has_several = len({group.model for group in groups}) > 1
     for group, group_rows in groups.items():
-        title = titles[group.asked] + f", model {group.model}" * has_several
+        title = titles[group.example_set] + f", model {group.model}" * has_several
         _say(console, f"{title}\n")
         chosen = cost or usual_cost(group_rows)
         show_settings(console, group_rows, chosen)
-        texts = [advice(group_rows, chosen), bold(chosen), origin(group_rows, contents.summary)]
+        texts = [advice(group_rows, chosen), legend(chosen), origin(group_rows, contents.summary)]
         if not console.is_terminal:
             texts += further_tables(group_rows, contents.summary)
         for text in texts:
@@ -72,9 +53,12 @@ def show(folder: Folder, *, num_replays: int = 30, cost: CostMeasure | None = No
     return 1 if errors else 0
 
 
-def trace(options: argparse.Namespace) -> int:
-    """Shows how one example was decoded."""
-    pairs, console = _examples_of(Folder(options.folder), options.example), Console(highlight=False)
+def show_example(folder: Folder, example: str) -> int:
+    """Shows how an example was decoded, given its id or the start of it; the first if empty.
+
+    Raises ValueError if no finished example has such an id, or its records have no trace.
+    """
+    pairs, console = _examples_of(folder, example), Console(highlight=False)
     first = pairs[0][1]
     _say(console, f"{first['prompt']}\ntarget: {first['target']}\n", folds=True)
     for (_, record), parts in zip(pairs, parts_of(pairs), strict=True):
@@ -90,16 +74,6 @@ def trace(options: argparse.Namespace) -> int:
 
 def _say(console: Console, text: str, *, folds: bool = False) -> None:
     console.print(text, markup=False, soft_wrap=not folds)
-
-
-def _finish(decoded: Measured) -> int:
-    """Shows the report if all records of the command are there.
-
-    The last of several processes shows it. Other settings of the folder may be unfinished.
-    """
-    results = decoded.folder.results()
-    is_done = all(len(results.get(s, ())) == s.num_examples for s in decoded.settings)
-    return show(decoded.folder) if is_done else 0
 
 
 def _examples_of(folder: Folder, example: str) -> list[tuple[RunSettings, Record]]:
@@ -118,5 +92,7 @@ def _examples_of(folder: Folder, example: str) -> list[tuple[RunSettings, Record
             f"it has {', '.join(sorted(set(ids))[:5]) or 'none'}."
         )
     pairs = [pair for pair in finished if pair[1]["example"] == chosen[0]]
-    example_set = asked_of(pairs[0][0].written())
-    return [(settings, r) for settings, r in pairs if asked_of(settings.written()) == example_set]
+    example_set = example_set_of(pairs[0][0].written())
+    return [
+        (settings, r) for settings, r in pairs if example_set_of(settings.written()) == example_set
+    ]

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.metrics.costs import Row
 from eval.metrics.statistics import (
     mcnemar,
     mean,
@@ -45,7 +44,7 @@ class Comparison:
     p_value: float | None = None
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> Row:
+def difference(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
     """Compares the scores of two settings on the same examples.
 
     The interval of the difference is Tango's score interval if every score is 0 or 1; otherwise it
@@ -64,7 +63,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Row:
     }
 
 
-def _partly_right(first: Sequence[float], second: Sequence[float]) -> Row:
+def _partly_right(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
     differences = [after - before for before, after in zip(first, second, strict=True)]
     value = mean(differences)
     if max(differences) - min(differences) > 1e-9:
@@ -77,7 +76,7 @@ def _partly_right(first: Sequence[float], second: Sequence[float]) -> Row:
     return {"value": value, "low": low, "high": high, "interval": "wilson"}
 
 
-def paired(
+def shared_values(
     first: Mapping[Key, float], second: Mapping[Key, float]
 ) -> tuple[list[float], list[float]]:
     """Returns the values of two settings on the examples that both have, in one order."""
@@ -104,7 +103,7 @@ def compare(first: Pooled | str | Path, second: Pooled | str | Path) -> Comparis
         ValueError: If a folder holds several settings, or they share no scored example.
     """
     reference, candidate = _pool(first), _pool(second)
-    before, after = paired(primary_scores(reference), primary_scores(candidate))
+    before, after = shared_values(primary_scores(reference), primary_scores(candidate))
     if not before:
         raise ValueError(
             f"Settings must share scored examples to be compared, got none in common: "

@@ -8,7 +8,7 @@ from eval.metrics.curves import ExampleSet, RowGroup, group_of, method_of, title
 from eval.reports.advice import advice
 from eval.reports.names import names_of
 from eval.reports.pooling import Pooled, identity
-from eval.reports.summary import MeasuredFolder, measured
+from eval.reports.summary import FolderSummary, summarise
 from eval.reports.table import further_tables, origin
 from eval.reports.templates import fill
 from eval.runs.folder import Folder
@@ -27,34 +27,35 @@ class _Setting(NamedTuple):
 
 def report_page(folder: Folder) -> str:
     """Returns the page of a results folder; raises ValueError if it is damaged or empty."""
-    return page_of(measured(folder))
+    return page_of(summarise(folder))
 
 
 def page_of(
-    found: MeasuredFolder, *, replays: Link | None = None, cost: CostMeasure | None = None
+    contents: FolderSummary, *, replays: Link | None = None, cost: CostMeasure | None = None
 ) -> str:
     """Returns a page with everything that a results folder holds.
 
     `replays` maps examples to files in the page's folder; `cost` is shown first (None:
     `usual_cost`).
     """
-    summary = found.summary
+    summary = contents.summary
     groups: dict[RowGroup, list[_Setting]] = {}
-    for row, pool in zip(summary["rows"], found.pools, strict=True):
+    for row, pool in zip(summary["rows"], contents.pools, strict=True):
         groups.setdefault(group_of(row["settings"]), []).append(_Setting(row, pool))
-    titles = titles_of(group.asked for group in groups)
+    titles = titles_of(group.example_set for group in groups)
     tasks = []
     for group, settings in groups.items():
         rows = [setting.row for setting in settings]
         tasks.append({
-            "task": titles[group.asked],
+            "task": titles[group.example_set],
             "model": group.model,
-            "rows": _shown(settings), "examples": _examples(settings, group.asked, replays or {}),
+            "rows": _shown(settings),
+            "examples": _examples(settings, group.example_set, replays or {}),
             "origin": origin(rows, summary), "cost": (cost or usual_cost(rows)).name,
             "advice": {measure.name: advice(rows, measure) for measure in COSTS.values()},
             "tables": "\n\n".join(further_tables(rows, summary)),
         })  # fmt: skip
-    name, notice = found.folder.path.resolve().name, unfinished_notice(summary["rows"])
+    name, notice = contents.folder.path.resolve().name, unfinished_notice(summary["rows"])
     content = {
         "folder": name, "notice": notice, "tasks": tasks,
         "costs": {measure.name: measure._asdict() for measure in COSTS.values()},
@@ -115,7 +116,7 @@ def _numbers(row: Row) -> dict[str, Any]:
 _PARTS = ("against_reference", "speed", "timing")
 
 
-def _interval(estimate: Row | None) -> list[float] | None:
+def _interval(estimate: Mapping[str, Any] | None) -> list[float] | None:
     return [estimate["value"], estimate["low"], estimate["high"]] if estimate else None
 
 

@@ -47,7 +47,7 @@ def pools(results: Mapping[RunSettings, Sequence[Record]]) -> list[Pooled]:
         records = [record for setting in group for record in results[setting]]
         # Sorted by id, so that sums do not depend on the order of writing.
         records.sort(key=lambda record: str(record["example"]))
-        pooled.append(Pooled(group[0], tuple(s.decoding.seed for s in group), tuple(records)))
+        pooled.append(Pooled(group[0], tuple(s.config.seed for s in group), tuple(records)))
     return pooled
 
 
@@ -76,7 +76,7 @@ def per_example(values: Iterable[tuple[Key, Number | None]]) -> dict[Key, float]
     return {example: mean(numbers) for example, numbers in defined.items()}
 
 
-def field(records: Iterable[Record], name: str) -> dict[str, float]:
+def means_of(records: Iterable[Record], name: str) -> dict[str, float]:
     """Averages a numeric field of the records over each example's seeds."""
     numbers: Iterable[Mapping[str, Any]] = records
     return per_example((record["example"], record[name]) for record in numbers)

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from eval.reports.names import PLUGINS, shortened
 from eval.reports.templates import fill
-from eval.runs.records import Record, Told, trace_of
+from eval.runs.records import Record, TokenDistribution, trace_of
 from eval.runs.settings import RunSettings
 
 Example = Sequence[tuple[RunSettings, Record]]
@@ -81,7 +81,7 @@ def _panel(settings: RunSettings, record: Record, parts: list[str]) -> dict[str,
     return {
         "key": record["settings"],
         "parts": parts,
-        "block": settings.decoding.block_length,
+        "block": settings.config.block_length,
         **{name: trace[name] for name in ("lead", "steps", "confidences")},
         "tokens": tokens,
         "runners_up": [_runner_up(recorded, pieces) for recorded in trace["runners_up"]],
@@ -97,13 +97,15 @@ def _forced(settings: RunSettings, record: Record) -> list[int]:
 
     Empty at a temperature above 0, where the first choice is a draw that records do not store.
     """
-    if not settings.constraint or settings.decoding.temperature > 0.0:
+    if not settings.constraint or settings.config.temperature > 0.0:
         return []
     pairs = zip(record["tokens"], trace_of(record)["runners_up"], strict=False)
     return [i for i, (token, ranked) in enumerate(pairs) if ranked and ranked[1][0][0] != token]
 
 
-def _runner_up(recorded: Told | None, pieces: Mapping[str, str]) -> dict[str, Any] | None:
+def _runner_up(
+    recorded: TokenDistribution | None, pieces: Mapping[str, str]
+) -> dict[str, Any] | None:
     """Returns entropy and likeliest tokens of a position; None if no step committed a token."""
     if recorded is None:
         return None

@@ -9,10 +9,10 @@ from typing import TypeVar
 from dllm_decode.core.files import write_text
 from dllm_decode.settings.files import digest, write_json
 from eval.metrics.costs import CostMeasure
-from eval.metrics.curves import ExampleSet, asked_of, titles_of
+from eval.metrics.curves import ExampleSet, example_set_of, titles_of
 from eval.reports.page import page_of, unfinished_notice
 from eval.reports.replay import replay_page
-from eval.reports.summary import MeasuredFolder
+from eval.reports.summary import FolderSummary
 from eval.runs.records import Record
 from eval.runs.settings import RunSettings
 
@@ -25,27 +25,27 @@ Key = TypeVar("Key")
 
 
 def write_report(
-    found: MeasuredFolder, *, num_replays: int = 30, cost: CostMeasure | None = None
+    contents: FolderSummary, *, num_replays: int = 30, cost: CostMeasure | None = None
 ) -> Path:
     """Writes `report.html`, `summary.json` and replay pages; returns the path of `report.html`.
 
     Args:
-        found: The folder, as `measured` read it.
+        contents: The folder, as `summarise` read it.
         num_replays: Examples of each task that get a replay page, first those on which settings
             disagree.
         cost: Cost by which settings are compared; None is `usual_cost`.
     """
-    write_json(found.folder.path / "summary.json", found.summary)
-    replays = _replays(found, num_replays)
-    page = found.folder.path / PAGE
-    write_text(page, page_of(found, replays=replays, cost=cost))
+    write_json(contents.folder.path / "summary.json", contents.summary)
+    replays = _replays(contents, num_replays)
+    page = contents.folder.path / PAGE
+    write_text(page, page_of(contents, replays=replays, cost=cost))
     return page
 
 
-def _replays(contents: MeasuredFolder, num_replays: int) -> dict[tuple[ExampleSet, str], str]:
+def _replays(contents: FolderSummary, num_replays: int) -> dict[tuple[ExampleSet, str], str]:
     """Writes replay pages and returns their file names by set of examples and example id."""
     notice = unfinished_notice(contents.summary["rows"])
-    example_sets = {settings: asked_of(settings.written()) for settings in contents.results}
+    example_sets = {settings: example_set_of(settings.written()) for settings in contents.results}
     titles = titles_of(example_sets.values())
     examples = defaultdict(list)
     for settings, records in contents.results.items():

@@ -8,14 +8,14 @@ from eval.metrics.costs import Row
 from eval.metrics.curves import RowGroup, group_of, mark_fronts, methods, parallel_bench
 from eval.metrics.metrics import order_correlation, tokens_per
 from eval.metrics.statistics import mean, ratio_of_sums, share_interval, standard_error
-from eval.reports.comparison import difference, paired
-from eval.reports.pooling import Pooled, field, per_example, pools, primary_scores
+from eval.reports.comparison import difference, shared_values
+from eval.reports.pooling import Pooled, means_of, per_example, pools, primary_scores
 from eval.runs.folder import Folder
 from eval.runs.records import Record, score_of
 from eval.runs.settings import RunSettings
 
 
-class MeasuredFolder(NamedTuple):
+class FolderSummary(NamedTuple):
     """A results folder that was read once, with the numbers of its settings, ready for JSON.
 
     The rows of the summary are in the order of `pools`.
@@ -27,7 +27,7 @@ class MeasuredFolder(NamedTuple):
     summary: dict[str, Any]
 
 
-def measured(folder: Folder) -> MeasuredFolder:
+def summarise(folder: Folder) -> FolderSummary:
     """Reads a results folder and computes its numbers.
 
     Settings that differ only in the seed share a row, in which each example counts once, with the
@@ -53,7 +53,7 @@ def measured(folder: Folder) -> MeasuredFolder:
     used = {record["machine"] for record in records}
     machines = [machine for name, machine in folder.machines().items() if name in used]
     dates = sorted(record["date"] for record in records if record["date"])
-    return MeasuredFolder(folder, results, pooled, {
+    return FolderSummary(folder, results, pooled, {
         "rows": rows, "methods": methods(rows), "parallel_bench": parallel_bench(rows),
         "git": sorted({record["git"] or "unknown" for record in records}),
         "machines": machines, "dates": [*dates[:1], *dates[-1:]],
@@ -85,7 +85,7 @@ def _row(pool: Pooled) -> Row:
     return row
 
 
-def _accuracy(pool: Pooled) -> Row | None:
+def _accuracy(pool: Pooled) -> dict[str, Any] | None:
     """Averages the primary score, with an interval over examples; see `share_interval`.
 
     With several seeds, each example counts with its mean over them.
@@ -99,7 +99,7 @@ def _accuracy(pool: Pooled) -> Row | None:
             "standard_error": standard_error(values), "num_examples": len(values)}  # fmt: skip
 
 
-def _scores(finished: Sequence[Record]) -> Row:
+def _scores(finished: Sequence[Record]) -> dict[str, Any]:
     """Averages every score over the examples that define it; None if no example does."""
     names = sorted({name for record in finished for name in record["scores"]})
     return {
@@ -113,13 +113,13 @@ def _mean_over_examples(values: Iterable[tuple[str, float | None]]) -> float | N
     return mean(list(defined.values())) if defined else None
 
 
-def _speed(finished: Sequence[Record]) -> Row:
+def _speed(finished: Sequence[Record]) -> dict[str, Any]:
     means = {
-        name: list(field(finished, name).values())
+        name: list(means_of(finished, name).values())
         for name in ("length", "nfe", "target_nfe", "committed", "query_positions")
     }
 
-    def ratio_to(costs: Sequence[float]) -> Row:
+    def ratio_to(costs: Sequence[float]) -> dict[str, Any]:
         return ratio_of_sums(means["length"], costs)._asdict()
 
     # If drafts need no mask predictor, the target's forwards are the only ones.
@@ -138,11 +138,11 @@ def _speed(finished: Sequence[Record]) -> Row:
     }
 
 
-def _verified(finished: Sequence[Record]) -> Row:
+def _verified(finished: Sequence[Record]) -> dict[str, Any]:
     """Describes the forwards of a verifier, and how many of its drafts were accepted."""
     gains = [gain for record in finished for gain in record["gains"]]
     names = ("drafted", "accepted", "length", "target_nfe")
-    drafted, accepted, length, target_nfe = (sum(field(finished, n).values()) for n in names)
+    drafted, accepted, length, target_nfe = (sum(means_of(finished, n).values()) for n in names)
     return {
         "accepted_length": sum(gains) / max(1, len(gains)),
         "accepted_lengths": dict(sorted(Counter(gains).items())),
@@ -151,7 +151,7 @@ def _verified(finished: Sequence[Record]) -> Row:
     }
 
 
-def _order(finished: Sequence[Record]) -> Row:
+def _order(finished: Sequence[Record]) -> dict[str, Any]:
     """Describes the order in which positions up to EOS were committed; None without traces."""
     steps = [
         (r["example"], [step for step in r["trace"]["steps"][: r["length"]] if step >= 0])
@@ -163,7 +163,7 @@ def _order(finished: Sequence[Record]) -> Row:
     }
 
 
-def _decided(finished: Sequence[Record]) -> Row | None:
+def _decided(finished: Sequence[Record]) -> dict[str, Any] | None:
     """Describes when results were decided; None without traces, or with old ones.
 
     `share` is the mean share of the steps after which a result was decided; `by_half` is the share
@@ -185,13 +185,13 @@ def _decided(finished: Sequence[Record]) -> Row | None:
     }
 
 
-def _timing(finished: Sequence[Record]) -> Row:
+def _timing(finished: Sequence[Record]) -> dict[str, Any]:
     """Describes wall-clock time, which differs from run to run, unlike everything else.
 
     The warm-up is left out, unless there is nothing else.
     """
     timed = [record for record in finished if not record["warm_up"]] or finished
-    lengths = list(field(timed, "length").values())
+    lengths = list(means_of(timed, "length").values())
     # The seconds of a batch are divided equally among its rows.
     shares_s = per_example((r["example"], r["batch_s"] / r["batch_length"]) for r in timed)
     return {"tokens_per_second": tokens_per(lengths, list(shares_s.values()))}
@@ -204,13 +204,13 @@ _SPEEDUPS = {
 }
 
 
-def _comparison(reference: Pooled, pool: Pooled) -> Row:
+def _comparison(reference: Pooled, pool: Pooled) -> dict[str, Any]:
     """Compares two settings on the examples that both have."""
-    scores = paired(primary_scores(reference), primary_scores(pool))
-    comparison: Row = {"num_shared": len(scores[0])} | difference(*scores)
+    scores = shared_values(primary_scores(reference), primary_scores(pool))
+    comparison: dict[str, Any] = {"num_shared": len(scores[0])} | difference(*scores)
     before, after = reference.finished, pool.finished
     for name, numbers in _SPEEDUPS.items():
-        pairs = [paired(field(before, number), field(after, number)) for number in numbers]
+        pairs = [shared_values(means_of(before, n), means_of(after, n)) for n in numbers]
         total = sum(sum(b) for _, b in pairs)
         if pairs[0][0] and total:
             comparison[name] = sum(sum(a) for a, _ in pairs) / total

@@ -29,7 +29,7 @@ def show_settings(console: Console, rows: Sequence[Row], cost: CostMeasure) -> N
     show_grid(console, grid_of(rows), styles=styles, narrow=_NARROW)
 
 
-def bold(cost: CostMeasure) -> str:
+def legend(cost: CostMeasure) -> str:
     """Says when a setting is bold."""
     return f"Bold: no other setting is better in accuracy and in {cost.axis}."
 
@@ -183,7 +183,7 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _interval(estimate: Row | None, digits: int, sign: str = "") -> str:
+def _interval(estimate: Mapping[str, Any] | None, digits: int, sign: str = "") -> str:
     if not estimate:
         return "-"
     value, low, high = (f"{estimate[name]:{sign}.{digits}f}" for name in ("value", "low", "high"))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dllm_decode import DecodeConfig, DecodeOutput, Gains, Observer, StepEvent, Trace, decode
 from eval.runs.prompts import encode_prompt, templates_of
-from eval.runs.records import AnswerCost, RecordedTrace, ScoredExample, Told, tokens_of
+from eval.runs.records import AnswerCost, RecordedTrace, ScoredExample, TokenDistribution, tokens_of
 from eval.runs.settings import Run
 from eval.tasks import Example
 from eval.tasks.checks import FAILURES, checked_scores
@@ -22,7 +22,7 @@ NUM_TOKENS = 4
 _BATCH_STRIDE = 1 << 32
 
 
-def answer(
+def decode_and_score(
     run: Run, examples: Sequence[Example], config: DecodeConfig, observers: Sequence[Observer] = ()
 ) -> list[ScoredExample]:
     """Decodes one batch and scores the answers, in the order of the examples.
@@ -44,7 +44,7 @@ def answer(
     results: list[ScoredExample] = []
     for row, (example, tokens) in enumerate(zip(examples, output.answers(), strict=True)):
         result: ScoredExample = {
-            **_scored(run, example, run.tokenizer.decode(tokens, skip_special_tokens=True)),
+            **_score(run, example, run.tokenizer.decode(tokens, skip_special_tokens=True)),
             **cost_of(prompts[row], output, row),
             "committed": gained[row].committed,
             "gains": gained[row].per_forward,
@@ -53,8 +53,8 @@ def answer(
         }
         if run.trace:
             lead = len(prompts[row]) % (run.model.causal_block_length or 1)
-            recorded_trace = recorded(trace, runners_up, row, lead)
-            start = after_marker(tokens, run.marker)
+            recorded_trace = record_of_trace(trace, runners_up, row, lead)
+            start = result_start(tokens, run.marker)
             decided = since.decided(row, range(start, len(tokens)))
             recorded_trace["decided"] = decided, trace.rounds[row]
             pieces = {
@@ -87,29 +87,29 @@ def batch_seed(seed: int, number: int) -> int:
     return wrapped(seed + _BATCH_STRIDE * number)
 
 
-def said_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Returns the text that names an error in a record."""
     return f"{type(error).__name__}: {error}"
 
 
-def _scored(run: Run, example: Example, text: str) -> ScoredExample:
+def _score(run: Run, example: Example, text: str) -> ScoredExample:
     task = run.selection.task
     try:
         scores = checked_scores(task.score(example, text), task.primary)
     except FAILURES as error:
-        return {"text": text, "error": said_of(error)}
+        return {"text": text, "error": error_text(error)}
     return {"text": text, "error": None, "scores": scores}
 
 
 class RunnersUp:
     """Observes a decode and keeps, for each answer position, the distribution it was drawn from.
 
-    Positions are those of `Trace`; the last commit of a position counts. `told` has the
-    distributions by the prompt's index and the position.
+    Positions are those of `Trace`; the last commit of a position counts. `distributions`
+    has them by the prompt's index and the position.
     """
 
     def __init__(self) -> None:
-        self.told: dict[int, dict[int, Told]] = {}
+        self.distributions: dict[int, dict[int, TokenDistribution]] = {}
 
     def __call__(self, event: StepEvent) -> None:
         columns = event.columns
@@ -123,12 +123,12 @@ class RunnersUp:
         entries = zip(event.requests[rows].tolist(), *values, strict=True)
         for request, position, nats, ids, shares in entries:
             likely = [(i, round(p, 4)) for i, p in zip(ids, shares, strict=True)]
-            by_position = self.told.setdefault(request, {})
+            by_position = self.distributions.setdefault(request, {})
             by_position[position] = (round(nats, 4), likely)
 
-    def of(self, request: int, steps: list[int]) -> list[Told | None]:
+    def of(self, request: int, steps: list[int]) -> list[TokenDistribution | None]:
         """Returns the distribution of each position that a step committed, otherwise None."""
-        by_position = self.told.get(request, {})
+        by_position = self.distributions.get(request, {})
         return [by_position.get(at) if step >= 0 else None for at, step in enumerate(steps)]
 
 
@@ -168,14 +168,14 @@ class LikelySince:
         return max((since[position] for position in positions), default=0)
 
 
-def after_marker(tokens: Sequence[int], marker: Sequence[int]) -> int:
+def result_start(tokens: Sequence[int], marker: Sequence[int]) -> int:
     """Returns where the result begins in an answer; 0 if the answer has no marker."""
     length = len(marker)
     places = range(len(tokens) - length + 1)
     return next((at + length for at in places if list(tokens[at : at + length]) == list(marker)), 0)
 
 
-def recorded(trace: Trace, runners_up: RunnersUp, row: int, lead: int) -> RecordedTrace:
+def record_of_trace(trace: Trace, runners_up: RunnersUp, row: int, lead: int) -> RecordedTrace:
     """Returns step and confidence of each position; -1 and None where no round committed it.
 
     `lead` counts the prompt tokens in the first block of a block-causal model.

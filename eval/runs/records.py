@@ -20,7 +20,7 @@ Real: TypeAlias = Annotated[float, Meta(ge=-(2.0**63), le=2.0**63)]
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=2.0**63)]
 
-Told: TypeAlias = tuple[Real, list[tuple[Whole, Real]]]
+TokenDistribution: TypeAlias = tuple[Real, list[tuple[Whole, Real]]]
 """Entropy in nats, then tokens with their probabilities, the most likely first."""
 
 _REMEDY = "move the line elsewhere to decode its example anew"
@@ -42,7 +42,7 @@ class RecordedTrace(TypedDict):
     confidences: list[Real | None]
     lead: Whole
     revisions: list[tuple[Whole, Whole, Whole, Real | None, Whole]]
-    runners_up: list[Told | None]
+    runners_up: list[TokenDistribution | None]
     decided: NotRequired[tuple[Count, Count]]
 
 

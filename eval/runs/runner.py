@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dllm_decode.settings.ranks import ALONE, ProcessRank
-from eval.runs.answers import answer, batch_seed, said_of
+from eval.runs.answers import batch_seed, decode_and_score, error_text
 from eval.runs.folder import Folder
-from eval.runs.names import Selection
 from eval.runs.provenance import machine_of, now, package_commit, require_unchanged, write_notes
 from eval.runs.records import Record, ScoredExample, append
 from eval.runs.reporter import SILENT, Reporter
 from eval.runs.settings import Run, RunSettings
+from eval.runs.task_addresses import Selection
 from eval.tasks import Example
 from eval.tasks.checks import FAILURES
 from samplers.logits.noise import wrapped
@@ -27,7 +27,7 @@ _ROW_STRIDE = 1 << 20
 _NUM_WARM_UP = 10
 
 
-class Checked(NamedTuple):
+class PlannedRun(NamedTuple):
     """A run that can be decoded, with its examples and the settings that name it."""
 
     run: Run
@@ -56,47 +56,41 @@ class Worker:
 
     def __init__(
         self,
-        checked: Checked,
+        planned: PlannedRun,
         part: RecordPart,
         reporter: Reporter = SILENT,
-        place: ProcessRank = ALONE,
+        process: ProcessRank = ALONE,
     ) -> None:
-        self._run, examples, self._settings = checked
+        self._run, examples, self._settings = planned
         size = self._run.batch_size
         self._batches = [examples[i : i + size] for i in range(0, len(examples), size)]
-        self._mine = range(place.rank, len(self._batches), place.world_size)
+        self._mine = range(process.rank, len(self._batches), process.world_size)
         self._part, self._reporter = part, reporter
-        self._num_begun = 0
         self.settings_key = self._settings.key("")
         self.keys = [self._key(example) for index in self._mine for example in self._batches[index]]
 
     def decode_missing(self) -> Iterator[list[Record]]:
         """Decodes and appends missing examples; yields all records batch by batch."""
         self._begin()
-        done = self._part.done
+        done, num_begun = self._part.done, 0
         for number in self._mine:
             batch = self._batches[number]
             missing = {example.id for example in batch if self._key(example) not in done}
             if missing:
-                decoded = self._decoded(number)
+                seed = batch_seed(self._settings.config.seed, number)
+                warm_up = num_begun < _NUM_WARM_UP
+                decoded = self._decode_batch(batch, seed, warm_up=warm_up)
+                num_begun += len(batch)
                 records = [record for record in decoded if record["example"] in missing]
                 append(self._part.path, records)
                 self._reporter.add(records)
                 done.update((record["key"], record) for record in records)
             yield [done[self._key(example)] for example in batch]
 
-    def _decoded(self, number: int) -> list[Record]:
-        """Decodes a batch."""
-        batch = self._batches[number]
-        warm_up = self._num_begun < _NUM_WARM_UP
-        self._num_begun += len(batch)
-        seed = batch_seed(self._settings.decoding.seed, number)
-        return self._decode(batch, seed, warm_up=warm_up)
-
     def _begin(self) -> None:
         """Starts the display of the run."""
         settings, done = self._settings, self._part.done
-        seed = f" seed {settings.decoding.seed}" if settings.decoding.seed else ""
+        seed = f" seed {settings.config.seed}" if settings.config.seed else ""
         within = f" within {settings.constraint}" if settings.constraint else ""
         label = f"{' + '.join(settings.parts)}{seed} on {settings.task}{within}"
         self._reporter.begin(label, len(self.keys), [done[k] for k in self.keys if k in done])
@@ -104,21 +98,23 @@ class Worker:
     def _key(self, example: Example) -> str:
         return self._settings.key(example.id)
 
-    def _decode(self, examples: Sequence[Example], seed: int, *, warm_up: bool) -> list[Record]:
+    def _decode_batch(
+        self, examples: Sequence[Example], seed: int, *, warm_up: bool
+    ) -> list[Record]:
         """Decodes a batch; if that fails, each example alone."""
         try:
-            config = replace(self._settings.decoding, seed=seed)
-            answers = answer(self._run, examples, config, [self._reporter])
+            config = replace(self._settings.config, seed=seed)
+            answers = decode_and_score(self._run, examples, config, [self._reporter])
         except FAILURES as error:
             if len(examples) > 1:
                 return [
                     record
                     for i, example in enumerate(examples, start=1)
-                    for record in self._decode(
+                    for record in self._decode_batch(
                         [example], wrapped(seed + i * _ROW_STRIDE), warm_up=warm_up
                     )
                 ]
-            answers = [{"error": said_of(error)}]
+            answers = [{"error": error_text(error)}]
         return [
             self._record(example, scored, warm_up=warm_up)
             for example, scored in zip(examples, answers, strict=True)
@@ -148,9 +144,9 @@ def execute(
     runs: Sequence[Run],
     folder: str | Path,
     *,
-    place: ProcessRank = ALONE,
+    process: ProcessRank = ALONE,
     reporter: Reporter = SILENT,
-    on_plan: Callable[[list[Checked], list[RunSettings]], None] = lambda checked, others: None,
+    on_plan: Callable[[list[PlannedRun], list[RunSettings]], None] = lambda runs, others: None,
 ) -> Folder:
     """Decodes and scores the examples that a folder lacks; the first run is the reference.
 
@@ -161,7 +157,7 @@ def execute(
     Args:
         runs: The runs.
         folder: Folder of the records; made if need be.
-        place: Rank of this process, which decodes every `world_size`-th batch.
+        process: Rank of this process, which decodes every `world_size`-th batch.
         reporter: Follows the progress.
         on_plan: Called before the first forward with the runs and the folder's other runs.
 
@@ -169,12 +165,12 @@ def execute(
         ValueError: If a run is impossible, two are the same, another process writes the folder,
             or the code of a plug-in or a file of weights has changed since the records were made.
     """
-    checked_runs = check_runs(runs)
+    planned_runs = plan_runs(runs)
     results = Folder(folder)
-    with open_part(results, checked_runs, place) as part:
-        others = results.claim(checked.settings for checked in checked_runs)
-        on_plan(checked_runs, others)
-        workers = [Worker(checked, part, reporter, place) for checked in checked_runs]
+    with open_part(results, planned_runs, process) as part:
+        others = results.claim(planned.settings for planned in planned_runs)
+        on_plan(planned_runs, others)
+        workers = [Worker(planned, part, reporter, process) for planned in planned_runs]
         missing = [key for worker in workers for key in worker.keys if key not in part.done]
         with reporter:
             reporter.expect(len(workers), len(missing))
@@ -185,7 +181,7 @@ def execute(
 
 @contextmanager
 def open_part(
-    folder: Folder, runs: Sequence[Checked], place: ProcessRank = ALONE
+    folder: Folder, runs: Sequence[PlannedRun], process: ProcessRank = ALONE
 ) -> Iterator[RecordPart]:
     """Locks this process's part of a folder; yields it with the records that are not errors.
 
@@ -193,23 +189,23 @@ def open_part(
     if another process writes the part, or the code of a plug-in or a file that was read has changed
     since.
     """
-    with folder.writing(place.rank) as path:
+    with folder.writing(process.rank) as path:
         done = {r["key"]: r for r in folder.records() if r["error"] is None}
-        by_setting = {checked.settings.key(""): checked.run for checked in runs}
+        by_setting = {planned.settings.key(""): planned.run for planned in runs}
         done_settings = {record["settings"] for record in done.values()}
         notes = require_unchanged(folder.path, by_setting, done_settings)
-        if place.rank == 0:
+        if process.rank == 0:
             write_notes(folder.path, notes)
         machine = folder.note_machine(machine_of(runs[0].run.model.device))
         yield RecordPart(path, machine, done)
 
 
-def check_runs(runs: Sequence[Run]) -> list[Checked]:
+def plan_runs(runs: Sequence[Run]) -> list[PlannedRun]:
     """Returns runs with their examples and settings, checked without a forward.
 
     Raises ValueError if a run is impossible, or two are the same.
     """
-    checked: list[Checked] = []
+    planned_runs: list[PlannedRun] = []
     reasons: dict[str, list[str]] = {}
     examples: dict[Selection, Sequence[Example]] = {}
     for run in runs:
@@ -218,19 +214,19 @@ def check_runs(runs: Sequence[Run]) -> list[Checked]:
         run_examples = examples[run.selection]
         try:
             run.check(run_examples)
-            checked.append(Checked(run, run_examples, run.settings(run_examples)))
+            planned_runs.append(PlannedRun(run, run_examples, run.settings(run_examples)))
         except ValueError as error:
             reasons.setdefault(str(error), []).append(run.name)
     if reasons:
         raise ValueError(_refusal(reasons, len(runs)))
-    settings = [one.settings for one in checked]
+    settings = [planned.settings for planned in planned_runs]
     for index, setting in enumerate(settings):
         if setting in settings[:index]:
             raise ValueError(
                 f"Each setting must be named once, got {runs[index].name} twice: "
                 "it would count as two."
             )
-    return checked
+    return planned_runs
 
 
 def _refusal(reasons: Mapping[str, Sequence[str]], num_runs: int) -> str:

@@ -19,8 +19,8 @@ from dllm_decode.settings.options import OPTIONS
 from dllm_decode.settings.plugins import build_plugins
 from dllm_decode.text.constraints import constraint_of
 from dllm_decode.text.requests import automaton_of
-from eval.runs.names import Selection, digest_of_examples
 from eval.runs.prompts import PromptTokenizer, require_template, templates_of
+from eval.runs.task_addresses import Selection, digest_of_examples
 from eval.tasks import Example
 from samplers import Sampler
 from samplers.expression import expression_of
@@ -40,7 +40,7 @@ class RunSettings:
         task: Canonical address.
         examples: Digest of the examples' ids, prompts and targets.
         sampler: Empty if the verifier asks no sampler.
-        decoding: All other options of the decode, with the block length that was used.
+        config: All other options of the decode, with the block length that was used.
         batch_size: Rows decoded together: which rows share a batch changes floating-point rounding.
         prompts: "chat" or "plain".
         constraint: Texts that answers must be among, as JSON; empty: any text.
@@ -57,7 +57,7 @@ class RunSettings:
     cache: str
     verifier: str
     blocks: str
-    decoding: DecodeConfig
+    config: DecodeConfig
     batch_size: int
     prompts: str
     constraint: str = ""
@@ -77,12 +77,12 @@ class RunSettings:
 
     def with_seed(self, seed: int) -> "RunSettings":
         """Returns the same settings with another seed."""
-        return replace(self, decoding=replace(self.decoding, seed=seed))
+        return replace(self, config=replace(self.config, seed=seed))
 
     def written(self) -> dict[str, Any]:
         """Returns the settings for JSON, the options of the decode among the others."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "decoding"}
-        options = asdict(self.decoding)
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "config"}
+        options = asdict(self.config)
         # JSON has no tuples; with lists, the settings that are read equal those that were written.
         return values | {n: list(v) if isinstance(v, tuple) else v for n, v in options.items()}
 
@@ -94,15 +94,15 @@ class RunSettings:
         """
         values = msgspec.structs.asdict(checked_value(written, _WrittenSettings, where, NEW_FOLDER))
         try:
-            decoding = DecodeConfig(**{name: values.pop(name) for name in OPTIONS})
+            config = DecodeConfig(**{name: values.pop(name) for name in OPTIONS})
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-        return RunSettings(decoding=decoding, **values)
+        return RunSettings(config=config, **values)
 
 
 _WrittenSettings = msgspec.defstruct(
     "_WrittenSettings",
-    [*((f.name, f.type) for f in fields(RunSettings) if f.name != "decoding"), *OPTIONS.items()],
+    [*((f.name, f.type) for f in fields(RunSettings) if f.name != "config"), *OPTIONS.items()],
     forbid_unknown_fields=True,
 )
 
@@ -117,7 +117,7 @@ class Run:
     """One setting: a model, some examples, a sampler, and the other plug-ins and options.
 
     Attributes:
-        decoding: All other options of the decode.
+        config: All other options of the decode.
         sampler: A marker that it was not given is the task's, see `PlugIn.with_tokenizer`.
         prompts: "chat" or "plain"; None: the task's default.
         model_source: Argument of `load_model`, like `revision`; None is the model's name.
@@ -135,7 +135,7 @@ class Run:
     cache: CachePolicy = field(default_factory=NoCache)
     verifier: Verifier = field(default_factory=NoVerifier)
     blocks: BlockSchedule = field(default_factory=Sequential)
-    decoding: DecodeConfig = field(default_factory=DecodeConfig)
+    config: DecodeConfig = field(default_factory=DecodeConfig)
     batch_size: int = 16
     prompts: str | None = None
     model_source: str | None = None
@@ -176,7 +176,7 @@ class Run:
         has_turns = any(not isinstance(example.prompt, str) for example in examples)
         if has_turns or (self.prompts or self.selection.task.prompts) == "chat":
             require_template(self.tokenizer)
-        templates_of(self.tokenizer, self.model, examples, self.decoding.gen_length)
+        templates_of(self.tokenizer, self.model, examples, self.config.gen_length)
 
     def automaton(self) -> Automaton | None:
         """Returns the constraint as an automaton over the model's tokens; None without constraint.
@@ -191,12 +191,12 @@ class Run:
     def _decoder(self) -> Decoder:
         return new_decoder(
             self.model, self.sampler, cache=self.cache, verifier=self.verifier,
-            blocks=self.blocks, config=self.decoding,
+            blocks=self.blocks, config=self.config,
         )  # fmt: skip
 
     def settings(self, examples: Sequence[Example]) -> RunSettings:
         """Returns the settings that decide the answers to these examples."""
-        parts = (self.sampler, self.cache, self.verifier, self.blocks, self.decoding)
+        parts = (self.sampler, self.cache, self.verifier, self.blocks, self.config)
         block_length = Decoder(self.model, *parts).block_length
         return RunSettings(
             model=self.model_source or self.model.name,
@@ -210,7 +210,7 @@ class Run:
             cache=expression_of(self.cache),
             verifier=expression_of(self.verifier),
             blocks=expression_of(self.blocks),
-            decoding=replace(self.decoding, block_length=block_length),
+            config=replace(self.config, block_length=block_length),
             batch_size=self.batch_size,
             prompts=self.prompts or self.selection.task.prompts,
             constraint=self.constraint,
@@ -238,7 +238,7 @@ def run_of(loaded: Loaded, selection: Selection, parts: Parts, options: Mapping[
         model=loaded.model,
         tokenizer=loaded.tokenizer,
         selection=selection,
-        decoding=decoding_of(selection, options, plugins["blocks"]),
+        config=config_of(selection, options, plugins["blocks"]),
         model_source=loaded.source or None,
         revision=loaded.revision or None,
         dtype=loaded.dtype,
@@ -247,7 +247,7 @@ def run_of(loaded: Loaded, selection: Selection, parts: Parts, options: Mapping[
     )
 
 
-def decoding_of(
+def config_of(
     selection: Selection, options: Mapping[str, Any], blocks: BlockSchedule = Sequential()
 ) -> DecodeConfig:
     """Returns the options of a decode: those given, else the task's own, else the defaults.

@@ -1,4 +1,4 @@
-"""The commands `run` and `sweep`: a product of models, tasks, plug-ins and options is decoded."""
+"""Sweeps: products of models, tasks, plug-ins and options, which `run` and `sweep` decode."""
 
 import argparse
 import difflib
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from rich.console import Console
 
@@ -23,17 +23,14 @@ from dllm_decode.settings.ranks import ProcessRank
 from dllm_decode.text.constraints import constraint_of
 from eval.runs.folder import Folder
 from eval.runs.named_files import toml_of
-from eval.runs.names import Selection, matching, parse_task
 from eval.runs.prompts import warn_of_prompts
 from eval.runs.reporter import Reporter
-from eval.runs.runner import Checked, execute
+from eval.runs.runner import PlannedRun, execute
 from eval.runs.settings import Parts, Run, RunSettings, run_of
+from eval.runs.task_addresses import Selection, expand_patterns, parse_task
 from samplers.checks import shown
 
 DEFAULT_SAMPLERS = ("FixedSchedule()", "ConfidenceThreshold(0.9)")
-
-Warn: TypeAlias = Callable[[Sequence[str], Sequence[RunSettings]], None]
-"""Warns the user, given samplers as they were named and the settings that are run."""
 
 Axes: TypeAlias = Mapping[str, tuple[Any, ...]]
 """By field of `DecodeConfig` its values, each of which is run."""
@@ -46,7 +43,7 @@ class Sweep:
     Attributes:
         models: Embedded names, folders or hub ids.
         tasks: Addresses; plug-ins are expressions.
-        decoding: Values of any options of the decode: answer length, temperature, seeds and so on.
+        axes: Values of any options of the decode: answer length, temperature, seeds and so on.
             An option that is not named is the task's own, else the default.
         prompts: "chat" or "plain"; empty: the task's default.
         constraints: Texts that answers must be among, as JSON; empty: any text.
@@ -58,23 +55,23 @@ class Sweep:
     caches: tuple[str, ...] = ("NoCache()",)
     verifiers: tuple[str, ...] = ("NoVerifier()",)
     blocks: tuple[str, ...] = ("Sequential()",)
-    decoding: Axes = field(default_factory=dict)
+    axes: Axes = field(default_factory=dict)
     batch_size: int = 16
     prompts: str = ""
     revision: str = ""
     constraints: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
-        axes = zip(("samplers", "caches", "verifiers", "blocks"), KINDS, strict=True)
+        plugins = zip(("samplers", "caches", "verifiers", "blocks"), KINDS, strict=True)
         parsers: dict[str, Callable[[str], str]] = {
             "models": str, "tasks": lambda address: parse_task(address).address,
             "constraints": canonical_constraint,
-            **{axis: partial(check_plugin, part=part) for axis, part in axes},
+            **{name: partial(check_plugin, part=part) for name, part in plugins},
         }  # fmt: skip
         for name, parse in parsers.items():
             written = getattr(self, name)
             _require_distinct(name, written, [parse(text) for text in written])
-        for name, values in self.decoding.items():
+        for name, values in self.axes.items():
             _require_distinct(name, values, values)
         for chosen in self._options():
             DecodeConfig(**chosen)
@@ -119,74 +116,75 @@ class Sweep:
 
     def _options(self) -> list[dict[str, Any]]:
         """Returns every combination of the options."""
-        names = sorted(self.decoding, key=lambda name: (name == "seed", name))
+        names = sorted(self.axes, key=lambda name: (name == "seed", name))
         return [
             dict(zip(names, values, strict=True))
-            for values in product(*(self.decoding[name] for name in names))
+            for values in product(*(self.axes[name] for name in names))
         ]
 
 
-class Measured(NamedTuple):
-    """A results folder, and the settings in it that the command decoded."""
-
-    folder: Folder
-    settings: list[RunSettings]
-
-
-def run(options: argparse.Namespace, warn: Warn) -> Measured:
-    """Runs the settings that the options name."""
+def sweep_of_options(options: argparse.Namespace) -> Sweep:
+    """Returns the settings that the options of `run` name."""
     written = constraint_json(options)
-    sweep = Sweep(
+    return Sweep(
         models=(options.model,),
-        tasks=matching([options.task]),
+        tasks=expand_patterns([options.task]),
         samplers=tuple(options.sampler or DEFAULT_SAMPLERS),
         caches=tuple(options.cache or ("NoCache()",)),
         verifiers=tuple(options.verifier or ("NoVerifier()",)),
         blocks=tuple(options.blocks or ("Sequential()",)),
-        decoding=axes_of(options),
+        axes=axes_of(options),
         batch_size=options.batch_size,
         prompts=options.prompts or "",
         revision=options.revision,
         constraints=("" if written is None else canonical_json(written),),
     )
-    return measure(sweep, options, warn)
 
 
-def run_sweep(options: argparse.Namespace, warn: Warn) -> Measured:
-    """Runs the settings that a file names; options that are given take the place of the file's."""
+def sweep_of_file(options: argparse.Namespace) -> Sweep:
+    """Returns the settings that a file names; options that are given replace the file's."""
     sweep = read_sweep(options.config)
-    sweep = replace(sweep, decoding={**sweep.decoding, **axes_of(options)})
-    sweep = replace(sweep, models=tuple(options.model or sweep.models))
-    return measure(sweep, options, warn)
+    sweep = replace(sweep, axes={**sweep.axes, **axes_of(options)})
+    return replace(sweep, models=tuple(options.model or sweep.models))
 
 
-def measure(sweep: Sweep, options: argparse.Namespace, warn: Warn) -> Measured:
-    """Decodes the answers that the results folder lacks; checks all before the first forward."""
-    place = ProcessRank.of_launch()
+def run_sweep(sweep: Sweep, options: argparse.Namespace) -> int:
+    """Decodes the answers that the results folder lacks, and reports a complete sweep.
+
+    Checks all before the first forward. The last of several processes writes the report; other
+    settings of the folder may be unfinished. Returns 1 if the report has examples that raised.
+    """
+    # Imported here, because cards and reports are made of runs, and import their modules.
+    from eval.calibration.card import warn_of_misfits
+    from eval.reports.command import report_folder
+
+    process = ProcessRank.of_launch()
     Folder(options.out).require_usable()
     settings: list[RunSettings] = []
 
-    def tell(runs: list[Checked], others: list[RunSettings]) -> None:
-        settings.extend(checked.settings for checked in runs)
-        if place.rank > 0:
+    def tell(runs: list[PlannedRun], others: list[RunSettings]) -> None:
+        settings.extend(planned.settings for planned in runs)
+        if process.rank > 0:
             return
         if others:
             sys.stderr.write(
                 f"The folder holds {len(others)} other settings; they stay in the report.\n"
             )
         warn_of_runs(runs)
-        warn(sweep.samplers, settings)
+        warn_of_misfits(sweep.samplers, settings)
 
     selections = sweep.selections()
     loaded = {source: open_model(source, options, sweep.revision) for source in sweep.models}
     folder = execute(
         list(sweep.runs(loaded, selections, trace=not options.no_trace)),
         options.out,
-        place=place,
+        process=process,
         reporter=Reporter(Console(stderr=True)),
         on_plan=tell,
     )
-    return Measured(folder, settings)
+    results = folder.results()
+    is_complete = all(len(results.get(s, ())) == s.num_examples for s in settings)
+    return report_folder(folder) if is_complete else 0
 
 
 def canonical_constraint(text: str) -> str:
@@ -200,7 +198,7 @@ def canonical_constraint(text: str) -> str:
     return canonical_json(value)
 
 
-def warn_of_runs(runs: Sequence[Checked]) -> None:
+def warn_of_runs(runs: Sequence[PlannedRun]) -> None:
     """Warns on standard error, by task and model, of unknown words in the prompts of runs."""
     warned = set()
     for run, examples, settings in runs:
@@ -214,36 +212,36 @@ def warn_of_runs(runs: Sequence[Checked]) -> None:
 def read_sweep(path: str | Path) -> Sweep:
     """Reads a sweep file, or raises ValueError if the file is missing or is not such a sweep."""
     entries = toml_of(path)
-    kinds = {f.name: f.type for f in fields(Sweep) if f.name not in ("models", "decoding")}
+    kinds = {f.name: f.type for f in fields(Sweep) if f.name not in ("models", "axes")}
     values: dict[str, Any] = {}
-    decoding: dict[str, tuple[Any, ...]] = {}
+    axes: dict[str, tuple[Any, ...]] = {}
     for name, value in entries.items():
         if name == "model":
-            values["models"] = _values(path, name, value, str)
+            values["models"] = _option_values(path, name, value, str)
         elif name in OPTIONS:
-            decoding[name] = _values(path, name, value, OPTIONS[name])
+            axes[name] = _option_values(path, name, value, OPTIONS[name])
         elif name in kinds:
-            values[name] = _own(path, name, value, kinds[name])
+            values[name] = _field_value(path, name, value, kinds[name])
         else:
             raise ValueError(_unknown(path, name, ["model", *kinds, *OPTIONS]))
     for name in ("model", "tasks", "samplers"):
         if name not in entries:
             raise ValueError(f"{path} lacks {name!r}; a sweep names model, tasks and samplers.")
     try:
-        values["tasks"] = matching(values["tasks"])
-        return Sweep(decoding=decoding, **values)
+        values["tasks"] = expand_patterns(values["tasks"])
+        return Sweep(axes=axes, **values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _own(path: str | Path, name: str, value: Any, kind: Any) -> Any:
+def _field_value(path: str | Path, name: str, value: Any, kind: Any) -> Any:
     if not has_type(value, kind):
         shape = "a list of texts" if kind == tuple[str, ...] else f"of type {kind.__name__}"
         raise ValueError(f"{name} in {path} must be {shape}, got {shown(value)}.")
     return tuple(value) if isinstance(value, list) else value
 
 
-def _values(path: str | Path, name: str, value: Any, kind: Any) -> tuple[Any, ...]:
+def _option_values(path: str | Path, name: str, value: Any, kind: Any) -> tuple[Any, ...]:
     """Reads one value of an option, or a list of them."""
     values = [value] if has_type(value, kind) or not isinstance(value, list) else value
     if not values or not all(has_type(item, kind) for item in values):

@@ -64,7 +64,7 @@ class Ledger:
         for account, account_lines in lines.items():
             before = account.start
             for change in account.changes:
-                slots = {**added(account.name, before, change), "month": next(remaining)}
+                slots = {**addition_slots(account.name, before, change), "month": next(remaining)}
                 account_lines.append(Line("gain" if change > 0 else "loss", slots))
                 before += change
         return lines
@@ -214,14 +214,14 @@ def draw_ledger(rng: random.Random, num_steps: int, people: Sequence[str]) -> Le
     return ledger if ledger.answer <= MAX_TOTAL else None
 
 
-def added(name: str, before: int, change: int) -> dict[str, str | int]:
+def addition_slots(name: str, before: int, change: int) -> dict[str, str | int]:
     """Returns the slots of a line that adds a change, which may be negative."""
     return {"name": name, "before": before, "amount": abs(change), "after": before + change}
 
 
 def total_line(account: Account, total: int) -> Line:
     """Returns the line that adds an account to the total."""
-    return Line("total", added(account.name, total, account.end))
+    return Line("total", addition_slots(account.name, total, account.end))
 
 
 def write_answer(ledger: Ledger, rng: random.Random) -> str:

@@ -138,12 +138,12 @@ def words_of_lists() -> Items:
     )
 
 
-def placed(items: Items, start: int, end: int, word: str) -> Items:
+def replace_items(items: Items, start: int, end: int, word: str) -> Items:
     """Returns the items with [start, end) replaced by the word, or removed if it is empty."""
     return items[:start] + ((word,) if word else ()) + items[end:]
 
 
-def edited(width: int) -> Outputs:
+def edit_rule(width: int) -> Outputs:
     """Returns the rule that puts the word, if any, in the place of `width` items.
 
     Operations `..._at` use the position that the request names, other operations any position.
@@ -152,7 +152,7 @@ def edited(width: int) -> Outputs:
     def outputs(request: ListQuestion) -> Iterator[Items]:
         anywhere = range(len(request.items) - width + 1)
         starts = (request.number - 1,) if request.keyword.endswith("_at") else anywhere
-        return (placed(request.items, i, i + width, request.word) for i in starts)
+        return (replace_items(request.items, i, i + width, request.word) for i in starts)
 
     return outputs
 
@@ -167,12 +167,12 @@ OUTPUTS: Mapping[str, Outputs] = {
     "copy": lambda request: iter([request.items]),
     "reverse": lambda request: iter([request.items[::-1]]),
     "sort": lambda request: iter([tuple(sorted(request.items))]),
-    "replace_at": edited(1),
-    "insert_at": edited(0),
-    "remove_at": edited(1),
-    "replace_any": edited(1),
-    "remove_any": edited(1),
-    "insert_any": edited(0),
+    "replace_at": edit_rule(1),
+    "insert_at": edit_rule(0),
+    "remove_at": edit_rule(1),
+    "replace_any": edit_rule(1),
+    "remove_any": edit_rule(1),
+    "insert_any": edit_rule(0),
     "shuffle": lambda request: permutations(request.items),
     "agree": lambda request: ((item,) * request.number for item in request.items),
     "pair_sum": pair_sum,

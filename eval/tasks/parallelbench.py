@@ -89,14 +89,14 @@ def sources(root: Path) -> dict[str, TaskSource]:
     if not root.is_dir():
         raise ValueError(f"ParallelBench is read from a folder, got {root}, which is none; {HOW}.")
     by_name: dict[str, TaskSource] = {}
-    for name, source in (*_generated(root), *_hub_copy(root)):
+    for name, source in (*_generated_tasks(root), *_hub_tasks(root)):
         by_name.setdefault(name, source)
     if not by_name:
         raise ValueError(f"{root} holds no task of ParallelBench in a layout known here; {HOW}.")
     return by_name
 
 
-def _generated(root: Path) -> Iterator[tuple[str, TaskSource]]:
+def _generated_tasks(root: Path) -> Iterator[tuple[str, TaskSource]]:
     for version, relative in OUTPUTS:
         for file in sorted((root / relative / SPLIT).glob("*/*.jsonl")):
             config = file.parent / CONFIG
@@ -105,7 +105,7 @@ def _generated(root: Path) -> Iterator[tuple[str, TaskSource]]:
                 yield name, TaskSource(version, [file], (config, name))
 
 
-def _hub_copy(root: Path) -> Iterator[tuple[str, TaskSource]]:
+def _hub_tasks(root: Path) -> Iterator[tuple[str, TaskSource]]:
     for folder in sorted(path for path in root.glob("*-*") if path.is_dir()):
         if files := sorted(folder.glob(f"{SPLIT}-*.parquet")):
             yield folder.name.replace("-", "/", 1), TaskSource(V2, files)
@@ -245,8 +245,10 @@ def _example(row: Found, config: Config, number: int, version: str) -> Example:
             f"{where} has an answer with the fields {', '.join(needs)}, got "
             f"{str(label)[:60]!r}; repair or remove it."
         )
-    turns = [(filled(config, demo.input, where), text_of(demo.answer)) for demo in demonstrations]
-    question = filled(config, inputs, where)
+    turns = [
+        (prompt_of(config, demo.input, where), text_of(demo.answer)) for demo in demonstrations
+    ]
+    question = prompt_of(config, inputs, where)
     meta = {"input": inputs, "label": label, "metric": config.metric, "version": version,
             "output_format": row.fields.get("output_format"), "where": where}  # fmt: skip
     name = f"{SPLIT}-{number}-{content_id(question)}"
@@ -270,7 +272,7 @@ def _unpacked(value: Any, where: str) -> Any:
     return parse_json(value.encode(), dict[str, Any], f"A field of {where}", REPAIR)
 
 
-def filled(config: Config, given: Mapping[str, Any], where: str) -> str:
+def prompt_of(config: Config, given: Mapping[str, Any], where: str) -> str:
     r"""Returns the prompt with its inputs; a literal `\n` of some files becomes a line break."""
     try:
         return config.prompt.format_map(given).replace("\\n", "\n")

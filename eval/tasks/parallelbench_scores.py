@@ -152,13 +152,13 @@ def score_sentence(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     `included` wants each word as a part of the text, such as `boat` in `boats`.
     """
     included = float(all(str(word) in text for word in label["words"]))
-    return _written(text, included) | {"included": included}
+    return _score_with_grammar(text, included) | {"included": included}
 
 
 def score_summary(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     """Scores a summary: `answer` is ROUGE-L times `grammar`."""
     overlap = rouge(text, str(label["summary"]))
-    return {**_written(text, overlap["rougeL"]), **overlap}
+    return {**_score_with_grammar(text, overlap["rougeL"]), **overlap}
 
 
 def score_paraphrase(text: str, given: Mapping[str, Any], label: Any) -> Scores:
@@ -170,10 +170,10 @@ def score_paraphrase(text: str, given: Mapping[str, Any], label: Any) -> Scores:
     overlap = bleu(text, sentence)
     inverse = None if overlap is None else is_text * (1 - overlap)
     alike = bert_score(text.strip(), sentence) if is_text else 0.0
-    return _written(text, inverse, alike) | {"inverse_bleu": inverse, "bertscore": alike}
+    return _score_with_grammar(text, inverse, alike) | {"inverse_bleu": inverse, "bertscore": alike}
 
 
-def _written(text: str, *factors: float | None) -> dict[str, float | None]:
+def _score_with_grammar(text: str, *factors: float | None) -> dict[str, float | None]:
     """Returns the scores of a text that is also judged by its grammar.
 
     `answer` is the product of `grammar`, which is LanguageTool's, with the other factors.

@@ -24,14 +24,14 @@ from dllm_decode.training.teacher import Demonstration, Lessons
 from eval.runs.settings import Run
 from eval.training.held_out import (
     HeldOutScores,
-    compared,
-    described,
-    measure,
-    read_measured,
+    comparison_of,
+    description_of,
+    read_scores,
+    score_held_out,
     table_of,
 )
 from eval.training.questions import Questions, read_questions, settings_of
-from eval.training.run_folder import claim, claim_training, on_first, writing
+from eval.training.run_folder import claim, claim_training, run_on_first, writing
 from eval.training.student import Student
 from eval.training.teacher_answers import answer_all, read_answers
 from samplers import FixedSchedule, Sampler
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     distillation = Distillation(options, accelerator, student, questions, judged, teaching, judging)
     with ExitStack() as stack:
         # The first process writes all but the teacher's answers.
-        on_first(accelerator, lambda: stack.enter_context(writing(distillation.folder)))
+        run_on_first(accelerator, lambda: stack.enter_context(writing(distillation.folder)))
         distillation.run()
     return 0
 
@@ -105,14 +105,14 @@ def check(options: argparse.Namespace) -> None:
 class Distillation:
     """A run of the command, all options of which were checked.
 
-    The teacher answers the questions `asked` as `teaching` says; the result is judged on the
-    questions `judged`, as `judging` says.
+    The teacher answers `questions` as `teaching` says; the result is judged on the questions
+    `judged`, as `judging` says.
     """
 
     options: argparse.Namespace
     accelerator: Accelerator
     student: Student
-    asked: Questions
+    questions: Questions
     judged: Questions
     teaching: Run
     judging: Run
@@ -123,7 +123,7 @@ class Distillation:
         return Path(self.options.output)
 
     @property
-    def place(self) -> ProcessRank:
+    def process(self) -> ProcessRank:
         """The rank of this process and the number of processes."""
         return ProcessRank(self.accelerator.process_index, self.accelerator.num_processes)
 
@@ -131,21 +131,21 @@ class Distillation:
         """Runs the parts of the command; each part continues where it stopped."""
         console = Console(quiet=not self.accelerator.is_main_process)
         of_answers, settings = self.settings_of_answers(), self.settings_of_training()
-        on_first(self.accelerator, lambda: claim(self.folder, of_answers, settings))
+        run_on_first(self.accelerator, lambda: claim(self.folder, of_answers, settings))
         demonstrations = self.demonstrations(console)
-        on_first(self.accelerator, lambda: claim_training(self.folder, settings))
+        run_on_first(self.accelerator, lambda: claim_training(self.folder, settings))
         before = self.scores(self.folder / "before.json")
         console.print(before.said("before"), highlight=False)
         history = self.train(demonstrations, console)
         after = self.scores(self.folder / "after.json")
         points = [{"samples": 0.0} | before.point, *history]
-        on_first(self.accelerator, lambda: self.report(points, before, after, console))
+        run_on_first(self.accelerator, lambda: self.report(points, before, after, console))
         self.accelerator.end_training()
 
     def demonstrations(self, console: Console) -> list[Demonstration]:
         """Lets the teacher answer, and returns the answers to learn from."""
-        folder, num_prompts = self.folder / "answers", len(self.asked.examples)
-        answer_all(self.teaching, self.asked, folder, self.place, console)
+        folder, num_prompts = self.folder / "answers", len(self.questions.examples)
+        answer_all(self.teaching, self.questions, folder, self.process, console)
         self.accelerator.wait_for_everyone()
         learned, num_right = read_answers(
             folder, num_prompts, self.teaching.batch_size, keep_wrong=self.options.keep_wrong
@@ -160,14 +160,14 @@ class Distillation:
         The scores are measured if they are wanted anew, or the file is not there.
         """
         if file.exists() and not anew:
-            return read_measured(file, self.judged)
-        measured = measure(
-            self.judging, self.judged.examples, place=self.place, gather=gather_object
+            return read_scores(file, self.judged)
+        scores = score_held_out(
+            self.judging, self.judged.examples, process=self.process, gather=gather_object
         )
         if self.accelerator.is_main_process:
-            measured.save(file)
+            scores.save(file)
         self.accelerator.wait_for_everyone()
-        return measured
+        return scores
 
     def train(
         self, demonstrations: Sequence[Demonstration], console: Console
@@ -186,15 +186,15 @@ class Distillation:
         with ProgressBar(console, options.method) as bar:
 
             def evaluate(_: Progress) -> Mapping[str, float]:
-                measured = self.scores(self.folder / "after.json", anew=True)
-                bar.say(measured.said("held-out"))
-                return measured.point
+                scores = self.scores(self.folder / "after.json", anew=True)
+                bar.say(scores.said("held-out"))
+                return scores.point
 
             progress = train(
                 student.objective, student.optimisers(), lessons, settings,
                 accelerator=accelerator, evaluate=evaluate, observe=bar.update,
             )  # fmt: skip
-        on_first(accelerator, lambda: student.write(self.folder))
+        run_on_first(accelerator, lambda: student.write(self.folder))
         return progress.history
 
     def report(
@@ -206,10 +206,10 @@ class Distillation:
     ) -> None:
         """Writes training.json, and shows the scores before and after."""
         record, written = self.folder / "training.json", self.folder / self.student.written
-        content = described("distil", self.judging, self.judged) | {
+        content = description_of("distil", self.judging, self.judged) | {
             "sampler": self.options.sampler,
             "before": {"accuracy": before.accuracy, "forwards": before.mean_forwards},
-            "after": compared(before, after),
+            "after": comparison_of(before, after),
             "history": list(points),
         }
         write_json(record, content)
@@ -220,7 +220,7 @@ class Distillation:
 
     def settings_of_answers(self) -> dict[str, Any]:
         """Returns the settings that decide the answers of the teacher."""
-        settings = settings_of(self.options, self.teaching, self.asked)
+        settings = settings_of(self.options, self.teaching, self.questions)
         return settings | {"teacher_sampler": expression_of(self.teaching.sampler)}
 
     def settings_of_training(self) -> dict[str, Any]:

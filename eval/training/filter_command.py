@@ -30,13 +30,13 @@ from eval.runs.settings import Run
 from eval.training.arguments import FILTER_DECODING
 from eval.training.held_out import (
     HeldOutScores,
-    compared,
-    described,
-    measure,
-    read_measured,
+    comparison_of,
+    description_of,
+    read_scores,
+    score_held_out,
     table_of,
 )
-from eval.training.questions import Questions, config_of, read_questions, settings_of
+from eval.training.questions import Questions, config_for_model, read_questions, settings_of
 from eval.training.run_folder import SETTINGS_FILE, claim, claim_training, writing
 from samplers import FixedSchedule, Learn2PD, Sampler
 from samplers.expression import expression_of
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     )  # fmt: skip
     loaded = open_model(options.model, options, options.revision)
     questions.warn(loaded.tokenizer)
-    config = config_of(questions, loaded, given_options(options, FILTER_DECODING))
+    config = config_for_model(questions, loaded, given_options(options, FILTER_DECODING))
     assert config.block_length is not None
     judging = judged.run(loaded, against, cache, config, options.batch_size)
     questions.run(loaded, FixedSchedule(config.block_length), cache, config, options.batch_size)
@@ -97,7 +97,7 @@ def require_output(output: Path) -> Path:
 class FilterTraining:
     """A run of the command, all options of which were checked.
 
-    Examples come from the questions `asked`; `work` is the folder of all that is needed to go on.
+    Examples come from `questions`; `work` is the folder of all that is needed to go on.
     `judging` is the sampler that the filter is compared with, on the questions `judged`; its model,
     cache and options are those of every decode.
     """
@@ -105,7 +105,7 @@ class FilterTraining:
     options: argparse.Namespace
     work: Path
     settings: FilterSettings
-    asked: Questions
+    questions: Questions
     judged: Questions
     judging: Run
 
@@ -113,7 +113,7 @@ class FilterTraining:
         """Runs the parts of the command; each part continues where it stopped."""
         options, judging, settings = self.options, self.judging, self.settings
         of_training = {"held_out": self.judged.settings()} | asdict(settings)
-        claim(self.work, settings_of(options, judging, self.asked), of_training)
+        claim(self.work, settings_of(options, judging, self.questions), of_training)
         examples = self.collect(console)
         claim_training(self.work, of_training)
         splits = split(examples, settings.seed)
@@ -131,7 +131,7 @@ class FilterTraining:
     def collect(self, console: Console) -> FilterExamples:
         """Observes an oracle on all prompts, in batches of similar lengths, a file for each."""
         run = self.judging
-        prompts = sorted(self.asked.encoded(run.tokenizer), key=len)
+        prompts = sorted(self.questions.encoded(run.tokenizer), key=len)
         parts, size = [], run.batch_size
         with ProgressBar(console, "collecting", len(prompts)) as bar:
             for first in range(0, len(prompts), size):
@@ -139,7 +139,7 @@ class FilterTraining:
                 file = self.work / "examples" / f"{first:06}.safetensors"
                 if not file.exists():
                     examples = collect_examples(
-                        run.model, batch, run.decoding, cache=run.cache, first_prompt=first
+                        run.model, batch, run.config, cache=run.cache, first_prompt=first
                     )
                     write_examples(file, examples)
                 parts.append(read_examples(file))
@@ -151,24 +151,24 @@ class FilterTraining:
         options, judged, judging = self.options, self.judged, self.judging
         rules: dict[str, Sampler] = {expression_of(judging.sampler): judging.sampler}
         rules |= {f"filter at {p}": Learn2PD(options.output, p) for p in options.threshold}
-        measured: dict[str, HeldOutScores] = {}
+        by_name: dict[str, HeldOutScores] = {}
         with ProgressBar(console, "held-out prompts", len(rules)) as bar:
             for name, rule in rules.items():
                 file = self.work / "held_out" / f"{digest(name)}.json"
                 if not file.exists():
-                    measure(replace(judging, sampler=rule), judged.examples).save(file)
-                measured[name] = read_measured(file, judged)
+                    score_held_out(replace(judging, sampler=rule), judged.examples).save(file)
+                by_name[name] = read_scores(file, judged)
                 bar.advance(1)
-        console.print(table_of(judged, measured))
-        first, *others = measured.values()
-        report = described("train-filter", judging, judged) | {
+        console.print(table_of(judged, by_name))
+        first, *others = by_name.values()
+        report = description_of("train-filter", judging, judged) | {
             "against": {
                 "sampler": expression_of(judging.sampler),
                 "accuracy": first.accuracy,
                 "forwards": first.mean_forwards,
             },
             "filter": [
-                {"threshold": threshold} | compared(first, filter_scores)
+                {"threshold": threshold} | comparison_of(first, filter_scores)
                 for threshold, filter_scores in zip(options.threshold, others, strict=True)
             ],
         }

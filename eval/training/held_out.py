@@ -15,7 +15,7 @@ from dllm_decode.settings.files import ANEW, read_object, write_json
 from dllm_decode.settings.ranks import ALONE, ProcessRank
 from eval.metrics.statistics import mean, ratio_of_sums, share_interval
 from eval.reports.comparison import difference
-from eval.runs.answers import answer, batch_seed
+from eval.runs.answers import batch_seed, decode_and_score
 from eval.runs.provenance import machine_of
 from eval.runs.records import ScoredExample
 from eval.runs.settings import Run
@@ -68,30 +68,31 @@ class HeldOutScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         write_json(file, msgspec.to_builtins(self))
 
 
-def measure(
+def score_held_out(
     run: Run,
     examples: Sequence[Example],
     *,
-    place: ProcessRank = ALONE,
+    process: ProcessRank = ALONE,
     gather: Callable[[list[Any]], list[Any]] = lambda results: results,
 ) -> HeldOutScores:
     """Decodes and scores examples of the task of a run.
 
-    Several processes, of which this one is at `place`, share the batches, and `gather` joins their
+    Several processes, of which `process` is this one, share the batches, and `gather` joins their
     lists. Raises ValueError if a score is undefined.
     """
     size, results = run.batch_size, []
-    for start in range(0, len(examples), size)[place.rank :: place.world_size]:
-        seed = batch_seed(run.decoding.seed, start // size)
+    for start in range(0, len(examples), size)[process.rank :: process.world_size]:
+        seed = batch_seed(run.config.seed, start // size)
         batch = examples[start : start + size]
-        records = answer(run, batch, replace(run.decoding, seed=seed))
+        records = decode_and_score(run, batch, replace(run.config, seed=seed))
         for i, (example, record) in enumerate(zip(batch, records, strict=True), start):
-            results.append((i, score_of(run, example, record), record["nfe"], record["length"]))
+            score = defined_score(run, example, record)
+            results.append((i, score, record["nfe"], record["length"]))
     _, scores, forwards, lengths = map(list, zip(*sorted(gather(results)), strict=True))
     return HeldOutScores(scores, forwards, lengths)
 
 
-def read_measured(file: Path, questions: Questions) -> HeldOutScores:
+def read_scores(file: Path, questions: Questions) -> HeldOutScores:
     """Reads measurements; ValueError if damaged, or of another number of prompts."""
     scores: HeldOutScores = read_object(file, HeldOutScores)
     count = len(questions.examples)
@@ -103,7 +104,7 @@ def read_measured(file: Path, questions: Questions) -> HeldOutScores:
     return scores
 
 
-def score_of(run: Run, example: Example, record: ScoredExample) -> float:
+def defined_score(run: Run, example: Example, record: ScoredExample) -> float:
     """Returns the task's first score of an answer; raises ValueError if it is undefined."""
     primary = run.selection.task.primary
     score = None if record["error"] else record["scores"][primary]
@@ -115,19 +116,19 @@ def score_of(run: Run, example: Example, record: ScoredExample) -> float:
     return score
 
 
-def described(command: str, run: Run, questions: Questions) -> dict[str, Any]:
+def description_of(command: str, run: Run, questions: Questions) -> dict[str, Any]:
     """Returns the part of a report that says what was measured, ready for JSON."""
     return {
         "command": shlex.join(["dllm-decode", command, *sys.argv[2:]]),
         "model": run.model.name,
         "held_out": questions.described(),
-        "config": repr(run.decoding),
+        "config": repr(run.config),
         "cache": expression_of(run.cache),
         "machine": machine_of(run.model.device),
     }
 
 
-def compared(before: HeldOutScores, after: HeldOutScores) -> dict[str, Any]:
+def comparison_of(before: HeldOutScores, after: HeldOutScores) -> dict[str, Any]:
     """Compares two measurements on the same prompts, ready for JSON.
 
     `accuracy_difference` is paired: Tango's score interval where scores are 0 or 1, else the
@@ -143,18 +144,18 @@ def compared(before: HeldOutScores, after: HeldOutScores) -> dict[str, Any]:
     }
 
 
-def table_of(questions: Questions, measured: Mapping[str, HeldOutScores]) -> Table:
+def table_of(questions: Questions, by_name: Mapping[str, HeldOutScores]) -> Table:
     """Returns a table of measurements and their differences from the first row."""
     title = f"{len(questions.examples)} held-out prompts, {questions.selection.address}"
     table = Table(title=title, caption="forwards a prompt; difference and ratio: to the first row")
     table.add_column("", overflow="fold")
     for column in ("accuracy", "forwards", "accuracy:\ndifference", "forwards:\nratio"):
         table.add_column(column, justify="right", no_wrap=True)
-    reference = next(iter(measured.values()))
-    for name, scores in measured.items():
+    reference = next(iter(by_name.values()))
+    for name, scores in by_name.items():
         cells = [_interval(scores.accuracy), f"{scores.mean_forwards:.2f}"]
         if scores is not reference:
-            comparison = compared(reference, scores)
+            comparison = comparison_of(reference, scores)
             cells.append(_interval(comparison["accuracy_difference"], "+.3f"))
             cells.append(_interval(comparison["forwards_ratio"]))
         table.add_row(name, *cells)

@@ -11,9 +11,9 @@ from dllm_decode.core.model import fingerprint_of
 from dllm_decode.engine.loop import new_decoder
 from dllm_decode.settings.addresses import split_address
 from dllm_decode.settings.models import Loaded
-from eval.runs.names import Selection, digest_of_examples, parse_task
 from eval.runs.prompts import PromptTokenizer, encode_prompt, warn_of_prompts
-from eval.runs.settings import Run, decoding_of
+from eval.runs.settings import Run, config_of
+from eval.runs.task_addresses import Selection, digest_of_examples, parse_task
 from eval.tasks import Example
 from eval.training.run_folder import DIGEST
 from samplers import Sampler
@@ -52,7 +52,7 @@ class Questions:
         for i, prompt in enumerate(self.encoded(loaded.tokenizer)):
             decoder.request(prompt, i)
         return Run(
-            loaded.model, loaded.tokenizer, self.selection, sampler, cache=cache, decoding=config,
+            loaded.model, loaded.tokenizer, self.selection, sampler, cache=cache, config=config,
             batch_size=size, prompts=self.prompts, dtype=loaded.dtype, trace=False,
         )  # fmt: skip
 
@@ -82,23 +82,25 @@ class Questions:
         }
 
 
-def settings_of(options: argparse.Namespace, run: Run, asked: Questions) -> dict[str, Any]:
-    """Returns the settings that decide the decodes of a run on the questions that are asked."""
+def settings_of(options: argparse.Namespace, run: Run, questions: Questions) -> dict[str, Any]:
+    """Returns the settings that decide the decodes of a run on some questions."""
     return {
         "model": options.model,
         "revision": options.revision,
         f"model {DIGEST}": fingerprint_of(run.model),
         "dtype": run.dtype,
-        "task": asked.settings(),
-        **asdict(run.decoding),
+        "task": questions.settings(),
+        **asdict(run.config),
         "cache": expression_of(run.cache),
         "batch_size": run.batch_size,
     }
 
 
-def config_of(asked: Questions, loaded: Loaded, given: Mapping[str, Any]) -> DecodeConfig:
+def config_for_model(
+    questions: Questions, loaded: Loaded, given: Mapping[str, Any]
+) -> DecodeConfig:
     """Returns how answers are decoded: as given, else as the task says, in blocks of the model."""
-    config, model = decoding_of(asked.selection, given), loaded.model
+    config, model = config_of(questions.selection, given), loaded.model
     length = config.resolved_block_length(model.causal_block_length, model=model.name)
     return config.updated(block_length=length)
 

@@ -94,7 +94,7 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{name}", _UNSET if value in ("", None) else value
 
 
-def on_first(accelerator: Accelerator, act: Callable[[], object]) -> None:
+def run_on_first(accelerator: Accelerator, act: Callable[[], object]) -> None:
     """Calls `act` on the first process only; if it fails there, all processes end.
 
     If `act` raises ValueError or OSError, raises ValueError on the first process, and SystemExit on

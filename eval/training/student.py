@@ -20,11 +20,11 @@ from dllm_decode.training.certainty import (
     TrajectoryForcing,
 )
 from dllm_decode.training.lora import LoRA, require_lora
-from eval.training.questions import Questions, config_of
+from eval.training.questions import Questions, config_for_model
 
 
 class Student:
-    """The model that answers `asked` and is trained on its answers.
+    """The model that answers `questions` and is trained on its answers.
 
     Attributes:
         loaded: The model with its tokenizer.
@@ -38,7 +38,7 @@ class Student:
         ValueError: If it is damaged, or has no tokenizer, or an option does not fit it.
     """
 
-    def __init__(self, options: argparse.Namespace, asked: Questions) -> None:
+    def __init__(self, options: argparse.Namespace, questions: Questions) -> None:
         self._options, self._address = options, parse_model(options.model)
         if self._address.adapter or self._address.quantize:
             raise ValueError(
@@ -52,7 +52,7 @@ class Student:
             options.model, device=options.device, dtype=dtype, revision=options.revision
         )
         self.model = own_network(self.loaded.model)
-        self.config = config_of(asked, self.loaded, given_options(options, LENGTHS))
+        self.config = config_for_model(questions, self.loaded, given_options(options, LENGTHS))
         self.objective = self._objective()
         self.written = "adapter" if rank else "model"
         self._source = self.loaded.files[0].parent

@@ -12,10 +12,10 @@ from dllm_decode.settings.files import read_object, write_json
 from dllm_decode.settings.ranks import ProcessRank
 from dllm_decode.text.progress_bar import ProgressBar
 from dllm_decode.training.teacher import Demonstration
-from eval.runs.answers import answer
+from eval.runs.answers import decode_and_score
 from eval.runs.settings import Run
 from eval.tasks import Example
-from eval.training.held_out import score_of
+from eval.training.held_out import defined_score
 from eval.training.questions import Questions
 
 
@@ -24,12 +24,12 @@ class _Answers(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def answer_all(
-    run: Run, questions: Questions, folder: Path, place: ProcessRank, console: Console
+    run: Run, questions: Questions, folder: Path, process: ProcessRank, console: Console
 ) -> None:
     """Writes the answers to those batches of this process that have no file yet."""
     examples, prompts = questions.examples, questions.encoded(run.tokenizer)
     size = run.batch_size
-    starts = range(0, len(examples), size)[place.rank :: place.world_size]
+    starts = range(0, len(examples), size)[process.rank :: process.world_size]
     with ProgressBar(console, "the teacher answers", len(starts)) as bar:
         for start in starts:
             file, batch = _file_of(folder, start), slice(start, start + size)
@@ -44,14 +44,14 @@ def ask(
 ) -> list[Demonstration]:
     """Decodes and scores one batch; `prompts` are the token ids of the examples' prompts."""
     trace, answers = Trace(), []
-    records = answer(run, examples, run.decoding, [trace])
+    records = decode_and_score(run, examples, run.config, [trace])
     for row, (example, record) in enumerate(zip(examples, records, strict=True)):
         steps = trace.steps[row][: record["length"]]
         # Tokens that were filled in without a commit come last.
         last = steps.masked_fill(steps < 0, torch.iinfo(steps.dtype).max)
         ranks = last.argsort(stable=True).argsort().tolist()
         tokens = record["tokens"][: record["length"]]
-        score = score_of(run, example, record)
+        score = defined_score(run, example, record)
         answers.append(Demonstration(tuple(prompts[row]), tuple(tokens), tuple(ranks), score))
     return answers
 

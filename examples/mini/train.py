@@ -88,7 +88,7 @@ def train_one(options: Namespace, run: Namespace, name: str) -> None:
     """Trains one run; `output/name` can be loaded from the first evaluation on."""
     folder: Path = options.output / name
     tokenizer = build_ledger_tokenizer() if "ledgers" in run.rows else build_tokenizer()
-    make = {"causal": causal, "masked": masked, "blocks": blocks}[run.kind]
+    make = {"causal": make_causal, "masked": make_masked, "blocks": make_blocks}[run.kind]
     objective, layers, write = make(run, tokenizer, folder)
     if options.compile:
         # Evaluation, training and each objective have shapes of their own.
@@ -128,7 +128,7 @@ def train_one(options: Namespace, run: Namespace, name: str) -> None:
     (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def causal(run: Namespace, tokenizer: Tokenizer, _: Path) -> Trained:
+def make_causal(run: Namespace, tokenizer: Tokenizer, _: Path) -> Trained:
     """Makes a causal model, new or from another one of these sizes, word by word."""
     eos_id = int(tokenizer.eos_token_id)
     # No `pad_token_id`, because padding is EOS, whose embedding would get no gradient.
@@ -169,7 +169,7 @@ def causal(run: Namespace, tokenizer: Tokenizer, _: Path) -> Trained:
     return training.Causal(model, eos_id), model.model.layers, write
 
 
-def masked(run: Namespace, tokenizer: Tokenizer, folder: Path) -> Trained:
+def make_masked(run: Namespace, tokenizer: Tokenizer, folder: Path) -> Trained:
     """Makes a model in LLaDA's format, new or from another one, which may be causal."""
     model = new_llada(
         vocab_size=len(tokenizer), hidden_size=run.hidden, num_layers=run.layers,
@@ -185,7 +185,7 @@ def masked(run: Namespace, tokenizer: Tokenizer, folder: Path) -> Trained:
     return objective, model.transformer.layers, write
 
 
-def blocks(run: Namespace, tokenizer: Tokenizer, folder: Path) -> Trained:
+def make_blocks(run: Namespace, tokenizer: Tokenizer, folder: Path) -> Trained:
     """Makes a model in Fast-dLLM v2's format, from such a model or from a causal one."""
     source = find_model(run.start_from)
     if read_json(source / "config.json")["model_type"] == "llama":

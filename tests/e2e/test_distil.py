@@ -42,17 +42,17 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     assert report["history"][0]["samples"] == 0.0
     assert len(report["history"]) >= 3
 
-    calls, measure = [], distil_command.measure
+    calls, score_held_out = [], distil_command.score_held_out
 
-    def measure_twice(*arguments: object, **named: object) -> object:
+    def score_twice(*arguments: object, **named: object) -> object:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return measure(*arguments, **named)  # type: ignore[arg-type]
+        return score_held_out(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(distil_command, "measure", measure_twice)
+    monkeypatch.setattr(distil_command, "score_held_out", score_twice)
     assert distil(*options(killed, "--muon", "0.001")) == 130
-    monkeypatch.setattr(distil_command, "measure", measure)
+    monkeypatch.setattr(distil_command, "score_held_out", score_held_out)
     monkeypatch.delattr(teacher_answers, "ask")
     assert distil(*options(killed, "--muon", "0.001")) == 0
     (trained, _), (resumed, _), (teacher, _) = (
@@ -70,10 +70,10 @@ def test_a_model_is_distilled_and_a_killed_run_goes_on(
     assert "got others: method: dparallel -> d3llm, muon: 0.001 -> unset. Choose" in shown
     # The last measurement of a finished run is removed, as the error about a damaged one says.
     last = killed / "after.json"
-    measured = last.read_text()
+    scores = last.read_text()
     last.unlink()
     assert distil(*options(killed, "--muon", "0.001")) == 0
-    assert last.read_text() == measured
+    assert last.read_text() == scores
     # The weights at the address have changed: the run went on with both models.
     capsys.readouterr()
     monkeypatch.setattr(questions, "fingerprint_of", lambda model: "another")

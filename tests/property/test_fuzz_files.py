@@ -26,11 +26,11 @@ from tiny_models import EVERY_FAMILY, MODELS, OPTIONS, load_tiny, load_without_t
 from dllm_decode import decode
 from dllm_decode.models import load_model, save_model
 from dllm_decode.models.loading.find import ASSETS
-from eval.reports.summary import measured
+from eval.reports.summary import summarise
 from eval.runs.folder import Folder
-from eval.runs.names import parse_task
 from eval.runs.runner import execute
 from eval.runs.sweep import read_sweep
+from eval.runs.task_addresses import parse_task
 from samplers import FixedSchedule
 
 MAX_S = 10.0
@@ -369,7 +369,7 @@ def test_damaged_results_are_refused_or_summarised(
     first, *rest = written.splitlines()
     is_line = name.endswith("jsonl")
     reader = Reader(
-        folder / name, (name, str(folder)), lambda: measured(Folder(folder)).summary,
+        folder / name, (name, str(folder)), lambda: summarise(Folder(folder)).summary,
         lambda summary, damage: json.dumps(summary, allow_nan=False).encode(),
         lambda part: b"\n".join([first.encode(), part, rest[1].encode(), b""]) if is_line else part,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import real
-from eval.runs.names import parse_task
+from eval.runs.task_addresses import parse_task
 
 
 def cells(line: str) -> list[str]:

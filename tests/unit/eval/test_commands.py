@@ -117,7 +117,7 @@ def test_every_option_arrives_in_a_sweep_and_in_the_harness(tmp_path: Path, name
             "".join(f"{key} = {entry}\n" for key, entry in (lines | {axis: form}).items())
         )
         sweep = read_sweep(file)
-        assert (sweep.decoding[name] if name in VALUES else getattr(sweep, axis)) == (value,)
+        assert (sweep.axes[name] if name in VALUES else getattr(sweep, axis)) == (value,)
     options = make_parser().parse_args(["lm", "--tasks", "a", *written(name, value)])
     described = settings_of(options, Loaded(HashModel(), None, "float64")).described()
     assert described[name] == (check_plugin(value, name) if name in PLUGINS else value)
@@ -134,12 +134,12 @@ def test_an_interrupt_does_not_claim_what_is_not_so(
 ) -> None:
     """In lm it claimed that records are kept."""
 
-    def interrupt(options: argparse.Namespace) -> int:
+    def interrupt(*arguments: object) -> int:
         raise KeyboardInterrupt
 
     for action, words, message in (
         ("eval.oracle.command.run", ["oracle", "lists/copy"], "Stopped; nothing is kept.\n"),
-        ("eval.reports.command.run_and_report", ["run", "lists/copy", "out"], "records are kept"),
+        ("eval.runs.sweep.run_sweep", ["run", "lists/copy", "out"], "records are kept"),
     ):
         monkeypatch.setattr(action, interrupt)
         assert main(words) == 130

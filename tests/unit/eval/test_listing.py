@@ -2,7 +2,7 @@ import pytest
 
 from dllm_decode.cli.main import main
 from eval.listing import entries
-from eval.runs.names import TASKS
+from eval.runs.task_addresses import TASKS
 
 
 def test_the_command_lists_each_task_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:

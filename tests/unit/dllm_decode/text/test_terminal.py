@@ -15,7 +15,7 @@ from toys import HashModel
 from dllm_decode import DecodeOutput, ForwardInputs, Observer, StepEvent, decode
 from dllm_decode.text.terminal import stream_to_terminal
 from eval.metrics.costs import COSTS
-from eval.reports.summary import measured
+from eval.reports.summary import summarise
 from eval.reports.table import show_settings
 from eval.runs.runner import execute
 from samplers import ConfidenceThreshold, FixedSchedule
@@ -117,7 +117,7 @@ def test_characters_of_several_tokens_are_whole() -> None:
 def test_settings_on_a_terminal_keep_names_and_intervals_whole(tmp_path: Path) -> None:
     """At 80 columns the lines of a Markdown table were folded wherever they ended."""
     samplers = (FixedSchedule(4), ConfidenceThreshold(0.9))
-    rows = measured(execute(eval_runs.runs(samplers=samplers), tmp_path)).summary["rows"]
+    rows = summarise(execute(eval_runs.runs(samplers=samplers), tmp_path)).summary["rows"]
     for width in (80, 200):
         file = io.StringIO()
         console = Console(file=file, force_terminal=True, color_system=None, width=width)

@@ -66,7 +66,7 @@ def make_lm(model: MaskPredictor | None = None, **changes: Any) -> DecodeLM:
     chosen = {name: options.pop(name) for name in SETTINGS if name in options}
     settings = LmSettings(
         model="toy", revision=None, dtype="float64", cache=NoCache(), verifier=NoVerifier(),
-        decoding=DecodeConfig(**options),
+        config=DecodeConfig(**options),
         **{"sampler": FixedSchedule(2), "estimator": LeftToRight(), "batch_size": 3,
            "blocks": Sequential(), **chosen},
     )  # fmt: skip

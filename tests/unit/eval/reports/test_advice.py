@@ -10,7 +10,7 @@ from eval.commands import evaluate
 from eval.metrics.costs import COSTS, usual_cost
 from eval.metrics.statistics import Z_95
 from eval.reports.advice import advice
-from eval.reports.summary import measured
+from eval.reports.summary import summarise
 from eval.runs.folder import Folder
 
 
@@ -34,7 +34,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 def test_the_advice_names_the_cheapest_setting_that_is_shown_to_be_as_good(large: Folder) -> None:
-    rows = measured(large).summary["rows"]
+    rows = summarise(large).summary["rows"]
     assert usual_cost(rows) == COSTS["columns"]
     assert advice(rows, COSTS["columns"]) == (
         "Take FixedSchedule(4) + DualCache(): no worse than the reference by more than 0.02 at "
@@ -44,7 +44,7 @@ def test_the_advice_names_the_cheapest_setting_that_is_shown_to_be_as_good(large
 
 
 def test_the_advice_says_how_many_examples_would_be_enough(tmp_path: Path) -> None:
-    sentence = advice(measured(compared(tmp_path, 40)).summary["rows"], COSTS["columns"])
+    sentence = advice(summarise(compared(tmp_path, 40)).summary["rows"], COSTS["columns"])
     assert sentence == (
         "Undecided: FixedSchedule(4) + DualCache() (difference +0.000 [-0.088, +0.088] on 40 "
         "examples; 2.5 times fewer columns). If its difference stays, about 770 examples would "
@@ -68,7 +68,7 @@ def test_equal_answers_that_are_partly_right_need_examples_too(
         for setting, columns in ((plain, 160), (cached, 64))
         for number in range(num_examples)
     ])  # fmt: skip
-    rows = measured(folder).summary["rows"]
+    rows = summarise(folder).summary["rows"]
     accuracy = rows[1]["against_reference"]["accuracy"]
     # As Tango's without a discordant pair: z^2 / (n + z^2).
     most = pytest.approx(Z_95**2 / (num_examples + Z_95**2))

@@ -14,10 +14,10 @@ import pytest
 from served import CHROMIUM, browser
 
 from dllm_decode import Trace, decode
-from eval.reports.command import show
+from eval.reports.command import report_folder
 from eval.reports.page import report_page
 from eval.reports.report import write_report
-from eval.reports.summary import measured
+from eval.reports.summary import summarise
 from eval.reports.templates import ASSETS
 from eval.runs.answers import RunnersUp
 from eval.runs.folder import Folder
@@ -70,7 +70,7 @@ def test_an_unfinished_folder_says_so_everywhere(
 ) -> None:
     """The terminal gave advice on what was there, without a word."""
     folder = changed(finished, tmp_path / "cut", 17)
-    write_report(measured(folder))
+    write_report(summarise(folder))
     pages = sorted(folder.path.glob("*.html"))
     assert len(pages) == 11
     for page in pages:
@@ -78,12 +78,12 @@ def test_an_unfinished_folder_says_so_everywhere(
     content = content_of((folder.path / "report.html").read_text())
     assert [row["missing"] for row in content["tasks"][0]["rows"]] == [0, 3]
     assert "<title>cut (unfinished)</title>" in (folder.path / "report.html").read_text()
-    show(folder)
+    report_folder(folder)
     assert capsys.readouterr().out.startswith("Unfinished: 3 of 20 examples are missing")
 
 
 def test_examples_link_to_their_replays_and_back(finished: Folder) -> None:
-    write_report(measured(finished), num_replays=4)
+    write_report(summarise(finished), num_replays=4)
     content = content_of((finished.path / "report.html").read_text())
     linked = {e["replay"]: e["id"] for e in content["tasks"][0]["examples"] if e["replay"]}
     assert len(linked) == 4
@@ -101,7 +101,7 @@ def test_a_report_reads_its_folder_once(finished: Folder, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         "eval.runs.folder.read_parts", lambda path: read.append(path) or parts(path)
     )
-    assert show(finished) == 0
+    assert report_folder(finished) == 0
     assert len(read) == 1
 
 
@@ -151,7 +151,7 @@ def test_runners_up_are_those_of_the_step_that_committed(sampler: Any) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_a_browser_runs_the_pages_without_an_error(finished: Folder, tmp_path: Path) -> None:
     """The script runs to its end: tables and panels are there, filters and keys do something."""
-    write_report(measured(finished), num_replays=1)
+    write_report(summarise(finished), num_replays=1)
     with browser(tmp_path / "profile") as page:
         page.open((finished.path / "report.html").as_uri())
         page.wait_for("document.readyState === 'complete'")
@@ -188,7 +188,7 @@ def test_twelve_settings_fit_the_page_and_can_be_told_apart(tmp_path: Path) -> N
         eval_runs.record(row, "a", 1.0, nfe=1 + n, gains=[1] * (1 + n), query_positions=900 - 9 * n)
         for n, row in enumerate(settings)
     ])  # fmt: skip
-    write_report(measured(folder))
+    write_report(summarise(folder))
     with browser(tmp_path / "profile") as page:
         page.open((tmp_path / "report.html").as_uri(), width=1280)
         page.wait_for("document.readyState === 'complete'")

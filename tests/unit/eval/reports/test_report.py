@@ -11,10 +11,10 @@ from eval_runs import folder_of
 from dllm_decode import DecodeConfig
 from eval.commands import evaluate as main
 from eval.metrics.statistics import wilson
-from eval.reports.command import show
+from eval.reports.command import report_folder
 from eval.reports.replay import picture_of, replay_page
 from eval.reports.report import write_report
-from eval.reports.summary import measured
+from eval.reports.summary import summarise
 from eval.reports.table import other_scores
 from eval.runs.folder import Folder
 from eval.runs.records import Record
@@ -22,7 +22,7 @@ from eval.runs.runner import execute
 from eval.runs.settings import RunSettings
 
 SETTINGS = replace(
-    eval_runs.SETTINGS, num_examples=4, decoding=DecodeConfig(gen_length=6, block_length=3)
+    eval_runs.SETTINGS, num_examples=4, config=DecodeConfig(gen_length=6, block_length=3)
 )
 
 
@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_the_summary_is_what_the_records_say(folder: Folder) -> None:
-    slow, quick = measured(folder).summary["rows"]
+    slow, quick = summarise(folder).summary["rows"]
     accuracy = slow["accuracy"]
     assert (accuracy["value"], accuracy["low"], accuracy["high"]) == (0.75, *wilson(3, 4))
     assert slow["scores"] == {"answer": 0.75, "style": None}
@@ -79,7 +79,7 @@ def test_the_summary_is_what_the_records_say(folder: Folder) -> None:
 
 
 def test_the_report_is_whole_and_offline(folder: Folder) -> None:
-    assert write_report(measured(folder), num_replays=1) == folder.path / "report.html"
+    assert write_report(summarise(folder), num_replays=1) == folder.path / "report.html"
     files = {file.name for file in folder.path.iterdir()}
     assert [n for n in files if n[:7] == "replay-"] == ["replay-lists-shuffle-n-3-b.html"]
     assert json.loads((folder.path / "summary.json").read_text())["git"] == ["abc"]
@@ -88,7 +88,7 @@ def test_the_report_is_whole_and_offline(folder: Folder) -> None:
         assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
         assert "ConfidenceThreshold(0.9)" in page
     first = {file.name: file.read_bytes() for file in folder.path.iterdir()}
-    write_report(measured(folder), num_replays=1)
+    write_report(summarise(folder), num_replays=1)
     assert {file.name: file.read_bytes() for file in folder.path.iterdir()} == first
 
 
@@ -105,7 +105,7 @@ def test_tasks_and_examples_have_files_of_their_own(
     """The later overwrote the earlier, and a long id ended the report after all was decoded."""
     settings = [replace(SETTINGS, task=task, num_examples=len(examples)) for task in tasks]
     records = [record(setting, example, 1, nfe=5) for setting in settings for example in examples]
-    path = write_report(measured(folder_of(tmp_path, settings, records)))
+    path = write_report(summarise(folder_of(tmp_path, settings, records)))
     linked = set(re.findall(r'"replay":"(.*?)"', path.read_text()))
     assert len(linked) == len(tasks) * len(examples)
     assert linked <= {file.name for file in tmp_path.iterdir()}
@@ -122,7 +122,7 @@ def test_an_id_comes_before_longer_ones(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_the_means_of_other_scores_have_a_table_of_their_own(folder: Folder) -> None:
     """A scorer's further scores were in summary.json alone."""
-    rows = measured(folder).summary["rows"]
+    rows = summarise(folder).summary["rows"]
     assert other_scores(rows) == ""  # Its only other score is undefined everywhere.
     rows[0]["scores"] |= {"steps": 0.25}
     first, second = (f"| `{row['settings']['sampler']}` |" for row in rows)
@@ -148,9 +148,9 @@ def test_text_cannot_break_out_of_a_replay(folder: Folder) -> None:
 
 def test_folders_without_records_or_without_traces(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no records yet"):
-        write_report(measured(folder_of(tmp_path / "empty", [SETTINGS], [])))
+        write_report(summarise(folder_of(tmp_path / "empty", [SETTINGS], [])))
     runs = [replace(run, trace=False) for run in eval_runs.runs()[:1]]
-    write_report(measured(execute(runs, tmp_path / "untraced")))
+    write_report(summarise(execute(runs, tmp_path / "untraced")))
     assert not list((tmp_path / "untraced").glob("replay-*"))
 
 
@@ -175,7 +175,7 @@ def edited(tmp_path: Path) -> Folder:
 
 def test_another_version_is_a_group_with_its_own_reference(edited: Folder) -> None:
     """Its rows stood below the old ones with the same labels, compared with the old version."""
-    summary = measured(edited).summary
+    summary = summarise(edited).summary
     differences = [
         row["against_reference"]["accuracy"]["value"] if "against_reference" in row else None
         for row in summary["rows"]
@@ -187,7 +187,7 @@ def test_another_version_is_a_group_with_its_own_reference(edited: Folder) -> No
 
 
 def test_headings_tell_versions_apart(edited: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show(edited, num_replays=1) == 0
+    assert report_folder(edited, num_replays=1) == 0
     shown = capsys.readouterr().out
     titles = [
         "lists/shuffle?n=3, version 1, examples aaaaaa",
@@ -209,7 +209,7 @@ def test_pb_scores_are_of_settings_that_have_every_task(
     """Tokens a step are a mean over the tasks, whose answer lengths differ."""
     path = "parallelbench:copies#waiting_line/"
     tasks = [replace(SETTINGS, task=f"{path}copy"), replace(
-        SETTINGS, task=f"{path}sort", decoding=replace(SETTINGS.decoding, gen_length=12)
+        SETTINGS, task=f"{path}sort", config=replace(SETTINGS.config, gen_length=12)
     )]  # fmt: skip
     settings, records = [], []
     for sampler, scores, nfe in (("Slow()", (1, 1), 6), ("Fast()", (1, 0), 2), ("Part()", (1,), 1)):
@@ -219,11 +219,11 @@ def test_pb_scores_are_of_settings_that_have_every_task(
             records += [record(setting, example, score, nfe) for example in "abcd"]
     folder = folder_of(tmp_path, settings, records)
     scores = {"PB90": 1.5, "PB80": 1.5, "PB70": 1.5, "PB60": 1.5}
-    (row,) = measured(folder).summary["parallel_bench"]
+    (row,) = summarise(folder).summary["parallel_bench"]
     assert row == {"model": "toy", "num_tasks": 2, "num_settings": 2, "scores": scores}
     table = "| toy | 2 | 2 | 1.50 | 1.50 | 1.50 | 1.50 |"
-    assert table in write_report(measured(folder)).read_text()
-    assert show(folder) == 0
+    assert table in write_report(summarise(folder)).read_text()
+    assert report_folder(folder) == 0
     assert table in capsys.readouterr().out
 
 

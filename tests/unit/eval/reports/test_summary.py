@@ -14,7 +14,7 @@ from eval.metrics.costs import COSTS, speed_of
 from eval.metrics.statistics import paired_bootstrap, wilson
 from eval.reports.pooling import per_example
 from eval.reports.report import write_report
-from eval.reports.summary import measured
+from eval.reports.summary import summarise
 from eval.runs.runner import execute
 from eval.runs.settings import RunSettings
 from samplers import FixedSchedule
@@ -45,7 +45,7 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
     # Sweeps run all samplers with a seed before the next seed.
     runs = [slow[0], fast[0], slow[1], fast[1]]
     folder = folder_of(tmp_path, runs, records)
-    first, second = measured(folder).summary["rows"]
+    first, second = summarise(folder).summary["rows"]
     for row in (first, second):
         assert (row["seeds"], row["num_records"], row["num_missing"]) == ([0, 1], 6, 0)
     assert second["num_errors"] == 1
@@ -73,7 +73,7 @@ def test_the_seeds_of_an_example_are_averaged_first(tmp_path: Path) -> None:
 def test_examples_count_alike_however_many_seeds_they_have(tmp_path: Path) -> None:
     runs = seeds_of(replace(SETTINGS, num_examples=2), (3, 5, 9))
     records = [record(run, "a", 1) for run in runs] + [record(runs[0], "b", 0, nfe=4)]
-    (row,) = measured(folder_of(tmp_path, runs, records)).summary["rows"]
+    (row,) = summarise(folder_of(tmp_path, runs, records)).summary["rows"]
     assert row["accuracy"]["value"] == 0.5
     assert row["speed"]["nfe"] == 3.0
     assert row["num_missing"] == 2
@@ -85,9 +85,9 @@ def test_examples_count_alike_however_many_seeds_they_have(tmp_path: Path) -> No
 def test_an_answer_that_took_no_forward_has_no_speed(tmp_path: Path) -> None:
     """The whole report failed."""
     records = [record(SETTINGS, "a", 1, nfe=0), record(SETTINGS, "b", 0, nfe=4)]
-    (row,) = measured(folder_of(tmp_path / "some", [SETTINGS], records)).summary["rows"]
+    (row,) = summarise(folder_of(tmp_path / "some", [SETTINGS], records)).summary["rows"]
     assert (row["accuracy"]["value"], row["speed"]["nfe"]) == (0.5, 4.0)
-    without = measured(folder_of(tmp_path / "all", [SETTINGS], records[:1]))
+    without = summarise(folder_of(tmp_path / "all", [SETTINGS], records[:1]))
     assert "speed" not in without.summary["rows"][0]
     assert table(without.summary["rows"], COSTS["forwards"])
     write_report(without)
@@ -96,7 +96,7 @@ def test_an_answer_that_took_no_forward_has_no_speed(tmp_path: Path) -> None:
 def test_settings_with_different_seeds_are_told_apart(tmp_path: Path) -> None:
     runs = [SETTINGS, *seeds_of(replace(SETTINGS, sampler="Factor(1.0)"), (0, 1))]
     records = [record(run, e, 1) for run in runs for e in "abc"]
-    rows = measured(folder_of(tmp_path, runs, records)).summary["rows"]
+    rows = summarise(folder_of(tmp_path, runs, records)).summary["rows"]
     assert "Factor(1.0) + seeds=0, 1 (2 seeds)" in table(rows, COSTS["forwards"])
     assert "FixedSchedule(4) + seeds=0`" in table(rows, COSTS["forwards"])
 
@@ -112,7 +112,7 @@ def test_a_verifiers_numbers_are_sums_over_its_forwards(tmp_path: Path) -> None:
         record(setting, "c", 1, length=1, nfe=1, target_nfe=1, drafted=4, accepted=1, gains=[1]),
     ]  # fmt: skip
     folder = folder_of(tmp_path, [SETTINGS, setting], records)
-    plain, verified = measured(folder).summary["rows"]
+    plain, verified = summarise(folder).summary["rows"]
     assert "verified" not in plain
     assert verified["verified"] == {
         "accepted_length": 3.0,
@@ -133,7 +133,7 @@ def test_a_verifiers_numbers_are_sums_over_its_forwards(tmp_path: Path) -> None:
     assert "| accepted length | accepted/drafted | target NFE | tokens/target forward |" in text
     assert "| 3.00 | 0.55 | 1.7 | 3.00 | 0 |" in text
     lengths = "| ARVerify(CausalTarget('t')) | 1: 2, 3: 1, 5: 2 |"
-    assert lengths in write_report(measured(folder)).read_text()
+    assert lengths in write_report(summarise(folder)).read_text()
     assert "accepted length" not in table([plain], COSTS["forwards"])
     assert "| **`ARVerify(CausalTarget('t'))`** |" in table([verified], COSTS["forwards"])
 
@@ -141,7 +141,7 @@ def test_a_verifiers_numbers_are_sums_over_its_forwards(tmp_path: Path) -> None:
 def test_the_warm_up_counts_for_everything_but_time(tmp_path: Path) -> None:
     records = [record(SETTINGS, "a", 1, batch_s=9.0, warm_up=True)]
     records += [record(SETTINGS, e, 1, batch_s=1.0) for e in "bc"]
-    (row,) = measured(folder_of(tmp_path, [SETTINGS], records)).summary["rows"]
+    (row,) = summarise(folder_of(tmp_path, [SETTINGS], records)).summary["rows"]
     assert row["accuracy"]["num_examples"] == 3
     assert row["timing"]["tokens_per_second"] == 4.0
 
@@ -167,7 +167,7 @@ def test_every_number_of_a_summary_is_documented(tmp_path: Path) -> None:
             return {key for key in value if not key[0].isdigit()} | names(list(value.values()))
         return set().union(*map(names, value)) if isinstance(value, list) else set()
 
-    summary = json.loads(json.dumps(measured(folder).summary))
+    summary = json.loads(json.dumps(summarise(folder).summary))
     for row in summary["rows"]:
         row["scores"], row["errors"], row["settings"] = {}, {}, {}
     written = names(summary)

@@ -8,12 +8,12 @@ import eval_runs
 import pytest
 from eval_runs import folder_of, table
 
-from eval.reports.command import show
+from eval.reports.command import report_folder
 from eval.reports.report import write_report
-from eval.reports.summary import measured
-from eval.runs.names import Selection
+from eval.reports.summary import summarise
 from eval.runs.runner import execute
 from eval.runs.settings import Run
+from eval.runs.task_addresses import Selection
 from eval.tasks import Example, ListTask
 from samplers import FixedSchedule, Sampler
 
@@ -39,14 +39,14 @@ def test_an_undefined_score_is_a_dash_and_not_zero(
 ) -> None:
     folder = execute(unscored(FixedSchedule(8), FixedSchedule(4)), tmp_path)
     assert all(record["scores"]["answer"] is None for record in folder.records())
-    rows = measured(folder).summary["rows"]
+    rows = summarise(folder).summary["rows"]
     assert [row["accuracy"] for row in rows] == [None, None]
     assert rows[0]["scores"]["answer"] is None
     assert rows[0]["scores"]["included"] == 0.0
     assert "accuracy" not in rows[1]["against_reference"]
     assert "step_speedup" in rows[1]["against_reference"]
     assert all("| - | - | - |" in line for line in table(rows).splitlines()[2:])
-    assert show(folder) == 0
+    assert report_folder(folder) == 0
     assert "AUP" not in capsys.readouterr().out.split("unscored\n")[1]
 
 
@@ -55,12 +55,12 @@ def test_an_error_beside_undefined_scores_is_no_accuracy_of_zero(tmp_path: Path)
     done = execute(unscored(FixedSchedule(8)), tmp_path / "done")
     *first, last = done.records()
     records = [*first, {**last, "error": "RuntimeError: no"}]
-    row = measured(folder_of(tmp_path / "failed", done.settings(), records)).summary["rows"][0]
+    row = summarise(folder_of(tmp_path / "failed", done.settings(), records)).summary["rows"][0]
     assert (row["num_records"], row["num_errors"]) == (8, 1)
     assert row["accuracy"] is None
     defined = [{**record, "primary": "included"} for record in records]
     other = folder_of(tmp_path / "defined", done.settings(), defined)
-    assert measured(other).summary["rows"][0]["accuracy"]["num_examples"] == 8
+    assert summarise(other).summary["rows"][0]["accuracy"]["num_examples"] == 8
 
 
 def test_a_report_does_not_need_the_files_of_the_task(tmp_path: Path) -> None:
@@ -69,4 +69,4 @@ def test_a_report_does_not_need_the_files_of_the_task(tmp_path: Path) -> None:
     file.write_text('{"prompt": "ask", "answer": "say"}\n')
     folder = execute(eval_runs.runs(task=f"jsonl:{file}"), tmp_path / "results")
     file.unlink()
-    assert write_report(measured(folder)).is_file()
+    assert write_report(summarise(folder)).is_file()

@@ -7,7 +7,7 @@ import pytest
 from toys import DriftingModel
 
 from dllm_decode import StepEvent, decode
-from eval.runs.answers import LikelySince, after_marker
+from eval.runs.answers import LikelySince, result_start
 from samplers import ConfidenceThreshold, FixedSchedule, Sampler, Wino
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
@@ -73,7 +73,7 @@ def test_a_position_is_decided_once_its_token_stays_the_likeliest(
 
 
 def test_a_result_begins_after_the_first_marker() -> None:
-    assert after_marker([3, 4, 5, 4, 5, 6], [4, 5]) == 3
-    assert after_marker([3, 4], [4, 5]) == 0
-    assert after_marker([3, 4], []) == 0
-    assert after_marker([3, 4], [4]) == 2
+    assert result_start([3, 4, 5, 4, 5, 6], [4, 5]) == 3
+    assert result_start([3, 4], [4, 5]) == 0
+    assert result_start([3, 4], []) == 0
+    assert result_start([3, 4], [4]) == 2

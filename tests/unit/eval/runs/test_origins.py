@@ -9,7 +9,7 @@ import pytest
 
 from dllm_decode.cli.main import main
 from dllm_decode.settings.plugins import sources_of
-from eval.reports.command import show
+from eval.reports.command import report_folder
 from eval.runs.folder import Folder
 from eval.runs.runner import execute
 from eval.runs.settings import Run
@@ -107,7 +107,7 @@ def test_errors_of_a_mended_sampler_are_tried_again(
 ) -> None:
     out = tmp_path / "out"
     execute(module.runs(" & False"), out)
-    assert show(Folder(out)) == 1
+    assert report_folder(Folder(out)) == 1
     message = capsys.readouterr().err
     assert message.startswith("10 examples raised an error, 10 of them: RuntimeError: Credit")
     assert "must commit at least one eligible position" in message

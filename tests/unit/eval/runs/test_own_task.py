@@ -6,10 +6,10 @@ from pathlib import Path
 import eval_runs
 import pytest
 
-from eval.reports.summary import measured
-from eval.runs.names import parse_task
+from eval.reports.summary import summarise
 from eval.runs.runner import execute
 from eval.runs.sweep import Sweep
+from eval.runs.task_addresses import parse_task
 
 MODULE = """
 from dataclasses import dataclass
@@ -112,7 +112,7 @@ def test_truths_and_integers_are_scores(module: str, tmp_path: Path) -> None:
     select(address)
     folder = execute(eval_runs.runs(task=address)[:1], tmp_path / "out")
     assert [record["scores"] for record in folder.records()] == [{"answer": 0.0, "words": 1.0}] * 2
-    assert measured(folder).summary["rows"][0]["scores"]["words"] == 1.0
+    assert summarise(folder).summary["rows"][0]["scores"]["words"] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import eval_runs
 import pytest
 
 from eval.commands import evaluate as main
-from eval.reports.summary import measured
+from eval.reports.summary import summarise
 from eval.runs.folder import Folder
 from eval.runs.runner import execute
 from samplers import FixedSchedule
@@ -41,7 +41,7 @@ def test_each_missing_or_mistyped_field_is_named_with_its_line(whole: Path, tmp_
         for record in (missing, *({**second, name: wrong} for wrong in WRONG)):
             folder = spoilt(whole, tmp_path, record)
             try:
-                measured(folder)
+                summarise(folder)
             except ValueError as error:
                 num_refused += 1
                 text = str(error)

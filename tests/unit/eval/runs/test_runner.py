@@ -23,7 +23,7 @@ from dllm_decode.settings.ranks import ProcessRank
 from eval.commands import evaluate as main
 from eval.reports.names import names_of
 from eval.reports.replay import panels_of
-from eval.reports.summary import measured
+from eval.reports.summary import summarise
 from eval.runs import provenance
 from eval.runs.folder import Folder
 from eval.runs.reporter import Reporter
@@ -44,7 +44,7 @@ def timeless(value: Any) -> Any:
 
 
 def summary_of(path: Path) -> Any:
-    return timeless(measured(Folder(path)).summary)
+    return timeless(summarise(Folder(path)).summary)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_a_record_holds_what_every_number_is_computed_from(whole: Path) -> None:
     machine = folder.machines()[first["machine"]]
     assert (machine["device"], machine["torch"]) == ("cpu", torch.__version__)
     assert machine["threads"] >= 1
-    assert measured(folder).summary["machines"] == [machine]
+    assert summarise(folder).summary["machines"] == [machine]
 
 
 def test_a_run_that_is_finished_decodes_nothing_again(whole: Path) -> None:
@@ -110,8 +110,8 @@ def test_several_processes_score_every_example_once(whole: Path, tmp_path: Path)
 
 
 def test_another_number_of_processes_finishes_the_folder(whole: Path, tmp_path: Path) -> None:
-    execute(eval_runs.runs(), tmp_path, place=ProcessRank(1, 3))
-    assert measured(Folder(tmp_path)).summary["rows"][0]["num_missing"] > 0
+    execute(eval_runs.runs(), tmp_path, process=ProcessRank(1, 3))
+    assert summarise(Folder(tmp_path)).summary["rows"][0]["num_missing"] > 0
     execute(eval_runs.runs(), tmp_path)
     assert summary_of(tmp_path) == summary_of(whole)
 
@@ -122,8 +122,8 @@ def test_a_folder_takes_settings_added_and_corrected(tmp_path: Path) -> None:
     execute(first, tmp_path)
     other = eval_runs.runs(samplers=(FixedSchedule(2),), temperature=0.5)
     folder = execute(other, tmp_path)
-    assert [s.decoding.temperature for s in folder.settings()] == [1.0, 0.5]
-    assert [row["num_missing"] for row in measured(folder).summary["rows"]] == [0, 0]
+    assert [s.config.temperature for s in folder.settings()] == [1.0, 0.5]
+    assert [row["num_missing"] for row in summarise(folder).summary["rows"]] == [0, 0]
     # A setting without records is dropped when it is no longer asked for.
     folder.claim([*folder.settings(), replace(folder.settings()[0], sampler="Wrong()")])
     assert len(folder.settings()) == 3
@@ -177,7 +177,7 @@ def test_an_example_that_raises_becomes_an_error_and_the_run_goes_on(tmp_path: P
     assert len(records) == 10
     assert 0 < len(failed) < 10
     assert failed[0]["error"] == f"RuntimeError: Token {token} is not to my taste."
-    row = measured(Folder(tmp_path / "b")).summary["rows"][0]
+    row = summarise(Folder(tmp_path / "b")).summary["rows"][0]
     assert row["num_errors"] == len(failed)
     assert row["accuracy"]["num_examples"] == 10
     # A repeated command decodes only the examples that failed.
@@ -192,7 +192,7 @@ def test_folders_that_are_none_or_older_are_refused(tmp_path: Path) -> None:
         Folder(tmp_path).settings()
     (tmp_path / "settings.json").write_text('{"format": 4, "runs": []}')
     (tmp_path / "part-0.jsonl").write_text("")
-    for use in (lambda: measured(Folder(tmp_path)), lambda: execute(eval_runs.runs(), tmp_path)):
+    for use in (lambda: summarise(Folder(tmp_path)), lambda: execute(eval_runs.runs(), tmp_path)):
         with pytest.raises(ValueError, match=r"in format 5, got format 4: .* another folder"):
             use()
     (tmp_path / "settings.json").unlink()
@@ -203,7 +203,7 @@ def test_folders_that_are_none_or_older_are_refused(tmp_path: Path) -> None:
 def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
     sweep = Sweep(
         ("toy",), ("lists/copy", "lists/sort"), ("FixedSchedule(2)", "Factor(1.0)"),
-        verifiers=("NoVerifier()", "Guided(CausalTarget('tiny'))"), decoding={"seed": (0, 1)},
+        verifiers=("NoVerifier()", "Guided(CausalTarget('tiny'))"), axes={"seed": (0, 1)},
     )  # fmt: skip
     loaded = []
 
@@ -215,7 +215,7 @@ def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
     message = r"^Factor\(1.0\) is left out: Guided\(CausalTarget\('tiny'\)\) never asks it.$"
     with pytest.warns(UserWarning, match=message):
         runs = list(sweep.runs({"toy": toy}, sweep.selections(), trace=False))
-    names = [(run.selection.address, *run.settings([]).parts, run.decoding.seed) for run in runs]
+    names = [(run.selection.address, *run.settings([]).parts, run.config.seed) for run in runs]
     assert len(names) == len(set(names)) == 2 * (2 * 2 + 2)
     assert sum("Guided" in str(name) for name in names) == 4
     # A sampler that is not asked is not named either.
@@ -227,7 +227,7 @@ def test_a_verifier_that_asks_no_sampler_is_run_once(tmp_path: Path) -> None:
 def test_rows_of_different_batches_and_seeds_do_not_share_their_noise(tmp_path: Path) -> None:
     """The noise is keyed by the row's place in its batch, so each batch needs its own seed."""
     (run,) = eval_runs.runs(samplers=(FixedSchedule(1),), temperature=100.0, batch_size=1)
-    runs = [replace(run, decoding=replace(run.decoding, seed=seed)) for seed in (0, 1)]
+    runs = [replace(run, config=replace(run.config, seed=seed)) for seed in (0, 1)]
     answers = {tuple(record["tokens"]) for record in execute(runs, tmp_path).records()}
     assert len(answers) == 20
 
@@ -302,7 +302,7 @@ def test_answers_of_a_run_with_a_constraint_match_it_and_never_mix_with_others(
     ]
     assert (unforced, forced) == ([], expected)
     assert forced
-    rows = measured(folder).summary["rows"]
+    rows = summarise(folder).summary["rows"]
     assert names_of(rows)[0].endswith("constraint=none")
     assert RunSettings.of(free[0].written()) == free[0]
 

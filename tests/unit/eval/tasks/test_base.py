@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.runs.names import TASKS, digest_of_examples, parse_task
+from eval.runs.task_addresses import TASKS, digest_of_examples, parse_task
 from eval.tasks import ListTask, WordProblems
 from eval.tasks.base import Example, SampledTask, content_id
 from eval.tasks.checks import require_examples, require_target_score

@@ -8,9 +8,9 @@ from eval_runs import write_lines
 
 from dllm_decode.blocks import Sequential
 from dllm_decode.settings.models import Loaded
-from eval.runs.names import parse_task
-from eval.runs.settings import decoding_of
+from eval.runs.settings import config_of
 from eval.runs.sweep import Sweep
+from eval.runs.task_addresses import parse_task
 from eval.tasks.gsm8k import PROTOCOLS, Gsm8k, flexible_answer, strict_answer
 
 
@@ -66,7 +66,7 @@ def test_the_address_alone_gives_the_published_setting(folder: Path, name: str) 
     assert text.count("How much is") == num_shown + 1
     assert len(turns) == num_turns
     assert "<<" not in text + example.target
-    config = decoding_of(selection, {})
+    config = config_of(selection, {})
     assert (config.gen_length, config.block_length) == (gen_length, block_length)
     assert selection.task.prompts == ("chat" if num_turns else "plain")
 
@@ -136,12 +136,12 @@ def test_lengths_asked_for_come_before_those_of_the_protocol(folder: Path) -> No
     address = f"gsm8k?path={folder}&protocol=d2f"
     assert parse_task(f"{address}&gen_length=128").task.gen_length == 128
     selection = parse_task(address)
-    config = decoding_of(selection, {"gen_length": 96, "block_length": 48})
+    config = config_of(selection, {"gen_length": 96, "block_length": 48})
     assert (config.gen_length, config.block_length) == (96, 48)
     # The published blocks of 64 are longer than the answer.
-    assert decoding_of(selection, {"gen_length": 40}).block_length == 40
+    assert config_of(selection, {"gen_length": 40}).block_length == 40
     # A schedule brings its own.
-    assert decoding_of(selection, {}, Sequential(4)).block_length is None
+    assert config_of(selection, {}, Sequential(4)).block_length is None
     task = Gsm8k(protocol="llada_base")
     assert task == eval(repr(task))
 
@@ -151,5 +151,5 @@ def test_a_sweep_leaves_the_block_length_to_each_task(folder: Path) -> None:
     sweep = Sweep(("toy",), tasks, ("FixedSchedule()",))
     loaded = {"toy": Loaded(eval_runs.model(), eval_runs.TOKENIZER, "float32")}
     runs = list(sweep.runs(loaded, sweep.selections(), trace=False))
-    lengths = [run.settings(run.selection.examples()).decoding.block_length for run in runs]
+    lengths = [run.settings(run.selection.examples()).config.block_length for run in runs]
     assert lengths == [8, 32]

@@ -12,8 +12,8 @@ import pytest
 from eval_runs import TOKENIZER, write_lines
 
 from eval.commands import evaluate
-from eval.runs.names import digest_of_examples, matching, parse_task
 from eval.runs.runner import execute
+from eval.runs.task_addresses import digest_of_examples, expand_patterns, parse_task
 from eval.tasks import ParallelBench
 from eval.tasks.parallelbench_scores import SCORERS, official_items, strict_items
 
@@ -359,9 +359,9 @@ def test_a_group_of_tasks_is_run_by_one_command(tmp_path: Path) -> None:
         shutil.rmtree(root / "test" / name)
     bench = f"parallelbench:{root}#"
     tasks = ("waiting_line/insert_random", "waiting_line/reverse")
-    assert matching([f"{bench}waiting_*"]) == tuple(f"{bench}{task}" for task in tasks)
+    assert expand_patterns([f"{bench}waiting_*"]) == tuple(f"{bench}{task}" for task in tasks)
     first_of_each = tuple(f"{bench}{task}?limit=1" for task in tasks)
-    assert matching([f"{bench}*?limit=1"]) == first_of_each
+    assert expand_patterns([f"{bench}*?limit=1"]) == first_of_each
     command = ["run", f"{bench}*?limit=1", str(tmp_path / "out"), "--sampler"]
     assert evaluate([*command, "FixedSchedule(1)"]) == 0
     summary = json.loads((tmp_path / "out/summary.json").read_text())
@@ -413,6 +413,6 @@ def test_a_run_keeps_the_given_part_of_infilled_answers(tmp_path: Path) -> None:
         assert (tokens[0], tokens[2], tokens[4:]) == (emma, apples, [run.model.eos_ids[0]] * 4)
         assert run.model.mask_id not in tokens
         assert record["nfe"] == 2
-    short = replace(run, decoding=replace(run.decoding, gen_length=3, block_length=3))
+    short = replace(run, config=replace(run.config, gen_length=3, block_length=3))
     with pytest.raises(ValueError, match="gen_length must be at least 4, the length of the temp"):
         execute([short], tmp_path / "short")

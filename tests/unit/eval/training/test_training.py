@@ -23,7 +23,7 @@ from dllm_decode.settings.ranks import ProcessRank
 from eval.metrics.statistics import wilson
 from eval.runs.settings import Run
 from eval.training.filter_command import read_examples
-from eval.training.held_out import HeldOutScores, compared, measure, read_measured
+from eval.training.held_out import HeldOutScores, comparison_of, read_scores, score_held_out
 from eval.training.questions import Questions, read_questions
 from eval.training.run_folder import claim, claim_training, writing
 from eval.training.teacher_answers import ask, read_answers
@@ -114,7 +114,7 @@ class Digits(TokenIds):
 def run_of(questions: Questions, batch_size: int = 3) -> Run:
     return Run(
         HashModel(peak=12.0), Digits(), questions.selection, FixedSchedule(2),
-        decoding=DecodeConfig(gen_length=6, block_length=3), batch_size=batch_size,
+        config=DecodeConfig(gen_length=6, block_length=3), batch_size=batch_size,
         prompts="plain", trace=False,
     )  # fmt: skip
 
@@ -122,22 +122,20 @@ def run_of(questions: Questions, batch_size: int = 3) -> Run:
 def test_a_measurement_is_the_same_however_many_processes_share_it(tmp_path: Path) -> None:
     _, judged = read_questions(jsonl(tmp_path, 40), "", prompts="plain")
     run = run_of(judged)
-    alone = measure(run, judged.examples)
+    alone = score_held_out(run, judged.examples)
     assert len(alone.scores) == len(alone.forwards) == 8
     assert set(alone.forwards) <= set(range(1, 5))
     rank_1: list[Any] = []
-    measure(
-        run,
-        judged.examples,
-        place=ProcessRank(1, 2),
+    score_held_out(
+        run, judged.examples, process=ProcessRank(1, 2),
         gather=lambda mine: rank_1.extend(mine) or mine,
-    )
-    shared = measure(
-        run, judged.examples, place=ProcessRank(0, 2), gather=lambda mine: mine + rank_1
+    )  # fmt: skip
+    shared = score_held_out(
+        run, judged.examples, process=ProcessRank(0, 2), gather=lambda mine: mine + rank_1
     )
     assert shared == alone
-    alone.save(tmp_path / "measured.json")
-    assert read_measured(tmp_path / "measured.json", judged) == alone
+    alone.save(tmp_path / "scores.json")
+    assert read_scores(tmp_path / "scores.json", judged) == alone
 
 
 def test_an_undefined_score_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +143,7 @@ def test_an_undefined_score_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     task = type(judged.selection.task)
     monkeypatch.setattr(task, "score", lambda self, example, text: {"answer": None})
     with pytest.raises(ValueError, match="must have a score 'answer', got one without"):
-        measure(run_of(judged), judged.examples)
+        score_held_out(run_of(judged), judged.examples)
 
 
 def test_the_teacher_answers_hold_the_order_of_commits(tmp_path: Path) -> None:
@@ -153,7 +151,7 @@ def test_the_teacher_answers_hold_the_order_of_commits(tmp_path: Path) -> None:
     run = run_of(questions, 8)
     prompts = questions.encoded(run.tokenizer)
     events: list[StepEvent] = []
-    output = decode(run.model, prompts, run.sampler, config=run.decoding, observers=[events.append])
+    output = decode(run.model, prompts, run.sampler, config=run.config, observers=[events.append])
     answers = ask(run, questions.examples, prompts)
     for row, answer in enumerate(answers):
         assert answer.prompt == tuple(prompts[row])
@@ -172,7 +170,7 @@ def test_the_teacher_answers_hold_the_order_of_commits(tmp_path: Path) -> None:
 def test_comparisons_are_paired() -> None:
     before = HeldOutScores([1.0] * 50 + [0.0] * 50, [10] * 100, [20] * 100)
     after = HeldOutScores([1.0] * 48 + [0.0] * 52, [4] * 50 + [6] * 50, [20] * 100)
-    change = compared(before, after)
+    change = comparison_of(before, after)
     assert change["accuracy_difference"]["value"] == pytest.approx(-0.02)
     assert change["accuracy_difference"]["low"] > -0.08
     assert change["forwards_ratio"]["value"] == pytest.approx(0.5)
@@ -306,7 +304,7 @@ def test_a_second_process_is_refused_while_one_writes(
 
 
 DAMAGED = ("null", "{", "{}", '{"answers": [{"prompt": []}]}')
-MEASURED = (
+DAMAGED_SCORES = (
     '{"scores": [1.0], "forwards": [3], "lengths": "4"}',
     '{"scores": [2.0], "forwards": [3], "lengths": [4]}',
     '{"scores": [1.0], "forwards": [0], "lengths": [4]}',
@@ -316,14 +314,14 @@ MEASURED = (
 )
 
 
-@pytest.mark.parametrize("text", [*DAMAGED, *MEASURED])
+@pytest.mark.parametrize("text", [*DAMAGED, *DAMAGED_SCORES])
 def test_a_damaged_measurement_is_named_with_the_remedy(text: str, tmp_path: Path) -> None:
     """It ended in a traceback, or in a division by zero after the training."""
     file = tmp_path / "before.json"
     file.write_text(text)
     _, judged = read_questions(jsonl(tmp_path, 5), "")
     with pytest.raises(ValueError, match=r"before\.json must .*; remove the file, and the same"):
-        read_measured(file, judged)
+        read_scores(file, judged)
 
 
 def test_damaged_answers_are_named_with_the_remedy(tmp_path: Path) -> None:

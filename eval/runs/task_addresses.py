@@ -117,7 +117,7 @@ def parse_task(address: str) -> Selection:
     )
 
 
-def matching(addresses: Iterable[str]) -> tuple[str, ...]:
+def expand_patterns(addresses: Iterable[str]) -> tuple[str, ...]:
     """Returns addresses with the tasks that match in place of each pattern, such as `lists/*`.
 
     `*` and `[...]` mean what they mean in a shell. In a pattern of ParallelBench, such as
@@ -126,10 +126,10 @@ def matching(addresses: Iterable[str]) -> tuple[str, ...]:
 
     Raises ValueError if no task matches a pattern.
     """
-    return tuple(chain.from_iterable(map(_matching, addresses)))
+    return tuple(chain.from_iterable(map(_expand_pattern, addresses)))
 
 
-def _matching(address: str) -> Sequence[str]:
+def _expand_pattern(address: str) -> Sequence[str]:
     name, question, options = address.strip().partition("?")
     folder, mark, pattern = "", "", name
     if name.startswith(PARALLEL_BENCH):
@@ -163,7 +163,7 @@ def _maker(name: str) -> Callable[..., Task]:
     if name.startswith(PARALLEL_BENCH):
         return _parallel_bench(name)
     if ":" in name:
-        return _own(name)
+        return _own_class(name)
     if name not in TASKS:
         others = (
             f"{LISTS}<keyword>", f"{JSON_LINES}<file>", f"{PARALLEL_BENCH}<folder>#<task>",
@@ -176,7 +176,7 @@ def _maker(name: str) -> Callable[..., Task]:
     return TASKS[name]
 
 
-def _own(name: str) -> Callable[..., Task]:
+def _own_class(name: str) -> Callable[..., Task]:
     module, _, kind = name.partition(":")
     task_class = import_class(module, kind, (Task,))
     if isabstract(task_class):

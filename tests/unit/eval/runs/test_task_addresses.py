@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from eval_runs import write_lines
 
-from eval.runs.names import matching, parse_task
 from eval.runs.sweep import read_sweep
+from eval.runs.task_addresses import expand_patterns, parse_task
 from eval.tasks import Gsm8k, Ledgers, ListTask
 from eval.tasks.jsonl import JsonLines
 from eval.tasks.lists import FIXED_LENGTH
@@ -148,14 +148,15 @@ def test_wrong_sweeps_are_refused(tmp_path: Path, text: str, message: str) -> No
 
 
 def test_a_pattern_names_the_tasks_that_match() -> None:
-    assert matching(["lists/*_any?n=4&limit=3", "gsm8k"]) == (
+    assert expand_patterns(["lists/*_any?n=4&limit=3", "gsm8k"]) == (
         "lists/replace_any?n=4&limit=3", "lists/remove_any?n=4&limit=3",
         "lists/insert_any?n=4&limit=3", "gsm8k",
     )  # fmt: skip
-    assert matching(["lists/[cr]o*", "ledgers?limit=2"]) == ("lists/copy", "ledgers?limit=2")
+    assert expand_patterns(["lists/[cr]o*", "ledgers?limit=2"]) == ("lists/copy", "ledgers?limit=2")
     # A file or a module may have any name.
-    assert matching(["jsonl:[a]*.jsonl", "my_tasks:Own"]) == ("jsonl:[a]*.jsonl", "my_tasks:Own")
+    names = ("jsonl:[a]*.jsonl", "my_tasks:Own")
+    assert expand_patterns(names) == names
     with pytest.raises(ValueError, match=r"'parallelbench/\*' must match a task.*FOLDER#\*'"):
-        matching(["parallelbench/*"])
+        expand_patterns(["parallelbench/*"])
     with pytest.raises(ValueError, match="must match a task, got none"):
-        matching(["shuffle*"])
+        expand_patterns(["shuffle*"])
