@@ -98,8 +98,8 @@ class View:
             authors' code gives these ids no share of any distribution, which changes the confidence
             of the other proposals too, and at a temperature above 0 it forgets one of the ids.
         eos_ids: Tokens that end an answer, see `is_eos`.
-        proposed: The token that is written where a position is committed, whatever the sampler
-            decides, because the row's answer must be in a set of texts; -1 if any will do.
+        forced_tokens: The token that is written where a position is committed, whatever the
+            sampler decides, because the row's answer must be in a set of texts; -1 if any will do.
             `None`: no row has such a constraint.
     """
 
@@ -118,7 +118,7 @@ class View:
     leave_one_out: Float[Tensor, "B W"] | None = None
     deferred_ids: tuple[int, ...] = ()
     eos_ids: tuple[int, ...] = ()
-    proposed: Int[Tensor, "B W"] | None = None
+    forced_tokens: Int[Tensor, "B W"] | None = None
 
     @property
     def logits(self) -> Float[Tensor, "B W V"]:
@@ -155,17 +155,17 @@ class View:
     def proposal(self) -> Int[Tensor, "B W"]:
         """The token each position would commit: the argmax, or a draw at a temperature above 0.
 
-        In rows with a constraint it is the token in `proposed`, unless that is -1.
+        In rows with a constraint it is the token in `forced_tokens`, unless that is -1.
         """
         if self.is_greedy:
-            return self.decided(self.most_likely)
+            return self.tokens_to_write(self.most_likely)
         window, keys, columns = self._window, self.position_keys, self.computed.columns
         keys = keys if columns is None else keys.gather(1, columns)
         drawn = statistics.draw(self.computed.logits, self.temperature, keys)
         drawn = window.replace_committed(window.scattered(drawn), self.tokens)
         if isinstance(self.temperature, Tensor):
             drawn = torch.where(self.temperature[:, None] > 0.0, drawn, self.most_likely)
-        return self.decided(drawn)
+        return self.tokens_to_write(drawn)
 
     @cached_property
     def most_likely(self) -> Int[Tensor, "B W"]:
@@ -179,12 +179,13 @@ class View:
         1 / sum over j of exp(l_j - l_max) for the most likely token: accurate near 1.
         """
         likeliest = (1.0 + self._window.odds_against).reciprocal()
-        if self.is_greedy and self.proposed is None:
+        if self.is_greedy and self.forced_tokens is None:
             return self._defer(likeliest, scale=_DEFERRED)
         probability = self.probability(self.proposal)
         if isinstance(self.temperature, Tensor):
             may_differ = self.temperature[:, None] > 0.0
-            may_differ = may_differ if self.proposed is None else may_differ | (self.proposed >= 0)
+            if self.forced_tokens is not None:
+                may_differ = may_differ | (self.forced_tokens >= 0)
             probability = torch.where(may_differ, probability, likeliest)
         return self._defer(probability, scale=_DEFERRED)
 
@@ -306,11 +307,11 @@ class View:
         """
         return replace(self, computed=self.computed.raised(tokens, values))
 
-    def decided(self, tokens: Int[Tensor, "B W"]) -> Int[Tensor, "B W"]:
-        """Returns the tokens to write: that in `proposed` if there is one, else the given one."""
-        if self.proposed is None:
+    def tokens_to_write(self, tokens: Int[Tensor, "B W"]) -> Int[Tensor, "B W"]:
+        """Returns the tokens to write: the forced token if there is one, else the given one."""
+        if self.forced_tokens is None:
             return tokens
-        return torch.where(self.proposed >= 0, self.proposed, tokens)
+        return torch.where(self.forced_tokens >= 0, self.forced_tokens, tokens)
 
     def within(self, scope: Scope) -> "View":
         """Returns the part of the window that a sampler of some scope asks for.
@@ -374,7 +375,7 @@ class View:
             eligible=self.eligible[rows, columns],
             num_committed=self._num_committed,
             leave_one_out=None if self.leave_one_out is None else self.leave_one_out[rows, columns],
-            proposed=None if self.proposed is None else self.proposed[rows, columns],
+            forced_tokens=None if self.forced_tokens is None else self.forced_tokens[rows, columns],
         )
 
     @cached_property

@@ -66,12 +66,13 @@ class StepEvent:
         `None`: no row has a constraint. It is computed on first use.
         """
         view, columns = self.view, self.columns
-        if view.proposed is None:
+        if view.forced_tokens is None:
             return None
         before, after, filled = (
             part.gather(1, columns) for part in (self.before.tokens, self.after.tokens, self.filled)
         )
-        is_forced = (view.proposed == after) & (after != replace(view, proposed=None).proposal)
+        own_choice = replace(view, forced_tokens=None).proposal
+        is_forced = (view.forced_tokens == after) & (after != own_choice)
         is_forced &= (before != after) & ~filled & view.in_answer
         # Columns of the view after the canvas' last column are clamped to that column.
         zeros = torch.zeros_like(self.filled, dtype=torch.int)

@@ -20,7 +20,7 @@ from samplers.view import View, by_row
 def with_paths(
     decoder: Decoder, constraints: Constraints, state: State, view: View, window: Window
 ) -> View:
-    """Returns the view in which rows with a constraint propose the tokens of a path.
+    """Returns the view with the tokens that a path forces on rows with a constraint.
 
     Args:
         decoder: The decoder.
@@ -49,8 +49,8 @@ def with_paths(
     tokens = torch.where(path.found[:, None], path.tokens, canvas.mask_id)
     tokens = tokens.masked_fill(~is_open, -1)
     proposals = tokens.new_full((len(tokens), W), -1).scatter_(1, offsets, tokens)
-    proposed = torch.full_like(view.tokens, -1).index_copy(0, constraints.row_index, proposals)
-    return replace(view, proposed=proposed)
+    forced = torch.full_like(view.tokens, -1).index_copy(0, constraints.row_index, proposals)
+    return replace(view, forced_tokens=forced)
 
 
 def _length(decoder: Decoder, rows: Sequence[Row], constraints: Constraints) -> int:
