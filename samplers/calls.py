@@ -8,11 +8,11 @@ from torch import Tensor
 from samplers.base import Decision, Sampler
 from samplers.checks import shown
 from samplers.facts import Fact
-from samplers.state import State, check_state, same_structure
+from samplers.state import SamplerState, check_state, same_structure
 from samplers.view import View
 
 
-def first_state(sampler: Sampler[State], view: View) -> State:
+def first_state(sampler: Sampler[SamplerState], view: View) -> SamplerState:
     """Returns a sampler's state at the start of a block.
 
     Raises:
@@ -23,7 +23,9 @@ def first_state(sampler: Sampler[State], view: View) -> State:
     return state
 
 
-def next_step(sampler: Sampler[State], view: View, state: State) -> tuple[Decision, State]:
+def next_step(
+    sampler: Sampler[SamplerState], view: View, state: SamplerState
+) -> tuple[Decision, SamplerState]:
     """Lets a sampler decide one step.
 
     Raises:

@@ -22,7 +22,7 @@ from samplers.facts import Fact
 from samplers.logits.noise import row_keys
 from samplers.logits.summary import Summary
 from samplers.registry import parse
-from samplers.state import State, take_state
+from samplers.state import SamplerState, take_state
 from samplers.view import View
 
 Style: TypeAlias = Literal["drifting", "constant", "alternating", "saturated", "excluded"]
@@ -33,13 +33,13 @@ STYLES: tuple[Style, ...] = ("drifting", "constant", "alternating", "saturated",
 
 
 @dataclass(frozen=True)
-class PlayedStep(Generic[State]):
+class PlayedStep(Generic[SamplerState]):
     """One step of a played block: what the sampler was given, and what it returned."""
 
     view: View
-    state: State
+    state: SamplerState
     decision: Decision
-    next_state: State
+    next_state: SamplerState
 
     @property
     def written(self) -> Int[Tensor, "B W"]:
@@ -69,14 +69,14 @@ def view_of(
 
 
 def play(
-    sampler: Sampler[State],
+    sampler: Sampler[SamplerState],
     seed: int,
     *,
     style: Style = "drifting",
     temperature: float = 0.0,
     dtype: torch.dtype = torch.float32,
     width: int = 7,
-) -> Iterator[PlayedStep[State]]:
+) -> Iterator[PlayedStep[SamplerState]]:
     """Lets a sampler finish a block of three random rows; the last has no mask in the block.
 
     Some tokens are given; the last of twelve is [MASK] and banned. With the scope "suffix" the

@@ -22,7 +22,7 @@ from samplers import (
     ReMDM,
     ReMDMLoop,
     Sampler,
-    State,
+    SamplerState,
     View,
     Wino,
     parse,
@@ -130,7 +130,7 @@ def test_what_is_committed_is_read_only_by_those_who_say_so(sampler: Sampler) ->
     if Fact.LOGITS_OF_COMMITTED in sampler.needs:
         pytest.skip("It says so.")
     for style, temperature in PLAYS:
-        states: list[State] = [None, None]
+        states: list[SamplerState] = [None, None]
         played = play(sampler, 1, style=style, temperature=temperature, width=16)
         for step, turn in enumerate(played):
             for number, view in enumerate((other_logits(turn.view), only_masked(turn.view))):
