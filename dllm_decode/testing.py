@@ -84,7 +84,7 @@ class _Case:
             for row in rows
         ]
         ended = raise_errors(run(decoder, RequestQueue(requests), num_rows))
-        return {answer.request: answer.output for answer in ended}
+        return {answer.index: answer.output for answer in ended}
 
     def tokens(self) -> list[list[int]]:
         """Returns the answers of all rows in one batch."""

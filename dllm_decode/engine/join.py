@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -125,18 +125,19 @@ def leave(state: State, rows: Sequence[int]) -> State:
     )
 
 
-class Ended(NamedTuple):
+@dataclass(frozen=True)
+class Ended:
     """A request whose answer has ended.
 
     Attributes:
-        request: Index of the request.
+        index: Number of the request, see `Request.index`.
         output: The answer and its cost: one row; the answer is not complete if there is an error.
         forwards: Calls of the mask predictor up to now, of the whole decode.
         target_forwards: Calls of a verifier's target up to now, of the whole decode.
         error: The rule that a plug-in or the model broke in this row; empty: none.
     """
 
-    request: int
+    index: int
     output: DecodeOutput
     forwards: int
     target_forwards: int

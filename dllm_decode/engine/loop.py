@@ -271,7 +271,7 @@ def _in_order(finished: Iterator[Ended]) -> Iterator[DecodeOutput]:
     held: dict[int, DecodeOutput] = {}
     first = 0
     for answer in finished:
-        held[answer.request] = answer.output
+        held[answer.index] = answer.output
         while first in held:
             yield held.pop(first)
             first += 1
@@ -285,14 +285,14 @@ def raise_errors(answers: Iterator[Ended]) -> Iterator[Ended]:
     """
     for answer in answers:
         if answer.error:
-            raise RuntimeError(f"{answer.error} (request {answer.request})")
+            raise RuntimeError(f"{answer.error} (request {answer.index})")
         yield answer
 
 
 def gathered(answers: Iterator[Ended]) -> DecodeOutput:
     """Returns all answers as one output, in the order of the requests."""
     started = time.perf_counter()
-    ordered = sorted(answers, key=lambda answer: answer.request)
+    ordered = sorted(answers, key=lambda answer: answer.index)
     return join_outputs(
         [answer.output for answer in ordered],
         forwards=max(answer.forwards for answer in ordered),

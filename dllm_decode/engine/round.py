@@ -53,10 +53,10 @@ def one_round(
         state = state._replace(constraints=state.constraints.read_settled(state.rows, state.canvas))
     state, seen = require_look(decoder.verifier.look(decoder, state), owner=decoder.verifier)
     stepping = seen.stepping(state)
-    stepping_rows, seen, decision = decide(decoder, state.take(stepping), seen)
-    before = stepping_rows.canvas
-    stepping_rows, moved = settle(decoder, stepping_rows, seen, decision)
-    state, done = advance(decoder, state.put(stepping, stepping_rows), seen, stepping)
+    part, seen, decision = decide(decoder, state.take(stepping), seen)
+    before = part.canvas
+    part, moved = settle(decoder, part, seen, decision)
+    state, done = advance(decoder, state.put(stepping, part), seen, stepping)
     if observers:
         event = _event(decoder, before, moved, state, seen, stepping, done)
         for observer in observers:

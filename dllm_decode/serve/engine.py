@@ -167,7 +167,7 @@ class Lane:
         self._told += _shown(event, jobs)
 
     def _finish(self, answer: Ended) -> None:
-        job = self._running.pop(answer.request, None)
+        job = self._running.pop(answer.index, None)
         if answer.error:
             _LOG.error("One request ended with an error: %s", answer.error)
         if job is not None:

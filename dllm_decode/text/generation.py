@@ -288,7 +288,7 @@ def _of_one_length(answers: Iterator[Ended], length: int) -> Iterator[Ended]:
                 unsettled=pad(output.unsettled, (0, missing), value=True),
                 commits=None if output.commits is None else output.commits.padded(missing),
             )
-        yield answer._replace(output=output)
+        yield replace(answer, output=output)
 
 
 def _warn_of_copies(decoded: DecodeOutput, num_copies: int) -> None:

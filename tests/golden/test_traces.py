@@ -629,7 +629,7 @@ def record(
     ]
     queue = RequestQueue(iter(requests))
     ended = decode_requests(decoder, queue, num_rows or len(requests), [recorder])
-    answers = {answer.request: answer for answer in ended}
+    answers = {answer.index: answer for answer in ended}
     assert not any(answer.error for answer in answers.values())
     canvases = 2 if case.options.get("cfg_scale") else 1
     for row, answer in answers.items():
