@@ -23,7 +23,8 @@ class CacheQuery(NamedTuple):
     Columns count from the row's own first token.
 
     Attributes:
-        row: How far the row has come. `row.turn_forwards` and `row.nfe` do not count this forward.
+        row: How far the row has come. `row.period_forwards` and `row.nfe` do not count this
+            forward.
         end: First column that this forward cannot see: `row.end`, or the end of the open block on a
             block-causal model.
         shift: Columns from a column to the one that its logits predict, 0 or 1.

@@ -48,7 +48,7 @@ class DelayedCache(CachePolicy):
 
     def recompute(self, query: CacheQuery) -> Columns:
         row, numbers = query.row, query.row.numbers.cache
-        if not numbers or self._computes_all(row.turn_forwards):
+        if not numbers or self._computes_all(row.period_forwards):
             return columns((0, query.end))
         fresh = {column for column in range(row.end) if numbers[column]}
         if query.shift:

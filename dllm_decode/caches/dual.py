@@ -38,7 +38,7 @@ class DualCache(CachePolicy):
         return facts if self.refresh_every else facts | {Fact.EXACT_REPLAY}
 
     def recompute(self, query: CacheQuery) -> Columns:
-        if refreshes(query.row.turn_forwards, self.refresh_every):
+        if refreshes(query.row.period_forwards, self.refresh_every):
             return columns((0, query.end))
         start = max(0, query.needed - self.before)
         return columns((start, min(query.end, query.block[1] + self.after)))

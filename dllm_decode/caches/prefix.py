@@ -36,6 +36,6 @@ class PrefixCache(CachePolicy):
         return facts if self.refresh_every else facts | {Fact.EXACT_REPLAY}
 
     def recompute(self, query: CacheQuery) -> Columns:
-        if refreshes(query.row.turn_forwards, self.refresh_every):
+        if refreshes(query.row.period_forwards, self.refresh_every):
             return columns((0, query.end))
         return columns((query.needed, query.end))

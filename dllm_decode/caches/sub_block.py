@@ -21,6 +21,6 @@ class SubBlockCache(CachePolicy):
 
     def recompute(self, query: CacheQuery) -> Columns:
         row, opening = query.row, query.row.opening
-        if row.turn_forwards > 0 and row.first_unsettled > opening.start:
+        if row.period_forwards > 0 and row.first_unsettled > opening.start:
             return columns(opening.bounds)
         return columns((query.unfrozen, query.end))

@@ -162,7 +162,7 @@ def _count(decoder: Decoder, state: State, call: _Call) -> State:
         )
         if n in writers:
             rows[n] = row._replace(
-                turn_forwards=row.turn_forwards + 1,
+                period_forwards=row.period_forwards + 1,
                 last_needed=plan.needed,
                 computed=union(row.computed, plan.columns),
             )

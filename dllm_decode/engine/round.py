@@ -93,7 +93,7 @@ def _open_row(decoder: Decoder, row: Row) -> Row:
         require_max_steps(sampler.max_steps(masks), owner=sampler)
         limit = require_max_steps(verifier.max_steps(sampler, masks), owner=verifier)
         row = row._replace(is_fresh=True, steps=0, limit=limit)
-    return row._replace(turn_forwards=0) if opening.turn != previous.turn else row
+    return row._replace(period_forwards=0) if opening.cache_period != previous.cache_period else row
 
 
 def _too_many_steps(decoder: Decoder, row: Row) -> str:

@@ -52,7 +52,7 @@ class WithoutEntry(CachePolicy):
 
     def recompute(self, query: CacheQuery) -> Columns:
         chosen = self.inner.recompute(query)
-        if query.row.turn_forwards == 0:
+        if query.row.period_forwards == 0:
             return chosen
         return columns((query.block[0], chosen[-1].stop))
 

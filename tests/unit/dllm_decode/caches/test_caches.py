@@ -37,7 +37,7 @@ def query(step: int, **more: Any) -> CacheQuery:
         16,
         first_unsettled=8,
         opening=block,
-        turn_forwards=step,
+        period_forwards=step,
         last_needed=4,
         nfe=8,
         numbers=numbers,

@@ -244,7 +244,7 @@ CACHES: list[tuple[Any, str]] = [
     (policy(lambda query: (range(4, 6), range(1, 3))),
      RANGES + r"\(range\(4, 6\), range\(1, 3\)\) \(tuple\)\.$"),
     (policy(lambda query: columns((0, query.end + 1))), r"ranges .*all within \[0, "),
-    (policy(lambda q: columns((q.needed, q.needed + 1)) if q.row.turn_forwards else whole(q)),
+    (policy(lambda q: columns((q.needed, q.needed + 1)) if q.row.period_forwards else whole(q)),
      r"Own\(\) must compute every column that predicts .* in round 2"),
     (policy(lambda q: columns((q.needed, q.end)), gives=frozenset({Fact.EVERY_COLUMN})),
      r"Own\(\) must not give EVERY_COLUMN"),
