@@ -65,7 +65,7 @@ def view_of(
         "tokens": torch.where(masked, V, 0), "masked": masked, "eligible": masked,
         "start": 0, "gen_length": W,
     }  # fmt: skip
-    return View(computed=Summary(logits), **(plain | options))
+    return View(summary=Summary(logits), **(plain | options))
 
 
 def play(
@@ -98,7 +98,7 @@ def play(
     state: Any = None
     for step in range(require_max_steps(sampler.max_steps(width), owner=sampler) + 1):
         view = View(
-            tokens=tokens, computed=Summary(logits_of(style, seed, step, (B, W, V)).to(dtype)),
+            tokens=tokens, summary=Summary(logits_of(style, seed, step, (B, W, V)).to(dtype)),
             masked=masked, eligible=unsettled & in_block, start=4, gen_length=4 + W + 2,
             num_committed=4 + (~masked).sum(-1), temperature=temperature,
             noise_keys=row_keys(seed, torch.arange(B)), block_start=before, block_length=width,
@@ -200,7 +200,7 @@ def is_pure(played: PlayedStep[Any], sampler: Sampler[Any]) -> None:
     for name, value in view_fields.items():
         if isinstance(value, Tensor):
             assert torch.equal(getattr(view, name), value), f"step changed {name} of the view"
-    logits = (view.computed.logits, view_fields["computed"].logits)
+    logits = (view.summary.logits, view_fields["summary"].logits)
     assert torch.equal(*logits), "step changed the logits of the view"
     _require_equal(state, played.state, "step changed the state that it was given")
     require_same(decision, view, played, ..., "the same view and state gave another decision")

@@ -98,7 +98,7 @@ def view_of(
     offsets = [row.opening.start - start for row, start in zip(rows, window.starts, strict=True)]
     view = View(
         tokens=window.part(canvas.tokens),
-        computed=Summary(logits, asked, truncation_of(rows, logits.device), decoder.compiles),
+        summary=Summary(logits, asked, truncation_of(rows, logits.device), decoder.compiles),
         masked=masked,
         eligible=eligible,
         start=_shared(starts, device),

@@ -123,7 +123,7 @@ def only_masked(view: View) -> View:
     most = int(view.masked.sum(-1).max())
     columns = view.masked.sort(dim=-1, descending=True, stable=True).indices[:, :most]
     logits = view.logits.gather(1, columns[..., None].expand(-1, -1, view.logits.shape[-1]))
-    return replace(view, computed=Summary(logits, columns), reads_committed=False)
+    return replace(view, summary=Summary(logits, columns), reads_committed=False)
 
 
 @every_sampler

@@ -32,7 +32,7 @@ def with_paths(
     canvas = state.canvas
     length = _length(decoder, [state.rows[row] for row in constraints.rows], constraints)
     span = _span(canvas, constraints, length)
-    offsets = view.computed.columns
+    offsets = view.summary.columns
     W = view.tokens.shape[1]
     if offsets is None:
         offsets = torch.arange(W, device=constraints.row_index.device).expand(len(view.tokens), W)
@@ -91,7 +91,7 @@ def _path(
     columns: Int[Tensor, "N n"],
 ) -> Path:
     """Returns the best path of each row, or a drawn one at a temperature above 0."""
-    logits, temperature = view.computed.logits, view.temperature
+    logits, temperature = view.summary.logits, view.temperature
     if len(constraints.rows) < len(logits):
         logits = logits[constraints.row_index]
     if view.is_greedy:

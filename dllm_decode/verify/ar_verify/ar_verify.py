@@ -180,7 +180,7 @@ class ARVerify(TargetVerifier):
         self, decoder: Decoder, state: State, seen: Look, wanted: Int[Tensor, " B"]
     ) -> tuple[State, Float[Tensor, "B W V"]]:
         """Lets the sampler commit tokens to a draft and the mask predictor look again, in turn."""
-        window, logits = seen.window, seen.view.computed.logits.clone()
+        window, logits = seen.window, seen.view.summary.logits.clone()
         whole, lengths = state.canvas, wanted.tolist()
         canvas = _drafted_only(whole, window, wanted)
         state = state._replace(canvas=canvas)

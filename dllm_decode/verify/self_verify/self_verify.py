@@ -243,10 +243,10 @@ def _shown(
 
 def _stepped(decoder: Decoder, state: State, seen: Look) -> State:
     """Returns drafts after one more step of the sampler, on logits of an earlier state."""
-    computed = seen.view.computed
-    view = view_of(decoder, state, seen.window, computed.model_logits)
+    summary = seen.view.summary
+    view = view_of(decoder, state, seen.window, summary.model_logits)
     # All drafts share the statistics of the logits.
-    view = replace(view, computed=computed)
+    view = replace(view, summary=summary)
     decision, memory = next_step(decoder.sampler, view, state.sampler)
     after = state_after(decoder, state, seen.window, view, decision)
     return end_at_eos(decoder, after._replace(sampler=memory))
