@@ -56,7 +56,7 @@ def answer(
             recorded_trace = recorded(trace, runners_up, row, lead)
             start = after_marker(tokens, run.marker)
             decided = since.decided(row, range(start, len(tokens)))
-            recorded_trace["decided"] = decided, trace.rounds[row]
+            recorded_trace["decided"] = decided, trace.num_steps[row]
             pieces = {
                 str(t): run.tokenizer.decode([t]) for t in sorted(tokens_of(result, recorded_trace))
             }
