@@ -168,8 +168,8 @@ class Row(NamedTuple):
         computed: Columns whose cache slots hold something.
         steps: Steps of the sampler since its state began.
         limit: Steps within which the sampler promised to finish.
-        nfe: Forwards of the row.
-        query_positions: Columns computed for the row, summed over its forwards.
+        nfe: Calls of the model in the row's forwards: one a forward, two with guidance.
+        query_positions: Columns computed for the row, summed over these calls.
         target_nfe: Forwards of a verifier's target.
         numbers: The numbers that were read after the last round.
         error: The rule that was broken in this row, which ends it; empty: none.
