@@ -50,7 +50,7 @@ def forward(decoder: Decoder, state: State, pass_: Pass) -> tuple[State, Float[T
     state = _note_unseen(decoder, state, call)
     state = note_not_finite(state, logits, decoder.model.name, branches.rows)
     logits = logits.index_fill_(-1, on_device(decoder.banned_ids, logits.device), -torch.inf)
-    known = call.layout.merge_known()
+    known = call.layout.known()
     if known is None:
         return state, logits
     if pass_.branches is None:
@@ -143,7 +143,7 @@ def _run(decoder: Decoder, state: State, call: _Call) -> tuple[State, Float[Tens
     if packs:
         results = [unpack(logits, packed) for logits, packed in zip(results, packs, strict=True)]
     cost = state.cost._replace(forwards=state.cost.forwards + num_calls(model, inputs))
-    return state._replace(cost=cost), call.layout.merged(results)
+    return state._replace(cost=cost), call.layout.merge(results)
 
 
 def _count(decoder: Decoder, state: State, call: _Call) -> State:

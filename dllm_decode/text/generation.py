@@ -29,7 +29,13 @@ from dllm_decode.core.uniform_state_checks import check_config
 from dllm_decode.engine.compatibility import default_sampler, require_model, require_plugins
 from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.join import Ended
-from dllm_decode.engine.loop import gathered, new_decoder, raise_errors, require_observers, run
+from dllm_decode.engine.loop import (
+    gather_outputs,
+    new_decoder,
+    raise_errors,
+    require_observers,
+    run,
+)
 from dllm_decode.engine.no_verifier import NoVerifier
 from dllm_decode.engine.requests import requests_of, require_seeds
 from dllm_decode.text import constraints
@@ -156,7 +162,7 @@ def generate(
     with _progress(len(requests)) if progress else nullcontext() as bar:
         watching = [observer for observer in (*observers, stream, bar) if observer is not None]
         ended = raise_errors(run(decoder, RequestQueue(requests), num_rows, watching))
-        decoded = gathered(_of_one_length(ended, config.gen_length))
+        decoded = gather_outputs(_of_one_length(ended, config.gen_length))
     answers = [
         answer_of(tokenizer, request, decoded, row, strings) for row, request in enumerate(requests)
     ]

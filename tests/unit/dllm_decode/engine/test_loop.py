@@ -247,7 +247,7 @@ def test_with_a_reserve_keys_and_values_are_allocated_once(monkeypatch: pytest.M
         raise AssertionError("Keys and values were copied.")
 
     monkeypatch.setattr("dllm_decode.core.model.pad", refuse)
-    assert tokens(reserve=40) == expected
+    assert tokens(reserved_slots=40) == expected
     with pytest.raises(AssertionError, match="were copied"):
         tokens()
 
