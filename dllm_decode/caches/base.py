@@ -81,7 +81,7 @@ class CachePolicy(PlugIn, ABC):
         return type(self).numbers is not CachePolicy.numbers
 
     def numbers(self, canvas: Canvas, history: History, shift: int) -> Int[Tensor, "B N"] | None:
-        """Returns the integers that `recompute` reads for each row in the next round.
+        """Returns the integers that `columns_to_compute` reads for each row in the next round.
 
         Called after each round if `reads_history`. The host reads the numbers together with
         everything else that it reads once a round.
@@ -98,7 +98,7 @@ class CachePolicy(PlugIn, ABC):
         return ()
 
     @abstractmethod
-    def recompute(self, query: CacheQuery) -> Columns:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
         """Returns the columns to compute, as ranges in ascending order.
 
         Every column that predicts an open position is among them. Columns that the row has never
@@ -115,7 +115,7 @@ class NoCache(CachePolicy):
     def gives(self) -> frozenset[Fact]:
         return RECOMPUTED | {Fact.EVERY_COLUMN, Fact.EXACT_REPLAY}
 
-    def recompute(self, query: CacheQuery) -> Columns:
+    def columns_to_compute(self, query: CacheQuery) -> Columns:
         return columns((0, query.end))
 
 

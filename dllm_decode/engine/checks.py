@@ -134,8 +134,8 @@ def require_columns(decoder: Decoder, chosen: object, end: int, duty: str) -> No
         )
     if not decoder.sight.with_kv_cache and chosen != (range(end),):
         raise RuntimeError(
-            f"{decoder.cache!r} must not give EVERY_COLUMN: of columns (0, {end}) its recompute "
-            f"returned {chosen!r} alone."
+            f"{decoder.cache!r} must not give EVERY_COLUMN: of columns (0, {end}) its "
+            f"columns_to_compute returned {chosen!r} alone."
         )
 
 

@@ -88,9 +88,9 @@ def _plans(decoder: Decoder, state: State, pass_: Pass) -> list[Plan]:
         if pass_.columns:
             chosen, duty = pass_.columns[n], "columns of Pass by {0.verifier!r} must be"
         else:
-            chosen = decoder.cache.recompute(query)
+            chosen = decoder.cache.columns_to_compute(query)
             hidden = require_hidden(decoder, decoder.cache.hidden(query), end)
-            duty = "recompute of {0.cache!r} must return"
+            duty = "columns_to_compute of {0.cache!r} must return"
         require_columns(decoder, chosen, end, duty)
         if sight.with_kv_cache:
             # A slot holds nothing, and must not be read, until its column is computed.

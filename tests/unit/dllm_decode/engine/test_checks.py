@@ -224,8 +224,8 @@ def test_a_plug_in_that_breaks_its_contract_is_named(
         run(**{kind: plug_in})
 
 
-def policy(recompute: Any, **members: Any) -> Any:
-    return plugin(CachePolicy, recompute=lambda self, query: recompute(query), **members)
+def policy(choose: Any, **members: Any) -> Any:
+    return plugin(CachePolicy, columns_to_compute=lambda self, query: choose(query), **members)
 
 
 def whole(query: Any) -> Any:
@@ -236,7 +236,7 @@ def hiding(found: Any) -> Any:
     return policy(whole, hidden=lambda self, query: found)
 
 
-RANGES = r"(?s)^recompute of Own.* ranges of columns .*, got "
+RANGES = r"(?s)^columns_to_compute of Own.* ranges of columns .*, got "
 ONE_RANGE = r"^hidden of Own.* must return one range of columns"
 CACHES: list[tuple[Any, str]] = [
     (policy(lambda query: [1, 2]), RANGES + r"\[1, 2\] \(list\)\.$"),
