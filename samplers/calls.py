@@ -8,7 +8,7 @@ from torch import Tensor
 from samplers.base import Decision, Sampler
 from samplers.checks import shown
 from samplers.facts import Fact
-from samplers.state import SamplerState, check_state, same_structure
+from samplers.state import SamplerState, require_state, same_structure
 from samplers.view import View
 
 
@@ -19,7 +19,7 @@ def first_state(sampler: Sampler[SamplerState], view: View) -> SamplerState:
         RuntimeError: If the state is of a kind whose rows cannot be taken.
     """
     state = sampler.init(view)
-    check_state(state, len(view.tokens), owner=sampler)
+    require_state(state, len(view.tokens), owner=sampler)
     return state
 
 
@@ -48,7 +48,7 @@ def next_step(
     decision, new_state = returned
     require_decision(f"step of {sampler!r}", decision, view)
     _require_facts(sampler, decision)
-    check_state(new_state, len(view.tokens), owner=sampler)
+    require_state(new_state, len(view.tokens), owner=sampler)
     if not same_structure(state, new_state):
         raise RuntimeError(
             f"The state of {sampler!r} must keep its kind, shapes and dtypes from step to step, "

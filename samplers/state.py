@@ -63,7 +63,7 @@ def pad_state(state: SamplerState, num_rows: int) -> SamplerState:
     return cast(SamplerState, map_state(pad, state))
 
 
-def check_state(state: object, num_rows: int, *, owner: object) -> None:
+def require_state(state: object, num_rows: int, *, owner: object) -> None:
     """Raises RuntimeError unless rows of a state can be taken, so that rows can leave and join.
 
     Args:

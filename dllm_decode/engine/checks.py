@@ -18,7 +18,7 @@ from dllm_decode.engine.decoder import Decoder, Verifier
 from dllm_decode.engine.state import Look, State
 from samplers.calls import require_decision
 from samplers.checks import shown
-from samplers.state import check_state
+from samplers.state import require_state
 
 
 def require_opening(decoder: Decoder, opening: object, row: Row) -> Opening:
@@ -106,7 +106,7 @@ def require_look(found: object, *, owner: Verifier) -> tuple[State, Look]:
         )
     if look.decision is not None:
         require_decision(f"look of {owner!r}", look.decision, look.view)
-    check_state(state.verifier, total, owner=owner)
+    require_state(state.verifier, total, owner=owner)
     return state, look
 
 
