@@ -175,7 +175,8 @@ def decode_many(  # noqa: D417 - arguments that are not listed are described in 
         config=config.updated(**options), return_logprobs=return_logprobs,
     )  # fmt: skip
     requests = requests_of(decoder, prompts, templates, stop, constraint=constraint, seeds=seeds)
-    return _in_order(raise_errors(run(decoder, RequestQueue(requests), num_rows, observers)))
+    answers = run(decoder, RequestQueue(requests), num_rows, observers)
+    return _outputs_in_order(raise_errors(answers))
 
 
 def new_decoder(
@@ -276,7 +277,7 @@ def _remove_ended(state: State, rows: Sequence[int]) -> tuple[State, list[Ended]
     return leave(state, rows), outputs_of(state, rows)
 
 
-def _in_order(finished: Iterator[Ended]) -> Iterator[DecodeOutput]:
+def _outputs_in_order(finished: Iterator[Ended]) -> Iterator[DecodeOutput]:
     held: dict[int, DecodeOutput] = {}
     first = 0
     for answer in finished:

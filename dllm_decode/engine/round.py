@@ -151,7 +151,7 @@ def advance(
         if row.error or is_full or (row.config.stop_at_eos and readings.has_ended[n]):
             done.append(n)
     state = state._replace(rows=tuple(rows), breaches=(), num_rounds=state.num_rounds + 1)
-    return state, sorted({*done, *_stopped(decoder, state, stepping)})
+    return state, sorted({*done, *_rows_that_stop(decoder, state, stepping)})
 
 
 class _Readings(NamedTuple):
@@ -245,7 +245,7 @@ def _error(
     return f"{culprit} must {duty}, and did not in round {state.num_rounds + 1}."
 
 
-def _stopped(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[int]:
+def _rows_that_stop(decoder: Decoder, state: State, stepping: Sequence[int]) -> list[int]:
     """Returns the rows that their stop rule ends; the host reads tokens only if a rule needs them.
 
     Rows without a step are not asked, because given tokens could end them before their first step.

@@ -283,12 +283,12 @@ def _contending(scores: Float[Tensor, "B W"], among: Bool[Tensor, "B W"]) -> Flo
     return torch.where(among, scores.nan_to_num(nan=lowest, neginf=lowest), -torch.inf)
 
 
-def in_order(values: Float[Tensor, "B W"], ranks: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
+def sort_by_rank(values: Float[Tensor, "B W"], ranks: Int[Tensor, "B W"]) -> Float[Tensor, "B W"]:
     """Sorts values by their ranks, the value of rank 0 first."""
     return torch.empty_like(values).scatter_(-1, ranks, values)
 
 
-def leading(passes: Bool[Tensor, "B W"]) -> Int[Tensor, " B"]:
+def num_leading(passes: Bool[Tensor, "B W"]) -> Int[Tensor, " B"]:
     """Counts each row's True values before the first False."""
     return passes.long().cumprod(-1).sum(-1)
 

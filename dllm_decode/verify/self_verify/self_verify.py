@@ -21,7 +21,7 @@ from dllm_decode.verify.self_verify.evaluated_states import (
     Level,
     Standing,
     num_unsettled,
-    placed,
+    states_by_row,
 )
 from samplers.calls import next_step
 from samplers.checks import count_from
@@ -199,8 +199,8 @@ class SelfVerify(Verifier):
             state, logits = forward(decoder, state, pass_._replace(branches=branches))
         size, zeros = (len(state.rows), len(levels)), torch.zeros_like(state.noise_keys)
         evaluated = EvaluatedStates(
-            tokens=placed(tokens, rows, depths, size, fill=-1),
-            logits=placed(logits, rows, depths, size),
+            tokens=states_by_row(tokens, rows, depths, size, fill=-1),
+            logits=states_by_row(logits, rows, depths, size),
             starts=send(starts, tokens.device),
             latest=zeros,
             reached=zeros,
