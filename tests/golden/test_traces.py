@@ -34,19 +34,12 @@ from dllm_decode.engine.join import Ended
 from dllm_decode.engine.loop import run as decode_requests
 from dllm_decode.models import MaskedTransformer
 from dllm_decode.verify import NoVerifier, SelfVerify, Verifier
-from samplers import (
-    ConfidenceThreshold,
-    Decision,
-    FixedSchedule,
-    Prophet,
-    Sampler,
-    SamplerState,
-    View,
-)
+from samplers import ConfidenceThreshold, Decision, FixedSchedule, Prophet, Sampler, View
 from samplers.facts import Fact
 from samplers.fixed_schedule import Order
 from samplers.logits.statistics import highest
 from samplers.prophet import Averaged
+from samplers.state import SamplerState
 
 DATA = Path(__file__).parent / "data"
 PAGE = Path(__file__).parents[2] / "docs" / "golden.md"

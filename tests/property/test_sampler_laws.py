@@ -53,11 +53,8 @@ every_rule = pytest.mark.parametrize("sampler", one_of_each_kind([*INSTANCES, *O
 
 @cache
 def played_steps(sampler: Sampler, style: Style, temperature: float = 0.0) -> list[PlayedStep[Any]]:
-    return [
-        played
-        for seed in SEEDS
-        for played in play(sampler, seed, style=style, temperature=temperature)
-    ]
+    plays = (play(sampler, seed, style=style, temperature=temperature) for seed in SEEDS)
+    return [played for steps in plays for played in steps]
 
 
 def revises(sampler: Sampler) -> bool:
@@ -185,7 +182,5 @@ def test_a_vanishing_temperature_decides_as_temperature_zero(sampler: Sampler) -
     for greedy_step, cold_step in zip(played_steps(sampler, "drifting"), cold, strict=True):
         decision, view = cold_step.decision, cold_step.view
         require_same(decision, view, greedy_step, ..., "it decides otherwise")
-    noisy = played_steps(sampler, "drifting", 1.3)
-    assert any(
-        not torch.equal(played.view.proposal, played.view.logits.argmax(-1)) for played in noisy
-    )
+    noisy = [played.view for played in played_steps(sampler, "drifting", 1.3)]
+    assert any(not torch.equal(view.proposal, view.logits.argmax(-1)) for view in noisy)

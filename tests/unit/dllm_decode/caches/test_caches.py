@@ -72,8 +72,8 @@ def test_a_settled_beginning_is_frozen_row_by_row() -> None:
         cache = SettledCache(delay)
         numbers = cache.numbers(canvas, History(clean, clean, torch.tensor([9, 9])), shift)
         queries = [query(3, shift=shift, numbers=tuple(values)) for values in numbers.tolist()]
-        chosen = list(map(cache.columns_to_compute, queries))
-        assert chosen == [columns((first, 20)) for first in firsts]
+        expected = [columns((first, 20)) for first in firsts]
+        assert list(map(cache.columns_to_compute, queries)) == expected
     assert PrefixCache().numbers(canvas, History(clean, clean, clean[:, 0]), 0) is None
 
 
