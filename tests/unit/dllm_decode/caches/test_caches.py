@@ -60,8 +60,7 @@ def query(step: int, **more: Any) -> CacheQuery:
 def test_a_policy_by_block_computes_these_columns(
     cache: CachePolicy, steps: list[tuple[int, int]]
 ) -> None:
-    chosen = [cache.columns_to_compute(query(step)) for step in range(3)]
-    assert chosen == [columns(s) for s in steps]
+    assert [cache.columns_to_compute(query(n)) for n in range(3)] == [columns(s) for s in steps]
 
 
 def test_a_settled_beginning_is_frozen_row_by_row() -> None:
